@@ -1,0 +1,53 @@
+# The verbs of the project. Each sets up by itself what it needs: Python 3.11+ and Java 17 or 21 are all that must be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint bench soak docs lock clean
+
+help: ## list the verbs
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY) ## make .venv with the locked dependencies
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Floodmark needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[^ ]+' requirements.lock)"
+	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip install --quiet --no-deps --python $(BIN)/python --editable .
+	@touch $(READY)
+
+demo: $(READY) ## load, crash at every step, recover, and count
+	$(BIN)/floodmark demo
+
+test: lint ## everything that must hold: style, types, layers, tests
+	$(BIN)/python -m pytest
+
+test-fast: $(READY) ## the tests that start no JVM
+	$(BIN)/python -m pytest tests/unit tests/contract
+
+lint: $(READY) ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY) ## figures: a table, and JSON in bench/out
+	$(BIN)/python -m bench
+
+soak: $(READY) ## long random runs with kills
+	$(BIN)/python -m pytest tests/simulation -m soak --timeout=0
+
+docs: $(READY) ## write the generated pages again
+	$(BIN)/python -m docs.generate
+
+lock: ## choose versions anew (writes requirements.lock)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-emit-index-url --no-header \
+		--no-annotate pyproject.toml requirements.in -o requirements.lock
+
+clean: ## remove what was made here
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache bench/out

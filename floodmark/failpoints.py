@@ -1,0 +1,88 @@
+"""Named crash points: one after every step of every operation.
+
+`FLOODMARK_FAILPOINT=name[:N]` kills this process with SIGKILL at the Nth passing of that point, so a test can ask of
+every window between two steps what a real crash there leaves behind. `python -m floodmark.failpoints` lists them.
+A name that is not registered is refused at once: a typo must not look like a surviving process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+# The steps of a change of the lake, in order (docs/protocol.md). Every kind of write passes all of them.
+WRITE_STEPS = (
+    "begun",  # the journal has the operation; no file exists
+    "staged",  # data files exist; nothing refers to them
+    "sealed",  # the journal has the file records; from here a healer can finish a repeatable operation
+    "built",  # manifests, list and metadata exist; nothing refers to them
+    "locked",  # inside the publish, nothing written yet
+    "moved",  # inside the publish, everything written, COMMIT not sent
+    "published",  # COMMIT was acknowledged
+    "cleaned",  # leftovers of lost attempts are gone
+)
+WRITE_KINDS = ("create_table", "append", "transaction")
+
+OTHER = {
+    "init": ("folder_made", "tables_made", "registered"),
+    "migrate": ("locked", "migrated"),
+    "heal": ("found", "fenced", "files_deleted", "built", "locked", "moved", "published", "cleaned"),
+    "abandon": ("fenced", "files_deleted"),
+    "expire": ("marked",),
+    "backup": ("copied", "written"),
+    "restore": ("tables_made", "copied", "stamped"),
+    "task": ("file_written",),  # in an executor: kills that worker, not the driver
+}
+
+
+def _register() -> dict[str, str]:
+    points = {f"{kind}.{step}": kind for kind in WRITE_KINDS for step in WRITE_STEPS}
+    points.update({f"{operation}.{step}": operation for operation, steps in OTHER.items() for step in steps})
+    # A table's creation stages no data files.
+    del points["create_table.staged"]
+    return points
+
+
+FAILPOINTS: dict[str, str] = _register()
+VARIABLE = "FLOODMARK_FAILPOINT"
+
+_passed: dict[str, int] = {}
+# A test may watch or interleave the steps of operations in its own process; nothing else sets this.
+observer: Callable[[str], None] | None = None
+
+
+def armed() -> tuple[str, int] | None:
+    """The point and the passing at which this process dies, from the environment."""
+    setting = os.environ.get(VARIABLE)
+    if not setting:
+        return None
+    name, _, count = setting.partition(":")
+    if name not in FAILPOINTS or not (count or "1").isdigit():
+        raise ValueError(f"{VARIABLE}={setting}: no such failpoint; `python -m floodmark.failpoints` lists them")
+    return name, int(count or 1)
+
+
+def hit(name: str) -> None:
+    """Pass the failpoint `name`; die here if the environment says so."""
+    if name not in FAILPOINTS:
+        raise ValueError(f"unregistered failpoint {name}")
+    if observer is not None:
+        observer(name)
+    at = armed()
+    if at is None or at[0] != name:
+        return
+    _passed[name] = _passed.get(name, 0) + 1
+    if _passed[name] == at[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    width = max(map(len, FAILPOINTS))
+    for name, operation in FAILPOINTS.items():
+        sys.stdout.write(f"{name:<{width}}  {operation}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Structured logs to stderr: one line per event, with the operation's id where there is one.
+
+Quiet by default (warnings); FLOODMARK_LOG=debug|info|warning|error sets the level, FLOODMARK_LOG_FORMAT=json the form.
+Never give it a secret (I18).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+def get(operation: str | None = None, **context: Any) -> Any:
+    """A logger whose lines carry the operation's id."""
+    import structlog
+
+    if not structlog.is_configured():
+        _configure(structlog)
+    logger = structlog.get_logger("floodmark")
+    return logger.bind(operation=operation, **context) if operation else logger.bind(**context)
+
+
+def _configure(structlog: Any) -> None:
+    level = {"debug": 10, "info": 20, "warning": 30, "error": 40}.get(
+        os.environ.get("FLOODMARK_LOG", "warning").lower(), 30
+    )
+    as_json = os.environ.get("FLOODMARK_LOG_FORMAT") == "json"
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer() if as_json else structlog.processors.LogfmtRenderer(bool_as_flag=False),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )

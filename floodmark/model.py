@@ -1,0 +1,160 @@
+"""The records that rooms hand to each other. Frozen, plain, no I/O."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MAIN = "main"
+SEQ_COLUMN = "_seq"
+# Names that Floodmark keeps for itself in every table, and in the change feed.
+RESERVED_COLUMNS = frozenset({SEQ_COLUMN, "_change", "_file", "_pos"})
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One data file as its writer knows it: what an Iceberg manifest needs, in plain JSON-able values.
+
+    Partition values and bounds are base64 of Iceberg's single-value serialisation (None: null).
+    """
+
+    path: str
+    rows: int
+    size_bytes: int
+    partition: tuple[str | None, ...] = ()
+    column_sizes: dict[int, int] = field(default_factory=dict)
+    value_counts: dict[int, int] = field(default_factory=dict)
+    null_counts: dict[int, int] = field(default_factory=dict)
+    nan_counts: dict[int, int] = field(default_factory=dict)
+    lower_bounds: dict[int, str] = field(default_factory=dict)
+    upper_bounds: dict[int, str] = field(default_factory=dict)
+    split_offsets: tuple[int, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_dict(), separators=(",", ":"))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> FileRecord:
+        by_id = ("column_sizes", "value_counts", "null_counts", "nan_counts", "lower_bounds", "upper_bounds")
+        values = dict(data)
+        for name in by_id:
+            values[name] = {int(field_id): value for field_id, value in data.get(name, {}).items()}
+        values["partition"] = tuple(data.get("partition", ()))
+        values["split_offsets"] = tuple(data.get("split_offsets", ()))
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> FileRecord:
+        return cls.from_dict(json.loads(text))
+
+
+@dataclass(frozen=True)
+class TableCommit:
+    """What one commit did to one table."""
+
+    table: str
+    table_id: str
+    snapshot: int | None
+    sequence: int
+    rows_added: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    rows_total: int = 0
+    files_total: int = 0
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of the lake and how it came to be. `outcome` never confuses new work with none:
+
+    committed: this call made the version; already_committed: an earlier call with the same identity did;
+    nothing_to_do: no rows, so no new version (`version` is the head).
+    """
+
+    version: int
+    outcome: str
+    operation: str | None
+    kind: str
+    branch: str
+    actor: str
+    message: str
+    committed_ms: int
+    tables: tuple[TableCommit, ...] = ()
+
+    @property
+    def rows_added(self) -> int:
+        return sum(table.rows_added for table in self.tables)
+
+    def table(self, name: str) -> TableCommit:
+        return next(table for table in self.tables if table.table == name)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The newest state of one table on one branch, as the catalog has it."""
+
+    branch: str
+    table: str
+    table_id: str
+    snapshot: int | None
+    sequence: int
+    schema_id: int
+    spec_id: int
+    manifest_list: str | None
+    metadata_location: str
+    version: int
+    rows: int
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class CurrentTable:
+    """A table as a builder found it: its head on the branch, where Iceberg's pointer is, and where we put it last.
+
+    kept_snapshots are the heads of all branches: the table's metadata must not forget them.
+    """
+
+    head: Head
+    pointer: str
+    pointer_known: str
+    kept_snapshots: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """What healing did to one dead operation."""
+
+    operation: str
+    kind: str
+    found: str
+    outcome: str
+    detail: str
+    at_ms: int
+    version: int | None = None
+
+
+@dataclass(frozen=True)
+class HealReport:
+    """What one healing did. `refused` names what it could not understand and therefore kept."""
+
+    rolled_forward: tuple[str, ...] = ()
+    rolled_back: tuple[str, ...] = ()
+    discarded: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    files_deleted: int = 0
+
+    @property
+    def outcome(self) -> str:
+        if self.refused:
+            return "refused"
+        if self.rolled_forward or self.rolled_back or self.discarded or self.files_deleted:
+            return "healed"
+        return "nothing_to_do"
