@@ -1,0 +1,71 @@
+"""What went wrong with bytes, said as Floodmark's errors: absent is NotFound, everything else is Unavailable.
+
+The cause is kept. No message holds a credential (I18): requests are signed in headers, which object stores' errors do
+not show, and only the first line of such an error is repeated.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+_TEXT_LENGTH_MAX = 300
+
+
+def not_found(location: str) -> NotFound:
+    return NotFound("there is no such file", location=location)
+
+
+def local_failure(error: OSError, doing: str, location: str) -> FloodmarkError:
+    """The error to raise for a failed system call."""
+    if error.errno in _FULL:
+        return Unavailable(
+            f"cannot {doing}: the disk is full",
+            location=location,
+            advice="Free space on that disk and try again; nothing was left half written.",
+        )
+    if error.errno in _REFUSED:
+        return Unavailable(
+            f"cannot {doing}: permission denied",
+            location=location,
+            reason=error.strerror,
+            advice="Give this user the right to read and write that folder, then try again.",
+        )
+    if error.errno in _ABSENT and doing == "read":
+        return not_found(location)
+    if error.errno == errno.ENAMETOOLONG:
+        return Invalid("the name is too long for this file system", location=location, advice="Use a shorter path.")
+    return Unavailable(f"cannot {doing}", location=location, reason=error.strerror or str(error), advice="Try again.")
+
+
+def object_failure(error: Exception, doing: str, location: str) -> FloodmarkError:
+    """The error to raise for a failed call of an object store."""
+    full_text = str(error)
+    text = (full_text.splitlines() or [""])[0][:_TEXT_LENGTH_MAX]
+    # A bucket that is not there must not look like a file that is not there.
+    if "NoSuchBucket" in full_text:
+        return Unavailable(
+            f"cannot {doing}: there is no such bucket", location=location, advice="Make the bucket, or fix its name."
+        )
+    if isinstance(error, FileNotFoundError):
+        return not_found(location)
+    kind = type(error).__name__
+    if isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return Unavailable(
+            f"cannot {doing}: permission denied",
+            location=location,
+            reason=text,
+            advice="Check the AWS_* variables in the environment of this process, and the bucket's policy.",
+        )
+    if isinstance(error, ValueError):
+        return Invalid(f"cannot {doing}", location=location, reason=text, advice="Fix the location.")
+    return Unavailable(
+        f"cannot {doing}: the object store did not answer as it should",
+        location=location,
+        reason=text,
+        advice="Check that the endpoint is reachable, then try again.",
+    )

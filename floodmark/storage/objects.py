@@ -1,0 +1,212 @@
+"""Files in an object store (S3, memory), through obstore.
+
+One PUT makes a name visible, whole and durable; a claim is a conditional PUT. A request may be repeated inside the
+client when its reply is lost, and then a claim that won is answered "exists". So a claim carries an id of its own:
+who is told "exists" looks whose it is. A large file is a multipart upload, invisible until completed; a crash leaves
+an incomplete upload, which no listing shows: the bucket's lifecycle rule ends those.
+obstore is imported on first use, since a local lake does not need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from floodmark.clock import new_id
+from floodmark.errors import Unavailable
+from floodmark.storage.failures import object_failure
+from floodmark.storage.options import s3_arguments
+
+READ_AHEAD_BYTES = 256 * 1024
+# An upload holds at most (concurrency + 1) parts in memory; S3 allows 10,000 parts, so 80 GB a file.
+PART_BYTES = 8 * 1024 * 1024
+PART_CONCURRENCY = 3
+_SINGLE_PUT_BYTES_MAX = 64 * 1024 * 1024
+_DELETE_KEYS_MAX = 1000
+_LIST_CHUNK = 1000
+_CLAIM = "floodmark-claim"
+_CLAIM_TRIES_MAX = 5
+
+# A memory store is known by its name in the whole process, like a bucket; otherwise nobody could open it twice.
+_memory_stores: dict[str, Any] = {}
+_memory_lock = threading.Lock()
+
+
+def open_objects(scheme: str, bucket: str, options: Mapping[str, str]) -> Objects:
+    root = f"{scheme}://{bucket}"
+    with _failing("open", root):
+        if scheme == "memory":
+            from obstore.store import MemoryStore
+
+            with _memory_lock:
+                return Objects(_memory_stores.setdefault(bucket, MemoryStore()), root)
+        from obstore.store import S3Store
+
+        return Objects(S3Store(bucket, **s3_arguments(options)), root)
+
+
+@contextlib.contextmanager
+def _failing(doing: str, location: str) -> Iterator[None]:
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError, ValueError) as error:
+        raise object_failure(error, doing, location) from error
+
+
+class Objects:
+    """Files by key in one bucket."""
+
+    read_ahead_bytes = READ_AHEAD_BYTES
+
+    def __init__(self, store: Any, root: str) -> None:
+        self.store = store
+        self.root = root
+
+    def put(self, key: str, data: bytes) -> None:
+        import obstore
+
+        with self._failing("write", key):
+            obstore.put(self.store, key, data, chunk_size=_SINGLE_PUT_BYTES_MAX, max_concurrency=PART_CONCURRENCY)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        claim = new_id()
+        for _ in range(_CLAIM_TRIES_MAX):
+            with self._failing("write", key):
+                try:
+                    obstore.put(self.store, key, data, mode="create", attributes={_CLAIM: claim})
+                except AlreadyExistsError:
+                    holder = self._claim_of(key)
+                    if holder is not None:
+                        return holder == claim
+                    # Nobody has it: it was deleted since, or a rival's request made ours fail and failed too.
+                else:
+                    return True
+        raise Unavailable("cannot claim a name that comes and goes", location=self._at(key), advice="Try again.")
+
+    def upload(self, key: str) -> ObjectUpload:
+        return ObjectUpload(self, key)
+
+    def read(self, key: str) -> bytes:
+        import obstore
+
+        with self._failing("read", key):
+            return bytes(obstore.get(self.store, key).bytes())
+
+    def read_range(self, key: str, offset: int, length: int) -> bytes:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        if not length:
+            self.size(key)
+            return b""
+        with self._failing("read", key):
+            try:
+                return bytes(obstore.get_range(self.store, key, start=offset, length=length))
+            except BaseError:
+                # Stores answer a range that starts at or behind the end with an error, each with its own.
+                if offset < obstore.head(self.store, key)["size"]:
+                    raise
+                return b""
+
+    def reader(self, key: str) -> tuple[int, Callable[[int, int], bytes], Callable[[], None]]:
+        return self.size(key), lambda offset, length: self.read_range(key, offset, length), lambda: None
+
+    def size(self, key: str) -> int:
+        import obstore
+
+        with self._failing("read", key):
+            return int(obstore.head(self.store, key)["size"])
+
+    def list(self, prefix: str, temporary: bool) -> Iterator[tuple[str, int, int]]:
+        """Name below `prefix`, size and time in ms. Nothing here is ever under a temporary name."""
+        if temporary:
+            return
+        folder = prefix.strip("/")
+        for about in self._list(folder):
+            name = about["path"][len(folder) + 1 if folder else 0 :]
+            yield name, int(about["size"]), int(about["last_modified"].timestamp() * 1000)
+
+    def delete(self, key: str) -> None:
+        import obstore
+
+        # An absent file is already deleted.
+        with self._failing("delete", key), contextlib.suppress(FileNotFoundError):
+            obstore.delete(self.store, key)
+
+    def delete_prefix(self, prefix: str) -> int:
+        import obstore
+
+        keys = (about["path"] for about in self._list(prefix.strip("/")))
+        removed = 0
+        # As many at a time as one request takes: memory does not grow with the folder.
+        while chunk := [*itertools.islice(keys, _DELETE_KEYS_MAX)]:
+            with self._failing("delete", prefix), contextlib.suppress(FileNotFoundError):
+                obstore.delete(self.store, chunk)
+            removed += len(chunk)
+        return removed
+
+    def _list(self, folder: str) -> Iterator[Any]:
+        import obstore
+
+        with self._failing("list", folder):
+            chunks = iter(obstore.list(self.store, prefix=folder or None, chunk_size=_LIST_CHUNK))
+        while True:
+            with self._failing("list", folder):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield from chunk
+
+    def _claim_of(self, key: str) -> str | None:
+        """The claim id of the file that is there ("" if it has none); None if there is no file."""
+        import obstore
+
+        try:
+            return str(obstore.get(self.store, key).attributes.get(_CLAIM, ""))
+        except FileNotFoundError:
+            return None
+
+    def _at(self, key: str) -> str:
+        return f"{self.root}/{key}"
+
+    def _failing(self, doing: str, key: str) -> contextlib.AbstractContextManager[None]:
+        return _failing(doing, self._at(key))
+
+
+class ObjectUpload:
+    """A file on its way into an object store: parts in the background, visible when completed."""
+
+    def __init__(self, objects: Objects, key: str) -> None:
+        import obstore
+
+        self._location = f"{objects.root}/{key}"
+        with _failing("write", self._location):
+            self._writer: Any = obstore.open_writer(
+                objects.store, key, buffer_size=PART_BYTES, max_concurrency=PART_CONCURRENCY
+            )
+
+    def write(self, data: memoryview) -> None:
+        with _failing("write", self._location):
+            # In pieces, so that one big buffer is not copied whole.
+            for start in range(0, data.nbytes, PART_BYTES):
+                self._writer.write(data[start : start + PART_BYTES])
+
+    def finish(self) -> None:
+        with _failing("write", self._location):
+            self._writer.close()
+
+    def abandon(self) -> None:
+        # Leaving its context with an error is how obstore's writer drops the parts that were sent. If that fails
+        # too, they stay invisible, for the bucket's lifecycle rule; the error that led here is the one to tell.
+        from obstore.exceptions import BaseError
+
+        with contextlib.suppress(BaseError, OSError, ValueError):
+            self._writer.__exit__(RuntimeError, RuntimeError("abandoned"), None)

@@ -1,0 +1,164 @@
+"""Storage: every byte of a lake goes through here, by full location.
+
+Promises, for every kind of store (floodmark/testing/storage_contract.py is the executable form):
+a name appears whole or not at all (I3); a write that returned is durable (I4; inside `batch`, when the batch ends);
+of any number of rivals for one name exactly one wins; a listing never bleeds into a sibling folder; deletes may be
+repeated. Failure model: a call that raises Unavailable may or may not have had its effect; the name is whole or
+absent either way. A crash leaves temporary names (local) or incomplete uploads (S3), never a visible part.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from floodmark.errors import Invalid, NotFound
+from floodmark.storage.counters import Counters
+from floodmark.storage.local import LocalFiles
+from floodmark.storage.location import join, split
+from floodmark.storage.objects import Objects, open_objects
+from floodmark.storage.options import checked
+from floodmark.storage.streams import OutputStream, RangeReader
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a listing."""
+
+    location: str
+    size_bytes: int
+    modified_ms: int
+
+
+class Storage:
+    """Files by location. Safe to share between threads; pickles to its options alone, so it can go into tasks."""
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        self._options = checked(options)
+        self.counters = Counters()
+        self._local = LocalFiles(self.counters)
+        self._buckets: dict[tuple[str, str], Objects] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def options(self) -> dict[str, str]:
+        return dict(self._options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.options,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._options!r})"
+
+    def put(self, location: str, data: bytes) -> None:
+        """Write a file whole, replacing what has the name."""
+        files, key = self._find(location)
+        self.counters.count("put")
+        files.put(key, data)
+        self.counters.count("put", written=len(data), calls=0)
+
+    def put_if_absent(self, location: str, data: bytes) -> bool:
+        """Write a file whole if nobody has the name. True: this call did; False: somebody has it."""
+        files, key = self._find(location)
+        self.counters.count("put_if_absent")
+        won = files.put_if_absent(key, data)
+        self.counters.count("put_if_absent", written=len(data) if won else 0, calls=0)
+        return won
+
+    @contextmanager
+    def writer(self, location: str) -> Iterator[OutputStream]:
+        """Stream a file of any size. Its name appears, whole, when the block ends cleanly; after an error never."""
+        files, key = self._find(location)
+        self.counters.count("writer")
+        upload = files.upload(key)
+        stream = OutputStream(upload, self.counters)
+        try:
+            yield stream
+        except BaseException:
+            stream.close()
+            upload.abandon()
+            raise
+        stream.close()
+        upload.finish()
+
+    def read(self, location: str) -> bytes:
+        files, key = self._find(location)
+        self.counters.count("read")
+        data = files.read(key)
+        self.counters.count("read", read=len(data), calls=0)
+        return data
+
+    def read_range(self, location: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset`: fewer at the end of the file, none behind it."""
+        if offset < 0 or length < 0:
+            raise Invalid("a range must not be negative", location=location, offset=offset, length=length)
+        files, key = self._find(location)
+        self.counters.count("read_range")
+        data = files.read_range(key, offset, length)
+        self.counters.count("read_range", read=len(data), calls=0)
+        return data
+
+    def open_input(self, location: str) -> RangeReader:
+        """A seekable reader with bounded memory, for Parquet readers; close it."""
+        files, key = self._find(location)
+        self.counters.count("open_input")
+        size_bytes, fetch, release = files.reader(key)
+
+        def counted(offset: int, length: int) -> bytes:
+            data = fetch(offset, length)
+            self.counters.count("read_range", read=len(data))
+            return data
+
+        return RangeReader(size_bytes, counted, release, read_ahead_bytes=files.read_ahead_bytes)
+
+    def size(self, location: str) -> int:
+        files, key = self._find(location)
+        self.counters.count("size")
+        return files.size(key)
+
+    def exists(self, location: str) -> bool:
+        files, key = self._find(location)
+        self.counters.count("exists")
+        try:
+            files.size(key)
+        except NotFound:
+            return False
+        return True
+
+    def delete(self, location: str) -> None:
+        """Delete a file; one that is not there is deleted already."""
+        files, key = self._find(location)
+        self.counters.count("delete")
+        files.delete(key)
+
+    def delete_prefix(self, prefix: str) -> int:
+        """Delete everything below a folder, also what crashed writes left there; the number of files deleted."""
+        files, key = self._find(prefix)
+        if not key.strip("/"):
+            raise Invalid("a whole bucket or disk is never deleted", location=prefix, advice="Name a folder in it.")
+        self.counters.count("delete_prefix")
+        return files.delete_prefix(key)
+
+    def list(self, prefix: str, temporary: bool = False) -> Iterator[Entry]:
+        """Every file below a folder, in no promised order; with `temporary`, what crashed writes left there instead."""
+        files, key = self._find(prefix)
+        self.counters.count("list")
+        return (Entry(join(prefix, name), size, ms) for name, size, ms in files.list(key, temporary))
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Names made by this thread inside become durable together at the clean end: one sync for each folder."""
+        with self._local.batch():
+            yield
+
+    def _find(self, location: str) -> tuple[LocalFiles | Objects, str]:
+        scheme, bucket, key = split(location)
+        if scheme == "file":
+            return self._local, key
+        with self._lock:
+            if (scheme, bucket) not in self._buckets:
+                self._buckets[scheme, bucket] = open_objects(scheme, bucket, self._options)
+            return self._buckets[scheme, bucket], key

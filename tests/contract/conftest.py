@@ -1,0 +1,63 @@
+"""Fixtures of the contract tests: every kind of store, and a stand-in S3 server with its credentials around each test.
+
+With FLOODMARK_TEST_S3_ENDPOINT and FLOODMARK_TEST_S3_BUCKET (and the AWS_* credentials) in the environment, a real
+S3 runs the same suites.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from floodmark.clock import new_id
+from floodmark.storage import Storage, root_location
+from floodmark.testing.s3 import S3Server, s3_environment, s3_stand_in
+
+pytest.register_assert_rewrite("floodmark.testing.storage_contract", "floodmark.testing.fault_contract")
+
+REAL_ENDPOINT = os.environ.get("FLOODMARK_TEST_S3_ENDPOINT")
+REAL_BUCKET = os.environ.get("FLOODMARK_TEST_S3_BUCKET")
+STORES = ["local", "memory", "s3", *(["real_s3"] if REAL_ENDPOINT and REAL_BUCKET else [])]
+
+
+@pytest.fixture(scope="session")
+def s3_process() -> Iterator[S3Server]:
+    with s3_stand_in() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_server(s3_process: S3Server) -> Iterator[S3Server]:
+    with s3_environment():
+        yield s3_process
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """Options and root location of an empty folder in one kind of store."""
+    if request.param == "local":
+        yield {}, root_location(str(tmp_path / "lake"))
+    elif request.param == "memory":
+        yield {}, f"memory://{new_id()}/lake"
+    elif request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        yield server.options, f"s3://{server.make_bucket()}/some/lake"
+    else:
+        assert REAL_ENDPOINT
+        options = {"endpoint": REAL_ENDPOINT, "region": os.environ.get("AWS_REGION", "us-east-1")}
+        root = f"s3://{REAL_BUCKET}/floodmark-test-{new_id()}"
+        yield options, root
+        Storage(options).delete_prefix(root)
+
+
+@pytest.fixture
+def options(store: tuple[dict[str, str], str]) -> dict[str, str]:
+    return store[0]
+
+
+@pytest.fixture
+def root(store: tuple[dict[str, str], str]) -> str:
+    return store[1]
