@@ -1,0 +1,1 @@
+"""The catalog: one SQL database that decides what is true about a lake."""

@@ -1,0 +1,56 @@
+"""The catalog of one lake, with its parts in one hand. Questions of state need no Iceberg library, so it comes late."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func, select
+
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.catalog.history import History
+from floodmark.catalog.journal import Journal
+from floodmark.catalog.processes import LEASE_MS, Heartbeat
+from floodmark.storage import Storage
+
+if TYPE_CHECKING:
+    from floodmark.catalog.door import Door
+    from floodmark.catalog.metadata import MetadataFiles
+
+
+class Catalog:
+    def __init__(self, database: Database, storage: Storage, location: str, lease_ms: int = LEASE_MS) -> None:
+        self.database = database
+        self.storage = storage
+        self.location = location
+        self.heartbeat = Heartbeat(database, lease_ms)
+        self.journal = Journal(database, storage, self.heartbeat, location)
+        self.history = History(database)
+
+    @cached_property
+    def files(self) -> MetadataFiles:
+        from floodmark.catalog.metadata import MetadataFiles
+
+        return MetadataFiles(self.storage)
+
+    @cached_property
+    def door(self) -> Door:
+        from floodmark.catalog.door import Door
+
+        return Door(self.database, self.journal, self.history, self.files, self.storage)
+
+    def lake_row(self) -> Any:
+        with self.database.read() as tx:
+            return tx.execute(select(tables.lake)).one()
+
+    def pin_count(self) -> int:
+        with self.database.read() as tx:
+            # A read-only open serves format 1 as it is, which has no pins.
+            if tx.execute(select(tables.lake.c.format)).scalar_one() < 2:
+                return 0
+            return int(tx.execute(select(func.count()).select_from(tables.pins)).scalar_one())
+
+    def close(self) -> None:
+        self.heartbeat.close()
+        self.database.close()

@@ -1,0 +1,192 @@
+"""The connection to the catalog database: SQLite for one machine, PostgreSQL for several.
+
+`read` gives one consistent view; `write` is one transaction that takes the database's write lock at once (SQLite) or
+row by row (PostgreSQL). Failure model: an error before COMMIT means that nothing happened; an error in COMMIT is
+ReplyLost, and only reading tells (I13). SQLite runs in WAL with synchronous=FULL, PostgreSQL with
+synchronous_commit=on, so that an acknowledged COMMIT survives power loss (I4).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event, select, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.pool import QueuePool
+
+from floodmark.catalog import tables
+from floodmark.errors import Corrupt, Invalid, Unavailable
+
+BUSY_TIMEOUT_MS = 10_000
+SQLITE_NAME = "catalog.db"
+
+
+class ReplyLost(Unavailable):
+    """COMMIT was sent and its reply did not come: neither done nor undone until the catalog was asked."""
+
+
+class Database:
+    """One catalog database. Threads may share it; every transaction has a connection of its own."""
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise Invalid(
+                "this is not a database URL", advice="Use postgresql+psycopg://user@host/database."
+            ) from error
+        self.dialect = parsed.get_backend_name()
+        if self.dialect not in ("sqlite", "postgresql"):
+            raise Invalid(
+                "this database cannot hold a lake's catalog",
+                database=self.dialect,
+                advice="Use SQLite (a local folder) or PostgreSQL.",
+            )
+        self.read_only = read_only
+        self.shown_url = parsed.render_as_string(hide_password=True)
+        self.engine = self._sqlite(parsed.database or "") if self.dialect == "sqlite" else self._postgresql(url)
+
+    # ── connections ──
+
+    def _sqlite(self, path: str) -> Engine:
+        mode = "ro" if self.read_only else "rwc"
+        address = f"file:{quote(path)}?mode={mode}&uri=true"
+        if (
+            self.read_only
+            and not os.access(os.path.dirname(path) or ".", os.W_OK)
+            and not os.path.exists(path + "-wal")
+        ):
+            # Nobody can be writing beside us, and SQLite could not make its lock files here.
+            address += "&immutable=1"
+        engine = create_engine(
+            f"sqlite+pysqlite:///{address}",
+            poolclass=QueuePool,
+            connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000},
+        )
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: Any, _record: Any) -> None:
+            connection.isolation_level = None  # BEGIN is ours
+            cursor = connection.cursor()
+            cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            if not self.read_only:
+                cursor.execute("PRAGMA journal_mode=WAL")
+                cursor.execute("PRAGMA synchronous=FULL")
+                cursor.execute("PRAGMA foreign_keys=ON")
+            cursor.close()
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            immediate = connection.get_execution_options().get("floodmark_write")
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+        return engine
+
+    def _postgresql(self, url: str) -> Engine:
+        try:
+            engine = create_engine(url, pool_pre_ping=True)
+        except (NoSuchModuleError, ImportError) as error:
+            raise Invalid("this PostgreSQL driver is not installed", advice="Use postgresql+psycopg://…") from error
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: Any, _record: Any) -> None:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute("SET synchronous_commit=on")
+                cursor.execute(f"SET lock_timeout={BUSY_TIMEOUT_MS * 3}")
+                cursor.execute("SET idle_in_transaction_session_timeout=60000")
+                if self.read_only:
+                    cursor.execute("SET default_transaction_read_only=on")
+            connection.autocommit = False
+
+        return engine
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    # ── transactions ──
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One consistent view of the catalog; writes nothing."""
+        with _translated():
+            connection = self.engine.connect()
+        try:
+            with _translated():
+                if self.dialect == "postgresql":
+                    connection = connection.execution_options(isolation_level="REPEATABLE READ")
+                transaction = connection.begin()
+            try:
+                with _translated():
+                    yield connection
+            finally:
+                if transaction.is_active and not connection.invalidated:
+                    transaction.rollback()
+        finally:
+            connection.close()
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction. Leaving it commits; an error inside undoes it; an error in COMMIT is ReplyLost."""
+        with _translated():
+            connection = self.engine.connect().execution_options(floodmark_write=True)
+        try:
+            with _translated():
+                transaction = connection.begin()
+            try:
+                with _translated():
+                    yield connection
+            except BaseException:
+                if not connection.invalidated:
+                    _undo(transaction)
+                raise
+            try:
+                transaction.commit()
+            except DBAPIError as error:
+                connection.invalidate()
+                raise ReplyLost("the reply to COMMIT was lost", database=self.shown_url, cause=_cause(error)) from error
+        finally:
+            connection.close()
+
+    def lock_lake(self, tx: Connection) -> Any:
+        """Take the total order: until this transaction ends, nobody else changes the lake. Returns fm_lake's row."""
+        query = select(tables.lake).where(tables.lake.c.id == 1)
+        row = tx.execute(query.with_for_update()).first()
+        if row is None:
+            raise Corrupt("the catalog has no lake row", database=self.shown_url, advice="Restore it from a backup.")
+        return row
+
+    def now_ms(self, tx: Connection) -> int:
+        """The database's clock: leases and commit times are compared by this one only."""
+        if self.dialect == "sqlite":
+            statement = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+        else:
+            statement = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
+        return int(tx.execute(text(statement)).scalar_one())
+
+
+def _undo(transaction: Any) -> None:
+    try:
+        transaction.rollback()
+    except DBAPIError:
+        # The connection is gone, and with it the transaction: the database undoes it by itself.
+        return
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        if "locked" in str(error.orig) or "lock timeout" in str(error.orig):
+            raise Unavailable("the catalog is held by another process", cause=_cause(error), advice="Retry.") from error
+        raise Unavailable("the catalog did not answer", cause=_cause(error), advice="Retry.") from error
+
+
+def _cause(error: DBAPIError) -> str:
+    return str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__

@@ -1,0 +1,389 @@
+"""The door: the only code that moves a table's pointer (I1).
+
+A publish is one short SQL transaction without file I/O. It locks fm_lake's row (a total order, so no deadlock), checks
+that the operation is still staged (a fenced writer stops here), that every table still is where the builder found it,
+and that the riders' preconditions hold; then pointers, heads, history, riders and the journal change together (I2).
+
+Interleaving that this order excludes: a writer W is paused after its build; a healer H fences W and deletes its files;
+W goes on. W's publish reads its own row under the lock, finds `abandoned`, and stops before it touches a pointer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+
+from floodmark import log
+from floodmark.catalog import tables
+from floodmark.catalog.build import Attempt, Builder, BuiltTable
+from floodmark.catalog.database import Database, ReplyLost
+from floodmark.catalog.history import History
+from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, Journal, Operation, all_files, fenced
+from floodmark.catalog.metadata import MetadataFiles
+from floodmark.catalog.riders import AuditRider, Rider
+from floodmark.catalog.seal import CREATE, Edit, Seal
+from floodmark.errors import Conflict, Corrupt, Invalid, Unavailable
+from floodmark.failpoints import hit
+from floodmark.model import Commit, TableCommit
+from floodmark.storage import Storage
+
+TRIES_MAX = 30
+LOST_BEFORE_TURN = 3
+TURN_LEASE_MS = 5_000
+TURN_POLL_S = 0.02
+
+
+class Door:
+    def __init__(
+        self, database: Database, journal: Journal, history: History, files: MetadataFiles, storage: Storage
+    ) -> None:
+        self._database = database
+        self._journal = journal
+        self._history = history
+        self._files = files
+        self._storage = storage
+
+    def publish(
+        self,
+        operation: Operation,
+        seal: Seal,
+        *,
+        points: str,
+        audit: AuditRider | None = None,
+        leftovers: bool = False,
+    ) -> Commit:
+        """Build and publish a sealed operation; again from the new heads if it lost a race. Bounded, then Conflict.
+
+        `points` prefixes the failpoints: the operation's kind, or `heal`. `leftovers`: there may be files of it that
+        the seal does not name. Returns the commit, also if another process published the same operation meanwhile.
+        Raises AlreadyCommitted for a batch that came in otherwise.
+        """
+        builder = Builder(self._files, self._storage, operation, seal)
+        for tries in range(TRIES_MAX):
+            if tries == LOST_BEFORE_TURN:
+                self._take_turn(operation, seal.edits)
+            attempt = builder.build(self._history.current_tables(operation.branch, seal.edits))
+            # Crash here: this attempt's files exist, nothing refers to them; healing settles the operation.
+            hit(f"{points}.built")
+            try:
+                commit = self._transact(operation, seal, attempt, points, audit, cleaned=not leftovers)
+                self._remember(attempt)
+            except _HeadMoved as moved:
+                leftovers = True
+                self._wait_for_turn(moved)
+                continue
+            except ReplyLost:
+                leftovers = True
+                found = self._ask(operation)
+                if found is None:
+                    continue
+                commit = found
+            except _Settled as settled:
+                leftovers = True
+                commit = self._settled(settled.operation)
+            # Crash here: the commit is true; if files of lost attempts are left, its row says so (`cleaned` is 0).
+            hit(f"{points}.published")
+            if leftovers:
+                self.clean(operation, commit)
+            hit(f"{points}.cleaned")
+            return commit
+        raise Conflict(
+            "the tables kept changing under this operation",
+            tries=TRIES_MAX,
+            tables=",".join(edit.table for edit in seal.edits),
+            advice="Run it again when there are fewer writers.",
+        )
+
+    # ── the transaction ──
+
+    def _transact(
+        self,
+        operation: Operation,
+        seal: Seal,
+        attempt: Attempt,
+        points: str,
+        audit: AuditRider | None,
+        *,
+        cleaned: bool,
+    ) -> Commit:
+        riders: tuple[Rider, ...] = seal.riders if audit is None else (*seal.riders, audit)
+        with self._database.write() as tx:
+            lake = self._database.lock_lake(tx)
+            hit(f"{points}.locked")
+            parent = self._check_operation(tx, operation)
+            now = self._database.now_ms(tx)
+            self._check_turns(tx, operation, attempt.tables, now)
+            for built in attempt.tables:
+                self._check_table(tx, built)
+            for rider in riders:
+                rider.check(tx)
+            version = lake.version + 1
+            committed_ms = max(now, self._history.committed_ms(tx, lake.version))
+            for built in attempt.tables:
+                self._move(tx, built, version)
+            self._record(tx, operation, attempt.tables, version, parent, committed_ms)
+            self._journal.mark_published(tx, operation.id, version, committed_ms, cleaned=cleaned)
+            for rider in riders:
+                rider.apply(tx, operation.id, version, now)
+            # Crash here: COMMIT was not sent, so the database undoes all of it.
+            hit(f"{points}.moved")
+        return Commit(
+            version=version,
+            outcome="committed",
+            operation=operation.id,
+            kind=operation.kind,
+            branch=operation.branch,
+            actor=operation.actor,
+            message=operation.message,
+            committed_ms=committed_ms,
+            tables=tuple(_table_commit(built) for built in attempt.tables),
+        )
+
+    def _check_operation(self, tx: Connection, operation: Operation) -> int:
+        """The operation is still ours to publish, and its branch is there. Returns the branch's head version."""
+        query = select(tables.operations.c.state, tables.operations.c.version).where(
+            tables.operations.c.id == operation.id
+        )
+        row = tx.execute(query.with_for_update()).first()
+        if row is None:
+            raise Corrupt("the operation vanished from the journal", operation=operation.id)
+        if row.state != STAGED:
+            raise _Settled(replace(operation, state=row.state, version=row.version))
+        head = tx.execute(
+            select(tables.branches.c.head_version).where(tables.branches.c.name == operation.branch)
+        ).scalar()
+        if head is None:
+            raise Conflict("the branch was deleted meanwhile", branch=operation.branch)
+        return int(head)
+
+    def _check_table(self, tx: Connection, built: BuiltTable) -> None:
+        table = tables.iceberg_tables
+        if built.edit.action == CREATE:
+            taken = tx.execute(
+                select(table.c.table_name).where(func.lower(table.c.table_name) == built.edit.table.lower())
+            ).scalar()
+            if taken is not None:
+                raise Invalid("there is a table of this name", table=taken, advice="Names do not differ by case only.")
+            return
+        head = tables.heads
+        row = tx.execute(
+            select(head.c.snapshot, head.c.schema_id, head.c.spec_id).where(
+                head.c.branch == built.new.branch, head.c.table_id == built.edit.table_id
+            )
+        ).first()
+        if row is None or tuple(row) != (built.old_snapshot, built.new.schema_id, built.new.spec_id):
+            raise _HeadMoved()
+
+    def _move(self, tx: Connection, built: BuiltTable, version: int) -> None:
+        """Iceberg's pointer, old to new, only if it still is old; and our head."""
+        table, head, new = tables.iceberg_tables, tables.heads, built.new
+        state = {
+            "table_name": new.table,
+            "snapshot": new.snapshot,
+            "sequence": new.sequence,
+            "schema_id": new.schema_id,
+            "spec_id": new.spec_id,
+            "manifest_list": new.manifest_list,
+            "metadata_location": new.metadata_location,
+            "version": version,
+            "rows_total": new.rows,
+            "files_total": new.files,
+            "bytes_total": new.size_bytes,
+        }
+        if built.old_pointer is None:
+            tx.execute(
+                insert(table).values(
+                    catalog_name=tables.CATALOG_NAME,
+                    table_namespace=tables.NAMESPACE,
+                    table_name=new.table,
+                    metadata_location=new.metadata_location,
+                    iceberg_type="TABLE",
+                )
+            )
+            tx.execute(insert(head).values(branch=new.branch, table_id=new.table_id, **state))
+            return
+        moved = tx.execute(
+            update(table)
+            .where(
+                table.c.catalog_name == tables.CATALOG_NAME,
+                table.c.table_namespace == tables.NAMESPACE,
+                table.c.table_name == new.table,
+                table.c.metadata_location == built.old_pointer,
+            )
+            .values(metadata_location=new.metadata_location, previous_metadata_location=built.old_pointer)
+        ).rowcount
+        if moved != 1:
+            raise _HeadMoved()
+        tx.execute(update(head).where(head.c.branch == new.branch, head.c.table_id == new.table_id).values(**state))
+
+    def _record(
+        self,
+        tx: Connection,
+        operation: Operation,
+        built_tables: Iterable[BuiltTable],
+        version: int,
+        parent: int,
+        committed_ms: int,
+    ) -> None:
+        """History, the branch's head, and the lake's version."""
+        tx.execute(
+            insert(tables.commits).values(
+                version=version,
+                parent=parent,
+                branch=operation.branch,
+                operation=operation.id,
+                kind=operation.kind,
+                actor=operation.actor,
+                message=operation.message,
+                committed_ms=committed_ms,
+                state="live",
+            )
+        )
+        rows = [
+            {
+                "version": version,
+                "table_id": built.new.table_id,
+                "table_name": built.new.table,
+                "snapshot": built.new.snapshot,
+                "sequence": built.new.sequence,
+                "schema_id": built.new.schema_id,
+                "spec_id": built.new.spec_id,
+                "manifest_list": built.new.manifest_list,
+                "metadata_location": built.new.metadata_location,
+                "rows_added": built.edit.rows_added,
+                "rows_updated": 0,
+                "rows_deleted": 0,
+                "rows_total": built.new.rows,
+                "files_total": built.new.files,
+                "bytes_total": built.new.size_bytes,
+            }
+            for built in built_tables
+        ]
+        if rows:
+            tx.execute(insert(tables.commit_tables), rows)
+            tx.execute(delete(tables.turns).where(tables.turns.c.operation == operation.id))
+        tx.execute(
+            update(tables.branches).where(tables.branches.c.name == operation.branch).values(head_version=version)
+        )
+        tx.execute(update(tables.lake).where(tables.lake.c.id == 1).values(version=version))
+
+    # ── races, unknown outcomes, leftovers ──
+
+    def _ask(self, operation: Operation) -> Commit | None:
+        """COMMIT's reply was lost: read the row under its lock, so that a server still committing is waited for."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(Unavailable),
+            stop=stop_after_attempt(6),
+            wait=wait_exponential_jitter(initial=0.05, max=2),
+            reraise=True,
+        )
+        found = retrying(self._journal.find, operation.id)
+        if found is None:
+            raise Corrupt("the operation vanished from the journal", operation=operation.id)
+        return None if found.state == STAGED else self._settled(found)
+
+    def _settled(self, found: Operation) -> Commit:
+        if found.state == PUBLISHED and found.version is not None:
+            return self._history.commit(found.version)
+        if found.state == ABANDONED:
+            raise fenced(found.id)
+        raise Corrupt("the operation is in an unknown state", operation=found.id, state=found.state)
+
+    def _take_turn(self, operation: Operation, edits: Iterable[Edit]) -> None:
+        """After lost races: a lease on the tables' turns, so that a slow builder does not starve."""
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            now = self._database.now_ms(tx)
+            for edit in sorted(edits, key=lambda edit: edit.table_id):
+                tx.execute(
+                    delete(tables.turns).where(tables.turns.c.table_id == edit.table_id, tables.turns.c.until_ms <= now)
+                )
+                held = tx.execute(
+                    select(tables.turns.c.operation).where(tables.turns.c.table_id == edit.table_id)
+                ).scalar()
+                if held is None:
+                    tx.execute(
+                        insert(tables.turns).values(
+                            table_id=edit.table_id, operation=operation.id, until_ms=now + TURN_LEASE_MS
+                        )
+                    )
+
+    def _check_turns(self, tx: Connection, operation: Operation, built: list[BuiltTable], now_ms: int) -> None:
+        turn = tables.turns
+        until = tx.execute(
+            select(func.max(turn.c.until_ms)).where(
+                turn.c.table_id.in_([one.edit.table_id for one in built]),
+                turn.c.operation != operation.id,
+                turn.c.until_ms > now_ms,
+            )
+        ).scalar()
+        if until is not None:
+            raise _HeadMoved(wait_ms=until - now_ms, tables=tuple(one.edit.table_id for one in built))
+
+    def _wait_for_turn(self, moved: _HeadMoved) -> None:
+        """Another builder has the turn: let it through. Bounded by its lease."""
+        deadline = time.monotonic() + moved.wait_ms / 1000
+        while time.monotonic() < deadline:
+            time.sleep(TURN_POLL_S)
+            with self._database.read() as tx:
+                query = select(func.count()).where(tables.turns.c.table_id.in_(moved.tables))
+                if tx.execute(query).scalar() == 0:
+                    return
+
+    def _remember(self, attempt: Attempt) -> None:
+        for built in attempt.tables:
+            self._files.remember_metadata(built.new.metadata_location, built.metadata)
+            if built.new.manifest_list is not None:
+                self._files.remember_manifests(built.new.manifest_list, built.manifests)
+
+    def clean(self, operation: Operation, commit: Commit) -> int:
+        """Best effort: delete what a published operation left in its own folders and its commit does not name.
+
+        Safe by state (I10): the operation is published, so no other attempt of it can ever be. What cannot be
+        deleted now is found again by its row.
+        """
+        try:
+            named = self._files.own_files(self._history.touched(commit.version))
+            found = [entry.location for folder in operation.folders for entry in all_files(self._storage, folder)]
+            extra = [location for location in found if location not in named]
+            for location in extra:
+                self._storage.delete(location)
+            self._journal.mark_cleaned(operation.id)
+        except Unavailable as error:
+            log.get(operation.id).warning("files of lost attempts stay for healing", cause=str(error))
+            return 0
+        return len(extra)
+
+
+class _HeadMoved(Exception):
+    """The builder's view is not the truth any more: build again."""
+
+    def __init__(self, wait_ms: int = 0, tables: tuple[str, ...] = ()) -> None:
+        self.wait_ms = wait_ms
+        self.tables = tables
+        super().__init__()
+
+
+class _Settled(Exception):
+    """The operation is not staged any more: somebody else brought it to its end."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        super().__init__()
+
+
+def _table_commit(built: BuiltTable) -> TableCommit:
+    new = built.new
+    return TableCommit(
+        table=new.table,
+        table_id=new.table_id,
+        snapshot=new.snapshot,
+        sequence=new.sequence,
+        rows_added=built.edit.rows_added,
+        rows_total=new.rows,
+        files_total=new.files,
+    )

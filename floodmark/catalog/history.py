@@ -1,0 +1,304 @@
+"""History: every version of the lake, what it did to which table, and how long it can be read.
+
+A commit's row names the tables it touched; a table's state at a version is that of its newest commit on the branch's
+line up to there. Versions become `expired` under fm_lake's lock, and only those that nothing holds: no window, no
+branch head or base, no pin, no unfinished operation (protocol 6). Taking a pin and beginning take the same lock, so a
+version is either held or gone, never both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.catalog.seal import Edit
+from floodmark.errors import BelowRetention, NotFound
+from floodmark.failpoints import hit
+from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, Head, TableCommit
+
+LIVE, EXPIRED = "live", "expired"
+
+
+class History:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # ── the present ──
+
+    def heads(self, branch: str = MAIN) -> list[Head]:
+        with self._database.read() as tx:
+            rows = tx.execute(
+                select(tables.heads).where(tables.heads.c.branch == branch).order_by(tables.heads.c.table_name)
+            )
+            return [_head(row, branch) for row in rows]
+
+    def head(self, table: str, branch: str = MAIN) -> Head:
+        with self._database.read() as tx:
+            query = select(tables.heads).where(tables.heads.c.branch == branch, tables.heads.c.table_name == table)
+            row = tx.execute(query).first()
+            if row is None:
+                names = tx.execute(select(tables.heads.c.table_name).where(tables.heads.c.branch == branch))
+                raise no_table(table, [name for (name,) in names])
+        return _head(row, branch)
+
+    def current_tables(self, branch: str, edits: Iterable[Edit]) -> dict[str, CurrentTable]:
+        """The tables of these edits as they are now: head, Iceberg's pointer, and where we put the pointer last."""
+        names = [edit.table for edit in edits]
+        head, pointer, commit = tables.heads, tables.iceberg_tables, tables.commit_tables
+        newest = (
+            select(commit.c.metadata_location)
+            .where(commit.c.table_id == head.c.table_id)
+            .order_by(commit.c.version.desc())
+            .limit(1)
+            .scalar_subquery()
+        )
+        query = (
+            select(head, pointer.c.metadata_location.label("pointer"), newest.label("pointer_known"))
+            .join(
+                pointer,
+                and_(
+                    pointer.c.table_name == head.c.table_name,
+                    pointer.c.catalog_name == tables.CATALOG_NAME,
+                    pointer.c.table_namespace == tables.NAMESPACE,
+                ),
+                isouter=True,
+            )
+            .where(head.c.branch == branch, head.c.table_name.in_(names))
+        )
+        with self._database.read() as tx:
+            rows = list(tx.execute(query))
+            kept = tx.execute(
+                select(head.c.table_id, head.c.snapshot).where(head.c.table_id.in_([row.table_id for row in rows]))
+            ).all()
+        return {
+            row.table_name: CurrentTable(
+                head=_head(row, branch),
+                pointer=row.pointer,
+                pointer_known=row.pointer_known,
+                kept_snapshots=frozenset(
+                    snapshot for table_id, snapshot in kept if table_id == row.table_id and snapshot is not None
+                ),
+            )
+            for row in rows
+        }
+
+    # ── the past ──
+
+    def resolve(self, *, version: int | None = None, at_ms: int | None = None, branch: str = MAIN) -> int:
+        """The version that a reader means: a number, a moment, or the branch's head. Refused if expired."""
+        with self._database.read() as tx:
+            if version is None and at_ms is None:
+                head = tx.execute(
+                    select(tables.branches.c.head_version).where(tables.branches.c.name == branch)
+                ).scalar()
+                if head is None:
+                    raise NotFound("there is no such branch", branch=branch)
+                return int(head)
+            commit = tables.commits
+            if version is not None:
+                row = tx.execute(select(commit.c.version, commit.c.state).where(commit.c.version == version)).first()
+                facts: dict[str, Any] = {"version": version}
+            else:
+                on_line = self._on_line(self._line(tx, branch))
+                row = tx.execute(
+                    select(commit.c.version, commit.c.state)
+                    .where(commit.c.committed_ms <= at_ms, on_line)
+                    .order_by(commit.c.version.desc())
+                    .limit(1)
+                ).first()
+                facts = {"at": clock.format_time(at_ms or 0)}
+            newest = tx.execute(select(tables.lake.c.version)).scalar_one()
+        if row is None:
+            raise NotFound("the lake has no such version", **facts, newest=newest)
+        if row.state != LIVE:
+            raise BelowRetention("this version's window has ended", **facts, advice="Read a newer version.")
+        return int(row.version)
+
+    def tables_at(self, version: int) -> dict[str, Head]:
+        """Every table of the lake as it was at this version."""
+        commit, touched = tables.commits, tables.commit_tables
+        with self._database.read() as tx:
+            branch = tx.execute(select(commit.c.branch).where(commit.c.version == version)).scalar()
+            if branch is None:
+                return {}
+            line = self._line(tx, branch, version)
+            newest = (
+                select(touched.c.table_id, func.max(touched.c.version).label("version"))
+                .join(commit, commit.c.version == touched.c.version)
+                .where(self._on_line(line))
+                .group_by(touched.c.table_id)
+                .subquery()
+            )
+            rows = tx.execute(
+                select(touched).join(
+                    newest, and_(newest.c.table_id == touched.c.table_id, newest.c.version == touched.c.version)
+                )
+            )
+            return {row.table_name: _head(row, branch) for row in rows}
+
+    def _line(self, tx: Connection, branch: str, upto: int | None = None) -> list[tuple[str, int | None]]:
+        """The commits that a branch stands on: its own, and its ancestors' up to where it left them."""
+        line = [(branch, upto)]
+        while True:
+            row = tx.execute(select(tables.branches).where(tables.branches.c.name == line[-1][0])).first()
+            if row is None or row.parent is None:
+                return line
+            line.append((row.parent, row.base_version))
+
+    def _on_line(self, line: list[tuple[str, int | None]]) -> Any:
+        commit = tables.commits
+        return or_(
+            *(
+                commit.c.branch == branch if upto is None else and_(commit.c.branch == branch, commit.c.version <= upto)
+                for branch, upto in line
+            )
+        )
+
+    def commits(self, *, limit: int = 20, table: str | None = None) -> list[Commit]:
+        """Newest first."""
+        commit, touched = tables.commits, tables.commit_tables
+        query = select(commit).order_by(commit.c.version.desc()).limit(limit)
+        if table is not None:
+            query = query.where(commit.c.version.in_(select(touched.c.version).where(touched.c.table_name == table)))
+        with self._database.read() as tx:
+            rows = list(tx.execute(query))
+            parts = list(tx.execute(select(touched).where(touched.c.version.in_([row.version for row in rows]))))
+        return [_commit(row, [part for part in parts if part.version == row.version]) for row in rows]
+
+    def commit(self, version: int, outcome: str = "committed") -> Commit:
+        with self._database.read() as tx:
+            row = tx.execute(select(tables.commits).where(tables.commits.c.version == version)).first()
+            if row is None:
+                raise NotFound("the lake has no such version", version=version)
+            parts = list(tx.execute(select(tables.commit_tables).where(tables.commit_tables.c.version == version)))
+        return _commit(row, parts, outcome)
+
+    def committed_ms(self, tx: Connection, version: int) -> int:
+        """The time of a commit; the next one's is not before it."""
+        query = select(tables.commits.c.committed_ms).where(tables.commits.c.version == version)
+        return tx.execute(query).scalar() or 0
+
+    def touched(self, version: int) -> list[Head]:
+        """The tables that a commit touched, as it left them."""
+        with self._database.read() as tx:
+            rows = list(tx.execute(select(tables.commit_tables).where(tables.commit_tables.c.version == version)))
+        return [_head(row, MAIN) for row in rows]
+
+    # ── holding and letting go ──
+
+    def pin(self, version: int, *, holder: str, reason: str) -> str:
+        """Hold a version: it cannot be expired until unpinned. Refused if it already is."""
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            state = tx.execute(select(tables.commits.c.state).where(tables.commits.c.version == version)).scalar()
+            if state is None:
+                raise NotFound("the lake has no such version", version=version)
+            if state != LIVE:
+                raise BelowRetention("this version's window has ended", version=version)
+            pin = clock.new_id()
+            tx.execute(
+                insert(tables.pins).values(
+                    id=pin, version=version, holder=holder, reason=reason, taken_ms=self._database.now_ms(tx)
+                )
+            )
+        return pin
+
+    def unpin(self, pin: str) -> None:
+        with self._database.write() as tx:
+            tx.execute(delete(tables.pins).where(tables.pins.c.id == pin))
+
+    def expire(self, before_ms: int) -> list[int]:
+        """Mark the versions from before a moment that nothing holds as expired. Deletes no file."""
+        commit = tables.commits
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            held = {
+                *tx.execute(select(tables.branches.c.head_version)).scalars(),
+                *tx.execute(select(tables.branches.c.base_version)).scalars(),
+                *tx.execute(select(tables.pins.c.version)).scalars(),
+                *tx.execute(select(tables.operations.c.base_version).where(tables.unfinished)).scalars(),
+            }
+            old = tx.execute(
+                select(commit.c.version)
+                .where(commit.c.committed_ms < before_ms, commit.c.state == LIVE)
+                .order_by(commit.c.version)
+            ).scalars()
+            gone = [version for version in old if version not in held]
+            for part in _parts(gone, 500):
+                tx.execute(update(commit).where(commit.c.version.in_(part)).values(state=EXPIRED))
+        hit("expire.marked")
+        return gone
+
+    # ── what healing did ──
+
+    def audit(self, limit: int = 1000) -> list[AuditRow]:
+        """Newest first."""
+        with self._database.read() as tx:
+            rows = list(tx.execute(select(tables.audit).order_by(tables.audit.c.at_ms.desc()).limit(limit)))
+        return [
+            AuditRow(row.operation, row.kind, row.found, row.outcome, row.detail, row.at_ms, row.version)
+            for row in rows
+        ]
+
+
+def no_table(table: str, known: Sequence[str]) -> NotFound:
+    return NotFound(
+        "there is no such table",
+        table=table,
+        tables=",".join(sorted(known)) or "none",
+        advice="`floodmark tables` lists them.",
+    )
+
+
+def _head(row: Any, branch: str) -> Head:
+    return Head(
+        branch=branch,
+        table=row.table_name,
+        table_id=row.table_id,
+        snapshot=row.snapshot,
+        sequence=row.sequence,
+        schema_id=row.schema_id,
+        spec_id=row.spec_id,
+        manifest_list=row.manifest_list,
+        metadata_location=row.metadata_location,
+        version=row.version,
+        rows=row.rows_total,
+        files=row.files_total,
+        size_bytes=row.bytes_total,
+    )
+
+
+def _commit(row: Any, parts: Sequence[Any], outcome: str = "committed") -> Commit:
+    return Commit(
+        version=row.version,
+        outcome=outcome,
+        operation=row.operation,
+        kind=row.kind,
+        branch=row.branch,
+        actor=row.actor,
+        message=row.message,
+        committed_ms=row.committed_ms,
+        tables=tuple(
+            TableCommit(
+                table=part.table_name,
+                table_id=part.table_id,
+                snapshot=part.snapshot,
+                sequence=part.sequence,
+                rows_added=part.rows_added,
+                rows_updated=part.rows_updated,
+                rows_deleted=part.rows_deleted,
+                rows_total=part.rows_total,
+                files_total=part.files_total,
+            )
+            for part in sorted(parts, key=lambda part: part.table_name)
+        ),
+    )
+
+
+def _parts(values: list[int], size: int) -> Iterable[list[int]]:
+    return (values[start : start + size] for start in range(0, len(values), size))

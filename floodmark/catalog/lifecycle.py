@@ -1,0 +1,120 @@
+"""Making a catalog, knowing its format, and bringing an older one up to date.
+
+The format stamp is in fm_lake. Older: migrated when opened for writing, under the database's lock, so that of two
+processes one migrates and the other finds it done. Newer: refused. Read-only: an older one is served as it is.
+Crash model: a migration is one transaction; a crash leaves the old format, and the next open migrates again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, insert, inspect, select, text
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.errors import Corrupt, NotFound, TooNew
+from floodmark.failpoints import hit
+from floodmark.model import MAIN
+
+MIGRATION_LOCK = 0x466C6F6F  # any constant: PostgreSQL's advisory lock for makers and migrators
+
+
+def stored_format(database: Database) -> int | None:
+    """The format of the lake in this database, or None if there is none yet."""
+    with database.read() as tx:
+        return _stored_format(tx)
+
+
+def create_catalog(database: Database, location: str) -> None:
+    """Make the tables and the lake's row, unless another process was quicker."""
+    with _maker(database) as tx:
+        if _stored_format(tx) is not None:
+            return
+        upgrade(tx, "head")
+        hit("init.tables_made")
+        now = database.now_ms(tx)
+        register(tx, location, now)
+        hit("init.registered")
+
+
+def register(tx: Connection, location: str, now_ms: int) -> None:
+    tx.execute(
+        insert(tables.lake).values(
+            id=1, format=tables.FORMAT, version=0, incarnation=clock.new_id(), location=location, created_ms=now_ms
+        )
+    )
+    tx.execute(
+        insert(tables.branches).values(name=MAIN, parent=None, base_version=0, head_version=0, created_ms=now_ms)
+    )
+    tx.execute(
+        insert(tables.iceberg_namespace_properties).values(
+            catalog_name=tables.CATALOG_NAME, namespace=tables.NAMESPACE, property_key="exists", property_value="true"
+        )
+    )
+
+
+def open_catalog(database: Database, location: str) -> None:
+    """Check that this database holds the lake at `location` in a format that can be served; migrate an older one."""
+    found = stored_format(database)
+    if found is None:
+        raise NotFound(
+            "there is no lake here", location=location, advice="Make one with `floodmark init` or open(…, create=True)."
+        )
+    if found > tables.FORMAT:
+        raise TooNew(
+            "this lake was made by a newer Floodmark",
+            format=found,
+            format_known=tables.FORMAT,
+            advice="Upgrade Floodmark on this machine; nothing was changed.",
+        )
+    if found < tables.FORMAT and not database.read_only:
+        _migrate(database)
+    with database.read() as tx:
+        stored = tx.execute(select(tables.lake.c.location)).scalar_one()
+    if stored != location:
+        raise Corrupt(
+            "this catalog belongs to another lake",
+            location=location,
+            catalog_location=stored,
+            advice="Open the lake where it was made: its paths are absolute, so it cannot be moved by copying.",
+        )
+
+
+def upgrade(tx: Connection, revision: str) -> None:
+    """Run Alembic's scripts up to `revision` inside this transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = tx
+    command.upgrade(config, revision)
+
+
+def _migrate(database: Database) -> None:
+    with _maker(database) as tx:
+        hit("migrate.locked")
+        # Another process may have migrated while this one waited for the lock.
+        found = _stored_format(tx)
+        if found is not None and found < tables.FORMAT:
+            upgrade(tx, "head")
+            hit("migrate.migrated")  # Crash here: the transaction is undone, the old format is there as it was.
+
+
+@contextmanager
+def _maker(database: Database) -> Iterator[Connection]:
+    with database.write() as tx:
+        if database.dialect == "postgresql":
+            tx.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+        yield tx
+
+
+def _stored_format(tx: Connection) -> int | None:
+    if not inspect(tx).has_table("fm_lake"):
+        return None
+    found = tx.execute(select(tables.lake.c.format)).scalar()
+    return None if found is None else int(found)

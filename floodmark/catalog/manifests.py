@@ -1,0 +1,135 @@
+"""Manifests: the files of a commit, and how lists of them stay short.
+
+Many small manifests are merged by size class: as soon as MERGE_AT of one class are there, they become one of the next
+class. So a table of n commits has O(log n) manifests, and each file's entry is rewritten O(log n) times, whatever the
+order. Entries keep their sequence numbers; only manifests of adds and carried files are merged.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+    write_manifest_list,
+)
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Record
+from pyiceberg.types import PrimitiveType
+
+from floodmark.errors import Corrupt
+from floodmark.model import FileRecord
+
+MERGE_AT = 16
+COMPRESSION: Final = "deflate"
+
+
+def data_file(record: FileRecord, metadata: TableMetadata, spec_id: int) -> DataFile:
+    """A file record as Iceberg's manifest entry wants it."""
+    partition_fields = metadata.specs()[spec_id].partition_type(metadata.schema()).fields
+    if len(partition_fields) != len(record.partition):
+        raise Corrupt("a file's partition does not fit its table's spec", path=record.path, spec_id=spec_id)
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=record.path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(
+            *(_value(field.field_type, value) for field, value in zip(partition_fields, record.partition, strict=True))
+        ),
+        record_count=record.rows,
+        file_size_in_bytes=record.size_bytes,
+        column_sizes=record.column_sizes,
+        value_counts=record.value_counts,
+        null_value_counts=record.null_counts,
+        nan_value_counts=record.nan_counts,
+        lower_bounds={key: base64.b64decode(value) for key, value in record.lower_bounds.items()},
+        upper_bounds={key: base64.b64decode(value) for key, value in record.upper_bounds.items()},
+        split_offsets=list(record.split_offsets) or None,
+    )
+    file.spec_id = spec_id
+    return file
+
+
+def _value(field_type: object, value: str | None) -> object:
+    if value is None:
+        return None
+    if not isinstance(field_type, PrimitiveType):
+        raise Corrupt("a partition value is not primitive", type=field_type)
+    return from_bytes(field_type, base64.b64decode(value))
+
+
+def write_added(
+    io: FileIO, location: str, metadata: TableMetadata, spec_id: int, snapshot: int, records: Iterable[FileRecord]
+) -> ManifestFile:
+    """The manifest of a commit's new files. Sequences are inherited, so it serves every attempt to publish them."""
+    with write_manifest(
+        2, metadata.specs()[spec_id], metadata.schema(), io.new_output(location), snapshot, COMPRESSION
+    ) as writer:
+        for record in records:
+            writer.add_entry(
+                ManifestEntry.from_args(
+                    status=ManifestEntryStatus.ADDED,
+                    snapshot_id=snapshot,
+                    sequence_number=None,
+                    file_sequence_number=None,
+                    data_file=data_file(record, metadata, spec_id),
+                )
+            )
+    return writer.to_manifest_file()
+
+
+def plan_merges(manifests: Sequence[ManifestFile]) -> list[list[ManifestFile]]:
+    """Groups of manifests to be merged: same spec, same size class, at least MERGE_AT of them."""
+    classes: dict[tuple[int, int], list[ManifestFile]] = defaultdict(list)
+    for manifest in manifests:
+        classes[manifest.partition_spec_id, _size_class(live_files(manifest))].append(manifest)
+    return [group for group in classes.values() if len(group) >= MERGE_AT]
+
+
+def live_files(manifest: ManifestFile) -> int:
+    return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+
+
+def _size_class(files: int) -> int:
+    size_class = 0
+    while files >= MERGE_AT:
+        files //= MERGE_AT
+        size_class += 1
+    return size_class
+
+
+def write_merged(
+    io: FileIO, location: str, metadata: TableMetadata, snapshot: int, group: Sequence[ManifestFile]
+) -> ManifestFile:
+    """One manifest with the live entries of several published ones."""
+    spec = metadata.specs()[group[0].partition_spec_id]
+    with write_manifest(2, spec, metadata.schema(), io.new_output(location), snapshot, COMPRESSION) as writer:
+        for manifest in group:
+            for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
+                writer.existing(entry)
+    return writer.to_manifest_file()
+
+
+def write_list(
+    io: FileIO,
+    location: str,
+    snapshot: int,
+    parent: int | None,
+    sequence: int,
+    manifests: Sequence[ManifestFile],
+) -> tuple[ManifestFile, ...]:
+    """Write the manifest list of a snapshot; returns its manifests with the sequence numbers that it gives them."""
+    with write_manifest_list(2, io.new_output(location), snapshot, parent, sequence, COMPRESSION) as writer:
+        writer.add_manifests(list(manifests))
+        return tuple(writer.prepare_manifest(manifest) for manifest in manifests)

@@ -1,0 +1,213 @@
+"""Iceberg table metadata as data: small changes made by pure functions, and the files that hold it.
+
+Only a few snapshots stay in a table's metadata (commits stay fast however many there were); the catalog's history
+keeps the manifest list of every version, so older ones can still be read. PyIceberg's own commit and retry are not
+used: it reads and writes the formats, the door decides.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import uuid
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from cachetools import LRUCache
+from pyiceberg.manifest import ManifestContent, ManifestFile, read_manifest_list
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, new_table_metadata
+from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
+from pyiceberg.table.snapshots import MetadataLogEntry, Operation, Snapshot, SnapshotLogEntry, Summary
+from pyiceberg.table.sorting import SortOrder
+
+from floodmark.catalog.seal import Edit
+from floodmark.errors import Corrupt, NotFound
+from floodmark.model import MAIN, Head
+from floodmark.storage import Storage
+from floodmark.storage.fileio import LakeFileIO
+
+SNAPSHOTS_KEPT = 5
+METADATA_LOG_KEPT = 10
+SNAPSHOT_ID_MAX = 2**63 - 1
+
+
+def new_snapshot_id() -> int:
+    return secrets.randbelow(SNAPSHOT_ID_MAX) + 1
+
+
+def new_metadata(
+    location: str, table_id: str, schema: Schema, spec: PartitionSpec, sort: SortOrder, properties: dict[str, str]
+) -> TableMetadata:
+    """The first metadata of a table: no snapshot, so no rows."""
+    return new_table_metadata(
+        schema, spec, sort, location, {"format-version": "2", **properties}, table_uuid=uuid.UUID(table_id)
+    )
+
+
+def add_snapshot(
+    metadata: TableMetadata,
+    snapshot: Snapshot,
+    *,
+    branch: str,
+    previous_location: str,
+    keep: Collection[int] = (),
+) -> TableMetadata:
+    """The metadata after `snapshot` became the head of `branch`.
+
+    Keeps the newest few snapshots, those in `keep` (heads and bases of branches), and forgets the rest: their
+    versions are read through the catalog's history.
+    """
+    head = SnapshotRef.model_validate({"snapshot-id": snapshot.snapshot_id, "type": SnapshotRefType.BRANCH})
+    refs = {**metadata.refs, branch: head}
+    wanted = {ref.snapshot_id for ref in refs.values()} | set(keep)
+    newest = [*metadata.snapshots, snapshot]
+    kept = [
+        one for place, one in enumerate(newest) if one.snapshot_id in wanted or place >= len(newest) - SNAPSHOTS_KEPT
+    ]
+    ids = {one.snapshot_id for one in kept}
+    log = [entry for entry in metadata.snapshot_log if entry.snapshot_id in ids]
+    if branch == MAIN:
+        log.append(SnapshotLogEntry(snapshot_id=snapshot.snapshot_id, timestamp_ms=snapshot.timestamp_ms))
+    changed: dict[str, Any] = {
+        "last_sequence_number": snapshot.sequence_number,
+        "last_updated_ms": snapshot.timestamp_ms,
+        "snapshots": [_without_lost_parent(one, ids) for one in kept],
+        "snapshot_log": log,
+        "refs": refs,
+        "metadata_log": [
+            *metadata.metadata_log[1 - METADATA_LOG_KEPT :],
+            MetadataLogEntry(metadata_file=previous_location, timestamp_ms=metadata.last_updated_ms),
+        ],
+    }
+    if branch == MAIN:
+        changed["current_snapshot_id"] = snapshot.snapshot_id
+    return metadata.model_copy(update=changed)
+
+
+def last_sequence(metadata: TableMetadata) -> int:
+    """The highest sequence that any commit of the table was given; 0 for format v1, which has none."""
+    return int(getattr(metadata, "last_sequence_number", 0))
+
+
+def _without_lost_parent(snapshot: Snapshot, ids: set[int]) -> Snapshot:
+    if snapshot.parent_snapshot_id is None or snapshot.parent_snapshot_id in ids:
+        return snapshot
+    return snapshot.model_copy(update={"parent_snapshot_id": None})
+
+
+def append_summary(edit: Edit, head: Head, operation: str) -> Summary:
+    """The snapshot's summary: what Iceberg's tools show, and whose work it was."""
+    size_bytes = sum(record.size_bytes for record in edit.added)
+    return Summary(
+        Operation.APPEND,
+        **{
+            "added-data-files": str(len(edit.added)),
+            "added-records": str(edit.rows_added),
+            "added-files-size": str(size_bytes),
+            "total-data-files": str(head.files + len(edit.added)),
+            "total-records": str(head.rows + edit.rows_added),
+            "total-files-size": str(head.size_bytes + size_bytes),
+            "total-delete-files": "0",
+            "total-position-deletes": "0",
+            "total-equality-deletes": "0",
+            "floodmark-operation": operation,
+        },
+    )
+
+
+class MetadataFiles:
+    """Metadata files and manifest lists, read once: each name is written once and never changes.
+
+    Only published files are ever read or remembered: a manifest list that lost its race gives sequence numbers that
+    never became true.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.io = LakeFileIO.over(storage)
+        self._lock = threading.Lock()
+        self._metadata: LRUCache[str, TableMetadata] = LRUCache(maxsize=256)
+        self._lists: LRUCache[str, tuple[ManifestFile, ...]] = LRUCache(maxsize=256)
+
+    def metadata(self, location: str) -> TableMetadata:
+        with self._lock:
+            found = self._metadata.get(location)
+        if found is None:
+            try:
+                found = FromInputFile.table_metadata(self.io.new_input(location))
+            except (NotFound, FileNotFoundError) as error:
+                raise Corrupt(
+                    "a table's metadata file is gone",
+                    location=location,
+                    advice="Run `floodmark doctor`; restore the file or the lake.",
+                ) from error
+            self.remember_metadata(location, found)
+        return found
+
+    def manifests(self, location: str | None) -> tuple[ManifestFile, ...]:
+        """The manifests of a published list; None is the empty table's."""
+        if location is None:
+            return ()
+        with self._lock:
+            found = self._lists.get(location)
+        if found is None:
+            found = tuple(read_manifest_list(self.io.new_input(location)))
+            self.remember_manifests(location, found)
+        if any(manifest.content == ManifestContent.DELETES for manifest in found):
+            raise Corrupt(
+                "this table has delete files, which Floodmark does not read",
+                location=location,
+                advice="Another engine wrote them; rewrite the table there as copy-on-write, then try again.",
+            )
+        return found
+
+    def named_files(self, touched: Iterable[Head]) -> set[str]:
+        """The metadata files, lists and manifests that the commit which left these heads names."""
+        named: set[str] = set()
+        for head in touched:
+            named.add(head.metadata_location)
+            if head.manifest_list is not None:
+                named.add(head.manifest_list)
+            named.update(manifest.manifest_path for manifest in self.manifests(head.manifest_list))
+        return named
+
+    def own_files(self, touched: Iterable[Head]) -> set[str]:
+        """What a commit names, and the data files that it added."""
+        touched = list(touched)
+        return self.named_files(touched) | {
+            entry.data_file.file_path
+            for head in touched
+            for manifest in self.manifests(head.manifest_list)
+            if manifest.added_snapshot_id == head.snapshot
+            for entry in manifest.fetch_manifest_entry(self.io, discard_deleted=True)
+        }
+
+    def data_files(self, head: Head) -> list[str]:
+        """The data files of a table at a state, in the order of its manifests."""
+        try:
+            return [
+                entry.data_file.file_path
+                for manifest in self.manifests(head.manifest_list)
+                for entry in manifest.fetch_manifest_entry(self.io, discard_deleted=True)
+            ]
+        except (NotFound, FileNotFoundError) as error:
+            raise Corrupt(
+                "a file of the table's history is gone",
+                table=head.table,
+                list=head.manifest_list,
+                advice="Run `floodmark doctor`.",
+            ) from error
+
+    def remember_metadata(self, location: str, metadata: TableMetadata) -> None:
+        with self._lock:
+            self._metadata[location] = metadata
+
+    def remember_manifests(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
+        with self._lock:
+            self._lists[location] = manifests
+
+
+def parse_metadata(text: str) -> TableMetadata:
+    return TableMetadataUtil.parse_raw(text)

@@ -1,0 +1,133 @@
+"""Who is alive: one heartbeat row per open lake, compared by the database's clock only.
+
+A process is dead when its row is gone, when its lease has run out, or, at once, when it ran on this machine and its
+pid does not exist any more. The last is only believed when boot, pid namespace, pid and start time all match what the
+row says: a pid alone is used again by another process. A process that was only paused is dead too once its lease has
+run out: it finds out at its next step, because every step asks for the operation's state (fencing).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, update
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.errors import Unavailable
+
+LEASE_MS = 60_000  # long against the busy timeout of 10 s
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    host: str
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    started: str
+
+
+def this_process() -> ProcessIdentity:
+    return ProcessIdentity(socket.gethostname(), _boot_id(), _pid_namespace(), os.getpid(), _started(os.getpid()) or "")
+
+
+def is_dead(row: Any, now_ms: int) -> bool:
+    """Is the holder of this row (fm_processes, or all None when there is none) certainly not at work any more?"""
+    if row.pid is None:
+        return True
+    if now_ms > row.beat_ms + row.lease_ms:
+        return True
+    here = this_process()
+    same_machine = bool(here.boot_id) and (row.boot_id, row.pid_namespace) == (here.boot_id, here.pid_namespace)
+    return same_machine and _started(row.pid) != row.started
+
+
+class Heartbeat:
+    """This process's row: made with the first operation, renewed by a thread, removed on close."""
+
+    def __init__(self, database: Database, lease_ms: int = LEASE_MS) -> None:
+        self.id = clock.new_id()
+        self._database = database
+        self._lease_ms = lease_ms
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._known = False
+        self._identity = this_process()
+
+    def beat(self, tx: Connection, now_ms: int) -> None:
+        """Renew the lease inside a transaction that is written anyway; make the row if it is not there."""
+        renewed = tx.execute(
+            update(tables.processes).where(tables.processes.c.id == self.id).values(beat_ms=now_ms)
+        ).rowcount
+        if renewed == 0:
+            identity = self._identity
+            tx.execute(
+                insert(tables.processes).values(
+                    id=self.id,
+                    host=identity.host,
+                    boot_id=identity.boot_id,
+                    pid_namespace=identity.pid_namespace,
+                    pid=identity.pid,
+                    started=identity.started,
+                    beat_ms=now_ms,
+                    lease_ms=self._lease_ms,
+                )
+            )
+        self._known = True
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="floodmark-heartbeat", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+        if not self._known:
+            return
+        try:
+            with self._database.write() as tx:
+                tx.execute(delete(tables.processes).where(tables.processes.c.id == self.id))
+        except Unavailable:
+            return  # the row dies with its lease
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._lease_ms / 4000):
+            try:
+                with self._database.write() as tx:
+                    self.beat(tx, self._database.now_ms(tx))
+            except Unavailable:
+                # Keep trying: if the lease runs out meanwhile, healers fence us and our publish finds that out.
+                continue
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str | None:
+    """The start time of a process of this machine, or None if there is none (a zombie is none)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]

@@ -1,0 +1,198 @@
+"""The tables of the catalog database, as SQLAlchemy Core knows them.
+
+Alembic makes and migrates them (migrations/); this module only names them. `iceberg_tables` and
+`iceberg_namespace_properties` have the shape that PyIceberg's SqlCatalog and the Java JDBC catalog expect, so other
+engines see the same lake in the same database. Everything of ours has the prefix `fm_`. Times are milliseconds since
+the epoch by the database's clock.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
+
+# The format that this code reads and writes. A migration that changes the tables raises it.
+FORMAT = 2
+
+CATALOG_NAME = "floodmark"
+NAMESPACE = "default"
+
+metadata = MetaData()
+
+iceberg_tables = Table(
+    "iceberg_tables",
+    metadata,
+    Column("catalog_name", String(255), primary_key=True),
+    Column("table_namespace", String(255), primary_key=True),
+    Column("table_name", String(255), primary_key=True),
+    Column("metadata_location", String(1000)),
+    Column("previous_metadata_location", String(1000)),
+    Column("iceberg_type", String(5)),
+)
+
+iceberg_namespace_properties = Table(
+    "iceberg_namespace_properties",
+    metadata,
+    Column("catalog_name", String(255), primary_key=True),
+    Column("namespace", String(255), primary_key=True),
+    Column("property_key", String(255), primary_key=True),
+    Column("property_value", String(1000), nullable=False),
+)
+
+# One row. Locking it is the total order of everything that changes the lake.
+lake = Table(
+    "fm_lake",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("format", Integer, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("incarnation", String(26), nullable=False),
+    Column("location", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+)
+
+# One heartbeat row per open lake of a process; the lease of its operations.
+processes = Table(
+    "fm_processes",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("boot_id", Text, nullable=False),
+    Column("pid_namespace", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("started", Text, nullable=False),
+    Column("beat_ms", BigInteger, nullable=False),
+    Column("lease_ms", BigInteger, nullable=False),
+)
+
+# The journal. state: staging, staged, published, abandoned.
+operations = Table(
+    "fm_operations",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("branch", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("process", String(26), nullable=False),
+    Column("base_version", BigInteger, nullable=False),
+    Column("begun_ms", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger),
+    # Folders that only this operation writes into, as a JSON list: what healing may delete once it is fenced.
+    Column("folders", Text, nullable=False),
+    Column("seal", Text),
+    Column("seal_location", Text),
+    Column("seal_hash", String(64)),
+    Column("version", BigInteger),
+    # 1 when the operation is at its end and nothing of it is on disk but what its commit names.
+    Column("cleaned", Integer, nullable=False),
+)
+
+# What the index fm_operations_unfinished holds; written out, because a bound parameter would not match the index.
+unfinished = text("fm_operations.cleaned = 0")
+
+# state: live, expired.
+commits = Table(
+    "fm_commits",
+    metadata,
+    Column("version", BigInteger, primary_key=True),
+    Column("parent", BigInteger, nullable=False),
+    Column("branch", Text, nullable=False),
+    Column("operation", String(26), nullable=False, unique=True),
+    Column("kind", String(32), nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("committed_ms", BigInteger, nullable=False, index=True),
+    Column("state", String(16), nullable=False),
+)
+
+commit_tables = Table(
+    "fm_commit_tables",
+    metadata,
+    Column("version", BigInteger, primary_key=True),
+    Column("table_id", String(36), primary_key=True, index=True),
+    Column("table_name", String(255), nullable=False),
+    Column("snapshot", BigInteger),
+    Column("sequence", BigInteger, nullable=False),
+    Column("schema_id", Integer, nullable=False),
+    Column("spec_id", Integer, nullable=False),
+    Column("manifest_list", Text),
+    Column("metadata_location", Text, nullable=False),
+    Column("rows_added", BigInteger, nullable=False),
+    Column("rows_updated", BigInteger, nullable=False),
+    Column("rows_deleted", BigInteger, nullable=False),
+    Column("rows_total", BigInteger, nullable=False),
+    Column("files_total", BigInteger, nullable=False),
+    Column("bytes_total", BigInteger, nullable=False),
+)
+
+# parent and base_version say where a branch left another one; main has none.
+branches = Table(
+    "fm_branches",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("parent", String(255)),
+    Column("base_version", BigInteger, nullable=False),
+    Column("head_version", BigInteger, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+)
+
+heads = Table(
+    "fm_heads",
+    metadata,
+    Column("branch", String(255), primary_key=True),
+    Column("table_id", String(36), primary_key=True),
+    Column("table_name", String(255), nullable=False),
+    Column("snapshot", BigInteger),
+    Column("sequence", BigInteger, nullable=False),
+    Column("schema_id", Integer, nullable=False),
+    Column("spec_id", Integer, nullable=False),
+    Column("manifest_list", Text),
+    Column("metadata_location", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("rows_total", BigInteger, nullable=False),
+    Column("files_total", BigInteger, nullable=False),
+    Column("bytes_total", BigInteger, nullable=False),
+)
+
+# What has come in, by the identity its sender gave it: committed with the rows.
+sources = Table(
+    "fm_sources",
+    metadata,
+    Column("scope", String(300), primary_key=True),
+    Column("id", String(512), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("operation", String(26), nullable=False),
+)
+
+audit = Table(
+    "fm_audit",
+    metadata,
+    Column("operation", String(26), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("found", String(16), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("version", BigInteger),
+    Column("at_ms", BigInteger, nullable=False),
+)
+
+# A reason why a version must not be expired.
+pins = Table(
+    "fm_pins",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("taken_ms", BigInteger, nullable=False),
+)
+
+# A table's turn: after lost races a builder is let through alone, until its lease ends.
+turns = Table(
+    "fm_turns",
+    metadata,
+    Column("table_id", String(36), primary_key=True),
+    Column("operation", String(26), nullable=False),
+    Column("until_ms", BigInteger, nullable=False),
+)

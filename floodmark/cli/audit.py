@@ -1,0 +1,29 @@
+"""`floodmark audit`: what healing did, ever. No Spark."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from floodmark import clock
+
+
+def run(
+    context: typer.Context, limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 50
+) -> None:
+    """List what healing did."""
+    with context.obj.open() as lake:
+        rows = [
+            {
+                "time": clock.format_time(row.at_ms),
+                "operation": row.operation,
+                "kind": row.kind,
+                "found": row.found,
+                "outcome": row.outcome,
+                "version": row.version,
+                "detail": row.detail,
+            }
+            for row in lake.audit(limit)
+        ]
+    context.obj.output.rows(rows, rows[0] if rows else (), name="audit", empty="nothing was ever healed")

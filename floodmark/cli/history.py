@@ -1,0 +1,34 @@
+"""`floodmark history`: who changed what, when. No Spark."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from floodmark import clock
+
+
+def run(
+    context: typer.Context,
+    table: Annotated[str | None, typer.Option(help="Only commits that touched this table.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+) -> None:
+    """List the commits, newest first."""
+    with context.obj.open() as lake:
+        commits = lake.history(limit=limit, table=table)
+    if context.obj.output.as_json:
+        context.obj.output.result({"commits": [commit.as_dict() for commit in commits]})
+        return
+    rows = [
+        {
+            "version": commit.version,
+            "time": clock.format_time(commit.committed_ms),
+            "kind": commit.kind,
+            "actor": commit.actor,
+            "tables": " ".join(f"{one.table}+{one.rows_added}" for one in commit.tables),
+            "message": commit.message,
+        }
+        for commit in commits
+    ]
+    context.obj.output.rows(rows, rows[0] if rows else (), name="commits", empty="no commits yet")

@@ -1,0 +1,91 @@
+"""`floodmark [--lake PATH] [--json] COMMAND`: the entry, the exit codes, and errors as words.
+
+Exit codes: 0 done (also "nothing to do"), 1 failed, 2 wrong usage or input, 3 conflict, 4 unavailable, 5 refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from floodmark.cli import (
+    audit,
+    backup,
+    demo,
+    doctor,
+    history,
+    init,
+    load,
+    query,
+    recover,
+    restore,
+    show,
+    status,
+    tables,
+)
+from floodmark.cli.context import Context
+from floodmark.cli.output import Output
+from floodmark.errors import FloodmarkError
+
+app = typer.Typer(
+    name="floodmark",
+    help="A crash-safe, exactly-once lakehouse engine for Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+for command in (init, status, doctor, tables, show, history, load, query, recover, audit, backup, restore, demo):
+    app.command(command.__name__.rpartition(".")[2])(command.run)
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    lake: Annotated[str | None, typer.Option(help="Folder or s3:// address of the lake (or FLOODMARK_LAKE).")] = None,
+    catalog: Annotated[str | None, typer.Option(help="Catalog database URL (or FLOODMARK_CATALOG).")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    config: Annotated[Path | None, typer.Option(help="Settings file (default: floodmark.toml).")] = None,
+) -> None:
+    context.obj = Context(lake, catalog, config, Output(json))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = _globals_first(sys.argv[1:] if arguments is None else arguments)
+    output = Output("--json" in given)
+    try:
+        app(given, standalone_mode=True)
+    except FloodmarkError as error:
+        output.error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("floodmark: stopped\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _globals_first(arguments: list[str]) -> list[str]:
+    """--lake, --catalog, --config and --json may stand anywhere: people write them behind the command too."""
+    first: list[str] = []
+    rest: list[str] = []
+    waiting: Any = iter(arguments)
+    for argument in waiting:
+        if argument == "--":
+            rest.extend([argument, *waiting])
+        elif argument == "--json" or argument.startswith(("--lake=", "--catalog=", "--config=")):
+            first.append(argument)
+        elif argument in ("--lake", "--catalog", "--config"):
+            first.extend([argument, *([value] if (value := next(waiting, None)) is not None else [])])
+        else:
+            rest.append(argument)
+    return first + rest
+
+
+if __name__ == "__main__":
+    main()

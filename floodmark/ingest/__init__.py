@@ -1,0 +1,1 @@
+"""Ways in: where rows come from."""

@@ -1,0 +1,104 @@
+"""Files as a source: JSONL, CSV and Parquet, through Spark's own readers, made strict.
+
+Spark's readers fill in nulls where a value does not fit or a name is misspelt. Here a value that does not fit fails
+the load (FAILFAST), and a column that the table does not have, or that is missing where it must be there, is Invalid
+before any row is staged. Reading changes nothing, so a failure leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from floodmark.errors import Invalid, NotFound
+from floodmark.rows.schema import nearest
+from floodmark.storage import local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
+COMPRESSIONS = ("gz", "zst", "bz2", "lz4", "snappy")
+
+
+def format_of(paths: Sequence[str], given: str | None) -> str:
+    """The one format of all these files: as given, or by the ends of their names."""
+    if given is not None:
+        if given not in FORMATS:
+            raise Invalid("this format is not known", format=given, advice=f"Use one of {', '.join(FORMATS)}.")
+        return FORMATS[given]
+    found = set()
+    for path in paths:
+        parts = [part for part in path.rstrip("/").lower().split(".") if part not in COMPRESSIONS]
+        if parts[-1] not in FORMATS:
+            raise Invalid("the format cannot be told from this name", path=path, advice="Say it with --format.")
+        found.add(FORMATS[parts[-1]])
+    if len(found) != 1:
+        raise Invalid("these files have several formats", formats=",".join(sorted(found)), advice="Load them apart.")
+    return found.pop()
+
+
+def infer_schema(spark: SparkSession, paths: Sequence[str], file_format: str) -> StructType:
+    """The columns of the files, as Spark understands them; for a table that is about to be made."""
+    if file_format == "csv":
+        return _read(spark, paths, "csv", header="true", inferSchema="true", mode="FAILFAST").schema
+    if file_format == "json":
+        return _read(spark, paths, "json", mode="FAILFAST").schema
+    return _read(spark, paths, "parquet").schema
+
+
+def read_files(spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType) -> DataFrame:
+    """The rows of the files with the table's columns and types; whatever does not fit is an error, never a null."""
+    if file_format == "parquet":
+        return _read(spark, paths, "parquet")
+    if file_format == "csv":
+        header = _read(spark, paths, "csv", header="true", inferSchema="false").columns
+        _check_names(header, columns.names, all_needed=True)
+        types = type(columns)([columns[name] for name in header])
+        return _typed(spark, paths, "csv", types, header="true", enforceSchema="false")
+    # Names only: every value as text, so the pass is cheap and no type is guessed.
+    found = _read(spark, paths, "json", primitivesAsString="true", mode="FAILFAST").columns
+    _check_names(found, columns.names, all_needed=False)
+    return _typed(spark, paths, "json", columns)
+
+
+def _typed(
+    spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType, **options: str
+) -> DataFrame:
+    from pyspark.sql.types import StructField
+
+    # A reader's schema says what may be there; what must be there is checked, and counted, while staging.
+    lenient = type(columns)([StructField(field.name, field.dataType, True) for field in columns.fields])
+    return _read(spark, paths, file_format, lenient, mode="FAILFAST", **options)
+
+
+def _check_names(found: Sequence[str], known: Sequence[str], *, all_needed: bool) -> None:
+    for name in found:
+        if name not in known:
+            raise Invalid(
+                "the files have a column that the table does not have", column=name, advice=nearest(name, list(known))
+            )
+    missing = [name for name in known if name not in found]
+    if all_needed and missing:
+        raise Invalid(
+            "the files lack columns of the table",
+            columns=",".join(missing),
+            advice="Add them to the header, with empty values if they are null.",
+        )
+
+
+def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: Any = None, **options: str) -> DataFrame:
+    from pyspark.errors import PySparkException
+
+    from floodmark.rows.stage import spark_error
+
+    reader = spark.read.format(file_format).options(**options)
+    if schema is not None:
+        reader = reader.schema(schema)
+    try:
+        return reader.load([local_path(path) or path for path in paths])
+    except PySparkException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            raise NotFound("there is no such file", path=",".join(paths)) from error
+        raise spark_error(error, "these files cannot be read") from error

@@ -1,0 +1,149 @@
+"""Healing: at open for writing and at the entry of every write, one query; only dead operations are touched.
+
+Each is settled by the same conditional steps that its own writer would have taken, so a second healer, or the writer
+waking up, finds it settled and obeys. Every state change carries its audit row in the same transaction: exactly one
+per operation (I16). Files are deleted only after fencing (I10). Crash in here: an operation is either as it was or
+settled; if files of it are left over, the next healing finds it by its row (`cleaned` is 0) and deletes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import select
+
+from floodmark import log
+from floodmark.catalog import tables
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, to_operation
+from floodmark.catalog.processes import is_dead
+from floodmark.catalog.riders import AlreadyCommitted, AuditRider
+from floodmark.errors import Conflict, Corrupt, Invalid
+from floodmark.failpoints import hit
+from floodmark.model import HealReport
+
+# Executors may outlive their driver and write into an abandoned folder: it is looked at again for this long.
+QUIET_MS = 10 * 60_000
+LOOK_EVERY_S = 5.0
+
+
+class Healer:
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._looked: dict[str, float] = {}
+
+    def heal(self, *, look_again: bool = False, discard: Collection[str] = ()) -> HealReport:
+        """Settle every dead operation. What cannot be understood is kept, named, and refused with Corrupt.
+
+        `look_again`: also look into folders of operations that were abandoned a while ago, whatever was looked at
+        before. `discard`: operations that an operator gives up although they cannot be understood.
+        """
+        rows, now = self._catalog.journal.unfinished()
+        report = _Report()
+        for row in rows:
+            if row.state == ABANDONED:
+                self._look(row, now, report, look_again)
+            elif row.state == PUBLISHED:
+                if self._is_dead(row, now):
+                    report.files_deleted += self._catalog.door.clean(
+                        to_operation(row), self._catalog.history.commit(row.version)
+                    )
+            elif row.id in discard:
+                self._roll_back(row, "discarded", "given up by an operator", report)
+            elif row.state not in STATES:
+                report.refused[row.id] = Corrupt(
+                    "the journal has an operation in an unknown state",
+                    operation=row.id,
+                    state=row.state,
+                    advice="It is kept as it is. Upgrade Floodmark, or `floodmark recover --discard OPERATION`.",
+                )
+            elif self._is_dead(row, now):
+                hit("heal.found")
+                self._settle(row, report)
+        if report.refused:
+            raise next(iter(report.refused.values()))
+        return report.done()
+
+    def _is_dead(self, row: Any, now: int) -> bool:
+        if self._catalog.journal.is_own(row):
+            return row.id not in self._catalog.journal.active
+        return is_dead(row, now)
+
+    def _settle(self, row: Any, report: _Report) -> None:
+        if row.state == STAGING:
+            self._roll_back(row, "rolled_back", "it died before its files were sealed", report)
+            return
+        if not self._branch_exists(row.branch):
+            self._roll_back(row, "discarded", "its branch is gone", report)
+            return
+        try:
+            seal = self._catalog.journal.read_seal(row.id)
+            if not seal.repeatable:
+                # Its caller was told nothing, and will run it again: publishing it here would double its rows.
+                self._roll_back(row, "rolled_back", "it died before its publish", report)
+                return
+            self._roll_forward(row, seal, report)
+        except Corrupt as error:
+            report.refused[row.id] = error
+
+    def _roll_forward(self, row: Any, seal: Any, report: _Report) -> None:
+        operation = to_operation(row)
+        audit = AuditRider(row.kind, STAGED, "rolled_forward", "sealed with an identity; published by a healer")
+        try:
+            commit = self._catalog.door.publish(operation, seal, points="heal", audit=audit, leftovers=True)
+        except AlreadyCommitted as already:
+            self._roll_back(row, "rolled_back", f"its batch came in as version {already.version}", report)
+            return
+        except (Conflict, Invalid) as error:
+            self._roll_back(row, "rolled_back", f"it does not fit the tables any more: {error.message}", report)
+            return
+        report.rolled_forward.append(row.id)
+        log.get(row.id).warning("healed", outcome="rolled_forward", version=commit.version, kind=row.kind)
+
+    def _roll_back(self, row: Any, outcome: str, detail: str, report: _Report) -> None:
+        operation, was_us = self._catalog.journal.abandon(row.id, AuditRider(row.kind, row.state, outcome, detail))
+        # Crash here: fenced, with its audit row; its files are deleted by the next healing.
+        hit("heal.fenced")
+        if operation is None or operation.state != ABANDONED:
+            return  # its writer was quicker
+        report.files_deleted += self._catalog.journal.delete_files(operation)
+        hit("heal.files_deleted")
+        if was_us:
+            (report.discarded if outcome == "discarded" else report.rolled_back).append(row.id)
+            log.get(row.id).warning("healed", outcome=outcome, detail=detail, kind=row.kind)
+
+    def _look(self, row: Any, now: int, report: _Report, look_again: bool) -> None:
+        """An abandoned operation: delete what turned up in its folders since. Age only ends the looking."""
+        if not look_again and time.monotonic() - self._looked.get(row.id, float("-inf")) < LOOK_EVERY_S:
+            return
+        self._looked[row.id] = time.monotonic()
+        operation = to_operation(row)
+        report.files_deleted += self._catalog.journal.delete_files(operation)
+        if now - (row.ended_ms or now) > QUIET_MS:
+            self._catalog.journal.mark_cleaned(row.id)
+            self._looked.pop(row.id, None)
+
+    def _branch_exists(self, branch: str) -> bool:
+        with self._catalog.database.read() as tx:
+            query = select(tables.branches.c.name).where(tables.branches.c.name == branch)
+            return tx.execute(query).scalar() is not None
+
+
+class _Report:
+    def __init__(self) -> None:
+        self.rolled_forward: list[str] = []
+        self.rolled_back: list[str] = []
+        self.discarded: list[str] = []
+        self.refused: dict[str, Corrupt] = {}
+        self.files_deleted = 0
+
+    def done(self) -> HealReport:
+        return HealReport(
+            rolled_forward=tuple(self.rolled_forward),
+            rolled_back=tuple(self.rolled_back),
+            discarded=tuple(self.discarded),
+            refused=tuple(self.refused),
+            files_deleted=self.files_deleted,
+        )

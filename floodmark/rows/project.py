@@ -1,0 +1,95 @@
+"""Data files read with Arrow, their columns matched by field id: the table's schema now, whatever it was then.
+
+A column that the file does not have is null; a narrower type is widened; order and names in the file do not matter.
+Structs, lists and maps are matched inside in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import types
+from pyiceberg.types import ListType, MapType, NestedField, StructType
+
+from floodmark.errors import Corrupt
+from floodmark.rows.nested import list_of, map_of, map_parts, struct_of
+from floodmark.rows.schema import FIELD_ID, arrow_type
+from floodmark.storage import Storage
+
+READ_BATCH_ROWS = 65536
+
+
+def nullable_type(kind: pa.DataType) -> pa.DataType:
+    """The same type with every field in it nullable: what a reader may find in files of any age."""
+    if types.is_struct(kind):
+        return pa.struct([_nullable(field) for field in kind])
+    if types.is_list(kind):
+        return pa.list_(_nullable(kind.value_field))
+    if types.is_map(kind):
+        return pa.map_(nullable_type(kind.key_type), _nullable(kind.item_field))
+    return kind
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, nullable_type(field.type))
+
+
+def read_schema(fields: Sequence[NestedField]) -> pa.Schema:
+    return pa.schema([pa.field(field.name, nullable_type(arrow_type(field.field_type))) for field in fields])
+
+
+def read_file(
+    storage: Storage, location: str, fields: Sequence[NestedField], batch_rows: int = READ_BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one data file, with these columns of its table."""
+    target = read_schema(fields)
+    with storage.open_input(location) as stream, pq.ParquetFile(stream) as parquet:
+        sources = _by_id(parquet.schema_arrow)
+        if len(sources) < len(parquet.schema_arrow):
+            raise Corrupt("a data file has columns without a field id", file=location)
+        wanted = [sources[field.field_id].name for field in fields if field.field_id in sources]
+        # A dot would be taken for a path into a struct: then every column is read.
+        columns = wanted if not any("." in name for name in parquet.schema_arrow.names) else None
+        for batch in parquet.iter_batches(batch_size=batch_rows, columns=columns):
+            arrays = []
+            for field, goal in zip(fields, target, strict=True):
+                source = sources.get(field.field_id)
+                array = None if source is None else batch.column(batch.schema.get_field_index(source.name))
+                arrays.append(_project(array, source, field, goal.type, len(batch)))
+            yield pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _by_id(fields: Iterable[pa.Field]) -> dict[int, pa.Field]:
+    found = {}
+    for field in fields:
+        if field.metadata and FIELD_ID in field.metadata:
+            found[int(field.metadata[FIELD_ID])] = field
+    return found
+
+
+def _project(array: Any, source: pa.Field | None, field: NestedField, goal: pa.DataType, rows: int) -> pa.Array:
+    if array is None or source is None:
+        return pa.nulls(rows, goal)
+    kind = field.field_type
+    if isinstance(kind, StructType):
+        # Without parents' nulls, which the struct keeps itself.
+        by_id = _by_id(source.type)
+        children = []
+        for at, child in enumerate(kind.fields):
+            found = by_id.get(child.field_id)
+            part = None if found is None else array.field(source.type.get_field_index(found.name))
+            children.append(_project(part, found, child, goal.field(at).type, len(array)))
+        return struct_of(array, children, goal)
+    if isinstance(kind, ListType):
+        values = array.flatten()
+        element = _project(values, source.type.value_field, kind.element_field, goal.value_type, len(values))
+        return list_of(array, element, goal)
+    if isinstance(kind, MapType):
+        keys, items = map_parts(array)
+        keys = _project(keys, source.type.key_field, kind.key_field, goal.key_type, len(keys))
+        items = _project(items, source.type.item_field, kind.value_field, goal.item_type, len(items))
+        return map_of(array, keys, items, goal)
+    return array if array.type.equals(goal) else array.cast(goal)

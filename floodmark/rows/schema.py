@@ -1,0 +1,288 @@
+"""One schema, three faces: the table's (Iceberg), the file's (Arrow) and the session's (Spark).
+
+`table_schema` takes whatever describes columns and makes the schema of a new table. What it refuses, it refuses by the
+column's name, before anything exists: reserved names, names that Spark cannot tell apart, types that would be stored as
+something else. The hidden column `_seq` is always last; fresh files do not carry it (their rows inherit the sequence
+of their commit).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.schema import Schema, assign_fresh_schema_ids, sanitize_column_names
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from floodmark.errors import Invalid
+from floodmark.model import RESERVED_COLUMNS, SEQ_COLUMN
+from floodmark.rows.ddl import UNSUPPORTED, parse_ddl
+from floodmark.rows.translate import struct_from_arrow, struct_from_spark, unsupported
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType as SparkType
+    from pyspark.sql.types import StructType as SparkStruct
+
+FIELD_ID = b"PARQUET:field_id"
+SPARK_FIELD_ID = "parquet.field.id"
+# Iceberg's own name of a type, where the advice for it is under Spark's name.
+_ICEBERG_NAMES = {"unknown": "null", "timestamp_ns": "timestamp_ns", "timestamptz_ns": "timestamptz_ns"}
+_HELD = (
+    BooleanType,
+    IntegerType,
+    LongType,
+    FloatType,
+    DoubleType,
+    DecimalType,
+    StringType,
+    BinaryType,
+    DateType,
+    TimestampType,
+    TimestamptzType,
+)
+
+
+def table_schema(schema_like: Any, key: Sequence[str] = ()) -> Schema:
+    """The schema of a new table, from a Spark, Arrow or PyIceberg schema or Spark DDL text, with fresh field ids."""
+    struct = _columns(schema_like)
+    if not struct.fields:
+        raise Invalid("a table needs at least one column", advice="Give a schema like: id long, ts timestamp.")
+    _check_names(struct.fields)
+    for field in struct.fields:
+        if field.name.lower() in RESERVED_COLUMNS:
+            raise Invalid("this column name is reserved", column=field.name, advice="Give the column another name.")
+        _check_type(field.field_type, field.name)
+    _check_key(struct, key)
+    fields = [field.model_copy(update={"required": True}) if field.name in key else field for field in struct.fields]
+    fields.append(NestedField(field_id=-1, name=SEQ_COLUMN, field_type=LongType(), required=False))
+    fresh = assign_fresh_schema_ids(Schema(*_numbered(fields)))
+    identifiers = [field.field_id for field in fresh.fields if field.name in key]
+    return Schema(*fresh.fields, schema_id=0, identifier_field_ids=identifiers)
+
+
+def _columns(schema_like: Any) -> StructType:
+    if isinstance(schema_like, str):
+        return parse_ddl(schema_like)
+    if isinstance(schema_like, Schema):
+        return schema_like.as_struct()
+    # A Spark StructType is known by its JSON form, so that PySpark need not be imported to recognise it.
+    if hasattr(schema_like, "jsonValue"):
+        value = schema_like.jsonValue()
+        if isinstance(value, dict) and value.get("type") == "struct":
+            return struct_from_spark(value)
+    if type(schema_like).__module__.startswith("pyarrow") and hasattr(schema_like, "names"):
+        return struct_from_arrow(schema_like)
+    raise Invalid(
+        "this is not a schema",
+        given=type(schema_like).__name__,
+        advice="Give Spark DDL text, a Spark StructType, an Arrow schema or a PyIceberg schema.",
+    )
+
+
+def _numbered(fields: Iterable[NestedField]) -> list[NestedField]:
+    """The same fields with distinct placeholder ids: an Iceberg schema refuses to be built with equal ones."""
+    ids = iter(range(1, 1_000_000))
+
+    def visit(kind: IcebergType) -> IcebergType:
+        if isinstance(kind, StructType):
+            return StructType(*(number(field) for field in kind.fields))
+        if isinstance(kind, ListType):
+            return ListType(next(ids), visit(kind.element_type), element_required=kind.element_required)
+        if isinstance(kind, MapType):
+            key_id, value_id = next(ids), next(ids)
+            return MapType(key_id, visit(kind.key_type), value_id, visit(kind.value_type), kind.value_required)
+        return kind
+
+    def number(field: NestedField) -> NestedField:
+        return NestedField(next(ids), field.name, visit(field.field_type), required=field.required, doc=field.doc)
+
+    return [number(field) for field in fields]
+
+
+def _check_names(fields: Sequence[NestedField], path: str = "") -> None:
+    seen: dict[str, str] = {}
+    for field in fields:
+        if not field.name.strip():
+            raise Invalid("a column has no name", column=repr(f"{path}{field.name}"), advice="Name every column.")
+        if field.name.lower() in seen:
+            raise Invalid(
+                "two columns have the same name for Spark, which does not tell upper from lower case",
+                column=f"{path}{field.name}",
+                other=f"{path}{seen[field.name.lower()]}",
+                advice="Rename one of them.",
+            )
+        seen[field.name.lower()] = field.name
+
+
+def _check_type(kind: IcebergType, column: str) -> None:
+    if isinstance(kind, StructType):
+        if not kind.fields:
+            raise unsupported(column, "struct without fields", "Give the struct a field, or leave the column out.")
+        _check_names(kind.fields, f"{column}.")
+        for field in kind.fields:
+            _check_type(field.field_type, f"{column}.{field.name}")
+    elif isinstance(kind, ListType):
+        _check_type(kind.element_type, f"{column}.element")
+    elif isinstance(kind, MapType):
+        _check_type(kind.key_type, f"{column}.key")
+        _check_type(kind.value_type, f"{column}.value")
+    elif not isinstance(kind, _HELD):
+        word = str(kind).split("[")[0].split("(")[0]
+        raise unsupported(column, str(kind), UNSUPPORTED.get(_ICEBERG_NAMES.get(word, word), "Use string, or binary."))
+
+
+def _check_key(struct: StructType, key: Sequence[str]) -> None:
+    if isinstance(key, str):
+        raise Invalid("a key is a list of columns", key=key, advice=f'Write key=["{key}"].')
+    by_name = {field.name: field for field in struct.fields}
+    for name in key:
+        kind = by_name[require_name(name, by_name, "key")].field_type
+        if not isinstance(kind, PrimitiveType) or isinstance(kind, FloatType | DoubleType):
+            raise Invalid(
+                "this column cannot be part of a key",
+                column=name,
+                type=kind,
+                advice="A key is made of plain columns that are not float or double.",
+            )
+    if len(set(key)) != len(key):
+        raise Invalid("a key names a column twice", key=", ".join(key), advice="Name each column once.")
+
+
+def require_name(name: str, known: Iterable[str], role: str) -> str:
+    """`name` if it is known, else `Invalid` with the nearest known one."""
+    names = list(known)
+    if name in names:
+        return name
+    raise Invalid(f"there is no such column for the {role}", column=name, advice=nearest(name, names))
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    folded = {other.lower(): other for other in reversed(names)}
+    close = difflib.get_close_matches(name.lower(), folded, n=1)
+    return f"Did you mean {folded[close[0]]}?" if close else f"The columns are: {', '.join(names)}."
+
+
+def user_fields(schema: Schema) -> list[NestedField]:
+    """The columns that people see: all but the hidden one."""
+    return [field for field in schema.fields if field.name != SEQ_COLUMN]
+
+
+def arrow_schema(schema: Schema, *, with_seq: bool = False, file_names: bool = False) -> pa.Schema:
+    """The Arrow schema of a data file of this table: field ids at every level, `_seq` only on demand.
+
+    `file_names` writes names the way Iceberg's writers do (readers match by id): letters, digits and underscores only.
+    """
+    import pyarrow as pa
+
+    ids = {field.field_id for field in (schema.fields if with_seq else user_fields(schema))}
+    named = sanitize_column_names(schema) if file_names else schema
+    return pa.schema([_arrow_field(field) for field in named.fields if field.field_id in ids])
+
+
+def _arrow_field(field: NestedField) -> pa.Field:
+    import pyarrow as pa
+
+    metadata = {FIELD_ID: str(field.field_id).encode()}
+    return pa.field(field.name, arrow_type(field.field_type), nullable=not field.required, metadata=metadata)
+
+
+def arrow_type(kind: IcebergType) -> pa.DataType:
+    import pyarrow as pa
+
+    match kind:
+        case StructType():
+            return pa.struct([_arrow_field(field) for field in kind.fields])
+        case ListType():
+            return pa.list_(_arrow_field(kind.element_field))
+        case MapType():
+            return pa.map_(_arrow_field(kind.key_field), _arrow_field(kind.value_field))
+        case DecimalType():
+            return pa.decimal128(kind.precision, kind.scale)
+    plain: dict[type[IcebergType], pa.DataType] = {
+        BooleanType: pa.bool_(),
+        IntegerType: pa.int32(),
+        LongType: pa.int64(),
+        FloatType: pa.float32(),
+        DoubleType: pa.float64(),
+        StringType: pa.string(),
+        BinaryType: pa.binary(),
+        DateType: pa.date32(),
+        TimestampType: pa.timestamp("us"),
+        TimestamptzType: pa.timestamp("us", tz="UTC"),
+    }
+    if type(kind) not in plain:
+        raise unsupported("?", str(kind), "Read this table with the engine that made it.")
+    return plain[type(kind)]
+
+
+def spark_schema(schema: Schema, with_seq: bool = False, *, all_nullable: bool = False) -> SparkStruct:
+    """The Spark schema of this table, with the field ids by which Spark's Parquet reader matches columns."""
+    fields = schema.fields if with_seq else user_fields(schema)
+    return _spark_struct(fields, all_nullable)
+
+
+def _spark_struct(fields: Iterable[NestedField], all_nullable: bool) -> SparkStruct:
+    from pyspark.sql import types as spark
+
+    return spark.StructType(
+        [
+            spark.StructField(
+                field.name,
+                _spark_type(field.field_type, all_nullable),
+                nullable=all_nullable or not field.required,
+                metadata={SPARK_FIELD_ID: field.field_id},
+            )
+            for field in fields
+        ]
+    )
+
+
+def _spark_type(kind: IcebergType, all_nullable: bool) -> SparkType:
+    from pyspark.sql import types as spark
+
+    match kind:
+        case StructType():
+            return _spark_struct(kind.fields, all_nullable)
+        case ListType():
+            element = _spark_type(kind.element_type, all_nullable)
+            return spark.ArrayType(element, all_nullable or not kind.element_required)
+        case MapType():
+            key, value = _spark_type(kind.key_type, all_nullable), _spark_type(kind.value_type, all_nullable)
+            return spark.MapType(key, value, all_nullable or not kind.value_required)
+        case DecimalType():
+            return spark.DecimalType(kind.precision, kind.scale)
+    plain: dict[type[IcebergType], SparkType] = {
+        BooleanType: spark.BooleanType(),
+        IntegerType: spark.IntegerType(),
+        LongType: spark.LongType(),
+        FloatType: spark.FloatType(),
+        DoubleType: spark.DoubleType(),
+        StringType: spark.StringType(),
+        BinaryType: spark.BinaryType(),
+        DateType: spark.DateType(),
+        TimestampType: spark.TimestampNTZType(),
+        TimestamptzType: spark.TimestampType(),
+    }
+    if type(kind) not in plain:
+        raise unsupported("?", str(kind), "Read this table with the engine that made it.")
+    return plain[type(kind)]

@@ -1,0 +1,280 @@
+"""Stage rows: new data files that nothing refers to yet, and their records.
+
+One function writes (`stage_batches`); it runs on executors for DataFrames and in the caller's process for what is
+already in memory. Only the records that came back count (I3): a task that died, was repeated or ran twice at once
+leaves files in the operation's folder that no record names, and names are never shared between attempts. Rows that do
+not fit write nothing that counts: problems come back as records too, are added up, and raised as one `Invalid`. If the
+driver stops waiting, the job's tasks are stopped by their tag. A crash leaves files that healing deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.table.sorting import SortDirection, SortOrder
+
+from floodmark import clock, failpoints
+from floodmark.errors import Corrupt, FloodmarkError, Invalid, Unavailable
+from floodmark.model import FileRecord
+from floodmark.rows.convert import Conformer, Shape, table_shape
+from floodmark.rows.dicts import rows_to_table
+from floodmark.rows.partition import Splitter, parse_spec
+from floodmark.rows.problems import Problem, Problems
+from floodmark.rows.schema import arrow_type
+from floodmark.rows.statistics import leaves
+from floodmark.rows.translate import struct_from_spark
+from floodmark.rows.writer import DataWriter, WriteOptions
+from floodmark.storage import Storage, join
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+TARGET_FILE_BYTES = 128 * 1024 * 1024
+_BATCH_BYTES_MAX = 8 * 1024 * 1024
+_BATCH_ROWS_MAX = 128 * 1024
+_RESULT_SCHEMA = "kind string, body string"
+_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_SPARK_DEFAULTS = {_ROWS: "10000", _BYTES: "67108864b"}
+# Spark weighs every row it packs if a batch is limited by bytes, which halves the speed of narrow rows. So rows of
+# numbers are limited by count alone, text by a smaller count, and only what is known to be big by its bytes.
+_NUMBERS = {_ROWS: "65536", _BYTES: str(2**31 - 1)}
+_TEXT = {_ROWS: "4096", _BYTES: str(2**31 - 1)}
+_BIG = {_ROWS: "4096", _BYTES: str(32 * 1024 * 1024)}
+
+
+@dataclass(frozen=True)
+class StageTarget:
+    """Where and how to stage rows of one table: plain values, so that it travels to executors."""
+
+    folder: str
+    schema_json: str
+    spec_json: str
+    sort_json: str | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+    target_file_bytes: int = TARGET_FILE_BYTES
+    storage_options: dict[str, str] = field(default_factory=dict)
+
+    def options(self, shape: Shape) -> WriteOptions:
+        sort = SortOrder.model_validate_json(self.sort_json) if self.sort_json else SortOrder()
+        size = int(self.properties.get("write.target-file-size-bytes", self.target_file_bytes))
+        return WriteOptions.of(self.properties, size, _sort_keys(sort, shape))
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What one task staged. With problems, its records do not count."""
+
+    records: tuple[FileRecord, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    rows: int = 0
+
+
+def _sort_keys(order: SortOrder, shape: Shape) -> tuple[tuple[str, str], ...]:
+    names = {column.field_id: at for at, column in enumerate(shape.schema.fields)}
+    return tuple(
+        (
+            shape.file_schema.field(names[key.source_id]).name,
+            "descending" if key.direction == SortDirection.DESC else "ascending",
+        )
+        for key in order.fields
+        if key.source_id in names
+    )
+
+
+def stage_batches(
+    target: StageTarget,
+    batches: Iterable[pa.RecordBatch],
+    task_name: str,
+    *,
+    storage: Storage | None = None,
+    in_task: bool = False,
+) -> Staged:
+    """Write the batches as data files of the target; every file is durable when this returns."""
+    storage = storage or Storage(target.storage_options)
+    shape = table_shape(target.schema_json)
+    problems = Problems()
+    names = (f"{task_name}-{number:05d}.parquet" for number in range(1_000_000))
+    writer = DataWriter(
+        storage,
+        shape,
+        Splitter(parse_spec(target.spec_json), shape),
+        target.options(shape),
+        leaves(target.schema_json),
+        lambda: join(target.folder, next(names)),
+        # Crash here, in a task: a whole file that no record names.
+        (lambda: failpoints.hit("task.file_written")) if in_task else (lambda: None),
+    )
+    try:
+        with storage.batch():
+            for batch in _conformed(shape, batches, problems):
+                if problems:
+                    writer.abandon()
+                elif batch is not None:
+                    writer.write(batch)
+            records = [] if problems else writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+    if not problems and sum(record.rows for record in records) != writer.rows:
+        raise Corrupt("the staged files do not hold the rows that were written", rows=writer.rows, folder=target.folder)
+    return Staged(tuple(records), problems.all(), writer.rows)
+
+
+def _conformed(shape: Shape, batches: Iterable[pa.RecordBatch], problems: Problems) -> Iterator[pa.RecordBatch | None]:
+    conformer: Conformer | None = None
+    for batch in batches:
+        if conformer is None or not batch.schema.equals(conformer.source):
+            conformer = Conformer(shape, batch.schema)
+        if len(batch) or conformer.problems:
+            yield conformer.conform(batch, problems)
+
+
+def stage_in_process(target: StageTarget, data: Any, storage: Storage) -> list[FileRecord]:
+    """Stage an Arrow table, batch or reader, a pandas DataFrame or a list of dicts, without Spark."""
+    shape = table_shape(target.schema_json)
+    schema, batches = _batches(data, shape)
+    # An input without rows is still checked: a wrong column must not wait for its first row to be found.
+    Conformer(shape, schema).problems.raise_invalid()
+    staged = stage_batches(target, _cut(batches), clock.new_id(), storage=storage)
+    Problems(staged.problems).raise_invalid()
+    return list(staged.records)
+
+
+def _batches(data: Any, shape: Shape) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    if isinstance(data, list | tuple):
+        data = rows_to_table(data, shape)
+    elif type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns"):
+        data = _from_pandas(data)
+    if isinstance(data, pa.Table):
+        return data.schema, data.to_batches()
+    if isinstance(data, pa.RecordBatch):
+        return data.schema, [data]
+    if hasattr(data, "__arrow_c_stream__"):
+        reader = data if isinstance(data, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(data)
+        return reader.schema, reader
+    raise Invalid(
+        "these are not rows",
+        given=type(data).__name__,
+        advice="Send a Spark DataFrame, an Arrow table or reader, a pandas DataFrame or a list of dicts.",
+    )
+
+
+def _from_pandas(frame: Any) -> pa.Table:
+    """The frame's columns as Arrow; its index is not a column. What pandas calls missing (NaN too) is null."""
+    arrays = []
+    for position, name in enumerate(frame.columns):
+        try:
+            arrays.append(pa.Array.from_pandas(frame.iloc[:, position]))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise Invalid(
+                "this pandas column mixes types", column=name, cause=error, advice="Give its values one type."
+            ) from error
+    return pa.table(arrays, names=[str(name) for name in frame.columns])
+
+
+def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in pieces of bounded size, without copying."""
+    for batch in batches:
+        pieces = max(1, -(-len(batch) // _BATCH_ROWS_MAX), -(-batch.nbytes // _BATCH_BYTES_MAX))
+        rows = max(1, -(-len(batch) // pieces))
+        for start in range(0, max(1, len(batch)), rows):
+            yield batch.slice(start, rows)
+
+
+def stage_dataframe(target: StageTarget, df: DataFrame, operation_id: str) -> list[FileRecord]:
+    """Stage a Spark DataFrame with tasks on its executors; the driver keeps the records only."""
+    names = check_dataframe(target, df)
+    # By position from here on: a name may hold a dot, or differ from another only in its case.
+    plain = df.toDF(*(f"c{position}" for position in range(len(names))))
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _stage_task(target, names, batches)
+
+    with _batch_size(plain):
+        rows = _collect(plain.mapInArrow(stage, _RESULT_SCHEMA), f"floodmark-{operation_id}")
+    Problems(Problem.from_json(row["body"]) for row in rows if row["kind"] == "problem").raise_invalid()
+    records = [FileRecord.from_json(row["body"]) for row in rows if row["kind"] == "record"]
+    if len({record.path for record in records}) != len(records):
+        raise Corrupt("two tasks wrote a file of the same name", folder=target.folder)
+    return sorted(records, key=lambda record: record.path)
+
+
+def check_dataframe(target: StageTarget, df: DataFrame) -> list[str]:
+    """The DataFrame's column names, or `Invalid` if its columns cannot fit the table; runs no job."""
+    struct = struct_from_spark(df.schema.jsonValue())
+    source = pa.schema([pa.field(column.name, arrow_type(column.field_type)) for column in struct.fields])
+    Conformer(table_shape(target.schema_json), source).problems.raise_invalid()
+    return list(source.names)
+
+
+def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    task = f"{context.partitionId():05d}-{context.taskAttemptId()}-" if context is not None else ""
+    named = (batch.rename_columns(names) for batch in batches)
+    staged = stage_batches(target, named, f"{task}{clock.new_id()}", in_task=True)
+    if staged.problems:
+        results = [("problem", problem.to_json()) for problem in staged.problems]
+    else:
+        results = [("record", record.to_json()) for record in staged.records]
+    if results:
+        kinds, bodies = zip(*results, strict=True)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(kinds, pa.string()), pa.array(bodies, pa.string())], names=["kind", "body"]
+        )
+
+
+def _collect(df: DataFrame, tag: str) -> list[Any]:
+    """Run the job under its tag; if this process stops waiting for it, its tasks are stopped too."""
+    from pyspark.errors import PySparkException
+
+    spark = df.sparkSession
+    spark.addTag(tag)
+    try:
+        return list(df.collect())
+    except PySparkException as error:
+        raise spark_error(error, "Spark could not stage the rows") from error
+    except BaseException:
+        spark.interruptTag(tag)
+        raise
+    finally:
+        spark.removeTag(tag)
+
+
+def spark_error(error: Any, message: str) -> FloodmarkError:
+    """What a failed Spark job means: rows that cannot be computed are Invalid, the rest may be retried."""
+    state = error.getSqlState() or ""
+    cause = next((line.strip() for line in reversed(str(error).splitlines()) if _telling(line)), type(error).__name__)
+    if state.startswith(("22", "42")):
+        return Invalid(message, cause=cause, advice="Correct the DataFrame: Spark cannot compute its rows.")
+    return Unavailable(message, cause=cause, advice="Look at the cause; nothing was written, so it can be repeated.")
+
+
+def _telling(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith(("at ", "File ", "... ", "JVM stacktrace"))
+
+
+@contextmanager
+def _batch_size(df: DataFrame) -> Iterator[None]:
+    """Sizes of Arrow batches that suit the DataFrame's columns, unless somebody chose them; put back at the end."""
+    kinds = [field.dataType for field in df.schema.fields]
+    if any(kind.typeName() in ("binary", "array", "map", "struct") for kind in kinds):
+        wanted = _BIG
+    else:
+        wanted = _TEXT if any(kind.typeName() == "string" for kind in kinds) else _NUMBERS
+    spark = df.sparkSession
+    before = {key: str(spark.conf.get(key)) for key in wanted}
+    changed = {key: value for key, value in wanted.items() if before[key] == _SPARK_DEFAULTS[key] != value}
+    for key, value in changed.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in changed:
+            spark.conf.set(key, before[key])

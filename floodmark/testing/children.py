@@ -1,0 +1,104 @@
+"""Real processes for crash tests: started quickly, killed really.
+
+A fork server imports Floodmark once; each child is forked from it in milliseconds, and has nothing of the test's own
+process: no connections, no threads. A child dies by SIGKILL at a failpoint, like any process that is killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from floodmark.failpoints import VARIABLE
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# Everything that a write imports late; importing starts no thread, so forking from there is safe.
+_PRELOADED = [
+    "floodmark",
+    "floodmark.catalog.door",
+    "floodmark.rows.stage",
+    "floodmark.rows.layout",
+    "alembic.command",
+    "alembic.config",
+    "pandas",
+    "psycopg",
+    "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlalchemy.dialects.sqlite.pysqlite",
+    "structlog",
+    "pytest",
+    "floodmark.testing.invariants",
+    "pyiceberg.table.locations",
+    "zstandard",
+]
+
+
+def preload(*modules: str) -> None:
+    """Import these too before children are forked; only before the first child."""
+    _CONTEXT.set_forkserver_preload([*_PRELOADED, *modules])
+
+
+preload()
+
+
+class Child:
+    def __init__(self, function: Callable[..., Any], *arguments: Any, failpoint: str | None = None) -> None:
+        self._receiver, sender = _CONTEXT.Pipe(duplex=False)
+        self.process = _CONTEXT.Process(target=_run, args=(sender, failpoint, function, arguments), daemon=True)
+        self.process.start()
+        sender.close()
+
+    @property
+    def pid(self) -> int:
+        pid = self.process.pid
+        assert pid is not None
+        return pid
+
+    def wait(self, timeout_s: float = 60) -> Any:
+        """The function's result; raises if it raised. None and `killed` if it died by SIGKILL."""
+        answer = None
+        if self._receiver.poll(timeout_s):
+            try:
+                answer = self._receiver.recv()
+            except EOFError:
+                answer = None
+        self.process.join(timeout_s)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise TimeoutError("the child did not end")
+        if answer is None:
+            return None
+        kind, value = answer
+        if kind == "error":
+            raise AssertionError(f"the child failed:\n{value}")
+        return value
+
+    @property
+    def killed(self) -> bool:
+        return self.process.exitcode == -signal.SIGKILL
+
+
+def run_killed(function: Callable[..., Any], *arguments: Any, failpoint: str) -> bool:
+    """Run a function in a child that dies at a failpoint; False if it never passed there and ended well."""
+    child = Child(function, *arguments, failpoint=failpoint)
+    child.wait()
+    return child.killed
+
+
+def run_child(function: Callable[..., Any], *arguments: Any) -> Any:
+    return Child(function, *arguments).wait()
+
+
+def _run(sender: Any, failpoint: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.pop(VARIABLE, None)
+    if failpoint is not None:
+        os.environ[VARIABLE] = failpoint
+    try:
+        sender.send(("ok", function(*arguments)))
+    except BaseException:  # noqa: BLE001 - told to the parent, which raises it
+        sender.send(("error", traceback.format_exc()))
+    finally:
+        sender.close()

@@ -1,0 +1,52 @@
+"""Faults of a real database connection: the Nth statement or COMMIT fails, before its effect or after it.
+
+Works below SQLAlchemy's dialect, on the real driver and the real database: "before" means that the call never reached
+the database, "after" that it was done and the reply was lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from floodmark.catalog.database import Database
+
+
+class DatabaseFaults:
+    """Count the calls of a database, and let the Nth fail. `calls_seen` and `fired` tell when N is past the run."""
+
+    def __init__(self, database: Database, *, fail_at: int, mode: str, stay_broken: bool = False) -> None:
+        if mode not in ("before", "after"):
+            raise ValueError(f"unknown mode {mode!r}")
+        self._dialect = database.engine.dialect
+        self._fail_at = fail_at
+        self._mode = mode
+        self._stay_broken = stay_broken
+        self.calls_seen = 0
+        self.fired = False
+        self._real = {name: getattr(self._dialect, name) for name in ("do_execute", "do_executemany", "do_commit")}
+        for name in self._real:
+            setattr(self._dialect, name, self._wrapped(name))
+
+    def remove(self) -> None:
+        for name in self._real:
+            delattr(self._dialect, name)
+
+    def _wrapped(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls_seen += 1
+            due = self.calls_seen == self._fail_at
+            if (due and self._mode == "before") or (self.fired and self._stay_broken):
+                self.fired = True
+                raise self._error()
+            result = self._real[name](*arguments, **named)
+            if due:
+                self.fired = True
+                raise self._error()
+            return result
+
+        return call
+
+    def _error(self) -> Exception:
+        driver: Any = self._dialect.dbapi
+        error: Exception = driver.OperationalError("injected: the connection was lost")
+        return error

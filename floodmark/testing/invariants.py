@@ -1,0 +1,147 @@
+"""What must hold of every lake at rest: checked from the catalog and the files themselves, not from what code claims.
+
+Used by crash, fault and model tests after every step. Raises AssertionError with every broken rule, never just one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import select
+
+from floodmark.catalog import tables
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.journal import ABANDONED, PUBLISHED, all_files
+from floodmark.catalog.metadata import last_sequence
+from floodmark.model import Head
+
+
+@dataclass(frozen=True)
+class LakeFacts:
+    """What was found: for tests that go on to compare it with what they expect."""
+
+    version: int
+    operations: dict[str, str]
+    audit: dict[str, str]
+    files: frozenset[str]
+
+
+def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
+    """Check a lake that nobody is writing to. `settled`: healing has run, so nothing may be unfinished or left over."""
+    broken: list[str] = []
+    with catalog.database.read() as tx:
+        lake = tx.execute(select(tables.lake)).one()
+        commits = list(tx.execute(select(tables.commits).order_by(tables.commits.c.version)))
+        touched = list(tx.execute(select(tables.commit_tables).order_by(tables.commit_tables.c.version)))
+        heads = list(tx.execute(select(tables.heads)))
+        pointers = {row.table_name: row.metadata_location for row in tx.execute(select(tables.iceberg_tables))}
+        operations = list(tx.execute(select(tables.operations)))
+        audit = list(tx.execute(select(tables.audit)))
+        sources = list(tx.execute(select(tables.sources)))
+    _check_history(lake, commits, operations, sources, broken)
+    _check_tables(catalog, touched, heads, pointers, broken)
+    _check_journal(operations, audit, settled, broken)
+    files = _check_files(catalog, touched, settled, broken)
+    if broken:
+        raise AssertionError("broken rules:\n- " + "\n- ".join(broken))
+    return LakeFacts(
+        version=lake.version,
+        operations={row.id: row.state for row in operations},
+        audit={row.operation: row.outcome for row in audit},
+        files=frozenset(files),
+    )
+
+
+def _check_history(lake: Any, commits: list[Any], operations: list[Any], sources: list[Any], broken: list[str]) -> None:
+    versions = [row.version for row in commits]
+    if versions != list(range(1, lake.version + 1)):
+        broken.append(f"versions have a gap: {versions} up to {lake.version}")
+    if any(later.committed_ms < earlier.committed_ms for earlier, later in pairwise(commits)):
+        broken.append("commit times go back")
+    by_id = {row.id: row for row in operations}
+    for commit in commits:
+        operation = by_id.get(commit.operation)
+        if operation is None or operation.state != PUBLISHED or operation.version != commit.version:
+            broken.append(f"version {commit.version} has no published operation")
+    published = Counter(row.version for row in operations if row.state == PUBLISHED)
+    if any(count != 1 for count in published.values()) or set(published) != set(versions):
+        broken.append(f"published operations {sorted(published)} are not the versions {versions}")
+    for source in sources:
+        if source.version not in published:
+            broken.append(f"batch {source.id} names version {source.version}, which is not there")
+
+
+def _check_tables(
+    catalog: Catalog, touched: list[Any], heads: list[Any], pointers: dict[str, str], broken: list[str]
+) -> None:
+    if {row.table_name for row in heads} != set(pointers):
+        broken.append(f"heads {sorted(row.table_name for row in heads)} are not the pointers {sorted(pointers)}")
+    sequences: dict[str, int] = {}
+    for row in touched:
+        if row.sequence <= sequences.get(row.table_id, -1):
+            broken.append(f"sequence of {row.table_name} does not rise at version {row.version}")
+        sequences[row.table_id] = row.sequence
+        entries = [
+            entry
+            for manifest in catalog.files.manifests(row.manifest_list)
+            for entry in manifest.fetch_manifest_entry(catalog.files.io)
+        ]
+        rows = sum(entry.data_file.record_count for entry in entries)
+        if (rows, len(entries)) != (row.rows_total, row.files_total):
+            broken.append(f"{row.table_name}@{row.version}: {rows} rows in {len(entries)} files, not {row.rows_total}")
+        if any(entry.sequence_number is None or entry.sequence_number > row.sequence for entry in entries):
+            broken.append(f"{row.table_name}@{row.version}: a file's sequence is above the commit's")
+    newest = {row.table_id: row for row in touched}
+    for head in heads:
+        row = newest[head.table_id]
+        if (head.metadata_location, head.snapshot) != (row.metadata_location, row.snapshot):
+            broken.append(f"head of {head.table_name} is not its newest commit")
+        if pointers.get(head.table_name) != head.metadata_location:
+            broken.append(f"pointer of {head.table_name} is not its head")
+        metadata = catalog.files.metadata(head.metadata_location)
+        if metadata.current_snapshot_id != head.snapshot or last_sequence(metadata) != head.sequence:
+            broken.append(f"metadata of {head.table_name} disagrees with its head")
+
+
+def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broken: list[str]) -> None:
+    states = {row.id: row.state for row in operations}
+    if settled and any(state not in (PUBLISHED, ABANDONED) for state in states.values()):
+        broken.append(f"unfinished operations: {states}")
+    for row in audit:
+        expected = PUBLISHED if row.outcome == "rolled_forward" else ABANDONED
+        if states.get(row.operation) != expected:
+            broken.append(f"audit says {row.outcome} of {row.operation}, the journal {states.get(row.operation)}")
+
+
+def _check_files(catalog: Catalog, touched: list[Any], settled: bool, broken: list[str]) -> set[str]:
+    reachable: set[str] = set()
+    for row in touched:
+        head = Head(
+            "main",
+            row.table_name,
+            row.table_id,
+            row.snapshot,
+            row.sequence,
+            row.schema_id,
+            row.spec_id,
+            row.manifest_list,
+            row.metadata_location,
+            row.version,
+            0,
+            0,
+            0,
+        )
+        reachable |= catalog.files.named_files([head]) | set(catalog.files.data_files(head))
+    on_disk = {
+        entry.location
+        for entry in all_files(catalog.storage, catalog.location)
+        if not entry.location.rpartition("/")[2].startswith("catalog.db")
+    }
+    if missing := reachable - on_disk:
+        broken.append(f"files are gone: {sorted(missing)}")
+    if settled and (extra := on_disk - reachable):
+        broken.append(f"files are left over: {sorted(extra)}")
+    return on_disk

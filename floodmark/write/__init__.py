@@ -1,0 +1,1 @@
+"""Writes: plan, stage, seal, and through the door."""

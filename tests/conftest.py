@@ -1,0 +1,81 @@
+"""Fixtures that every kind of test may use: a place for a lake on each database, and a real PostgreSQL server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import floodmark as fm
+from floodmark.testing.children import preload
+from floodmark.testing.postgres import PostgresServer, postgres_server
+
+EVENTS = "id long not null, name string"
+DATABASES = ("sqlite", "postgresql")
+
+preload("tests.conftest")
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    with postgres_server(tmp_path_factory.mktemp("pg")) as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a lake is: enough for another process to open it."""
+
+    path: str
+    catalog: str | None
+
+    def open(self, **options: Any) -> fm.Lake:
+        return fm.open(self.path, catalog=self.catalog, **options)
+
+
+@pytest.fixture
+def new_place(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], Place]:
+    count = iter(range(1_000_000))
+
+    def make(database: str) -> Place:
+        catalog = None
+        if database == "postgresql":
+            server: PostgresServer = request.getfixturevalue("postgres")
+            catalog = server.url(server.new_database())
+        return Place(str(tmp_path / f"lake{next(count)}"), catalog)
+
+    return make
+
+
+@pytest.fixture(params=DATABASES)
+def place(request: pytest.FixtureRequest, new_place: Callable[[str], Place]) -> Place:
+    """A place for a lake, on every database in turn."""
+    return new_place(request.param)
+
+
+@pytest.fixture
+def lake(place: Place) -> Iterator[fm.Lake]:
+    """A lake with two empty tables, events and notes, on every database in turn."""
+    with place.open(create=True, actor="test") as lake:
+        lake.create_table("events", EVENTS)
+        lake.create_table("notes", EVENTS)
+        yield lake
+
+
+def ids(lake: fm.Lake, table: str = "events", version: int | None = None) -> list[int]:
+    """The ids in a table, read from its files by PyArrow: what is really there, without Spark."""
+    import pyarrow.parquet as pq
+
+    state = lake.catalog.history.tables_at(lake.catalog.history.resolve(version=version))
+    found: list[int] = []
+    for path in lake.catalog.files.data_files(state[table]):
+        with lake.catalog.storage.open_input(path) as file:
+            found += pq.read_table(file, columns=["id"])["id"].to_pylist()
+    return sorted(found)
+
+
+def rows(*numbers: int) -> list[dict[str, Any]]:
+    return [{"id": number, "name": f"row {number}"} for number in numbers]
