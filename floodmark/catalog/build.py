@@ -163,7 +163,9 @@ class Builder:
         # This commit's own manifest has no sequence yet, so it is never merged into another.
         for number, group in enumerate(plan_merges(manifests[1:]), start=1):
             location = self._name(edit, f"{attempt.id}-m{number}.avro")
-            merged = write_merged(self._files.io, location, metadata, edit.snapshot, group)
+            entries = (entry for manifest in group for entry in self._files.entries(manifest))
+            spec_id = group[0].partition_spec_id
+            merged = write_merged(self._files.io, location, metadata, spec_id, edit.snapshot, entries)
             gone = {manifest.manifest_path for manifest in group}
             manifests = [one for one in manifests if one.manifest_path not in gone] + [merged]
         return manifests

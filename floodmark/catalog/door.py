@@ -278,7 +278,7 @@ class Door:
         retrying = Retrying(
             retry=retry_if_exception_type(Unavailable),
             stop=stop_after_attempt(6),
-            wait=wait_exponential_jitter(initial=0.05, max=2),
+            wait=wait_exponential_jitter(multiplier=0.05, max=2, jitter=0.05),
             reraise=True,
         )
         found = retrying(self._journal.find, operation.id)

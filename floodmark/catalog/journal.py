@@ -136,18 +136,29 @@ class Journal:
         if changed == 0:
             raise fenced(operation.id)
 
-    def read_seal(self, operation: str) -> Seal:
-        with self._database.read() as tx:
-            row = tx.execute(select(tables.operations).where(tables.operations.c.id == operation)).one()
+    def read_seal(self, operation: str) -> Seal | None:
+        """What a staged operation will do; None if it is not staged any more, because somebody settled it."""
+        row = self._sealed_row(operation)
+        if row is None:
+            return None
         text = row.seal
         if text is None and row.seal_location is not None:
             try:
                 text = self._storage.read(row.seal_location).decode()
             except (NotFound, UnicodeDecodeError) as error:
+                if self._sealed_row(operation) is None:
+                    return None  # settled, and its folder deleted, between the two reads
                 raise Corrupt(
                     "the record of this operation is gone", operation=operation, location=row.seal_location
                 ) from error
         return Seal.from_text(operation, text or "", row.seal_hash or "")
+
+    def _sealed_row(self, operation: str) -> Any:
+        query = select(tables.operations).where(
+            tables.operations.c.id == operation, tables.operations.c.state == STAGED
+        )
+        with self._database.read() as tx:
+            return tx.execute(query).first()
 
     def find(self, operation: str) -> Operation | None:
         """Read an operation's row under its lock: a server that is still committing it is waited for (I13)."""
@@ -178,7 +189,7 @@ class Journal:
             return to_operation(row, state=ABANDONED), True
 
     def delete_files(self, operation: Operation) -> int:
-        """Delete everything in the folders of an abandoned operation: fenced first, so nothing can refer to it (I10)."""
+        """Delete everything in the folders of an abandoned operation: fenced, so nothing can refer to it (I10)."""
         return sum(self._storage.delete_prefix(folder) for folder in operation.folders)
 
     def mark_published(self, tx: Connection, operation: str, version: int, ended_ms: int, *, cleaned: bool) -> None:

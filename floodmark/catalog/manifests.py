@@ -110,14 +110,13 @@ def _size_class(files: int) -> int:
 
 
 def write_merged(
-    io: FileIO, location: str, metadata: TableMetadata, snapshot: int, group: Sequence[ManifestFile]
+    io: FileIO, location: str, metadata: TableMetadata, spec_id: int, snapshot: int, entries: Iterable[ManifestEntry]
 ) -> ManifestFile:
     """One manifest with the live entries of several published ones."""
-    spec = metadata.specs()[group[0].partition_spec_id]
+    spec = metadata.specs()[spec_id]
     with write_manifest(2, spec, metadata.schema(), io.new_output(location), snapshot, COMPRESSION) as writer:
-        for manifest in group:
-            for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
-                writer.existing(entry)
+        for entry in entries:
+            writer.existing(entry)
     return writer.to_manifest_file()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from cachetools import LRUCache
-from pyiceberg.manifest import ManifestContent, ManifestFile, read_manifest_list
+from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile, read_manifest_list
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
@@ -31,6 +31,7 @@ from floodmark.storage.fileio import LakeFileIO
 
 SNAPSHOTS_KEPT = 5
 METADATA_LOG_KEPT = 10
+ENTRIES_REMEMBERED = 50_000
 SNAPSHOT_ID_MAX = 2**63 - 1
 
 
@@ -129,6 +130,8 @@ class MetadataFiles:
         self.io = LakeFileIO.over(storage)
         self._lock = threading.Lock()
         self._metadata: LRUCache[str, TableMetadata] = LRUCache(maxsize=256)
+        # Opening a manifest costs milliseconds however small it is, and commits share most of theirs.
+        self._entries: LRUCache[str, list[ManifestEntry]] = LRUCache(maxsize=ENTRIES_REMEMBERED, getsizeof=len)
         self._lists: LRUCache[str, tuple[ManifestFile, ...]] = LRUCache(maxsize=256)
 
     def metadata(self, location: str) -> TableMetadata:
@@ -163,6 +166,17 @@ class MetadataFiles:
             )
         return found
 
+    def entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
+        """The live files of a published manifest. Not to be changed: they are remembered."""
+        with self._lock:
+            found = self._entries.get(manifest.manifest_path)
+        if found is None:
+            found = manifest.fetch_manifest_entry(self.io, discard_deleted=True)
+            with self._lock:
+                if len(found) <= ENTRIES_REMEMBERED:
+                    self._entries[manifest.manifest_path] = found
+        return found
+
     def named_files(self, touched: Iterable[Head]) -> set[str]:
         """The metadata files, lists and manifests that the commit which left these heads names."""
         named: set[str] = set()
@@ -181,7 +195,7 @@ class MetadataFiles:
             for head in touched
             for manifest in self.manifests(head.manifest_list)
             if manifest.added_snapshot_id == head.snapshot
-            for entry in manifest.fetch_manifest_entry(self.io, discard_deleted=True)
+            for entry in self.entries(manifest)
         }
 
     def data_files(self, head: Head) -> list[str]:
@@ -190,7 +204,7 @@ class MetadataFiles:
             return [
                 entry.data_file.file_path
                 for manifest in self.manifests(head.manifest_list)
-                for entry in manifest.fetch_manifest_entry(self.io, discard_deleted=True)
+                for entry in self.entries(manifest)
             ]
         except (NotFound, FileNotFoundError) as error:
             raise Corrupt(

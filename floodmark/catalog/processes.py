@@ -22,6 +22,7 @@ from floodmark.catalog.database import Database
 from floodmark.errors import Unavailable
 
 LEASE_MS = 60_000  # long against the busy timeout of 10 s
+BEAT_S_MIN = 0.5
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Heartbeat:
             return  # the row dies with its lease
 
     def _run(self) -> None:
-        while not self._stop.wait(self._lease_ms / 4000):
+        while not self._stop.wait(max(self._lease_ms / 4000, BEAT_S_MIN)):
             try:
                 with self._database.write() as tx:
                     self.beat(tx, self._database.now_ms(tx))

@@ -80,6 +80,8 @@ class Healer:
             return
         try:
             seal = self._catalog.journal.read_seal(row.id)
+            if seal is None:
+                return  # its writer, or another healer, was quicker
             if not seal.repeatable:
                 # Its caller was told nothing, and will run it again: publishing it here would double its rows.
                 self._roll_back(row, "rolled_back", "it died before its publish", report)

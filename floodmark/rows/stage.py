@@ -9,6 +9,7 @@ driver stops waiting, the job's tasks are stopped by their tag. A crash leaves f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 _BATCH_BYTES_MAX = 8 * 1024 * 1024
 _BATCH_ROWS_MAX = 128 * 1024
+_RAISED = re.compile(r"[A-Za-z_][\w.]*: .")
 _RESULT_SCHEMA = "kind string, body string"
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -250,14 +252,13 @@ def _collect(df: DataFrame, tag: str) -> list[Any]:
 def spark_error(error: Any, message: str) -> FloodmarkError:
     """What a failed Spark job means: rows that cannot be computed are Invalid, the rest may be retried."""
     state = error.getSqlState() or ""
-    cause = next((line.strip() for line in reversed(str(error).splitlines()) if _telling(line)), type(error).__name__)
+    lines = str(error).splitlines() or [type(error).__name__]
+    # A task's Python error says what happened in its last line, Spark's own errors in their first.
+    raised = [line for line in lines if _RAISED.match(line)] if type(error).__name__ == "PythonException" else []
+    cause = (raised or lines[:1])[-1].strip()
     if state.startswith(("22", "42")):
         return Invalid(message, cause=cause, advice="Correct the DataFrame: Spark cannot compute its rows.")
     return Unavailable(message, cause=cause, advice="Look at the cause; nothing was written, so it can be repeated.")
-
-
-def _telling(line: str) -> bool:
-    return bool(line.strip()) and not line.lstrip().startswith(("at ", "File ", "... ", "JVM stacktrace"))
 
 
 @contextmanager

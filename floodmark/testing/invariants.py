@@ -87,7 +87,7 @@ def _check_tables(
         entries = [
             entry
             for manifest in catalog.files.manifests(row.manifest_list)
-            for entry in manifest.fetch_manifest_entry(catalog.files.io)
+            for entry in catalog.files.entries(manifest)
         ]
         rows = sum(entry.data_file.record_count for entry in entries)
         if (rows, len(entries)) != (row.rows_total, row.files_total):

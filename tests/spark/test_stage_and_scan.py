@@ -149,8 +149,9 @@ def test_rows_that_spark_cannot_compute_are_invalid(spark: SparkSession, tmp_pat
 
 def test_a_storage_that_fails_in_a_task_is_unavailable(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable) as refused:
         stage_dataframe(target_of("id long", tmp_path / "file" / "data"), spark.range(3), "op")
+    assert "floodmark.errors" in refused.value.facts["cause"]
 
 
 def test_an_empty_dataframe_makes_no_file(spark: SparkSession, tmp_path: Path) -> None:

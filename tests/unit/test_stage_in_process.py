@@ -49,7 +49,8 @@ def read_all(storage: Storage, target: StageTarget, records: list[Any], text: st
 EVERYTHING = (
     "id long not null, n int, f float, x double, d decimal(10,2), big decimal(38,6), s string, b binary, ok boolean, "
     "day date, ts timestamp, ntz timestamp_ntz, l array<array<int>>, "
-    "m map<string,struct<a:int not null,b:array<string>>>, st struct<x:struct<y:long not null> not null,z:string>, `odd name.with dot` string"
+    "m map<string,struct<a:int not null,b:array<string>>>, "
+    "st struct<x:struct<y:long not null> not null,z:string>, `odd name.with dot` string"
 )
 ROWS: list[dict[str, Any]] = [
     {

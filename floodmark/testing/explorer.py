@@ -1,0 +1,133 @@
+"""A deterministic explorer of interleavings: every order of the steps of a few actors, up to a bound.
+
+Actors are real code on real threads against the real database, but only one runs at a time: each stops at its next
+failpoint (outside transactions) until the scheduler lets it go on. A schedule is the list of choices; replaying a
+prefix and then running straight on gives the same run again, so all schedules with at most `preemptions` switches away
+from an actor that could have gone on are found by changing one choice after another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from floodmark import failpoints
+
+# Inside a transaction an actor holds locks: stopping there would only block the others, as the database does.
+NOT_A_STOP = ("locked", "moved")
+WAIT_S = 60
+
+
+@dataclass
+class Actor:
+    name: str
+    function: Callable[[], Any]
+    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    stopped: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    done: bool = False
+    result: Any = None
+    error: BaseException | None = None
+    trail: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One explored order: the choices taken, what could have been chosen instead, and how every actor ended."""
+
+    choices: tuple[str, ...]
+    enabled: tuple[tuple[str, ...], ...]
+    actors: Mapping[str, Actor]
+
+
+def run_schedule(functions: Mapping[str, Callable[[], Any]], prefix: tuple[str, ...]) -> Run:
+    """Follow `prefix`, then let each actor run to its end before the next."""
+    actors = {name: Actor(name, function) for name, function in functions.items()}
+    by_thread: dict[int, Actor] = {}
+
+    def observe(point: str) -> None:
+        actor = by_thread.get(threading.get_ident())
+        if actor is None or point.endswith(NOT_A_STOP):
+            return
+        actor.trail.append(point)
+        actor.stopped.release()
+        actor.go.acquire()
+
+    def live(actor: Actor) -> None:
+        by_thread[threading.get_ident()] = actor
+        actor.go.acquire()
+        try:
+            actor.result = actor.function()
+        except Exception as error:  # noqa: BLE001 - how an actor ends is what is looked at
+            actor.error = error
+        actor.done = True
+        actor.stopped.release()
+
+    threads = [threading.Thread(target=live, args=(actor,), daemon=True) for actor in actors.values()]
+    for thread in threads:
+        thread.start()
+    choices: list[str] = []
+    enabled: list[tuple[str, ...]] = []
+    failpoints.observer = observe
+    try:
+        while ready := tuple(name for name, actor in actors.items() if not actor.done):
+            chosen = _choose(prefix, choices, ready)
+            enabled.append(ready)
+            choices.append(chosen)
+            actors[chosen].go.release()
+            if not actors[chosen].stopped.acquire(timeout=WAIT_S):
+                raise AssertionError(f"{chosen} is stuck after {choices}")
+    finally:
+        failpoints.observer = None
+    return Run(tuple(choices), tuple(enabled), actors)
+
+
+def _choose(prefix: tuple[str, ...], choices: list[str], ready: tuple[str, ...]) -> str:
+    if len(choices) < len(prefix):
+        wanted = prefix[len(choices)]
+        return wanted if wanted in ready else ready[0]
+    if choices and choices[-1] in ready:
+        return choices[-1]
+    return ready[0]
+
+
+def explore(
+    make: Callable[[], Mapping[str, Callable[[], Any]]], *, preemptions: int, check: Callable[[Run], None]
+) -> int:
+    """Run every schedule within the bound, each on what `make` prepares; returns how many there were."""
+    waiting: list[tuple[str, ...]] = [()]
+    seen: set[tuple[str, ...]] = set()
+    count = 0
+    while waiting:
+        prefix = waiting.pop()
+        run = run_schedule(make(), prefix)
+        if run.choices in seen:
+            continue
+        seen.add(run.choices)
+        count += 1
+        try:
+            check(run)
+        except AssertionError as error:
+            trails = {name: actor.trail for name, actor in run.actors.items()}
+            raise AssertionError(f"order {run.choices}\ntrails {trails}\n{error}") from error
+        waiting.extend(_others(run, len(prefix), preemptions))
+    return count
+
+
+def _others(run: Run, start: int, preemptions: int) -> Iterator[tuple[str, ...]]:
+    """Prefixes that differ from this run in one choice after `start`, within the bound."""
+    for place in range(start, len(run.choices)):
+        for other in run.enabled[place]:
+            prefix = (*run.choices[:place], other)
+            if other != run.choices[place] and _count(prefix, run.enabled) <= preemptions:
+                yield prefix
+
+
+def _count(choices: tuple[str, ...], enabled: tuple[tuple[str, ...], ...]) -> int:
+    """Switches away from an actor that could have gone on."""
+    return sum(
+        1
+        for place in range(1, len(choices))
+        if choices[place] != choices[place - 1] and choices[place - 1] in enabled[place]
+    )

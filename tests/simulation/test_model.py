@@ -1,0 +1,205 @@
+"""Random operations, faults and real kills against a model: a dict of what must be in every version.
+
+A failing seed is printed; put it into SEEDS to keep it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import floodmark as fm
+from floodmark.failpoints import FAILPOINTS
+from floodmark.testing.children import run_killed
+from floodmark.testing.database_faults import DatabaseFaults
+from floodmark.testing.faults import FaultyStorage
+from floodmark.testing.invariants import check_lake
+from tests.conftest import DATABASES, EVENTS, Place, ids, rows
+
+SEEDS = [1, 2, 3]
+STEPS = 40
+CHECK_EVERY = 4
+KILL_POINTS = [point for point, kind in FAILPOINTS.items() if kind in ("append", "transaction")]
+
+Content = dict[str, list[int]]
+
+
+def write(lake: fm.Lake, content: Content, batch: str | None) -> fm.Commit:
+    if len(content) == 1:
+        ((table, numbers),) = content.items()
+        return lake.append(table, rows(*numbers), batch=batch)
+    with lake.transaction("model", batch=batch) as tx:
+        for table, numbers in content.items():
+            tx.append(table, rows(*numbers))
+    assert tx.commit is not None
+    return tx.commit
+
+
+def write_in_child(place: Place, content: Content, batch: str | None) -> None:
+    with place.open() as lake:
+        write(lake, content, batch)
+
+
+class Model:
+    def __init__(self, place: Place, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.place = place
+        self.next_id = 0
+        self.batches: dict[tuple[str, str], Content] = {}
+        self.versions: dict[int, Content] = {0: {}}
+        self.head = 0
+        self.expired: set[int] = set()
+        with place.open(create=True) as lake:
+            for table in ("events", "notes"):
+                lake.create_table(table, EVENTS)
+                self.happened({table: []})
+
+    def happened(self, added: Content) -> None:
+        """The next version: the last one and these rows."""
+        new = {table: list(numbers) for table, numbers in self.versions[self.head].items()}
+        for table, numbers in added.items():
+            new.setdefault(table, []).extend(numbers)
+        self.head += 1
+        self.versions[self.head] = new
+
+    # ── steps ──
+
+    def step(self) -> None:
+        kind = self.random.choice(["write", "write", "write", "kill", "kill", "storage", "database", "again", "create", "expire"])
+        getattr(self, f"step_{kind}")()
+
+    def content(self) -> tuple[Content, str | None, tuple[str, str] | None]:
+        tables = sorted(self.versions[self.head])
+        chosen = self.random.sample(tables, self.random.randint(1, min(2, len(tables))))
+        content: Content = {}
+        for table in chosen:
+            count = self.random.randint(1, 3)
+            content[table] = list(range(self.next_id, self.next_id + count))
+            self.next_id += count
+        batch = f"b{self.next_id}" if self.random.random() < 0.5 else None
+        scope = chosen[0] if len(chosen) == 1 else ""
+        return content, batch, (scope, batch) if batch else None
+
+    def settle(self, content: Content, key: tuple[str, str] | None) -> None:
+        self.happened(content)
+        if key is not None:
+            self.batches[key] = content
+
+    def step_write(self) -> None:
+        content, batch, key = self.content()
+        with self.place.open() as lake:
+            commit = write(lake, content, batch)
+        assert commit.outcome == "committed"
+        self.settle(content, key)
+        assert commit.version == self.head
+
+    def step_again(self) -> None:
+        """A batch that is in comes again: nothing happens, and it says so."""
+        if not self.batches:
+            return
+        (scope, batch), content = self.random.choice(sorted(self.batches.items()))
+        with self.place.open() as lake:
+            commit = write(lake, {scope: content[scope]} if scope else content, batch)
+            assert commit.outcome == "already_committed"
+
+    def step_create(self) -> None:
+        name = f"table{self.head}"
+        with self.place.open() as lake:
+            lake.create_table(name, EVENTS)
+        self.happened({name: []})
+
+    def step_kill(self) -> None:
+        content, batch, key = self.content()
+        kind = "append" if len(content) == 1 else "transaction"
+        point = self.random.choice([point for point in KILL_POINTS if FAILPOINTS[point] == kind])
+        killed = run_killed(write_in_child, self.place, content, batch, failpoint=point)
+        assert killed
+        with self.place.open() as lake:
+            version = lake.status()["version"]
+            assert version - self.head in (0, 1)
+            if version > self.head:
+                self.settle(content, key)
+            elif batch is not None:
+                assert point.endswith((".begun", ".staged")), f"a sealed batch was lost at {point}"
+
+    def step_storage(self) -> None:
+        mode = self.random.choice(["before", "after", "torn", "disk_full"])
+        storage = FaultyStorage(fail_at=self.random.randint(1, 25), mode=mode)
+        self.faulted(lambda: self.place.open(storage=storage, heal=False), lambda lake: None)
+
+    def step_database(self) -> None:
+        mode, place_in_run = self.random.choice(["before", "after"]), self.random.randint(1, 45)
+        self.faulted(
+            lambda: self.place.open(heal=False),
+            lambda lake: DatabaseFaults(lake.catalog.database, fail_at=place_in_run, mode=mode),
+        )
+
+    def faulted(self, open_lake: Callable[[], fm.Lake], arm: Callable[[fm.Lake], Any]) -> None:
+        content, batch, key = self.content()
+        with open_lake() as lake:
+            faults = arm(lake)
+            try:
+                commit: fm.Commit | None = write(lake, content, batch)
+            except fm.CommitUnknown as unknown:
+                commit = lake.resolve(unknown.operation)
+            except fm.FloodmarkError:
+                commit = None
+            finally:
+                if faults is not None:
+                    faults.remove()
+        if commit is not None:
+            assert commit.outcome == "committed"
+            self.settle(content, key)
+        with self.place.open() as lake:
+            assert lake.status()["version"] == self.head, "an error was not undone, or a commit was"
+
+    def step_expire(self) -> None:
+        with self.place.open() as lake:
+            gone = lake.catalog.history.expire(before_ms=2**60)
+        assert self.head not in gone
+        self.expired.update(gone)
+
+    # ── what must hold ──
+
+    def check(self) -> None:
+        with self.place.open() as lake:
+            check_lake(lake.catalog)
+            for version in {self.head, self.random.randint(1, self.head)}:
+                if version in self.expired:
+                    with pytest.raises(fm.BelowRetention):
+                        ids(lake, "events", version)
+                    continue
+                for table, numbers in self.versions[version].items():
+                    assert ids(lake, table, version) == sorted(numbers), (version, table)
+
+
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_operations_faults_and_kills_match_the_model(
+    new_place: Callable[[str], Place], database: str, seed: int
+) -> None:
+    run_model(new_place(database), seed, STEPS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("database", DATABASES)
+def test_soak(new_place: Callable[[str], Place], database: str) -> None:
+    seed = int(os.environ.get("FLOODMARK_SOAK_SEED", "0")) or random.SystemRandom().randint(1, 10**9)
+    for number in range(25):
+        run_model(new_place(database), seed + number, 200)
+
+
+def run_model(place: Place, seed: int, steps: int) -> None:
+    model = Model(place, seed)
+    for step in range(steps):
+        try:
+            model.step()
+            if step % CHECK_EVERY == 0 or step == steps - 1:
+                model.check()
+        except BaseException:
+            print(f"seed {seed}, step {step}")
+            raise
