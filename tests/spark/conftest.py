@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from floodmark.rows.session import Sessions
+from floodmark.testing.s3 import s3_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    # Spark's workers get their environment when the JVM starts: the stand-in's credentials must be there by then.
+    with s3_environment():
+        yield from _session()
+
+
+def _session() -> Iterator[SparkSession]:
     sessions = Sessions({"master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"})
     yield sessions.get()
     sessions.stop()
