@@ -62,12 +62,17 @@ def open(
     location = root_location(os.fspath(path))
     if create and read_only:
         raise Invalid("a read-only lake cannot be made", path=path)
+    storage = storage or Storage(storage_options)
+    if create:
+        storage.make_folder(location)
+        hit("init.folder_made")
     database = _database(location, catalog, create=create, read_only=read_only)
     try:
         if create:
             create_catalog(database, location)
+            storage.make_folder(location)  # the database's own name in it is durable too
         open_catalog(database, location)
-        parts = Catalog(database, storage or Storage(storage_options), location, lease_ms)
+        parts = Catalog(database, storage, location, lease_ms)
         lake = Lake(parts, Sessions(settings or {}, spark), actor or _user(), read_only)
         if heal and not read_only:
             lake.recover()
@@ -90,6 +95,7 @@ def restore(
     source = root_location(os.fspath(path))
     if not storage.exists(source):
         raise NotFound("there is no such backup", path=path)
+    storage.make_folder(location)
     database = _database(location, catalog, create=True, read_only=False)
     try:
         restored = restore_catalog(database, storage, source, location)
@@ -113,10 +119,7 @@ def _database(location: str, catalog: str | None, *, create: bool, read_only: bo
             advice='Give catalog="postgresql+psycopg://user@host/database".',
         )
     database_path = os.path.join(folder, SQLITE_NAME)
-    if create:
-        os.makedirs(folder, exist_ok=True)
-        hit("init.folder_made")
-    elif not os.path.exists(database_path):
+    if not create and not os.path.exists(database_path):
         raise NotFound(
             "there is no lake here", location=location, advice="Make one with `floodmark init` or open(…, create=True)."
         )
@@ -246,8 +249,9 @@ class Lake:
         self, query: str, *, version: int | None = None, at: str | datetime | None = None, branch: str = MAIN
     ) -> DataFrame:
         """Run a query; every table that it names is read at one and the same version."""
-        from floodmark.rows.query import run_query
+        from floodmark.rows.query import query_body, run_query
 
+        query_body(query)  # refused before a JVM is started for it
         state = self._state(version, at, branch)
         return run_query(
             self.spark,

@@ -162,9 +162,13 @@ class Journal:
 
     def find(self, operation: str) -> Operation | None:
         """Read an operation's row under its lock: a server that is still committing it is waited for (I13)."""
-        with self._database.write() as tx:
-            query = select(tables.operations).where(tables.operations.c.id == operation)
-            row = tx.execute(query.with_for_update()).first()
+        query = select(tables.operations).where(tables.operations.c.id == operation)
+        if self._database.read_only:
+            with self._database.read() as tx:
+                row = tx.execute(query).first()
+        else:
+            with self._database.write() as tx:
+                row = tx.execute(query.with_for_update()).first()
         return None if row is None else to_operation(row)
 
     def abandon(self, operation: str, audit: AuditRider | None = None) -> tuple[Operation | None, bool]:

@@ -27,7 +27,7 @@ def run(
     message: Annotated[str, typer.Option(help="What the history will say.")] = "",
 ) -> None:
     """Load files into a table."""
-    from floodmark.ingest.files import format_of, read_files
+    from floodmark.ingest.files import explain, format_of, read_files
     from floodmark.rows.schema import spark_schema
 
     if mode != "append":
@@ -41,10 +41,13 @@ def run(
             _create(lake, table, files, found_format, schema, partition or [])
         columns = spark_schema(lake.schema(table))
         frame = read_files(lake.spark, files, found_format, columns)
-        with staging_progress(context.obj.output) as progress:
-            commit = lake.append(
-                table, frame, batch=batch, message=message or f"load {len(files)} file(s)", progress=progress
-            )
+        try:
+            with staging_progress(context.obj.output) as progress:
+                commit = lake.append(
+                    table, frame, batch=batch, message=message or f"load {len(files)} file(s)", progress=progress
+                )
+        except Invalid as error:
+            raise explain(lake.spark, files, found_format, columns) or error from error
     rows = commit.rows_added if commit.outcome == "committed" else 0
     data: dict[str, Any] = {**commit.as_dict(), "rows": rows, "seconds": round(time.monotonic() - started, 3)}
     if commit.outcome == "committed":

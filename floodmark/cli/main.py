@@ -5,6 +5,7 @@ Exit codes: 0 done (also "nothing to do"), 1 failed, 2 wrong usage or input, 3 c
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,6 +69,12 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except Exception as error:
+        # The edge: a person gets a sentence, and the trace only if they ask for it.
+        if os.environ.get("FLOODMARK_LOG", "").lower() == "debug":
+            raise
+        sys.stderr.write(f"floodmark: unexpected {type(error).__name__}: {error}\n(FLOODMARK_LOG=debug shows where)\n")
+        sys.exit(1)
 
 
 def _globals_first(arguments: list[str]) -> list[str]:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from floodmark.rows.query import collect
+
 
 def run(
     context: typer.Context,
@@ -17,7 +19,7 @@ def run(
     """Run a query."""
     with context.obj.open() as lake:
         frame = lake.sql(query, version=version, at=at)
-        rows = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
+        rows = [row.asDict(recursive=True) for row in collect(frame.limit(limit + 1))]
         context.obj.output.rows(rows[:limit], frame.columns, name="rows", empty="no rows")
         if len(rows) > limit:
             context.obj.output.note(f"(more than {limit} rows; --limit shows more)")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from floodmark.errors import Invalid, NotFound
+from floodmark.rows.failures import spark_failures
 from floodmark.rows.schema import nearest
 from floodmark.storage import local_path
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+_BAD_RECORD = "_floodmark_bad_record"
 FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
 COMPRESSIONS = ("gz", "zst", "bz2", "lz4", "snappy")
 
@@ -63,6 +65,37 @@ def read_files(spark: SparkSession, paths: Sequence[str], file_format: str, colu
     return _typed(spark, paths, "json", columns)
 
 
+def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType) -> Invalid | None:
+    """After a load that failed: which records do not fit the table's types, how many, and one of them."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructField
+
+    if file_format == "parquet":
+        return None
+    options = {"header": "true", "enforceSchema": "false"} if file_format == "csv" else {}
+    names = columns.names
+    if file_format == "csv":
+        names = _read(spark, paths, "csv", header="true", inferSchema="false").columns
+    lenient = [StructField(name, columns[name].dataType, True) for name in names]
+    marked = type(columns)([*lenient, StructField(_BAD_RECORD, StringType(), True)])
+    options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD_RECORD}
+    frame = _read(spark, paths, file_format, marked, **options)
+    # Spark refuses a question about the record's text alone, so the other columns are asked for too.
+    bad = frame.where(f.col(_BAD_RECORD).isNotNull()).select(_BAD_RECORD, f.struct(*names).alias("fits"))
+    count = bad.agg(f.count("fits").alias("count"), f.first(_BAD_RECORD).alias("example")).collect()[0]
+    if not count["count"]:
+        return None
+    fits = bad.first()
+    lost = [name for name in names if fits is not None and fits["fits"][name] is None]
+    return Invalid(
+        "records do not fit the table's types",
+        column=",".join(lost) or None,
+        count=count["count"],
+        example=repr(count["example"])[:200],
+        advice="Correct the file; nothing was loaded.",
+    )
+
+
 def _typed(
     spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType, **options: str
 ) -> DataFrame:
@@ -89,16 +122,13 @@ def _check_names(found: Sequence[str], known: Sequence[str], *, all_needed: bool
 
 
 def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: Any = None, **options: str) -> DataFrame:
-    from pyspark.errors import PySparkException
-
-    from floodmark.rows.stage import spark_error
-
     reader = spark.read.format(file_format).options(**options)
     if schema is not None:
         reader = reader.schema(schema)
     try:
-        return reader.load([local_path(path) or path for path in paths])
-    except PySparkException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
+        with spark_failures("these files cannot be read"):
+            return reader.load([local_path(path) or path for path in paths])
+    except Invalid as error:
+        if "PATH_NOT_FOUND" in str(error):
             raise NotFound("there is no such file", path=",".join(paths)) from error
-        raise spark_error(error, "these files cannot be read") from error
+        raise

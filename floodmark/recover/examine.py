@@ -77,4 +77,5 @@ def _examine_journal(catalog: Catalog) -> Check:
         )
     if dead:
         return Check("journal", True, f"{len(dead)} dead operation(s); the next write settles them")
-    return Check("journal", True, f"{len(rows)} unfinished")
+    running = sum(1 for row in rows if row.state in (STAGING, STAGED))
+    return Check("journal", True, f"{running} at work, {len(rows) - running} at their end but still looked after")

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from floodmark.errors import Invalid
+from floodmark.rows.failures import spark_failures
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _COMMENTS = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.DOTALL)
 _WORDS = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/|`([^`]+)`|([A-Za-z_]\w*)", re.DOTALL)
@@ -28,26 +29,45 @@ def run_query(
     read: Callable[[str], DataFrame],
 ) -> DataFrame:
     """Run `query`; `tables` are the known ones with their identity and snapshot, `read` gives one as a DataFrame."""
-    body = query[_COMMENTS.match(query).end() :].rstrip().rstrip(";")  # type: ignore[union-attr]
-    first = body[:1] if body.startswith("(") else (re.match(r"\w*", body) or [""])[0].lower()
-    if first not in _STARTS:
-        raise Invalid(
-            "only a query can be run here",
-            starts_with=repr(body[:20]),
-            advice="Write rows with append, merge, overwrite or delete.",
-        )
+    body = query_body(query)
     parts = []
     for table in named_tables(body, tables):
         table_id, snapshot = tables[table]
         view = f"_floodmark_{table_id.replace('-', '')}_{snapshot or 0}"
         read(table).createOrReplaceTempView(view)
         parts.append(f"`{table}` AS (SELECT * FROM `{view}`)")
+    with spark_failures("Spark does not understand this query"):
+        return spark.sql(_with_tables(body, parts))
+
+
+def query_body(query: str) -> str:
+    """The query without comments before it and the semicolon behind it; Invalid if it is not one. Needs no Spark."""
+    body = query[_COMMENTS.match(query).end() :].rstrip().rstrip(";")  # type: ignore[union-attr]
+    first = body[:1] if body.startswith("(") else (re.match(r"\w*", body) or [""])[0].lower()
+    if first not in _STARTS:
+        raise Invalid(
+            "only a query can be run here",
+            starts_with=repr(body[:20]),
+            advice="Start it with SELECT or WITH; write rows with lake.append or `floodmark load`.",
+        )
+    return body
+
+
+def _with_tables(body: str, parts: list[str]) -> str:
+    """The query with the tables in scope, under the names of the lake."""
     if not parts:
-        return spark.sql(body)
-    own = re.match(r"with\s+(recursive\s+)?", body, re.IGNORECASE)
-    if own is None:
-        return spark.sql(f"WITH {', '.join(parts)} {body}")
-    return spark.sql(f"WITH {own.group(1) or ''}{', '.join(parts)}, {body[own.end() :]}")
+        return body
+    tables = f"WITH {', '.join(parts)}"
+    if re.match(r"with\b", body, re.IGNORECASE):
+        # Its own WITH stands inside, so that a name in it may hide, or read, a table of the same name.
+        return f"{tables} SELECT * FROM ({body})"
+    return f"{tables} {body}"
+
+
+def collect(frame: DataFrame) -> list[Row]:
+    """The rows of a query, all of them: for a caller that has limited it."""
+    with spark_failures("Spark could not compute this query"):
+        return list(frame.collect())
 
 
 def named_tables(query: str, tables: Mapping[str, object]) -> list[str]:

@@ -8,6 +8,7 @@ Only the DataFrame API is used on it, so that every kind of session will do.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +38,22 @@ NEEDED = {"spark.sql.parquet.fieldId.read.enabled": "true"}
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "8",
     # Files are listed by the driver from an explicit list; a Spark job for that costs seconds.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
 }
-_LOCAL_DEFAULTS = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1"}
+_LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
+
+
+def _local_defaults() -> dict[str, str]:
+    """A driver for this machine alone: on loopback, and silent about everything but errors from its first line."""
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return {
+        "spark.driver.host": "localhost",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
+    }
 
 
 def check_java() -> int:
@@ -136,7 +147,7 @@ class Sessions:
             settings = {key: value for key, value in DEFAULTS.items() if key.startswith("spark.sql.")} | given
             builder = builder.remote(master)
         else:
-            local = _LOCAL_DEFAULTS if master.startswith("local") else {}
+            local = _local_defaults() if master.startswith("local") else {}
             settings = {**DEFAULTS, **local, **given}
             builder = builder.master(master)
         for key, value in {**settings, **NEEDED}.items():
@@ -148,7 +159,16 @@ class Sessions:
                 "Spark did not start", master=master, cause=str(error).splitlines()[0], advice="Look at the cause."
             ) from error
         self._ours = True
+        _quiet_errors()
         return session
+
+
+def _quiet_errors() -> None:
+    """PySpark prints the errors of a query, with stack traces, before it raises them; raised is enough."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _session(session: Any) -> SparkSession:

@@ -9,7 +9,6 @@ driver stops waiting, the job's tasks are stopped by their tag. A crash leaves f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,10 +18,11 @@ import pyarrow as pa
 from pyiceberg.table.sorting import SortDirection, SortOrder
 
 from floodmark import clock, failpoints
-from floodmark.errors import Corrupt, FloodmarkError, Invalid, Unavailable
+from floodmark.errors import Corrupt, FloodmarkError, Invalid
 from floodmark.model import FileRecord
 from floodmark.rows.convert import Conformer, Shape, table_shape
 from floodmark.rows.dicts import rows_to_table
+from floodmark.rows.failures import spark_failures
 from floodmark.rows.partition import Splitter, parse_spec
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import arrow_type
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 _BATCH_BYTES_MAX = 8 * 1024 * 1024
 _BATCH_ROWS_MAX = 128 * 1024
-_RAISED = re.compile(r"[A-Za-z_][\w.]*: .")
 _RESULT_SCHEMA = "kind string, body string"
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -234,31 +233,18 @@ def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.Reco
 
 def _collect(df: DataFrame, tag: str) -> list[Any]:
     """Run the job under its tag; if this process stops waiting for it, its tasks are stopped too."""
-    from pyspark.errors import PySparkException
-
     spark = df.sparkSession
     spark.addTag(tag)
     try:
-        return list(df.collect())
-    except PySparkException as error:
-        raise spark_error(error, "Spark could not stage the rows") from error
+        with spark_failures("Spark could not stage the rows"):
+            return list(df.collect())
+    except FloodmarkError:
+        raise
     except BaseException:
         spark.interruptTag(tag)
         raise
     finally:
         spark.removeTag(tag)
-
-
-def spark_error(error: Any, message: str) -> FloodmarkError:
-    """What a failed Spark job means: rows that cannot be computed are Invalid, the rest may be retried."""
-    state = error.getSqlState() or ""
-    lines = str(error).splitlines() or [type(error).__name__]
-    # A task's Python error says what happened in its last line, Spark's own errors in their first.
-    raised = [line for line in lines if _RAISED.match(line)] if type(error).__name__ == "PythonException" else []
-    cause = (raised or lines[:1])[-1].strip()
-    if state.startswith(("22", "42")):
-        return Invalid(message, cause=cause, advice="Correct the DataFrame: Spark cannot compute its rows.")
-    return Unavailable(message, cause=cause, advice="Look at the cause; nothing was written, so it can be repeated.")
 
 
 @contextmanager

@@ -161,6 +161,12 @@ class LocalFiles:
         # Only after a clean end: nobody was told that an unclean one is durable.
         self.settle(folders)
 
+    def make_folder(self, folder: str) -> None:
+        """Make a folder, durably; also the names that are in it by now."""
+        with _failing("make a folder", folder):
+            made = _make_folder(folder)
+        self.settle({folder, os.path.dirname(folder)} | made)
+
     def settle(self, folders: set[str]) -> None:
         """Make new names in `folders` durable: now, or at the end of this thread's batch."""
         pending = self._pending()

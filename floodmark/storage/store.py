@@ -148,6 +148,12 @@ class Storage:
         self.counters.count("list")
         return (Entry(join(prefix, name), size, ms) for name, size, ms in files.list(key, temporary))
 
+    def make_folder(self, location: str) -> None:
+        """Make a folder durable with the names in it; object stores have none, and need nothing."""
+        files, key = self._find(location)
+        if isinstance(files, LocalFiles):
+            files.make_folder(key)
+
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Names made by this thread inside become durable together at the clean end: one sync for each folder."""

@@ -69,7 +69,9 @@ class Model:
     # ── steps ──
 
     def step(self) -> None:
-        kind = self.random.choice(["write", "write", "write", "kill", "kill", "storage", "database", "again", "create", "expire"])
+        kind = self.random.choice(
+            ["write", "write", "write", "kill", "kill", "storage", "database", "again", "create", "expire"]
+        )
         getattr(self, f"step_{kind}")()
 
     def content(self) -> tuple[Content, str | None, tuple[str, str] | None]:
