@@ -79,19 +79,21 @@ def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns
     lenient = [StructField(name, columns[name].dataType, True) for name in names]
     marked = type(columns)([*lenient, StructField(_BAD_RECORD, StringType(), True)])
     options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD_RECORD}
-    frame = _read(spark, paths, file_format, marked, **options)
-    # Spark refuses a question about the record's text alone, so the other columns are asked for too.
-    bad = frame.where(f.col(_BAD_RECORD).isNotNull()).select(_BAD_RECORD, f.struct(*names).alias("fits"))
-    count = bad.agg(f.count("fits").alias("count"), f.first(_BAD_RECORD).alias("example")).collect()[0]
-    if not count["count"]:
+    # Spark answers questions about the text of a bad record only from rows that it has kept.
+    frame = _read(spark, paths, file_format, marked, **options).cache()
+    try:
+        bad = frame.where(f.col(_BAD_RECORD).isNotNull())
+        count, example = bad.count(), bad.first()
+    finally:
+        frame.unpersist()
+    if example is None:
         return None
-    fits = bad.first()
-    lost = [name for name in names if fits is not None and fits["fits"][name] is None]
+    lost = [name for name in names if example[name] is None]
     return Invalid(
         "records do not fit the table's types",
         column=",".join(lost) or None,
-        count=count["count"],
-        example=repr(count["example"])[:200],
+        count=count,
+        example=repr(example[_BAD_RECORD])[:200],
         advice="Correct the file; nothing was loaded.",
     )
 
