@@ -18,8 +18,9 @@ from floodmark.errors import (
     TooNew,
     Unavailable,
 )
-from floodmark.lake import Lake, Transaction, open, restore
+from floodmark.lake import Lake, open, restore
 from floodmark.model import AuditRow, Commit, HealReport, TableCommit
+from floodmark.write.transaction import Transaction
 
 __version__ = "0.1.0"
 

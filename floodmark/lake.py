@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock
@@ -31,6 +30,7 @@ from floodmark.report import lake_status, table_details
 from floodmark.rows.session import Sessions
 from floodmark.storage import Storage, local_path, root_location
 from floodmark.write.change import Change, Intent
+from floodmark.write.transaction import Transaction
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -223,7 +223,8 @@ class Lake:
 
     def transaction(self, message: str = "", *, actor: str | None = None, batch: str | None = None) -> Transaction:
         """Several tables, one version: all of it becomes visible at the end of the `with` block, or nothing."""
-        return Transaction(self, message, actor, batch)
+        intent = self._intent("transaction", actor, message, _batch("", batch))
+        return Transaction(self.catalog, intent, self._ready_to_write)
 
     # ── reading ──
 
@@ -377,47 +378,6 @@ class Lake:
     def _unchanged(self, kind: str) -> Commit:
         version = self.catalog.history.resolve()
         return Commit(version, "nothing_to_do", None, kind, MAIN, self.actor, "", clock.now_ms())
-
-
-class Transaction:
-    """Several changes that become one version. Its result is `commit`, after the `with` block."""
-
-    def __init__(self, lake: Lake, message: str, actor: str | None, batch: str | None) -> None:
-        self._lake = lake
-        self._intent = lake._intent("transaction", actor, message, _batch("", batch))
-        self._change: Change | None = None
-        self.commit: Commit | None = None
-
-    def __enter__(self) -> Transaction:
-        self._lake._ready_to_write()
-        try:
-            self._change = Change.begin(self._lake.catalog, self._intent)
-        except AlreadyCommitted as already:
-            # The block still runs; what it stages is not needed and not written.
-            self.commit = self._lake.catalog.history.commit(already.version, outcome="already_committed")
-        return self
-
-    def append(self, table: str, data: Any) -> int:
-        """Stage rows for a table; returns how many. Visible with everything else, at the end."""
-        if self._change is None:
-            if self.commit is None:
-                raise Invalid("a transaction is used inside its `with` block")
-            return 0
-        return self._change.append(table, data)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        change, self._change = self._change, None
-        if change is None:
-            return
-        if error is not None:
-            change.undo(error)
-            return
-        try:
-            self.commit = change.publish()
-        except BaseException as failure:  # noqa: BLE001 - undo raises it again, or knows better
-            self.commit = change.undo(failure)
 
 
 def _batch(scope: str, batch: str | None) -> BatchRider | None:

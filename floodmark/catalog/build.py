@@ -11,14 +11,14 @@ import re
 import uuid
 from dataclasses import dataclass, field
 
-from pyiceberg.manifest import ManifestFile
+from pyiceberg.manifest import ManifestEntry, ManifestFile
 from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from floodmark import clock
 from floodmark.catalog.journal import Operation
-from floodmark.catalog.manifests import plan_merges, write_added, write_list, write_merged
+from floodmark.catalog.manifests import plan_merges, with_sequence, write_added, write_list, write_merged
 from floodmark.catalog.metadata import MetadataFiles, add_snapshot, append_summary, last_sequence, parse_metadata
 from floodmark.catalog.seal import CREATE, Edit, Seal
 from floodmark.errors import Conflict, Corrupt
@@ -36,6 +36,9 @@ class BuiltTable:
     new: Head
     metadata: TableMetadata
     manifests: tuple[ManifestFile, ...] = ()
+    # The manifest of this commit's own files, and its entries: what a reader of it will find.
+    added_path: str = ""
+    added: tuple[ManifestEntry, ...] = ()
 
 
 @dataclass
@@ -52,7 +55,7 @@ class Builder:
         self._storage = storage
         self._operation = operation
         self._seal = seal
-        self._added: dict[str, ManifestFile] = {}
+        self._added: dict[str, tuple[ManifestFile, list[ManifestEntry]]] = {}
 
     def build(self, current: dict[str, CurrentTable]) -> Attempt:
         attempt = Attempt(id=str(uuid.uuid4()))
@@ -94,7 +97,8 @@ class Builder:
         metadata = self._files.metadata(current.pointer)
         sequence = last_sequence(metadata) + 1
         existing = self._files.manifests(head.manifest_list)
-        manifests = self._merged([self._added_manifest(edit, metadata), *existing], edit, metadata, attempt)
+        added, entries = self._added_manifest(edit, metadata)
+        manifests = self._merged([added, *existing], edit, metadata, attempt)
         list_location = self._name(edit, f"{attempt.id}-snap.avro")
         listed = write_list(self._files.io, list_location, edit.snapshot, head.snapshot, sequence, manifests)
         snapshot = Snapshot(
@@ -129,7 +133,8 @@ class Builder:
             files=head.files + len(edit.added),
             size_bytes=head.size_bytes + sum(record.size_bytes for record in edit.added),
         )
-        return BuiltTable(edit, current.pointer, head.snapshot, new, changed, listed)
+        seen = tuple(with_sequence(entries, sequence))
+        return BuiltTable(edit, current.pointer, head.snapshot, new, changed, listed, added.manifest_path, seen)
 
     def _check_still_right(self, edit: Edit, current: CurrentTable | None) -> Head:
         """An append rebases over anything, as long as its files were staged for the table's present shape."""
@@ -147,7 +152,7 @@ class Builder:
             raise Conflict("the table's shape changed while rows were staged", table=edit.table, advice="Run it again.")
         return current.head
 
-    def _added_manifest(self, edit: Edit, metadata: TableMetadata) -> ManifestFile:
+    def _added_manifest(self, edit: Edit, metadata: TableMetadata) -> tuple[ManifestFile, list[ManifestEntry]]:
         if edit.table not in self._added:
             assert edit.snapshot is not None
             location = self._name(edit, f"{uuid.uuid4()}-m0.avro")

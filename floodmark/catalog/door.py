@@ -339,6 +339,7 @@ class Door:
             self._files.remember_metadata(built.new.metadata_location, built.metadata)
             if built.new.manifest_list is not None:
                 self._files.remember_manifests(built.new.manifest_list, built.manifests)
+                self._files.remember_entries(built.added_path, list(built.added))
 
     def clean(self, operation: Operation, commit: Commit) -> int:
         """Best effort: delete what a published operation left in its own folders and its commit does not name.

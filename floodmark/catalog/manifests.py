@@ -71,22 +71,38 @@ def _value(field_type: object, value: str | None) -> object:
 
 def write_added(
     io: FileIO, location: str, metadata: TableMetadata, spec_id: int, snapshot: int, records: Iterable[FileRecord]
-) -> ManifestFile:
+) -> tuple[ManifestFile, list[ManifestEntry]]:
     """The manifest of a commit's new files. Sequences are inherited, so it serves every attempt to publish them."""
+    entries = [
+        ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED,
+            snapshot_id=snapshot,
+            sequence_number=None,
+            file_sequence_number=None,
+            data_file=data_file(record, metadata, spec_id),
+        )
+        for record in records
+    ]
     with write_manifest(
         2, metadata.specs()[spec_id], metadata.schema(), io.new_output(location), snapshot, COMPRESSION
     ) as writer:
-        for record in records:
-            writer.add_entry(
-                ManifestEntry.from_args(
-                    status=ManifestEntryStatus.ADDED,
-                    snapshot_id=snapshot,
-                    sequence_number=None,
-                    file_sequence_number=None,
-                    data_file=data_file(record, metadata, spec_id),
-                )
-            )
-    return writer.to_manifest_file()
+        for entry in entries:
+            writer.add_entry(entry)
+    return writer.to_manifest_file(), entries
+
+
+def with_sequence(entries: Iterable[ManifestEntry], sequence: int) -> list[ManifestEntry]:
+    """Entries of new files as a reader will see them: with the sequence that their commit was given."""
+    return [
+        ManifestEntry.from_args(
+            status=entry.status,
+            snapshot_id=entry.snapshot_id,
+            sequence_number=sequence,
+            file_sequence_number=sequence,
+            data_file=entry.data_file,
+        )
+        for entry in entries
+    ]
 
 
 def plan_merges(manifests: Sequence[ManifestFile]) -> list[list[ManifestFile]]:

@@ -172,9 +172,7 @@ class MetadataFiles:
             found = self._entries.get(manifest.manifest_path)
         if found is None:
             found = manifest.fetch_manifest_entry(self.io, discard_deleted=True)
-            with self._lock:
-                if len(found) <= ENTRIES_REMEMBERED:
-                    self._entries[manifest.manifest_path] = found
+            self.remember_entries(manifest.manifest_path, found)
         return found
 
     def named_files(self, touched: Iterable[Head]) -> set[str]:
@@ -217,6 +215,11 @@ class MetadataFiles:
     def remember_metadata(self, location: str, metadata: TableMetadata) -> None:
         with self._lock:
             self._metadata[location] = metadata
+
+    def remember_entries(self, path: str, entries: list[ManifestEntry]) -> None:
+        with self._lock:
+            if len(entries) <= ENTRIES_REMEMBERED:
+                self._entries[path] = entries
 
     def remember_manifests(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
         with self._lock:

@@ -110,7 +110,7 @@ commit_tables = Table(
     "fm_commit_tables",
     metadata,
     Column("version", BigInteger, primary_key=True),
-    Column("table_id", String(36), primary_key=True, index=True),
+    Column("table_id", String(36), primary_key=True),
     Column("table_name", String(255), nullable=False),
     Column("snapshot", BigInteger),
     Column("sequence", BigInteger, nullable=False),

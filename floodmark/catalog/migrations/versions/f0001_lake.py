@@ -99,12 +99,14 @@ def upgrade() -> None:
     op.create_table(
         "fm_commit_tables",
         sa.Column("version", LONG, primary_key=True, autoincrement=False),
-        sa.Column("table_id", sa.String(36), primary_key=True, index=True),
+        sa.Column("table_id", sa.String(36), primary_key=True),
         *(sa.Column(name, type_, nullable=nullable) for name, type_, nullable in state),
         sa.Column("rows_added", LONG, nullable=False),
         sa.Column("rows_updated", LONG, nullable=False),
         sa.Column("rows_deleted", LONG, nullable=False),
     )
+    # A table's newest state, and its state at a version, without reading its whole history.
+    op.create_index("fm_commit_tables_newest", "fm_commit_tables", ["table_id", "version"])
     op.create_table(
         "fm_branches",
         sa.Column("name", sa.String(255), primary_key=True),
