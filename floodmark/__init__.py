@@ -4,23 +4,29 @@ import floodmark as fm
 lake = fm.open("./lake", create=True)
 """
 
-from floodmark.errors import (
-    BelowRetention,
-    Busy,
-    CommitUnknown,
-    Conflict,
-    Corrupt,
-    Fenced,
-    FloodmarkError,
-    Incomplete,
-    Invalid,
-    NotFound,
-    TooNew,
-    Unavailable,
-)
-from floodmark.lake import Lake, open, restore
-from floodmark.model import AuditRow, Commit, HealReport, TableCommit
-from floodmark.write.transaction import Transaction
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from floodmark.errors import (
+        BelowRetention,
+        Busy,
+        CommitUnknown,
+        Conflict,
+        Corrupt,
+        Fenced,
+        FloodmarkError,
+        Incomplete,
+        Invalid,
+        NotFound,
+        TooNew,
+        Unavailable,
+    )
+    from floodmark.lake import Lake, open, restore
+    from floodmark.model import AuditRow, Commit, HealReport, TableCommit
+    from floodmark.write.transaction import Transaction
 
 __version__ = "0.1.0"
 
@@ -46,3 +52,17 @@ __all__ = [
     "open",
     "restore",
 ]
+
+_ROOMS = {
+    "floodmark.lake": ("Lake", "open", "restore"),
+    "floodmark.model": ("AuditRow", "Commit", "HealReport", "TableCommit"),
+    "floodmark.write.transaction": ("Transaction",),
+}
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Names come from their rooms when they are asked for: who needs one room does not wait for all."""
+    if name not in __all__:
+        raise AttributeError(f"module 'floodmark' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "floodmark.errors")), name)

@@ -48,6 +48,7 @@ class Database:
                 advice="Use SQLite (a local folder) or PostgreSQL.",
             )
         self.read_only = read_only
+        self._pid = os.getpid()
         self.shown_url = parsed.render_as_string(hide_password=True)
         self.engine = self._sqlite(parsed.database or "") if self.dialect == "sqlite" else self._postgresql(url)
 
@@ -111,9 +112,15 @@ class Database:
 
     # ── transactions ──
 
+    def _check_process(self) -> None:
+        """A forked child shares its parent's connections and heartbeat: both would break for both."""
+        if os.getpid() != self._pid:
+            raise Invalid("this lake was opened by another process", advice="Open it again after the fork.")
+
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """One consistent view of the catalog; writes nothing."""
+        self._check_process()
         with _translated():
             connection = self.engine.connect()
         try:
@@ -133,6 +140,7 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """One transaction. Leaving it commits; an error inside undoes it; an error in COMMIT is ReplyLost."""
+        self._check_process()
         with _translated():
             connection = self.engine.connect().execution_options(floodmark_write=True)
         try:

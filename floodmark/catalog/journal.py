@@ -119,8 +119,11 @@ class Journal:
             raise fenced(operation.id)
         return Operation(**{**operation.__dict__, "folders": named})
 
-    def seal(self, operation: Operation, seal: Seal) -> None:
-        """Make the operation's record durable. From here on a healer may finish a repeatable one."""
+    def seal(self, operation: Operation, seal: Seal) -> bool:
+        """Make the operation's record durable. From here on a healer may finish a repeatable one.
+
+        Returns whether it is an object of its own, which has to go when the operation is at its end.
+        """
         text = seal.to_text()
         values: dict[str, Any] = {"state": STAGED, "seal_hash": seal_hash(text), "seal": text}
         if len(text) > INLINE_BYTES_MAX:
@@ -135,6 +138,7 @@ class Journal:
             ).rowcount
         if changed == 0:
             raise fenced(operation.id)
+        return values["seal"] is None
 
     def read_seal(self, operation: str) -> Seal | None:
         """What a staged operation will do; None if it is not staged any more, because somebody settled it."""

@@ -101,7 +101,7 @@ class Seal:
                 "the journal's record of this operation cannot be understood",
                 operation=operation,
                 cause=error,
-                advice="It is kept as it is. `floodmark recover --discard OPERATION` gives it up, with its files.",
+                advice="It is kept. `floodmark recover --discard OPERATION --apply` gives it up, with its files.",
             ) from error
 
 

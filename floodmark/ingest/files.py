@@ -129,8 +129,13 @@ def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: A
         reader = reader.schema(schema)
     try:
         with spark_failures("these files cannot be read"):
-            return reader.load([local_path(path) or path for path in paths])
+            return reader.load([_spark_path(path) for path in paths])
     except Invalid as error:
         if "PATH_NOT_FOUND" in str(error):
             raise NotFound("there is no such file", path=",".join(paths)) from error
         raise
+
+
+def _spark_path(path: str) -> str:
+    """A path as Spark takes it: ours as a plain path, so that no character in it is an escape; others as they are."""
+    return local_path(path) or path if path.startswith("file://") else path

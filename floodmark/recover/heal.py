@@ -20,7 +20,7 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, to_operation
 from floodmark.catalog.processes import is_dead
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider
-from floodmark.errors import Conflict, Corrupt, Invalid
+from floodmark.errors import Busy, Conflict, Corrupt, Invalid, NotFound
 from floodmark.failpoints import hit
 from floodmark.model import HealReport
 
@@ -42,29 +42,47 @@ class Healer:
         """
         rows, now = self._catalog.journal.unfinished()
         report = _Report()
+        self._check_discard(rows, now, discard)
         for row in rows:
-            if row.state == ABANDONED:
-                self._look(row, now, report, look_again)
-            elif row.state == PUBLISHED:
-                if self._is_dead(row, now):
-                    report.files_deleted += self._catalog.door.clean(
-                        to_operation(row), self._catalog.history.commit(row.version)
-                    )
-            elif row.id in discard:
-                self._roll_back(row, "discarded", "given up by an operator", report)
-            elif row.state not in STATES:
-                report.refused[row.id] = Corrupt(
-                    "the journal has an operation in an unknown state",
-                    operation=row.id,
-                    state=row.state,
-                    advice="It is kept as it is. Upgrade Floodmark, or `floodmark recover --discard OPERATION`.",
-                )
-            elif self._is_dead(row, now):
-                hit("heal.found")
-                self._settle(row, report)
+            try:
+                self._heal_row(row, now, report, look_again=look_again, given_up=row.id in discard)
+            except Corrupt as error:
+                report.refused[row.id] = error
         if report.refused:
             raise next(iter(report.refused.values()))
         return report.done()
+
+    def _heal_row(self, row: Any, now: int, report: _Report, *, look_again: bool, given_up: bool) -> None:
+        if row.state == ABANDONED:
+            self._look(row, now, report, look_again)
+        elif row.state == PUBLISHED:
+            if self._is_dead(row, now):
+                commit = self._catalog.history.commit(row.version)
+                report.files_deleted += self._catalog.door.clean(to_operation(row), commit)
+        elif given_up:
+            self._roll_back(row, "discarded", "given up by an operator", report)
+        elif row.state not in STATES:
+            raise Corrupt(
+                "the journal has an operation in an unknown state",
+                operation=row.id,
+                state=row.state,
+                advice="It is kept as it is. Upgrade Floodmark, or `floodmark recover --discard OPERATION --apply`.",
+            )
+        elif self._is_dead(row, now):
+            hit("heal.found")
+            self._settle(row, report)
+
+    def _check_discard(self, rows: list[Any], now: int, discard: Collection[str]) -> None:
+        """Only what is stuck may be given up: not what is at work, and not what is at its end."""
+        unfinished = {row.id: row for row in rows if row.state not in (ABANDONED, PUBLISHED)}
+        for operation in discard:
+            row = unfinished.get(operation)
+            if row is None:
+                raise NotFound(
+                    "no unfinished operation has this id", operation=operation, advice="`floodmark status` lists them."
+                )
+            if not self._is_dead(row, now):
+                raise Busy("this operation is still at work", operation=operation, pid=row.pid, host=row.host)
 
     def _is_dead(self, row: Any, now: int) -> bool:
         if self._catalog.journal.is_own(row):
@@ -78,17 +96,14 @@ class Healer:
         if not self._branch_exists(row.branch):
             self._roll_back(row, "discarded", "its branch is gone", report)
             return
-        try:
-            seal = self._catalog.journal.read_seal(row.id)
-            if seal is None:
-                return  # its writer, or another healer, was quicker
-            if not seal.repeatable:
-                # Its caller was told nothing, and will run it again: publishing it here would double its rows.
-                self._roll_back(row, "rolled_back", "it died before its publish", report)
-                return
-            self._roll_forward(row, seal, report)
-        except Corrupt as error:
-            report.refused[row.id] = error
+        seal = self._catalog.journal.read_seal(row.id)
+        if seal is None:
+            return  # its writer, or another healer, was quicker
+        if not seal.repeatable:
+            # Its caller was told nothing, and will run it again: publishing it here would double its rows.
+            self._roll_back(row, "rolled_back", "it died before its publish", report)
+            return
+        self._roll_forward(row, seal, report)
 
     def _roll_forward(self, row: Any, seal: Any, report: _Report) -> None:
         operation = to_operation(row)

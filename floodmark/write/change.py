@@ -136,11 +136,12 @@ class Change:
         if not edits and not riders:
             return self._nothing_to_do()
         seal = Seal(edits, riders, repeatable=self._intent.batch is not None)
-        self._catalog.journal.seal(self.operation, seal)
+        sealed_apart = self._catalog.journal.seal(self.operation, seal)
         # Crash here: a repeatable operation is finished by a healer, any other is undone.
         hit(f"{self._intent.kind}.sealed")
         # Task attempts that the driver never heard of may have left files that the seal does not name.
-        commit = self._catalog.door.publish(self.operation, seal, points=self._intent.kind, leftovers=self._used_spark)
+        leftovers = self._used_spark or sealed_apart
+        commit = self._catalog.door.publish(self.operation, seal, points=self._intent.kind, leftovers=leftovers)
         self._catalog.journal.active.discard(self.operation.id)
         self._log.info("published", version=commit.version, rows=commit.rows_added)
         return commit

@@ -53,5 +53,5 @@ class Transaction:
             return
         try:
             self.commit = change.publish()
-        except BaseException as failure:
+        except BaseException as failure:  # noqa: BLE001 - undo raises it again, or knows better
             self.commit = change.undo(failure)

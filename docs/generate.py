@@ -1,0 +1,102 @@
+"""Write docs/cli.md from the commands themselves: `make docs`, or `python -m docs.generate`.
+
+Help texts, exit codes and settings are asked of the code, at a fixed width, so the page depends on nothing of the
+machine. tests/unit/test_docs.py fails while the page on disk is not what this would write.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from floodmark import errors
+from floodmark.cli.main import app
+from floodmark.config import CATALOG_VARIABLE, FILE_NAME, LAKE_VARIABLE, LakeSettings, Settings
+from floodmark.failpoints import VARIABLE as FAILPOINT_VARIABLE
+from floodmark.storage.options import KNOWN as STORAGE_OPTIONS
+
+PAGE = Path(__file__).parent / "cli.md"
+WIDTH = 100
+
+INTRO = """\
+# Command line
+
+Written by `make docs` from the commands' own help; do not edit it.
+
+Results go to stdout, progress and errors to stderr. With `--json` stdout gets one object and nothing else; an error
+is `{"error": {"kind", "message", "facts", "advice"}}`. `--lake`, `--catalog`, `--config` and `--json` may stand before
+the command or behind it; what follows `--` is left alone.
+"""
+
+ENVIRONMENT = {
+    LAKE_VARIABLE: "the lake, where `--lake` is not given",
+    CATALOG_VARIABLE: "the catalog's URL, where `--catalog` is not given",
+    "FLOODMARK_LOG": "`debug`, `info`, `warning` (default) or `error`; `debug` also shows traces",
+    "FLOODMARK_LOG_FORMAT": "`json` for a JSON object per line instead of logfmt",
+    FAILPOINT_VARIABLE: "`name[:N]`: die by SIGKILL at the Nth passing of a failpoint (tests and the demo)",
+    "AWS_*": "credentials of object stores; they are never settings",
+}
+
+SETTING_HELP = {
+    "lake.path": "folder or s3:// address",
+    "lake.catalog": "catalog database URL; without it SQLite in the lake's folder",
+    "spark": "`master`, and any `spark.*` key as Spark spells it",
+    "storage": "for object stores: " + ", ".join(f"`{name}`" for name in STORAGE_OPTIONS),
+}
+
+
+def error_kinds() -> list[type[errors.FloodmarkError]]:
+    """The kinds that a caller may meet, in the order in which errors.py explains them."""
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
+    found = [kind for kind in kinds if issubclass(kind, errors.FloodmarkError) and kind is not errors.FloodmarkError]
+    return sorted(found, key=lambda kind: inspect.getsourcelines(kind)[1])
+
+
+def setting_names() -> list[str]:
+    """The keys of the settings file, as far as they have names."""
+    sections = [name for name in Settings.model_fields if name != "lake"]
+    return [*(f"lake.{name}" for name in LakeSettings.model_fields), *sections]
+
+
+def page() -> str:
+    """The whole page, as it should be on disk."""
+    group: Any = get_command(app)
+    top = group.make_context("floodmark", [], resilient_parsing=True, terminal_width=WIDTH)
+    parts = [INTRO, _section("floodmark", group.get_help(top))]
+    for name in group.list_commands(top):
+        command = group.get_command(top, name)
+        context = type(top)(command, info_name=name, parent=top, terminal_width=WIDTH)
+        parts.append(_section(f"floodmark {name}", command.get_help(context)))
+    parts += [_exit_codes(), _environment(), _settings()]
+    return "\n".join(parts)
+
+
+def _section(title: str, help_text: str) -> str:
+    lines = "\n".join(line.rstrip() for line in help_text.strip().splitlines())
+    return f"## {title}\n\n```text\n{lines}\n```\n"
+
+
+def _exit_codes() -> str:
+    rows = [(0, "", "Done; also when there was nothing to do."), (1, "", "Failed: a check, or something unexpected.")]
+    rows += [(kind.exit_code, f"`{kind.__name__}`", (kind.__doc__ or "").splitlines()[0]) for kind in error_kinds()]
+    rows.sort(key=lambda row: row[0])
+    table = [f"| {code} | {kind} | {text} |" for code, kind, text in rows]
+    return "\n".join(["## Exit codes and kinds of error", "", "| code | kind | means |", "|---|---|---|", *table, ""])
+
+
+def _environment() -> str:
+    table = [f"| `{name}` | {text} |" for name, text in ENVIRONMENT.items()]
+    return "\n".join(["## Environment", "", "| variable | is |", "|---|---|", *table, ""])
+
+
+def _settings() -> str:
+    table = [f"| `{name}` | {SETTING_HELP[name]} |" for name in setting_names()]
+    lead = f"`{FILE_NAME}` of the working folder, or the file that `--config` names. An unknown key is an error."
+    return "\n".join(["## Settings", "", lead, "", "| key | is |", "|---|---|", *table, ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
