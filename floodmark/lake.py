@@ -28,7 +28,7 @@ from floodmark.model import MAIN, AuditRow, Commit, Head, HealReport
 from floodmark.recover.heal import Healer
 from floodmark.report import lake_status, table_details
 from floodmark.rows.session import Sessions
-from floodmark.storage import Storage, local_path, root_location
+from floodmark.storage import Storage, join, local_path, root_location
 from floodmark.write.change import Change, Intent
 from floodmark.write.transaction import Transaction
 
@@ -70,6 +70,8 @@ def open(
     try:
         if create:
             create_catalog(database, location)
+            for part in ("tables", "operations"):
+                storage.make_folder(join(location, part))
             storage.make_folder(location)  # the database's own name in it is durable too
         open_catalog(database, location)
         parts = Catalog(database, storage, location, lease_ms)
@@ -192,7 +194,12 @@ class Lake:
             change.create_table(name, iceberg, spec, order, dict(properties or {}))
             return change.publish()
         except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-            return change.undo(error)
+            try:
+                return change.undo(error)
+            except Invalid:
+                if if_not_exists and name.lower() in {head.table.lower() for head in self.heads()}:
+                    return self._unchanged("create_table")  # another process was quicker
+                raise
 
     def append(
         self,
@@ -373,7 +380,7 @@ class Lake:
         self._healer.heal()
 
     def _intent(self, kind: str, actor: str | None, message: str, batch: BatchRider | None = None) -> Intent:
-        return Intent(kind, MAIN, actor or self.actor, message, batch)
+        return Intent(kind, MAIN, _text(actor or self.actor, "actor"), _text(message, "message"), batch)
 
     def _unchanged(self, kind: str) -> Commit:
         version = self.catalog.history.resolve()
@@ -385,4 +392,11 @@ def _batch(scope: str, batch: str | None) -> BatchRider | None:
         return None
     if not isinstance(batch, str) or not 0 < len(batch) <= 512:
         raise Invalid("a batch id is a text of 1 to 512 characters", batch=repr(batch)[:80])
-    return BatchRider(f"table:{scope}" if scope else "transaction", batch)
+    return BatchRider(f"table:{scope}" if scope else "transaction", _text(batch, "batch"))
+
+
+def _text(text: str, role: str) -> str:
+    """A text that every database can hold: no NUL, no half of a character."""
+    if "\x00" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise Invalid("this text has signs that cannot be stored", role=role, text=repr(text)[:80])
+    return text

@@ -72,6 +72,8 @@ class Builder:
         if edit.metadata is None:
             raise Corrupt("a table's creation has no metadata", operation=self._operation.id, table=edit.table)
         metadata = parse_metadata(edit.metadata)
+        # Durable with the table: whoever writes into it later need not wonder whether its maker was that far.
+        self._storage.make_folder(join(edit.location, "data"))
         location = self._write_metadata(edit, attempt, 0, metadata)
         new = Head(
             branch=self._operation.branch,

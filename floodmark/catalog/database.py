@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, select, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from floodmark.catalog import tables
@@ -24,6 +25,8 @@ from floodmark.errors import Corrupt, Invalid, Unavailable
 
 BUSY_TIMEOUT_MS = 10_000
 SQLITE_NAME = "catalog.db"
+# What of a URL's query may be shown: anything else may be a secret.
+SHOWN_QUERY = frozenset({"host", "port", "dbname", "sslmode"})
 
 
 class ReplyLost(Unavailable):
@@ -36,10 +39,12 @@ class Database:
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         try:
             parsed = make_url(url)
-        except ArgumentError as error:
+        except (ArgumentError, ValueError):
+            # Without its cause: that would show parts of a password with an unescaped sign in it (I18).
             raise Invalid(
-                "this is not a database URL", advice="Use postgresql+psycopg://user@host/database."
-            ) from error
+                "this is not a database URL",
+                advice="Use postgresql+psycopg://user:password@host/database, with signs in the password escaped.",
+            ) from None
         self.dialect = parsed.get_backend_name()
         if self.dialect not in ("sqlite", "postgresql"):
             raise Invalid(
@@ -49,7 +54,8 @@ class Database:
             )
         self.read_only = read_only
         self._pid = os.getpid()
-        self.shown_url = parsed.render_as_string(hide_password=True)
+        shown = {key: value for key, value in parsed.query.items() if key in SHOWN_QUERY}
+        self.shown_url = parsed.set(query=shown).render_as_string(hide_password=True)
         self.engine = self._sqlite(parsed.database or "") if self.dialect == "sqlite" else self._postgresql(url)
 
     # ── connections ──
@@ -57,12 +63,8 @@ class Database:
     def _sqlite(self, path: str) -> Engine:
         mode = "ro" if self.read_only else "rwc"
         address = f"file:{quote(path)}?mode={mode}&uri=true"
-        if (
-            self.read_only
-            and not os.access(os.path.dirname(path) or ".", os.W_OK)
-            and not os.path.exists(path + "-wal")
-        ):
-            # Nobody can be writing beside us, and SQLite could not make its lock files here.
+        if self.read_only and os.path.exists(path) and os.statvfs(path).f_flag & os.ST_RDONLY:
+            # Nobody can be writing beside us on a read-only file system, and SQLite cannot make its lock files there.
             address += "&immutable=1"
         engine = create_engine(
             f"sqlite+pysqlite:///{address}",
@@ -80,6 +82,13 @@ class Database:
                 cursor.execute("PRAGMA synchronous=FULL")
                 cursor.execute("PRAGMA foreign_keys=ON")
             cursor.close()
+
+        @event.listens_for(engine, "handle_error")
+        def _interrupted(context: Any) -> None:
+            # An interrupt is not a lost connection: dropping it unclosed would keep the write lock until it is
+            # collected. It is rolled back instead, like after any error.
+            if not isinstance(context.original_exception, Exception):
+                context.is_disconnect = False
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
@@ -108,13 +117,19 @@ class Database:
         return engine
 
     def close(self) -> None:
-        self.engine.dispose()
+        # A forked child lets go of its parent's connections without touching them.
+        self.engine.dispose(close=not self.is_foreign)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Was this opened by another process, of which this one is a fork?"""
+        return os.getpid() != self._pid
 
     # ── transactions ──
 
     def _check_process(self) -> None:
         """A forked child shares its parent's connections and heartbeat: both would break for both."""
-        if os.getpid() != self._pid:
+        if self.is_foreign:
             raise Invalid("this lake was opened by another process", advice="Open it again after the fork.")
 
     @contextmanager
@@ -158,6 +173,10 @@ class Database:
             except DBAPIError as error:
                 connection.invalidate()
                 raise ReplyLost("the reply to COMMIT was lost", database=self.shown_url, cause=_cause(error)) from error
+            except BaseException:
+                # Interrupted around COMMIT: the connection may still have its transaction, so nobody else gets it.
+                connection.invalidate()
+                raise
         finally:
             connection.close()
 
@@ -190,7 +209,11 @@ def _undo(transaction: Any) -> None:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except OperationalError as error:
+    except (IntegrityError, DataError, ProgrammingError):
+        raise  # a defect of ours or of the input, not of the connection
+    except PoolTimeout as error:
+        raise Unavailable("no connection to the catalog was free", cause=error, advice="Retry.") from error
+    except DBAPIError as error:
         if "locked" in str(error.orig) or "lock timeout" in str(error.orig):
             raise Unavailable("the catalog is held by another process", cause=_cause(error), advice="Retry.") from error
         raise Unavailable("the catalog did not answer", cause=_cause(error), advice="Retry.") from error

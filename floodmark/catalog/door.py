@@ -353,6 +353,8 @@ class Door:
             extra = [location for location in found if location not in named]
             for location in extra:
                 self._storage.delete(location)
+            # The folder of the seal: nothing in it is needed any more.
+            self._storage.delete_prefix(operation.folders[0])
             self._journal.mark_cleaned(operation.id)
         except Unavailable as error:
             log.get(operation.id).warning("files of lost attempts stay for healing", cause=str(error))

@@ -129,7 +129,8 @@ class Journal:
         if len(text) > INLINE_BYTES_MAX:
             values["seal"], values["seal_location"] = None, join(operation.folders[0], "seal.json")
             # Crash here: the object is in the operation's own folder, which healing deletes.
-            self._storage.put(values["seal_location"], text.encode())
+            with self._storage.batch():
+                self._storage.put(values["seal_location"], text.encode())
         with self._database.write() as tx:
             changed = tx.execute(
                 update(tables.operations)
@@ -207,6 +208,11 @@ class Journal:
             .where(tables.operations.c.id == operation)
             .values(state=PUBLISHED, version=version, ended_ms=ended_ms, seal=None, cleaned=int(cleaned))
         )
+
+    def mark_restless(self, operation: str, now_ms: int) -> None:
+        """Files turned up again in an abandoned operation's folders: its quiet time begins anew."""
+        with self._database.write() as tx:
+            tx.execute(update(tables.operations).where(tables.operations.c.id == operation).values(ended_ms=now_ms))
 
     def mark_cleaned(self, operation: str) -> None:
         with self._database.write() as tx:

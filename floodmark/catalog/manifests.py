@@ -144,7 +144,12 @@ def write_list(
     sequence: int,
     manifests: Sequence[ManifestFile],
 ) -> tuple[ManifestFile, ...]:
-    """Write the manifest list of a snapshot; returns its manifests with the sequence numbers that it gives them."""
+    """Write the manifest list of a snapshot; returns its manifests with the sequence numbers that it gives them.
+
+    PyIceberg assigns a new manifest's sequence in a shallow copy, which reaches the original: without copies of our
+    own, a manifest that is used again after a lost race would keep the sequence of the attempt that lost (I5).
+    """
+    manifests = [ManifestFile(*manifest._data) for manifest in manifests]
     with write_manifest_list(2, io.new_output(location), snapshot, parent, sequence, COMPRESSION) as writer:
         writer.add_manifests(list(manifests))
         return tuple(writer.prepare_manifest(manifest) for manifest in manifests)

@@ -16,13 +16,14 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, update
 
-from floodmark import clock
+from floodmark import clock, log
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.errors import Unavailable
 
 LEASE_MS = 60_000  # long against the busy timeout of 10 s
 BEAT_S_MIN = 0.5
+FORGET_MS = 60 * 60_000
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def is_dead(row: Any, now_ms: int) -> bool:
         return True
     here = this_process()
     same_machine = bool(here.boot_id) and (row.boot_id, row.pid_namespace) == (here.boot_id, here.pid_namespace)
-    return same_machine and _started(row.pid) != row.started
+    return same_machine and _is_gone(row.pid, row.started)
 
 
 class Heartbeat:
@@ -60,6 +61,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self._known = False
         self._identity = this_process()
+        self._disowned: set[str] = set()
 
     def beat(self, tx: Connection, now_ms: int) -> None:
         """Renew the lease inside a transaction that is written anyway; make the row if it is not there."""
@@ -67,6 +69,9 @@ class Heartbeat:
             update(tables.processes).where(tables.processes.c.id == self.id).values(beat_ms=now_ms)
         ).rowcount
         if renewed == 0:
+            # Rows of processes that are long dead: without a row they are as dead as with one.
+            ended = tables.processes.c.beat_ms + tables.processes.c.lease_ms < now_ms - FORGET_MS
+            tx.execute(delete(tables.processes).where(ended))
             identity = self._identity
             tx.execute(
                 insert(tables.processes).values(
@@ -82,8 +87,13 @@ class Heartbeat:
             )
         self._known = True
 
+    def disown(self, operation: str) -> None:
+        """Stop vouching for an operation whose outcome could not be told: anybody may settle it from now on."""
+        self._disowned.add(operation)
+
     def start(self) -> None:
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
+            self._stop.clear()
             self._thread = threading.Thread(target=self._run, name="floodmark-heartbeat", daemon=True)
             self._thread.start()
 
@@ -91,7 +101,7 @@ class Heartbeat:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
-        if not self._known:
+        if not self._known or self._database.is_foreign:
             return
         try:
             with self._database.write() as tx:
@@ -104,9 +114,14 @@ class Heartbeat:
             try:
                 with self._database.write() as tx:
                     self.beat(tx, self._database.now_ms(tx))
-            except Unavailable:
+                    disowned = set(self._disowned)
+                    if disowned:
+                        theirs = tables.operations.c.id.in_(disowned)
+                        tx.execute(update(tables.operations).where(theirs).values(process=""))
+                self._disowned -= disowned
+            except Exception as error:  # noqa: BLE001 - a thread that ends would let live operations be fenced
                 # Keep trying: if the lease runs out meanwhile, healers fence us and our publish finds that out.
-                continue
+                log.get().warning("a heartbeat failed", cause=str(error))
 
 
 def _boot_id() -> str:
@@ -124,11 +139,29 @@ def _pid_namespace() -> str:
         return ""
 
 
+def _is_gone(pid: int, started: str) -> bool:
+    """Has the process of this machine that began then certainly ended? A zombie has."""
+    fields = _stat(pid)
+    if fields is not None:
+        return fields[0] == "Z" or fields[19] != started
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False  # it is there, but hidden from us
+
+
 def _started(pid: int) -> str | None:
-    """The start time of a process of this machine, or None if there is none (a zombie is none)."""
+    """The start time of a process of this machine, if it can be seen."""
+    fields = _stat(pid)
+    return None if fields is None else fields[19]
+
+
+def _stat(pid: int) -> list[str] | None:
     try:
         with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+            return file.read().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else fields[19]

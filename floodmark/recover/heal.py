@@ -20,7 +20,7 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, to_operation
 from floodmark.catalog.processes import is_dead
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider
-from floodmark.errors import Busy, Conflict, Corrupt, Invalid, NotFound
+from floodmark.errors import Busy, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import HealReport
 
@@ -113,6 +113,12 @@ class Healer:
         except AlreadyCommitted as already:
             self._roll_back(row, "rolled_back", f"its batch came in as version {already.version}", report)
             return
+        except Unavailable:
+            # Another healer may have finished it and deleted this one's files under its hands.
+            found = self._catalog.journal.find(row.id)
+            if found is not None and found.state in (PUBLISHED, ABANDONED):
+                return
+            raise
         except (Conflict, Invalid) as error:
             self._roll_back(row, "rolled_back", f"it does not fit the tables any more: {error.message}", report)
             return
@@ -137,8 +143,11 @@ class Healer:
             return
         self._looked[row.id] = time.monotonic()
         operation = to_operation(row)
-        report.files_deleted += self._catalog.journal.delete_files(operation)
-        if now - (row.ended_ms or now) > QUIET_MS:
+        deleted = self._catalog.journal.delete_files(operation)
+        report.files_deleted += deleted
+        if deleted:
+            self._catalog.journal.mark_restless(row.id, now)
+        elif now - (row.ended_ms or now) > QUIET_MS:
             self._catalog.journal.mark_cleaned(row.id)
             self._looked.pop(row.id, None)
 

@@ -149,17 +149,17 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        if self._pending() is not None:
-            yield
-            return
+        outer = self._pending()
         folders: set[str] = set()
         self._thread.folders = folders
         try:
             yield
         finally:
-            self._thread.folders = None
-        # Only after a clean end: nobody was told that an unclean one is durable.
-        self.settle(folders)
+            self._thread.folders = outer
+        # Only after a clean end: nobody was told that an unclean one is durable. A batch inside another is durable at
+        # its own end: what it wrote may be acknowledged before the outer one ends.
+        for folder in sorted(folders):
+            self._sync_folder(folder)
 
     def make_folder(self, folder: str) -> None:
         """Make a folder, durably; also the names that are in it by now."""

@@ -18,7 +18,7 @@ from floodmark.failpoints import VARIABLE
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Everything that a write imports late; importing starts no thread, so forking from there is safe.
 _PRELOADED = [
-    "floodmark",
+    "floodmark.lake",
     "floodmark.catalog.door",
     "floodmark.rows.stage",
     "floodmark.rows.layout",

@@ -15,8 +15,10 @@ from sqlalchemy import select
 from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, all_files
-from floodmark.catalog.metadata import last_sequence
+from floodmark.catalog.metadata import MetadataFiles, last_sequence
 from floodmark.model import Head
+
+_READERS: dict[str, MetadataFiles] = {}
 
 
 @dataclass(frozen=True)
@@ -80,20 +82,21 @@ def _check_tables(
     if {row.table_name for row in heads} != set(pointers):
         broken.append(f"heads {sorted(row.table_name for row in heads)} are not the pointers {sorted(pointers)}")
     sequences: dict[str, int] = {}
+    files = _reader(catalog)
     for row in touched:
         if row.sequence <= sequences.get(row.table_id, -1):
             broken.append(f"sequence of {row.table_name} does not rise at version {row.version}")
         sequences[row.table_id] = row.sequence
-        entries = [
-            entry
-            for manifest in catalog.files.manifests(row.manifest_list)
-            for entry in catalog.files.entries(manifest)
-        ]
+        entries = [entry for manifest in files.manifests(row.manifest_list) for entry in files.entries(manifest)]
         rows = sum(entry.data_file.record_count for entry in entries)
         if (rows, len(entries)) != (row.rows_total, row.files_total):
             broken.append(f"{row.table_name}@{row.version}: {rows} rows in {len(entries)} files, not {row.rows_total}")
-        if any(entry.sequence_number is None or entry.sequence_number > row.sequence for entry in entries):
-            broken.append(f"{row.table_name}@{row.version}: a file's sequence is above the commit's")
+        for entry in entries:
+            sequence = entry.sequence_number
+            if sequence is None or sequence > row.sequence:
+                broken.append(f"{row.table_name}@{row.version}: a file's sequence {sequence} is above the commit's")
+            elif entry.snapshot_id == row.snapshot and sequence != row.sequence:
+                broken.append(f"{row.table_name}@{row.version}: new rows have sequence {sequence}, not {row.sequence}")
     newest = {row.table_id: row for row in touched}
     for head in heads:
         row = newest[head.table_id]
@@ -101,9 +104,21 @@ def _check_tables(
             broken.append(f"head of {head.table_name} is not its newest commit")
         if pointers.get(head.table_name) != head.metadata_location:
             broken.append(f"pointer of {head.table_name} is not its head")
-        metadata = catalog.files.metadata(head.metadata_location)
+        metadata = files.metadata(head.metadata_location)
+        for manifest in files.manifests(head.manifest_list):
+            seen = [(one.data_file.file_path, one.sequence_number) for one in files.entries(manifest)]
+            known = [(one.data_file.file_path, one.sequence_number) for one in catalog.files.entries(manifest)]
+            if seen != known:
+                broken.append(f"{head.table_name}: this process remembers {known}, on disk is {seen}")
         if metadata.current_snapshot_id != head.snapshot or last_sequence(metadata) != head.sequence:
             broken.append(f"metadata of {head.table_name} disagrees with its head")
+
+
+def _reader(catalog: Catalog) -> MetadataFiles:
+    """Reads metadata from disk by itself: what the lake under test remembers must not vouch for itself."""
+    if catalog.location not in _READERS:
+        _READERS[catalog.location] = MetadataFiles(catalog.storage)
+    return _READERS[catalog.location]
 
 
 def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broken: list[str]) -> None:
@@ -118,6 +133,7 @@ def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broke
 
 def _check_files(catalog: Catalog, touched: list[Any], settled: bool, broken: list[str]) -> set[str]:
     reachable: set[str] = set()
+    files = _reader(catalog)
     for row in touched:
         head = Head(
             "main",
@@ -134,7 +150,7 @@ def _check_files(catalog: Catalog, touched: list[Any], settled: bool, broken: li
             0,
             0,
         )
-        reachable |= catalog.files.named_files([head]) | set(catalog.files.data_files(head))
+        reachable |= files.named_files([head]) | set(files.data_files(head))
     on_disk = {
         entry.location
         for entry in all_files(catalog.storage, catalog.location)

@@ -6,6 +6,7 @@ its publish (I3), all of it is visible after (I2), and an error at any step leav
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from floodmark.errors import Corrupt, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
 from floodmark.storage import join
-from floodmark.write.undo import undo
+from floodmark.write.undo import delete_files, undo
 from floodmark.write.watch import watched
 
 
@@ -42,6 +43,9 @@ class Change:
         self.operation = operation
         self._edits: dict[str, Edit] = {}
         self._used_spark = False
+        self._leftovers = False
+        # A transaction may be filled by several threads.
+        self._lock = threading.Lock()
         self._log = log.get(operation.id, kind=intent.kind)
 
     @classmethod
@@ -75,15 +79,22 @@ class Change:
             raise Invalid(
                 "rows cannot be appended to a table with a key yet", table=table, advice="Make the table without a key."
             )
-        self._claim(metadata.location)
+        with self._lock:
+            self._claim(metadata.location)
         folder = self.operation.folder(metadata.location, "data")
-        with watched(self._catalog.storage, folder, progress):
-            records = self._stage(head, metadata, folder, data)
-        edit = self._edits.get(table) or Edit(
-            APPEND, table, head.table_id, metadata.location, head.schema_id, head.spec_id, _new_snapshot_id()
-        )
+        try:
+            with watched(self._catalog.storage, folder, progress):
+                records = self._stage(head, metadata, folder, data)
+        except BaseException:
+            # A caller may catch this and still publish the rest: whole files of this part may be there.
+            self._leftovers = True
+            raise
         _check_records(records, folder)
-        self._edits[table] = Edit(**{**edit.__dict__, "added": (*edit.added, *records)})
+        with self._lock:
+            edit = self._edits.get(table) or Edit(
+                APPEND, table, head.table_id, metadata.location, head.schema_id, head.spec_id, _new_snapshot_id()
+            )
+            self._edits[table] = Edit(**{**edit.__dict__, "added": (*edit.added, *records)})
         self._log.info("staged", table=table, files=len(records), rows=sum(record.rows for record in records))
         # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
         hit(f"{self._intent.kind}.staged")
@@ -140,7 +151,7 @@ class Change:
         # Crash here: a repeatable operation is finished by a healer, any other is undone.
         hit(f"{self._intent.kind}.sealed")
         # Task attempts that the driver never heard of may have left files that the seal does not name.
-        leftovers = self._used_spark or sealed_apart
+        leftovers = self._used_spark or self._leftovers or sealed_apart
         commit = self._catalog.door.publish(self.operation, seal, points=self._intent.kind, leftovers=leftovers)
         self._catalog.journal.active.discard(self.operation.id)
         self._log.info("published", version=commit.version, rows=commit.rows_added)
@@ -149,8 +160,7 @@ class Change:
     def _nothing_to_do(self) -> Commit:
         operation, _ = self._catalog.journal.abandon(self.operation.id)
         if operation is not None:
-            self._catalog.journal.delete_files(operation)
-            self._catalog.journal.mark_cleaned(operation.id)
+            delete_files(self._catalog, operation, certain=not self._used_spark)
         self._catalog.journal.active.discard(self.operation.id)
         version = self._catalog.history.resolve(branch=self._intent.branch)
         return Commit(

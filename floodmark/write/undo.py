@@ -24,17 +24,21 @@ def undo(catalog: Catalog, operation: Operation, error: BaseException, *, certai
     """
     try:
         found, was_us = catalog.journal.abandon(operation.id)
-    except Unavailable as unreachable:
+        published = found is not None and found.state == PUBLISHED
+        commit = catalog.history.commit(found.version) if published and found and found.version else None
+    except Exception as unreachable:
+        # Whatever the reason: it was not abandoned, or it is published and cannot be shown.
+        catalog.heartbeat.disown(operation.id)
         raise CommitUnknown(
             "the outcome of this operation cannot be told", operation=operation.id, cause=error
         ) from unreachable
-    if found is not None and found.state == PUBLISHED and found.version is not None:
+    if commit is not None:
         if isinstance(error, Exception):
-            return catalog.history.commit(found.version)
+            return commit
         raise error
     hit("abandon.fenced")
     if found is not None:
-        _delete_files(catalog, found, certain)
+        delete_files(catalog, found, certain=certain)
     hit("abandon.files_deleted")
     if isinstance(error, AlreadyCommitted):
         return catalog.history.commit(error.version, outcome="already_committed")
@@ -43,7 +47,8 @@ def undo(catalog: Catalog, operation: Operation, error: BaseException, *, certai
     raise error
 
 
-def _delete_files(catalog: Catalog, operation: Operation, certain: bool) -> None:
+def delete_files(catalog: Catalog, operation: Operation, *, certain: bool) -> None:
+    """Best effort: what cannot be deleted now is found by healing."""
     try:
         catalog.journal.delete_files(operation)
         if certain:

@@ -42,4 +42,4 @@ def watched(storage: Storage, folder: str, progress: Callable[[int, int], None] 
     finally:
         stop.set()
         thread.join()
-        look()
+    look()
