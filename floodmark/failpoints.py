@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+from floodmark.errors import Invalid
+
 # The steps of a change of the lake, in order (docs/protocol.md). Every kind of write passes all of them.
 WRITE_STEPS = (
     "begun",  # the journal has the operation; no file exists
@@ -60,7 +62,11 @@ def armed() -> tuple[str, int] | None:
         return None
     name, _, count = setting.partition(":")
     if name not in FAILPOINTS or not (count or "1").isdigit():
-        raise ValueError(f"{VARIABLE}={setting}: no such failpoint; `python -m floodmark.failpoints` lists them")
+        raise Invalid(
+            "there is no such failpoint",
+            setting=f"{VARIABLE}={setting}",
+            advice="`python -m floodmark.failpoints` lists them.",
+        )
     return name, int(count or 1)
 
 

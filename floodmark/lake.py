@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import getpass
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from floodmark import clock
+from floodmark import clock, failpoints
 from floodmark.catalog.backup import backup as backup_catalog
 from floodmark.catalog.backup import restore as restore_catalog
 from floodmark.catalog.catalog import Catalog
@@ -29,14 +28,13 @@ from floodmark.recover.heal import Healer
 from floodmark.report import lake_status, table_details
 from floodmark.rows.session import Sessions
 from floodmark.storage import Storage, join, local_path, root_location
-from floodmark.write.change import Change, Intent
-from floodmark.write.transaction import Transaction
+from floodmark.write.intent import Intent, batch_rider
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame, SparkSession
 
-TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+    from floodmark.write.transaction import Transaction
 
 
 def open(
@@ -60,6 +58,7 @@ def open(
     processes left, unless heal=False.
     """
     location = root_location(os.fspath(path))
+    failpoints.armed()  # a misspelt crash point must not look like a process that survived it
     if create and read_only:
         raise Invalid("a read-only lake cannot be made", path=path)
     storage = storage or Storage(storage_options)
@@ -168,17 +167,10 @@ class Lake:
         message: str = "",
     ) -> Commit:
         """Make a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
-        from floodmark.rows.layout import partition_spec, sort_order
-        from floodmark.rows.schema import table_schema
+        from floodmark.write.change import Change
+        from floodmark.write.shape import plan_table
 
-        if not TABLE_NAME.fullmatch(name):
-            raise Invalid(
-                "this cannot be a table's name",
-                table=repr(name),
-                advice="Use letters, digits and underscores, not starting with a digit.",
-            )
-        iceberg = table_schema(schema, key)
-        spec, order = partition_spec(iceberg, partition), sort_order(iceberg, sort)
+        shape = plan_table(name, schema, key=key, partition=partition, sort=sort, properties=properties or {})
         self._ready_to_write()
         existing = {head.table.lower(): head.table for head in self.heads()}
         if name.lower() in existing:
@@ -191,7 +183,7 @@ class Lake:
             )
         change = Change.begin(self.catalog, self._intent("create_table", actor, message or f"create {name}"))
         try:
-            change.create_table(name, iceberg, spec, order, dict(properties or {}))
+            change.create_table(shape)
             return change.publish()
         except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
             try:
@@ -216,8 +208,10 @@ class Lake:
         With `batch`, the id is committed with the rows, and the same id for the same table again is a no-op whose
         outcome says `already_committed`. `progress(files, bytes)` is called now and then while rows are staged.
         """
+        from floodmark.write.change import Change
+
+        intent = self._intent("append", actor, message, batch_rider(table, batch))
         self._ready_to_write()
-        intent = self._intent("append", actor, message, _batch(table, batch))
         try:
             change = Change.begin(self.catalog, intent, [table])
         except AlreadyCommitted as already:
@@ -228,9 +222,21 @@ class Lake:
         except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
             return change.undo(error)
 
-    def transaction(self, message: str = "", *, actor: str | None = None, batch: str | None = None) -> Transaction:
-        """Several tables, one version: all of it becomes visible at the end of the `with` block, or nothing."""
-        intent = self._intent("transaction", actor, message, _batch("", batch))
+    def transaction(
+        self,
+        message: str = "",
+        *,
+        actor: str | None = None,
+        batch: str | None = None,
+        batch_table: str = "",
+    ) -> Transaction:
+        """Several tables, one version: all of it becomes visible at the end of the `with` block, or nothing.
+
+        `batch` identifies the transaction; with `batch_table` it is the same id as that of an append to this table.
+        """
+        from floodmark.write.transaction import Transaction
+
+        intent = self._intent("transaction", actor, message, batch_rider(batch_table, batch))
         return Transaction(self.catalog, intent, self._ready_to_write)
 
     # ── reading ──
@@ -380,23 +386,8 @@ class Lake:
         self._healer.heal()
 
     def _intent(self, kind: str, actor: str | None, message: str, batch: BatchRider | None = None) -> Intent:
-        return Intent(kind, MAIN, _text(actor or self.actor, "actor"), _text(message, "message"), batch)
+        return Intent(kind, MAIN, actor or self.actor, message, batch)
 
     def _unchanged(self, kind: str) -> Commit:
         version = self.catalog.history.resolve()
         return Commit(version, "nothing_to_do", None, kind, MAIN, self.actor, "", clock.now_ms())
-
-
-def _batch(scope: str, batch: str | None) -> BatchRider | None:
-    if batch is None:
-        return None
-    if not isinstance(batch, str) or not 0 < len(batch) <= 512:
-        raise Invalid("a batch id is a text of 1 to 512 characters", batch=repr(batch)[:80])
-    return BatchRider(f"table:{scope}" if scope else "transaction", _text(batch, "batch"))
-
-
-def _text(text: str, role: str) -> str:
-    """A text that every database can hold: no NUL, no half of a character."""
-    if "\x00" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
-        raise Invalid("this text has signs that cannot be stored", role=role, text=repr(text)[:80])
-    return text

@@ -9,8 +9,9 @@ from sqlalchemy import func, select
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.journal import ABANDONED, PUBLISHED, STATES
+from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STATES, to_operation
 from floodmark.catalog.processes import is_dead
+from floodmark.errors import Corrupt
 from floodmark.model import Head
 
 
@@ -61,9 +62,22 @@ def _unfinished(catalog: Catalog) -> tuple[list[str], list[str], list[str]]:
             unknown.append(row.id)
         elif catalog.journal.is_own(row) or not is_dead(row, now):
             running.append(row.id)
-        else:
+        elif _is_understood(catalog, row):
             pending.append(row.id)
+        else:
+            unknown.append(row.id)
     return running, pending, unknown
+
+
+def _is_understood(catalog: Catalog, row: Any) -> bool:
+    """Can a healer settle this dead operation?"""
+    try:
+        to_operation(row)
+        if row.state == STAGED:
+            catalog.journal.read_seal(row.id)
+    except Corrupt:
+        return False
+    return True
 
 
 def table_details(catalog: Catalog, head: Head) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyiceberg.manifest import ManifestEntry, ManifestFile
 from pyiceberg.serializers import ToOutputFile
@@ -69,13 +69,13 @@ class Builder:
         return attempt
 
     def _build_create(self, edit: Edit, attempt: Attempt) -> BuiltTable:
+        """A new table: its first metadata, with its first rows if the same commit brings some."""
         if edit.metadata is None:
             raise Corrupt("a table's creation has no metadata", operation=self._operation.id, table=edit.table)
         metadata = parse_metadata(edit.metadata)
         # Durable with the table: whoever writes into it later need not wonder whether its maker was that far.
         self._storage.make_folder(join(edit.location, "data"))
-        location = self._write_metadata(edit, attempt, 0, metadata)
-        new = Head(
+        empty = Head(
             branch=self._operation.branch,
             table=edit.table,
             table_id=edit.table_id,
@@ -84,19 +84,34 @@ class Builder:
             schema_id=edit.schema_id,
             spec_id=edit.spec_id,
             manifest_list=None,
-            metadata_location=location,
+            metadata_location="",
             version=0,
             rows=0,
             files=0,
             size_bytes=0,
         )
-        return BuiltTable(edit, None, None, new, metadata)
+        if edit.added:
+            return self._build_snapshot(edit, empty, metadata, None, frozenset(), attempt)
+        location = self._write_metadata(edit, attempt, 0, metadata)
+        return BuiltTable(edit, None, None, replace(empty, metadata_location=location), metadata)
 
     def _build_append(self, edit: Edit, current: CurrentTable | None, attempt: Attempt) -> BuiltTable:
         head = self._check_still_right(edit, current)
         assert current is not None
-        assert edit.snapshot is not None
         metadata = self._files.metadata(current.pointer)
+        return self._build_snapshot(edit, head, metadata, current.pointer, current.kept_snapshots, attempt)
+
+    def _build_snapshot(
+        self,
+        edit: Edit,
+        head: Head,
+        metadata: TableMetadata,
+        pointer: str | None,
+        kept_snapshots: frozenset[int],
+        attempt: Attempt,
+    ) -> BuiltTable:
+        """The table after one more snapshot on `head`: manifests, list and metadata."""
+        assert edit.snapshot is not None
         sequence = last_sequence(metadata) + 1
         existing = self._files.manifests(head.manifest_list)
         added, entries = self._added_manifest(edit, metadata)
@@ -113,30 +128,22 @@ class Builder:
             schema_id=edit.schema_id,
         )
         changed = add_snapshot(
-            metadata,
-            snapshot,
-            branch=self._operation.branch,
-            previous_location=current.pointer,
-            keep=current.kept_snapshots,
+            metadata, snapshot, branch=self._operation.branch, previous_location=pointer, keep=kept_snapshots
         )
-        location = self._write_metadata(edit, attempt, _metadata_number(current.pointer) + 1, changed)
-        new = Head(
-            branch=head.branch,
-            table=edit.table,
-            table_id=edit.table_id,
+        number = 0 if pointer is None else _metadata_number(pointer) + 1
+        location = self._write_metadata(edit, attempt, number, changed)
+        new = replace(
+            head,
             snapshot=edit.snapshot,
             sequence=sequence,
-            schema_id=edit.schema_id,
-            spec_id=edit.spec_id,
             manifest_list=list_location,
             metadata_location=location,
-            version=0,
             rows=head.rows + edit.rows_added,
             files=head.files + len(edit.added),
             size_bytes=head.size_bytes + sum(record.size_bytes for record in edit.added),
         )
         seen = tuple(with_sequence(entries, sequence))
-        return BuiltTable(edit, current.pointer, head.snapshot, new, changed, listed, added.manifest_path, seen)
+        return BuiltTable(edit, pointer, head.snapshot, new, changed, listed, added.manifest_path, seen)
 
     def _check_still_right(self, edit: Edit, current: CurrentTable | None) -> Head:
         """An append rebases over anything, as long as its files were staged for the table's present shape."""

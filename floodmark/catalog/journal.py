@@ -176,11 +176,13 @@ class Journal:
                 row = tx.execute(query.with_for_update()).first()
         return None if row is None else to_operation(row)
 
-    def abandon(self, operation: str, audit: AuditRider | None = None) -> tuple[Operation | None, bool]:
+    def abandon(
+        self, operation: str, audit: AuditRider | None = None, *, given_up: bool = False
+    ) -> tuple[Operation | None, bool]:
         """Fence an operation that is not published: from now on its writer cannot publish it. Idempotent.
 
         Returns its row as it is then (None: it was never begun; `published`: the writer was quicker), and whether it
-        was this call that fenced it.
+        was this call that fenced it. `given_up`: an operator wants it gone, also if its row cannot be understood.
         """
         with self._database.write() as tx:
             query = select(tables.operations).where(tables.operations.c.id == operation)
@@ -195,7 +197,7 @@ class Journal:
             )
             if audit is not None:
                 audit.apply(tx, operation, None, now)
-            return to_operation(row, state=ABANDONED), True
+            return to_operation(row, state=ABANDONED, given_up=given_up), True
 
     def delete_files(self, operation: Operation) -> int:
         """Delete everything in the folders of an abandoned operation: fenced, so nothing can refer to it (I10)."""
@@ -263,11 +265,18 @@ def fenced(operation: str) -> Fenced:
     )
 
 
-def to_operation(row: Any, state: str | None = None) -> Operation:
+def to_operation(row: Any, state: str | None = None, *, given_up: bool = False) -> Operation:
     try:
-        folders = tuple(json.loads(row.folders))
-    except ValueError as error:
-        raise Corrupt("the journal's row cannot be understood", operation=row.id, column="folders") from error
+        folders = tuple(str(folder) for folder in json.loads(row.folders))
+    except (ValueError, TypeError) as error:
+        if not given_up:
+            raise Corrupt(
+                "the journal's row cannot be understood",
+                operation=row.id,
+                column="folders",
+                advice="It is kept. `floodmark recover --discard OPERATION --apply` gives it up; its files stay.",
+            ) from error
+        folders = ()
     return Operation(
         row.id,
         row.kind,

@@ -53,7 +53,7 @@ def add_snapshot(
     snapshot: Snapshot,
     *,
     branch: str,
-    previous_location: str,
+    previous_location: str | None,
     keep: Collection[int] = (),
 ) -> TableMetadata:
     """The metadata after `snapshot` became the head of `branch`.
@@ -78,11 +78,10 @@ def add_snapshot(
         "snapshots": [_without_lost_parent(one, ids) for one in kept],
         "snapshot_log": log,
         "refs": refs,
-        "metadata_log": [
-            *metadata.metadata_log[1 - METADATA_LOG_KEPT :],
-            MetadataLogEntry(metadata_file=previous_location, timestamp_ms=metadata.last_updated_ms),
-        ],
     }
+    if previous_location is not None:
+        entry = MetadataLogEntry(metadata_file=previous_location, timestamp_ms=metadata.last_updated_ms)
+        changed["metadata_log"] = [*metadata.metadata_log[1 - METADATA_LOG_KEPT :], entry]
     if branch == MAIN:
         changed["current_snapshot_id"] = snapshot.snapshot_id
     return metadata.model_copy(update=changed)

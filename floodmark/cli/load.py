@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from floodmark.cli.progress import staging_progress
-from floodmark.errors import Invalid, NotFound
+from floodmark.errors import Invalid
+from floodmark.model import Commit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from floodmark.lake import Lake
 
 
@@ -27,8 +30,8 @@ def run(
     message: Annotated[str, typer.Option(help="What the history will say.")] = "",
 ) -> None:
     """Load files into a table."""
-    from floodmark.ingest.files import explain, format_of, read_files
-    from floodmark.rows.schema import spark_schema
+    from floodmark.ingest.files import explain, format_of, infer_schema, read_files
+    from floodmark.rows.schema import spark_schema, table_schema
 
     if mode != "append":
         raise Invalid("this mode is not known", mode=mode, advice="Use append.")
@@ -37,15 +40,17 @@ def run(
     found_format = format_of(files, file_format)
     started = time.monotonic()
     with context.obj.open(read_only=False) as lake:
-        if create:
-            _create(lake, table, files, found_format, schema, partition or [])
-        columns = spark_schema(lake.schema(table))
+        new = create and table.lower() not in {head.table.lower() for head in lake.heads()}
+        shape = schema or infer_schema(lake.spark, files, found_format) if new else None
+        columns = spark_schema(table_schema(shape) if new else lake.schema(table))
         frame = read_files(lake.spark, files, found_format, columns)
+        note = message or f"load {len(files)} file(s)"
         try:
             with staging_progress(context.obj.output) as progress:
-                commit = lake.append(
-                    table, frame, batch=batch, message=message or f"load {len(files)} file(s)", progress=progress
-                )
+                if new:
+                    commit = _create_and_append(lake, table, shape, partition or [], frame, batch, note, progress)
+                else:
+                    commit = lake.append(table, frame, batch=batch, message=note, progress=progress)
         except Invalid as error:
             raise explain(lake.spark, files, found_format, columns) or error from error
     rows = commit.rows_added if commit.outcome == "committed" else 0
@@ -59,13 +64,19 @@ def run(
     context.obj.output.result(data, text=text)
 
 
-def _create(
-    lake: Lake, table: str, files: list[str], found_format: str, schema: str | None, partition: list[str]
-) -> None:
-    from floodmark.ingest.files import infer_schema
-
-    try:
-        lake.catalog.history.head(table)
-    except NotFound:
-        columns = schema if schema is not None else infer_schema(lake.spark, files, found_format)
-        lake.create_table(table, columns, partition=partition, if_not_exists=True)
+def _create_and_append(
+    lake: Lake,
+    table: str,
+    shape: Any,
+    partition: list[str],
+    frame: Any,
+    batch: str | None,
+    message: str,
+    progress: Callable[[int, int], None] | None,
+) -> Commit:
+    """The table and its first rows in one version: rows that do not fit leave no empty table behind."""
+    with lake.transaction(message, batch=batch, batch_table=table) as tx:
+        tx.create_table(table, shape, partition=partition)
+        tx.append(table, frame, progress=progress)
+    assert tx.commit is not None
+    return tx.commit

@@ -88,12 +88,16 @@ def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns
         frame.unpersist()
     if example is None:
         return None
-    lost = [name for name in names if example[name] is None]
+    text = example[_BAD_RECORD]
+    as_text = ", ".join(f"`{name}` string" for name in names)
+    parse = f.from_csv if file_format == "csv" else f.from_json
+    raw = spark.range(1).select(parse(f.lit(text), as_text).alias("raw")).collect()[0]["raw"]
+    lost = [name for name in names if example[name] is None and raw is not None and raw[name] is not None]
     return Invalid(
         "records do not fit the table's types",
         column=",".join(lost) or None,
         count=count,
-        example=repr(example[_BAD_RECORD])[:200],
+        example=repr(text)[:200],
         advice="Correct the file; nothing was loaded.",
     )
 

@@ -126,7 +126,9 @@ class Healer:
         log.get(row.id).warning("healed", outcome="rolled_forward", version=commit.version, kind=row.kind)
 
     def _roll_back(self, row: Any, outcome: str, detail: str, report: _Report) -> None:
-        operation, was_us = self._catalog.journal.abandon(row.id, AuditRider(row.kind, row.state, outcome, detail))
+        operation, was_us = self._catalog.journal.abandon(
+            row.id, AuditRider(row.kind, row.state, outcome, detail), given_up=outcome == "discarded"
+        )
         # Crash here: fenced, with its audit row; its files are deleted by the next healing.
         hit("heal.fenced")
         if operation is None or operation.state != ABANDONED:
@@ -142,7 +144,7 @@ class Healer:
         if not look_again and time.monotonic() - self._looked.get(row.id, float("-inf")) < LOOK_EVERY_S:
             return
         self._looked[row.id] = time.monotonic()
-        operation = to_operation(row)
+        operation = to_operation(row, given_up=True)
         deleted = self._catalog.journal.delete_files(operation)
         report.files_deleted += deleted
         if deleted:

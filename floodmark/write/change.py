@@ -9,31 +9,23 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import Operation
-from floodmark.catalog.riders import BatchRider, Rider
+from floodmark.catalog.metadata import new_metadata, new_snapshot_id, parse_metadata
+from floodmark.catalog.riders import Rider
 from floodmark.catalog.seal import APPEND, CREATE, Edit, Seal
 from floodmark.errors import Corrupt, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
 from floodmark.storage import join
+from floodmark.write.intent import Intent
+from floodmark.write.shape import TableShape
 from floodmark.write.undo import delete_files, undo
 from floodmark.write.watch import watched
-
-
-@dataclass(frozen=True)
-class Intent:
-    """Who wants the change and why: what the journal and the history will say."""
-
-    kind: str
-    branch: str
-    actor: str
-    message: str
-    batch: BatchRider | None = None
 
 
 class Change:
@@ -70,11 +62,10 @@ class Change:
 
     def append(self, table: str, data: Any, progress: Callable[[int, int], None] | None = None) -> int:
         """Stage rows for a table; returns how many. Nothing refers to the files yet."""
-        head = _head(self._catalog, table, self._intent)
-        metadata = self._catalog.files.metadata(head.metadata_location)
-        schema = metadata.schema_by_id(head.schema_id)
+        edit, metadata = self._plan(table)
+        schema = metadata.schema_by_id(edit.schema_id)
         if schema is None:
-            raise Corrupt("the table's schema is not in its metadata", table=table, schema_id=head.schema_id)
+            raise Corrupt("the table's schema is not in its metadata", table=table, schema_id=edit.schema_id)
         if schema.identifier_field_ids:
             raise Invalid(
                 "rows cannot be appended to a table with a key yet", table=table, advice="Make the table without a key."
@@ -84,33 +75,42 @@ class Change:
         folder = self.operation.folder(metadata.location, "data")
         try:
             with watched(self._catalog.storage, folder, progress):
-                records = self._stage(head, metadata, folder, data)
+                records = self._stage(edit, metadata, folder, data)
         except BaseException:
             # A caller may catch this and still publish the rest: whole files of this part may be there.
             self._leftovers = True
             raise
         _check_records(records, folder)
         with self._lock:
-            edit = self._edits.get(table) or Edit(
-                APPEND, table, head.table_id, metadata.location, head.schema_id, head.spec_id, _new_snapshot_id()
-            )
-            self._edits[table] = Edit(**{**edit.__dict__, "added": (*edit.added, *records)})
+            edit = self._edits.get(table, edit)
+            snapshot = edit.snapshot or new_snapshot_id()
+            self._edits[table] = replace(edit, snapshot=snapshot, added=(*edit.added, *records))
         self._log.info("staged", table=table, files=len(records), rows=sum(record.rows for record in records))
         # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
         hit(f"{self._intent.kind}.staged")
         return sum(record.rows for record in records)
 
+    def _plan(self, table: str) -> tuple[Edit, Any]:
+        """What is known of a table before rows are staged for it: of one that this change makes, from its plan."""
+        with self._lock:
+            known = self._edits.get(table)
+        if known is not None and known.metadata is not None:
+            return known, parse_metadata(known.metadata)
+        head = _head(self._catalog, table, self._intent)
+        metadata = self._catalog.files.metadata(head.metadata_location)
+        return Edit(APPEND, table, head.table_id, metadata.location, head.schema_id, head.spec_id), metadata
+
     def _claim(self, table_location: str) -> None:
         if self.operation.folder(table_location, "data") not in self.operation.folders:
             self.operation = self._catalog.journal.add_table(self.operation, table_location)
 
-    def _stage(self, head: Head, metadata: Any, folder: str, data: Any) -> list[FileRecord]:
+    def _stage(self, edit: Edit, metadata: Any, folder: str, data: Any) -> list[FileRecord]:
         from floodmark.rows.stage import StageTarget, stage_dataframe, stage_in_process
 
         target = StageTarget(
             folder=folder,
-            schema_json=metadata.schema_by_id(head.schema_id).model_dump_json(),
-            spec_json=metadata.specs()[head.spec_id].model_dump_json(),
+            schema_json=metadata.schema_by_id(edit.schema_id).model_dump_json(),
+            spec_json=metadata.specs()[edit.spec_id].model_dump_json(),
             sort_json=metadata.sort_order().model_dump_json(),
             properties=dict(metadata.properties),
             storage_options=self._catalog.storage.options,
@@ -120,17 +120,15 @@ class Change:
             return stage_dataframe(target, data, self.operation.id)
         return stage_in_process(target, data, self._catalog.storage)
 
-    def create_table(self, name: str, schema: Any, spec: Any, sort: Any, properties: dict[str, str]) -> None:
+    def create_table(self, shape: TableShape) -> None:
         """Plan a new table; its first metadata is part of the seal."""
-        from floodmark.catalog.metadata import new_metadata
-
         table_id = str(uuid.uuid4())
-        location = join(self._catalog.location, "tables", f"{name}.{table_id[:8]}")
+        location = join(self._catalog.location, "tables", f"{shape.name}.{table_id[:8]}")
         self._claim(location)
-        metadata = new_metadata(location, table_id, schema, spec, sort, properties)
-        self._edits[name] = Edit(
+        metadata = new_metadata(location, table_id, shape.schema, shape.spec, shape.sort, dict(shape.properties))
+        self._edits[shape.name] = Edit(
             CREATE,
-            name,
+            shape.name,
             table_id,
             location,
             metadata.current_schema_id,
@@ -184,12 +182,6 @@ class Change:
 
 def _head(catalog: Catalog, table: str, intent: Intent) -> Head:
     return catalog.history.head(table, intent.branch)
-
-
-def _new_snapshot_id() -> int:
-    from floodmark.catalog.metadata import new_snapshot_id
-
-    return new_snapshot_id()
 
 
 def _check_records(records: list[FileRecord], folder: str) -> None:

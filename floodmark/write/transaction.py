@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -10,7 +10,9 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.riders import AlreadyCommitted
 from floodmark.errors import Invalid
 from floodmark.model import Commit
-from floodmark.write.change import Change, Intent
+from floodmark.write.change import Change
+from floodmark.write.intent import Intent
+from floodmark.write.shape import plan_table
 
 
 class Transaction:
@@ -34,13 +36,28 @@ class Transaction:
             self.commit = self._catalog.history.commit(already.version, outcome="already_committed")
         return self
 
-    def append(self, table: str, data: Any) -> int:
+    def append(self, table: str, data: Any, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Stage rows for a table; returns how many. Visible with everything else, at the end."""
         if self._change is not None:
-            return self._change.append(table, data)
+            return self._change.append(table, data, progress)
         if self.commit is not None and self.commit.outcome == "already_committed":
             return 0
         raise Invalid("a transaction is used inside its `with` block")
+
+    def create_table(
+        self,
+        name: str,
+        schema: Any,
+        *,
+        key: Sequence[str] = (),
+        partition: Sequence[str] = (),
+        sort: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a table in the same version; rows can be appended to it at once. One that is there is Invalid."""
+        shape = plan_table(name, schema, key=key, partition=partition, sort=sort, properties=properties)
+        if self._change is not None:
+            self._change.create_table(shape)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

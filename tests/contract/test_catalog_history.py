@@ -267,12 +267,13 @@ def test_a_backup_beside_a_writer_is_one_consistent_view(
         time.sleep(0.005)
     taken = []
     with place.open(read_only=True) as lake:
-        while writer.process.is_alive() and len(taken) < 20:
-            taken.append(lake.backup(tmp_path / f"backup{len(taken)}"))
+        while writer.process.is_alive():
+            if not taken or lake.status()["version"] > taken[-1]["version"]:
+                taken.append(lake.backup(tmp_path / f"backup{len(taken)}"))
     writer.wait()
     versions = [backup["version"] for backup in taken]
     assert versions == sorted(versions)
-    assert len(set(versions)) > 2, "no backup was taken while the other process wrote"
+    assert len(versions) > 2, "hardly a backup was taken while the other process wrote"
 
     for number in (0, len(taken) // 2):
         restored = other_catalog(place, new_place)

@@ -234,7 +234,7 @@ def test_two_processes_that_migrate_at_once_migrate_once(place: Place, tmp_path:
             children = [Child(append_and_tell, place, 3 + n, str(ready[n])) for n in range(2)]
             while not all(path.exists() for path in ready):
                 time.sleep(0.01)
-            time.sleep(0.5)  # both have seen the old format by now, and wait for this lock
+            time.sleep(1)  # both have seen the old format by now, and wait for this lock
         passed = sorted((child.wait() for child in children), key=len)
     assert passed == [["migrate.locked"], ["migrate.locked", "migrate.migrated"]]
     with place.open() as lake:

@@ -376,3 +376,23 @@ def test_many_threads_on_one_lake_lose_nothing(lake: fm.Lake) -> None:
         thread.join()
     assert ids(lake) == sorted(number * 10 + step for number in range(8) for step in range(3))
     check_lake(lake.catalog)
+
+
+def test_a_table_and_its_first_rows_are_one_version(lake: fm.Lake) -> None:
+    with lake.transaction("both") as tx:
+        tx.create_table("fresh", EVENTS, partition=["bucket(2, id)"])
+        tx.append("fresh", rows(1, 2))
+        tx.append("fresh", rows(3))
+        tx.append("events", rows(4))
+    assert tx.commit is not None
+    assert (ids(lake, "fresh"), ids(lake, "events")) == ([1, 2, 3], [4])
+    assert tx.commit.table("fresh").sequence == 1
+    lake.append("fresh", rows(5))
+    assert ids(lake, "fresh") == [1, 2, 3, 5]
+    version = lake.status()["version"]
+    with pytest.raises(fm.Invalid, match="required"), lake.transaction("neither") as tx:
+        tx.create_table("never", EVENTS)
+        tx.append("never", [{"id": None, "name": "no id"}])
+    assert lake.status()["version"] == version
+    assert "never" not in {table["table"] for table in lake.tables()}
+    check_lake(lake.catalog)

@@ -320,7 +320,7 @@ def test_more_faults_while_a_lost_reply_is_asked_about_change_no_answer(new_plac
             laid.append(Faults(lake, *calls, mode="after"))
 
         with at_point("append.moved", lay):
-            trial.write(lake, number, lambda laid=laid: laid[0].mend())  # type: ignore[misc]
+            trial.write(lake, number, lambda laid=laid: laid[0].mend())
         trial.check(number)
 
 

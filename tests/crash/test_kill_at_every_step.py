@@ -248,7 +248,7 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         "backup.copied",
         "backup.written",
         *(name for name in FAILPOINTS if name.startswith(("init.", "restore."))),
-        "migrate.locked",  # tests/contract/test_catalog.py
+        "migrate.locked",  # tests/contract/test_catalog_lifecycle.py
         "migrate.migrated",
         "task.file_written",  # tests/spark
     }

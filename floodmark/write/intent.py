@@ -1,0 +1,39 @@
+"""Who wants a change and why: what the journal and the history will say. Checked before anything is begun."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from floodmark.catalog.riders import BatchRider
+from floodmark.errors import Invalid
+
+BATCH_CHARACTERS_MAX = 512
+
+
+@dataclass(frozen=True)
+class Intent:
+    kind: str
+    branch: str
+    actor: str
+    message: str
+    batch: BatchRider | None = None
+
+    def __post_init__(self) -> None:
+        _check_text(self.actor, "actor")
+        _check_text(self.message, "message")
+
+
+def batch_rider(scope: str, batch: str | None) -> BatchRider | None:
+    """The identity of a batch; the scope is a table's name, or empty for a transaction."""
+    if batch is None:
+        return None
+    if not isinstance(batch, str) or not 0 < len(batch) <= BATCH_CHARACTERS_MAX:
+        raise Invalid(f"a batch id is a text of 1 to {BATCH_CHARACTERS_MAX} characters", batch=repr(batch)[:80])
+    _check_text(batch, "batch")
+    return BatchRider(f"table:{scope}" if scope else "transaction", batch)
+
+
+def _check_text(text: str, role: str) -> None:
+    """Every database must be able to hold it: no NUL, no half of a character."""
+    if "\x00" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise Invalid("this text has signs that cannot be stored", role=role, text=repr(text)[:80])

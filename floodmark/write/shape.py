@@ -1,0 +1,47 @@
+"""The shape of a table that is about to be made: checked as a whole before anything is begun."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortOrder
+
+from floodmark.errors import Invalid
+from floodmark.rows.layout import partition_spec, sort_order
+from floodmark.rows.schema import table_schema
+
+TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+@dataclass(frozen=True)
+class TableShape:
+    name: str
+    schema: Schema
+    spec: PartitionSpec
+    sort: SortOrder
+    properties: Mapping[str, str]
+
+
+def plan_table(
+    name: str,
+    schema: Any,
+    *,
+    key: Sequence[str] = (),
+    partition: Sequence[str] = (),
+    sort: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+) -> TableShape:
+    """`schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
+    if not TABLE_NAME.fullmatch(name):
+        raise Invalid(
+            "this cannot be a table's name",
+            table=repr(name),
+            advice="Use letters, digits and underscores, not starting with a digit.",
+        )
+    iceberg = table_schema(schema, key)
+    return TableShape(name, iceberg, partition_spec(iceberg, partition), sort_order(iceberg, sort), properties or {})
