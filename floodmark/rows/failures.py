@@ -14,7 +14,7 @@ from floodmark.errors import FloodmarkError, Invalid, Unavailable
 
 _STATE = re.compile(r"SQLSTATE: (\w{5})")
 _CAUSED = re.compile(r"Caused by: ([^\n]+)")
-_RAISED = re.compile(r"[\w.]*(Error|Exception)\b")
+_RAISED = re.compile(r"[A-Za-z_][\w.]*: .")
 _NOISE = ("at ", "File ", "... ", "JVM stacktrace", "Traceback")
 
 
@@ -45,5 +45,6 @@ def _cause(text: str) -> str:
     if caused:
         return caused[-1].partition(": ")[2] or caused[-1]
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(_NOISE)]
-    raised = [line for line in lines if _RAISED.match(line)]
+    # A task's Python error says what happened in its last line, Spark's own errors in their first.
+    raised = [line for line in lines if _RAISED.match(line)] if "Traceback (most recent call last)" in text else []
     return (raised[-1:] or lines[:1] or ["unknown"])[0]

@@ -139,7 +139,7 @@ def test_an_interrupt_in_the_catalog_blocks_nobody(lake: fm.Lake, place: Place, 
 
 
 def test_heartbeats_go_on_after_any_error(place: Place) -> None:
-    with place.open(create=True, lease_ms=2_000) as lake:
+    with place.open(create=True, lease_ms=5_000) as lake:
         lake.create_table("events", EVENTS)
         engine = lake.catalog.database.engine
 
@@ -148,13 +148,13 @@ def test_heartbeats_go_on_after_any_error(place: Place) -> None:
                 connection.execute(text("SELECT no_such_column"))
 
         event.listen(engine, "begin", broken)
-        time.sleep(1.2)
+        time.sleep(2.8)
         event.remove(engine, "begin", broken)
         thread = next(one for one in threading.enumerate() if one.name == "floodmark-heartbeat")
         assert thread.is_alive()
 
         def slow() -> None:
-            time.sleep(3)
+            time.sleep(7)
             with place.open() as healer:
                 assert healer.recover().rolled_back == ()
 
