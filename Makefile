@@ -19,6 +19,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[^ ]+' requirements.lock)"
 	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --no-deps --python $(BIN)/python --editable .
+	$(BIN)/python -m compileall -q floodmark
 	@touch $(READY)
 
 demo: $(READY) ## load, crash at every step, recover, and count

@@ -7,6 +7,7 @@ machine. tests/unit/test_docs.py fails while the page on disk is not what this w
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def error_kinds() -> list[type[errors.FloodmarkError]]:
 
 def setting_names() -> list[str]:
     """The keys of the settings file, as far as they have names."""
-    sections = [name for name in Settings.model_fields if name != "lake"]
-    return [*(f"lake.{name}" for name in LakeSettings.model_fields), *sections]
+    sections = [name for name in (one.name for one in fields(Settings)) if name != "lake"]
+    return [*(f"lake.{name}" for name in (one.name for one in fields(LakeSettings))), *sections]
 
 
 def page() -> str:

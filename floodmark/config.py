@@ -6,10 +6,9 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any, ClassVar
 
 from floodmark.errors import Invalid, NotFound
 
@@ -18,21 +17,23 @@ LAKE_VARIABLE = "FLOODMARK_LAKE"
 CATALOG_VARIABLE = "FLOODMARK_CATALOG"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LakeSettings(_Section):
+@dataclass(frozen=True)
+class LakeSettings:
     path: str | None = None
     catalog: str | None = None
 
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-class Settings(_Section):
-    lake: LakeSettings = LakeSettings()
+
+@dataclass(frozen=True)
+class Settings:
+    lake: LakeSettings = field(default_factory=LakeSettings)
     # master, and any spark.* key as it is.
-    spark: dict[str, str] = Field(default_factory=dict)
+    spark: dict[str, str] = field(default_factory=dict)
     # endpoint, region and the like for object stores; credentials come from the environment.
-    storage: dict[str, str] = Field(default_factory=dict)
+    storage: dict[str, str] = field(default_factory=dict)
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 def load_settings(path: Path | None = None) -> Settings:
@@ -51,19 +52,22 @@ def load_settings(path: Path | None = None) -> Settings:
 
 
 def check_settings(data: Mapping[str, Any], origin: str) -> Settings:
+    # Late: a command without a settings file does not wait for it.
+    from pydantic import TypeAdapter, ValidationError
+
     data = {**data, "spark": {key: _text(value) for key, value in _flat(data.get("spark", {})).items()}}
     data["storage"] = {key: _text(value) for key, value in _flat(data.get("storage", {})).items()}
     for key in data["spark"]:
         if key != "master" and not key.startswith("spark."):
             raise _unknown(f"spark.{key}", ["spark.master", "spark.spark.…"], origin)
     try:
-        return Settings.model_validate(data)
+        return TypeAdapter(Settings).validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            section: type[BaseModel] = LakeSettings if first["loc"][0] == "lake" and len(first["loc"]) > 1 else Settings
-            raise _unknown(name, list(section.model_fields), origin) from error
+        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            section = LakeSettings if first["loc"][0] == "lake" and len(first["loc"]) > 1 else Settings
+            raise _unknown(name, [one.name for one in fields(section)], origin) from error
         raise Invalid("a setting has the wrong form", setting=name, problem=first["msg"], file=origin) from error
 
 
