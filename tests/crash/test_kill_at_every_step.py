@@ -253,3 +253,40 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         "task.file_written",  # tests/spark
     }
     assert covered == set(FAILPOINTS)
+
+
+def create_and_fill(place: Place, batch: str | None) -> str:
+    """A table and its first rows in one version, like `load --create` does."""
+    with place.open() as lake:
+        with lake.transaction("first rows", batch=batch, batch_table="more") as tx:
+            tx.create_table("more", EVENTS)
+            tx.append("more", rows(7, 8))
+        assert tx.commit is not None
+        return tx.commit.outcome
+
+
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("batch", [None, "monday"])
+@pytest.mark.parametrize("point", WRITE_POINTS["transaction"])
+def test_a_killed_maker_of_a_table_leaves_it_with_its_rows_or_not_at_all(
+    new_place: Callable[[str], Place], database: str, point: str, batch: str | None
+) -> None:
+    place = new_place(database)
+    run_child(prepare, place)
+    assert run_killed(create_and_fill, place, batch, failpoint=point), f"{point} was never passed"
+    outcome = expected_outcome("transaction", point, batch)
+    for _ in range(2):
+        with place.open() as lake:
+            facts = check_lake(lake.catalog)
+            assert sorted(facts.audit.values()) == ([outcome] if outcome else [])
+            made = "more" in {table["table"] for table in lake.tables()}
+            assert made is (outcome != "rolled_back")
+            if made:
+                assert ids(lake, "more") == [7, 8]
+    if not made:
+        assert run_child(create_and_fill, place, batch) == "committed"
+    elif batch is not None:
+        assert run_child(create_and_fill, place, batch) == "already_committed"
+    with place.open() as lake:
+        assert ids(lake, "more") == [7, 8]
+        check_lake(lake.catalog)
