@@ -24,8 +24,9 @@ if TYPE_CHECKING:
         TooNew,
         Unavailable,
     )
-    from floodmark.lake import Lake, open, restore
+    from floodmark.lake import Lake
     from floodmark.model import AuditRow, Commit, HealReport, TableCommit
+    from floodmark.opening import open, restore
     from floodmark.write.transaction import Transaction
 
 __version__ = "0.1.0"
@@ -54,7 +55,8 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "floodmark.lake": ("Lake", "open", "restore"),
+    "floodmark.lake": ("Lake",),
+    "floodmark.opening": ("open", "restore"),
     "floodmark.model": ("AuditRow", "Commit", "HealReport", "TableCommit"),
     "floodmark.write.transaction": ("Transaction",),
 }

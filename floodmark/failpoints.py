@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 from floodmark.errors import Invalid
 
-# The steps of a change of the lake, in order (docs/protocol.md). Every kind of write passes all of them.
+# The steps of a change of the lake, in order (docs/protocol.md). Every kind of write passes them, but for NOT_PASSED.
 WRITE_STEPS = (
     "begun",  # the journal has the operation; no file exists
-    "staged",  # data files exist; nothing refers to them
+    "staged",  # the rows that came in are data files; nothing refers to them
+    "rewritten",  # what they replace is rewritten; nothing refers to that either
     "sealed",  # the journal has the file records; from here a healer can finish a repeatable operation
     "built",  # manifests, list and metadata exist; nothing refers to them
     "locked",  # inside the publish, nothing written yet
@@ -25,7 +26,14 @@ WRITE_STEPS = (
     "published",  # COMMIT was acknowledged
     "cleaned",  # leftovers of lost attempts are gone
 )
-WRITE_KINDS = ("create_table", "append", "transaction")
+WRITE_KINDS = ("create_table", "append", "merge", "delete", "overwrite", "adopt", "transaction")
+# No rows come in with a delete, none are replaced by an append, and a new table has neither.
+NOT_PASSED = frozenset(
+    {
+        *("create_table.staged", "create_table.rewritten", "adopt.staged", "adopt.rewritten"),
+        *("append.rewritten", "delete.staged"),
+    }
+)
 
 OTHER = {
     "init": ("folder_made", "tables_made", "registered"),
@@ -40,10 +48,9 @@ OTHER = {
 
 
 def _register() -> dict[str, str]:
-    points = {f"{kind}.{step}": kind for kind in WRITE_KINDS for step in WRITE_STEPS}
+    writes = {f"{kind}.{step}": kind for kind in WRITE_KINDS for step in WRITE_STEPS}
+    points = {name: kind for name, kind in writes.items() if name not in NOT_PASSED}
     points.update({f"{operation}.{step}": operation for operation, steps in OTHER.items() for step in steps})
-    # A table's creation stages no data files.
-    del points["create_table.staged"]
     return points
 
 

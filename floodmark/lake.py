@@ -6,132 +6,34 @@ of state touch the catalog only: no JVM, no table files.
 
 from __future__ import annotations
 
-import getpass
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from floodmark import clock, failpoints
+from floodmark import clock
 from floodmark.catalog.backup import backup as backup_catalog
-from floodmark.catalog.backup import restore as restore_catalog
 from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.database import SQLITE_NAME, Database
 from floodmark.catalog.journal import ABANDONED, PUBLISHED
-from floodmark.catalog.lifecycle import create_catalog, open_catalog
-from floodmark.catalog.processes import LEASE_MS
-from floodmark.catalog.riders import AlreadyCommitted, BatchRider
-from floodmark.errors import Corrupt, Incomplete, Invalid, NotFound
-from floodmark.failpoints import hit
+from floodmark.catalog.riders import Rider
+from floodmark.errors import Incomplete, Invalid
 from floodmark.model import MAIN, AuditRow, Commit, Head, HealReport
+from floodmark.reading import Changes, Moment, Reader
 from floodmark.recover.heal import Healer
 from floodmark.report import lake_status, table_details
 from floodmark.rows.session import Sessions
-from floodmark.storage import Storage, join, local_path, root_location
-from floodmark.write.intent import Intent, batch_rider
+from floodmark.storage import root_location
+from floodmark.write.intent import Intent, batch_rider, stream_rider
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame, SparkSession
 
+    from floodmark.ingest.stream import StreamWriter
     from floodmark.write.transaction import Transaction
 
-
-def open(
-    path: str | os.PathLike[str],
-    *,
-    create: bool = False,
-    read_only: bool = False,
-    catalog: str | None = None,
-    actor: str | None = None,
-    spark: SparkSession | None = None,
-    settings: Mapping[str, str] | None = None,
-    storage: Storage | None = None,
-    storage_options: Mapping[str, str] | None = None,
-    lease_ms: int = LEASE_MS,
-    heal: bool = True,
-) -> Lake:
-    """Open the lake at `path` (a folder or s3://bucket/prefix); make it with create=True.
-
-    catalog: a database URL; without one, SQLite in the lake's folder. spark: a session to use; without one, Floodmark
-    starts one when rows must move, with `settings` (master and spark.* keys). Opening for writing heals what dead
-    processes left, unless heal=False.
-    """
-    location = root_location(os.fspath(path))
-    failpoints.armed()  # a misspelt crash point must not look like a process that survived it
-    if create and read_only:
-        raise Invalid("a read-only lake cannot be made", path=path)
-    storage = storage or Storage(storage_options)
-    if create:
-        storage.make_folder(location)
-        hit("init.folder_made")
-    database = _database(location, catalog, create=create, read_only=read_only)
-    try:
-        if create:
-            create_catalog(database, location)
-            for part in ("tables", "operations"):
-                storage.make_folder(join(location, part))
-            storage.make_folder(location)  # the database's own name in it is durable too
-        open_catalog(database, location)
-        parts = Catalog(database, storage, location, lease_ms)
-        lake = Lake(parts, Sessions(settings or {}, spark), actor or _user(), read_only)
-        if heal and not read_only:
-            lake.recover()
-    except BaseException:
-        database.close()
-        raise
-    return lake
-
-
-def restore(
-    path: str | os.PathLike[str],
-    into: str | os.PathLike[str],
-    *,
-    catalog: str | None = None,
-    storage_options: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Make the lost catalog of the lake at `into` again from a backup: a new incarnation of the same lake."""
-    location = root_location(os.fspath(into))
-    storage = Storage(storage_options)
-    source = root_location(os.fspath(path))
-    if not storage.exists(source):
-        raise NotFound("there is no such backup", path=path)
-    storage.make_folder(location)
-    database = _database(location, catalog, create=True, read_only=False)
-    try:
-        restored = restore_catalog(database, storage, source, location)
-    finally:
-        database.close()
-    with open(into, read_only=True, catalog=catalog, storage_options=storage_options) as lake:
-        restored["missing"] = [
-            head.table for head in lake.heads() if not lake.catalog.storage.exists(head.metadata_location)
-        ]
-    return restored
-
-
-def _database(location: str, catalog: str | None, *, create: bool, read_only: bool) -> Database:
-    if catalog is not None:
-        return Database(catalog, read_only=read_only)
-    folder = local_path(location)
-    if folder is None:
-        raise Invalid(
-            "a lake outside this machine needs a shared catalog",
-            location=location,
-            advice='Give catalog="postgresql+psycopg://user@host/database".',
-        )
-    database_path = os.path.join(folder, SQLITE_NAME)
-    if not create and not os.path.exists(database_path):
-        raise NotFound(
-            "there is no lake here", location=location, advice="Make one with `floodmark init` or open(…, create=True)."
-        )
-    return Database(f"sqlite:///{database_path}", read_only=read_only)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
+Progress = Callable[[int, int], None]
 
 
 class Lake:
@@ -141,6 +43,7 @@ class Lake:
         self.actor = actor
         self.read_only = read_only
         self._healer = Healer(catalog)
+        self._reader = Reader(catalog, sessions.get)
 
     @property
     def location(self) -> str:
@@ -167,8 +70,8 @@ class Lake:
         message: str = "",
     ) -> Commit:
         """Make a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
-        from floodmark.write.change import Change
         from floodmark.write.shape import plan_table
+        from floodmark.write.verbs import create
 
         shape = plan_table(name, schema, key=key, partition=partition, sort=sort, properties=properties or {})
         self._ready_to_write()
@@ -181,17 +84,29 @@ class Lake:
                 table=existing[name.lower()],
                 advice="Use if_not_exists=True to keep it. Names do not differ by case only.",
             )
-        change = Change.begin(self.catalog, self._intent("create_table", actor, message or f"create {name}"))
+        intent = self._intent("create_table", actor, message or f"create {name}")
         try:
-            change.create_table(shape)
-            return change.publish()
-        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-            try:
-                return change.undo(error)
-            except Invalid:
-                if if_not_exists and name.lower() in {head.table.lower() for head in self.heads()}:
-                    return self._unchanged("create_table")  # another process was quicker
-                raise
+            return create(self.catalog, intent, self.sessions.get, shape)
+        except Invalid:
+            if if_not_exists and name.lower() in {head.table.lower() for head in self.heads()}:
+                return self._unchanged("create_table")  # another process was quicker
+            raise
+
+    def adopt(
+        self, name: str, location: str, *, key: Sequence[str] = (), actor: str | None = None, message: str = ""
+    ) -> Commit:
+        """Take an Iceberg table that another engine made into the lake; no data file is rewritten or moved.
+
+        `location` is its folder or, better, the metadata.json that its catalog points to. From then on only this lake
+        may write to it. `key` is checked to be unique by reading.
+        """
+        from floodmark.write.verbs import adopt
+
+        self._ready_to_write()
+        intent = self._intent("adopt", actor, message or f"adopt {location}")
+        return adopt(self.catalog, intent, self.sessions.get, name, root_location(location), key)
+
+    # ── writing ──
 
     def append(
         self,
@@ -199,28 +114,105 @@ class Lake:
         data: Any,
         *,
         batch: str | None = None,
+        evolve: bool = False,
         actor: str | None = None,
         message: str = "",
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Commit:
         """Append rows: a Spark DataFrame, an Arrow table or reader, a pandas DataFrame, or a list of dicts.
 
-        With `batch`, the id is committed with the rows, and the same id for the same table again is a no-op whose
-        outcome says `already_committed`. `progress(files, bytes)` is called now and then while rows are staged.
+        Into a table with a key this inserts: a key that is there is Invalid. With `batch`, the id is committed with
+        the rows, and the same id for the same table again is a no-op whose outcome says `already_committed`. With
+        `evolve`, columns that the table does not have are added to it, numbers are widened, and columns that the rows
+        do not have are null. `progress(files, bytes)` is called now and then while rows are staged.
         """
-        from floodmark.write.change import Change
-
         intent = self._intent("append", actor, message, batch_rider(table, batch))
+        return self._write(intent, table, data, evolve=evolve, progress=progress)
+
+    def merge(
+        self,
+        table: str,
+        data: Any,
+        *,
+        batch: str | None = None,
+        on_duplicate: str | None = None,
+        order: str | None = None,
+        skip_unchanged: bool = True,
+        evolve: bool = False,
+        actor: str | None = None,
+        message: str = "",
+        progress: Progress | None = None,
+    ) -> Commit:
+        """Upsert rows by the table's key: a row with the same key is replaced, others are added.
+
+        Rows that are there just so keep their sequence, unless skip_unchanged=False; if all are, nothing is published
+        (outcome `nothing_to_do`). A key that comes twice is Invalid, unless on_duplicate="last" and `order` names the
+        column whose highest value counts.
+        """
+        from floodmark.write.verbs import check_order
+
+        intent = self._intent("merge", actor, message, batch_rider(table, batch))
+        options = {"order": check_order(on_duplicate, order), "skip_unchanged": skip_unchanged}
+        return self._write(intent, table, data, **options, evolve=evolve, progress=progress)
+
+    def delete(
+        self,
+        table: str,
+        where: str,
+        *,
+        batch: str | None = None,
+        actor: str | None = None,
+        message: str = "",
+        progress: Progress | None = None,
+    ) -> Commit:
+        """Delete the rows that a condition (Spark SQL) matches; files without such a row are left as they are."""
+        intent = self._intent("delete", actor, message, batch_rider(table, batch))
+        return self._write(intent, table, None, where=where, progress=progress)
+
+    def overwrite(
+        self,
+        table: str,
+        data: Any,
+        *,
+        where: str | None = None,
+        batch: str | None = None,
+        evolve: bool = False,
+        actor: str | None = None,
+        message: str = "",
+        progress: Progress | None = None,
+    ) -> Commit:
+        """Put these rows in the place of all rows, or of those that `where` matches; then they must match it too."""
+        intent = self._intent("overwrite", actor, message, batch_rider(table, batch))
+        return self._write(intent, table, data, where=where, evolve=evolve, progress=progress)
+
+    def plan_delete(self, table: str, where: str) -> dict[str, Any]:
+        """What delete would do now: rows that match, files to rewrite. Changes nothing."""
+        from floodmark.write.dry_run import count_where
+
+        return count_where(self.catalog, self.sessions.get, table, where)
+
+    def stream_writer(
+        self, table: str, *, mode: str = "append", query: str | None = None, **options: Any
+    ) -> StreamWriter:
+        """A function for Structured Streaming's foreachBatch: each micro-batch comes in exactly once.
+
+        (query, batch id) is committed with the rows, so a batch that Spark replays is a no-op. `query` is the id of the
+        stream, by default Spark's own, which a checkpoint keeps. `options` are those of the mode's verb.
+        """
+        from floodmark.ingest.stream import StreamWriter
+
+        def write(data: Any, query_id: str, batch_id: int) -> Commit:
+            rider = stream_rider(table, query_id, batch_id)
+            return self._write(self._intent(mode, None, f"stream batch {batch_id}", rider), table, data, **options)
+
+        self.catalog.history.head(table)
+        return StreamWriter(write, mode, query, options)
+
+    def _write(self, intent: Intent, table: str, data: Any, **options: Any) -> Commit:
+        from floodmark.write.verbs import write
+
         self._ready_to_write()
-        try:
-            change = Change.begin(self.catalog, intent, [table])
-        except AlreadyCommitted as already:
-            return self.catalog.history.commit(already.version, outcome="already_committed")
-        try:
-            change.append(table, data, progress)
-            return change.publish()
-        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-            return change.undo(error)
+        return write(self.catalog, intent, self.sessions.get, table, data, **options)
 
     def transaction(
         self,
@@ -237,7 +229,7 @@ class Lake:
         from floodmark.write.transaction import Transaction
 
         intent = self._intent("transaction", actor, message, batch_rider(batch_table, batch))
-        return Transaction(self.catalog, intent, self._ready_to_write)
+        return Transaction(self.catalog, intent, self._ready_to_write, self.sessions.get)
 
     # ── reading ──
 
@@ -248,57 +240,54 @@ class Lake:
         version: int | None = None,
         at: str | datetime | None = None,
         branch: str = MAIN,
+        with_seq: bool = False,
     ) -> DataFrame:
-        """A table as a Spark DataFrame: at the head, at a version, or as it was at a moment."""
-        head = self._state(version, at, branch).get(table)
-        if head is None:
-            raise NotFound(
-                "there was no such table at this version" if version or at else "there is no such table",
-                table=table,
-                advice="`floodmark tables` lists them.",
-            )
-        return self._scan(head)
+        """A table as a Spark DataFrame: at the head, at a version, or as it was at a moment.
+
+        with_seq adds the column `_seq`: the sequence of the commit that last wrote the row.
+        """
+        return self._reader.read(table, Moment(version, at, branch), with_seq=with_seq)
+
+    def read_arrow(
+        self,
+        table: str,
+        *,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        with_seq: bool = False,
+    ) -> pa.RecordBatchReader:
+        """The same without Spark: a stream of Arrow batches in this process."""
+        return self._reader.arrow(table, Moment(version, at, branch), with_seq=with_seq)
 
     def sql(
-        self, query: str, *, version: int | None = None, at: str | datetime | None = None, branch: str = MAIN
+        self,
+        query: str,
+        *,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        with_seq: bool = False,
     ) -> DataFrame:
         """Run a query; every table that it names is read at one and the same version."""
-        from floodmark.rows.query import query_body, run_query
+        return self._reader.sql(query, Moment(version, at, branch), with_seq=with_seq)
 
-        query_body(query)  # refused before a JVM is started for it
-        state = self._state(version, at, branch)
-        return run_query(
-            self.spark,
-            query,
-            {name: (head.table_id, head.snapshot) for name, head in state.items()},
-            lambda table: self._scan(state[table]),
-        )
+    def changes(
+        self,
+        table: str,
+        since: int | None = None,
+        until: int | None = None,
+        *,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+    ) -> Changes:
+        """What changed in a table after sequence `since` (None: ever) and up to `until` (None: the newest)."""
+        return self._reader.changes(table, since, until, Moment(version, at, branch))
 
     def schema(self, table: str) -> Schema:
         """The table's Iceberg schema at the head."""
-        return self._schema(self.catalog.history.head(table))
-
-    def _schema(self, head: Head) -> Schema:
-        schema = self.catalog.files.metadata(head.metadata_location).schema_by_id(head.schema_id)
-        if schema is None:
-            raise Corrupt("the table's schema is not in its metadata", table=head.table, schema_id=head.schema_id)
-        return schema
-
-    def _scan(self, head: Head) -> DataFrame:
-        from floodmark.rows.scan import scan
-
-        return scan(
-            self.spark,
-            self.catalog.files.data_files(head),
-            self._schema(head),
-            storage_options=self.catalog.storage.options,
-        )
-
-    def _state(self, version: int | None, at: str | datetime | None, branch: str) -> dict[str, Head]:
-        if version is not None and at is not None:
-            raise Invalid("give a version or a time, not both")
-        at_ms = None if at is None else clock.parse_time_ms(at)
-        return self.catalog.history.tables_at(self.catalog.history.resolve(version=version, at_ms=at_ms, branch=branch))
+        return self._reader.schema(self.catalog.history.head(table))
 
     # ── questions of state: no Spark ──
 
@@ -385,7 +374,7 @@ class Lake:
         self._writable()
         self._healer.heal()
 
-    def _intent(self, kind: str, actor: str | None, message: str, batch: BatchRider | None = None) -> Intent:
+    def _intent(self, kind: str, actor: str | None, message: str, batch: Rider | None = None) -> Intent:
         return Intent(kind, MAIN, actor or self.actor, message, batch)
 
     def _unchanged(self, kind: str) -> Commit:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MAIN = "main"
+# Below every sequence: files of Iceberg's format v1 have sequence 0.
+BEGINNING = -1
 SEQ_COLUMN = "_seq"
 # Names that Floodmark keeps for itself in every table, and in the change feed.
 RESERVED_COLUMNS = frozenset({SEQ_COLUMN, "_change", "_file", "_pos"})
@@ -50,6 +52,16 @@ class FileRecord:
     @classmethod
     def from_json(cls, text: str) -> FileRecord:
         return cls.from_dict(json.loads(text))
+
+
+@dataclass(frozen=True)
+class DeletionsFile:
+    """The keys that one commit deleted from a table: a file of key columns, with the commit's own sequence."""
+
+    location: str
+    sequence: int
+    rows: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)

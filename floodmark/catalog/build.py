@@ -9,21 +9,42 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyiceberg.manifest import ManifestEntry, ManifestFile
+from pyiceberg.schema import Schema
 from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from floodmark import clock
 from floodmark.catalog.journal import Operation
-from floodmark.catalog.manifests import plan_merges, with_sequence, write_added, write_list, write_merged
-from floodmark.catalog.metadata import MetadataFiles, add_snapshot, append_summary, last_sequence, parse_metadata
-from floodmark.catalog.seal import CREATE, Edit, Seal
+from floodmark.catalog.manifests import (
+    live_files,
+    plan_merges,
+    with_sequence,
+    write_added,
+    write_list,
+    write_merged,
+    write_rest,
+)
+from floodmark.catalog.metadata import (
+    MetadataFiles,
+    add_schema,
+    add_snapshot,
+    last_sequence,
+    parse_metadata,
+    summary,
+    totals_after,
+)
+from floodmark.catalog.seal import CREATE, Edit, PlanAgain, Seal
 from floodmark.errors import Conflict, Corrupt
 from floodmark.model import CurrentTable, Head
 from floodmark.storage import Storage, join
+
+# Looks whether a checked edit is still right on a head that moved; raises PlanAgain if not. It may read rows.
+Recheck = Callable[[Edit, Head], None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +53,7 @@ class BuiltTable:
 
     edit: Edit
     old_pointer: str | None
-    old_snapshot: int | None
+    old: Head | None
     new: Head
     metadata: TableMetadata
     manifests: tuple[ManifestFile, ...] = ()
@@ -43,18 +64,32 @@ class BuiltTable:
 
 @dataclass
 class Attempt:
+    """`tables` are all that the operation touched or depends on; `moved` those that get a new state."""
+
     id: str
     tables: list[BuiltTable] = field(default_factory=list)
+
+    @property
+    def moved(self) -> list[BuiltTable]:
+        return [built for built in self.tables if built.edit.action == CREATE or built.edit.changes_rows]
 
 
 class Builder:
     """Builds attempts of one operation. The manifest of a table's added files is written once and used by all."""
 
-    def __init__(self, files: MetadataFiles, storage: Storage, operation: Operation, seal: Seal) -> None:
+    def __init__(
+        self,
+        files: MetadataFiles,
+        storage: Storage,
+        operation: Operation,
+        seal: Seal,
+        recheck: Recheck | None = None,
+    ) -> None:
         self._files = files
         self._storage = storage
         self._operation = operation
         self._seal = seal
+        self._recheck = recheck
         self._added: dict[str, tuple[ManifestFile, list[ManifestEntry]]] = {}
 
     def build(self, current: dict[str, CurrentTable]) -> Attempt:
@@ -65,11 +100,11 @@ class Builder:
                 if edit.action == CREATE:
                     attempt.tables.append(self._build_create(edit, attempt))
                 else:
-                    attempt.tables.append(self._build_append(edit, current.get(edit.table), attempt))
+                    attempt.tables.append(self._build_write(edit, current.get(edit.table), attempt))
         return attempt
 
     def _build_create(self, edit: Edit, attempt: Attempt) -> BuiltTable:
-        """A new table: its first metadata, with its first rows if the same commit brings some."""
+        """A new table: its first metadata, with its first rows if the same commit brings some, or adopts them."""
         if edit.metadata is None:
             raise Corrupt("a table's creation has no metadata", operation=self._operation.id, table=edit.table)
         metadata = parse_metadata(edit.metadata)
@@ -93,12 +128,29 @@ class Builder:
         if edit.added:
             return self._build_snapshot(edit, empty, metadata, None, frozenset(), attempt)
         location = self._write_metadata(edit, attempt, 0, metadata)
-        return BuiltTable(edit, None, None, replace(empty, metadata_location=location), metadata)
+        new = replace(empty, metadata_location=location)
+        snapshot = metadata.current_snapshot()
+        if snapshot is not None:
+            new = replace(
+                new,
+                snapshot=snapshot.snapshot_id,
+                sequence=snapshot.sequence_number or 0,
+                manifest_list=snapshot.manifest_list,
+                rows=edit.rows_added,
+                files=edit.adopted_files,
+                size_bytes=edit.adopted_bytes,
+            )
+        return BuiltTable(edit, None, None, new, metadata)
 
-    def _build_append(self, edit: Edit, current: CurrentTable | None, attempt: Attempt) -> BuiltTable:
+    def _build_write(self, edit: Edit, current: CurrentTable | None, attempt: Attempt) -> BuiltTable:
+        """A table that is there, after one more commit."""
         head = self._check_still_right(edit, current)
         assert current is not None
         metadata = self._files.metadata(current.pointer)
+        if not edit.changes_rows:
+            return BuiltTable(edit, current.pointer, head, head, metadata)  # it only depends on what is there
+        if edit.schema is not None:
+            metadata = add_schema(metadata, Schema.model_validate_json(edit.schema))
         return self._build_snapshot(edit, head, metadata, current.pointer, current.kept_snapshots, attempt)
 
     def _build_snapshot(
@@ -113,9 +165,13 @@ class Builder:
         """The table after one more snapshot on `head`: manifests, list and metadata."""
         assert edit.snapshot is not None
         sequence = last_sequence(metadata) + 1
-        existing = self._files.manifests(head.manifest_list)
-        added, entries = self._added_manifest(edit, metadata)
-        manifests = self._merged([added, *existing], edit, metadata, attempt)
+        manifests = self._kept_manifests(edit, head, metadata, attempt)
+        added_path = ""
+        seen: tuple[ManifestEntry, ...] = ()
+        if edit.added:
+            added, entries = self._added_manifest(edit, metadata)
+            manifests = [added, *manifests]
+            added_path, seen = added.manifest_path, tuple(with_sequence(entries, sequence))
         list_location = self._name(edit, f"{attempt.id}-snap.avro")
         listed = write_list(self._files.io, list_location, edit.snapshot, head.snapshot, sequence, manifests)
         snapshot = Snapshot(
@@ -124,7 +180,7 @@ class Builder:
             sequence_number=sequence,
             timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms),
             manifest_list=list_location,
-            summary=append_summary(edit, head, self._operation.id),
+            summary=summary(edit, head, self._operation.id),
             schema_id=edit.schema_id,
         )
         changed = add_snapshot(
@@ -132,34 +188,61 @@ class Builder:
         )
         number = 0 if pointer is None else _metadata_number(pointer) + 1
         location = self._write_metadata(edit, attempt, number, changed)
+        rows, files, size_bytes = totals_after(edit, head)
         new = replace(
             head,
             snapshot=edit.snapshot,
             sequence=sequence,
+            schema_id=edit.schema_id,
             manifest_list=list_location,
             metadata_location=location,
-            rows=head.rows + edit.rows_added,
-            files=head.files + len(edit.added),
-            size_bytes=head.size_bytes + sum(record.size_bytes for record in edit.added),
+            rows=rows,
+            files=files,
+            size_bytes=size_bytes,
         )
-        seen = tuple(with_sequence(entries, sequence))
-        return BuiltTable(edit, pointer, head.snapshot, new, changed, listed, added.manifest_path, seen)
+        return BuiltTable(edit, pointer, head if pointer else None, new, changed, listed, added_path, seen)
 
     def _check_still_right(self, edit: Edit, current: CurrentTable | None) -> Head:
-        """An append rebases over anything, as long as its files were staged for the table's present shape."""
+        """The table of conflicts: may this edit be published on the head that is there now?
+
+        Plain appends may, on any head of the same shape. What depends on other rows (a key, a condition) may if the
+        files that it read are live and none that came meanwhile holds a row that matters to it.
+        """
         if current is None or current.head.table_id != edit.table_id:
             raise Conflict("the table was dropped or made again meanwhile", table=edit.table, advice="Run it again.")
-        if current.pointer != current.pointer_known:
-            raise Corrupt(
-                "the table was changed by another writer, past Floodmark's door",
-                table=edit.table,
-                pointer=current.pointer,
-                pointer_expected=current.pointer_known,
-                advice="Nothing was written. Find out who commits to this catalog directly, and have them stop.",
-            )
-        if (current.head.schema_id, current.head.spec_id) != (edit.schema_id, edit.spec_id):
-            raise Conflict("the table's shape changed while rows were staged", table=edit.table, advice="Run it again.")
-        return current.head
+        check_not_drifted(current)
+        head = current.head
+        if (head.schema_id, head.spec_id) != edit.shape_before:
+            raise PlanAgain(edit.table, "the table's shape changed while rows were staged")
+        if edit.checked and head.snapshot != edit.base_snapshot:
+            if self._recheck is None:
+                raise PlanAgain(edit.table, "the table changed while rows were staged")
+            live = set(self._files.data_files(head))
+            if not live.issuperset([*(file.path for file in edit.removed), *edit.needed]):
+                raise PlanAgain(edit.table, "a file that was read is not live any more")
+            self._recheck(edit, head)
+        return head
+
+    def _kept_manifests(self, edit: Edit, head: Head, metadata: TableMetadata, attempt: Attempt) -> list[ManifestFile]:
+        """The head's manifests without the removed files, merged where there are many."""
+        assert edit.snapshot is not None
+        removed = {file.path for file in edit.removed}
+        whole: list[ManifestFile] = []
+        cut: list[ManifestFile] = []
+        for manifest in self._files.manifests(head.manifest_list):
+            if live_files(manifest) == 0:
+                continue  # it only told what an earlier commit removed
+            entries = self._files.entries(manifest) if removed else []
+            if removed.isdisjoint(entry.data_file.file_path for entry in entries):
+                whole.append(manifest)
+                continue
+            location = self._name(edit, f"{attempt.id}-d{len(cut)}.avro")
+            spec_id = manifest.partition_spec_id
+            cut.append(write_rest(self._files.io, location, metadata, spec_id, edit.snapshot, entries, removed))
+        if sum(manifest.deleted_files_count or 0 for manifest in cut) != len(removed):
+            raise PlanAgain(edit.table, "a file that was to be replaced is not live any more")
+        # New manifests have no sequence yet, so they are never merged into others.
+        return [*cut, *self._merged(whole, edit, metadata, attempt)]
 
     def _added_manifest(self, edit: Edit, metadata: TableMetadata) -> tuple[ManifestFile, list[ManifestEntry]]:
         if edit.table not in self._added:
@@ -171,11 +254,11 @@ class Builder:
         return self._added[edit.table]
 
     def _merged(
-        self, manifests: list[ManifestFile], edit: Edit, metadata: TableMetadata, attempt: Attempt
+        self, manifests: Sequence[ManifestFile], edit: Edit, metadata: TableMetadata, attempt: Attempt
     ) -> list[ManifestFile]:
         assert edit.snapshot is not None
-        # This commit's own manifest has no sequence yet, so it is never merged into another.
-        for number, group in enumerate(plan_merges(manifests[1:]), start=1):
+        manifests = list(manifests)
+        for number, group in enumerate(plan_merges(manifests), start=1):
             location = self._name(edit, f"{attempt.id}-m{number}.avro")
             entries = (entry for manifest in group for entry in self._files.entries(manifest))
             spec_id = group[0].partition_spec_id
@@ -191,6 +274,21 @@ class Builder:
 
     def _name(self, edit: Edit, name: str) -> str:
         return join(self._operation.folder(edit.location, "metadata"), name)
+
+
+def check_not_drifted(current: CurrentTable) -> None:
+    """Refuse a table whose pointer somebody else moved: its rows and sequences are not what the catalog says."""
+    if current.pointer != current.pointer_known:
+        raise Corrupt(
+            "the table was changed by another writer, past Floodmark's door",
+            table=current.head.table,
+            pointer=current.pointer,
+            pointer_expected=current.pointer_known,
+            advice=(
+                "Nothing was read or written. Have whoever commits to this catalog directly stop; "
+                "docs/operations.md says how to go back to the expected state or to keep the other one."
+            ),
+        )
 
 
 def _metadata_number(location: str) -> int:

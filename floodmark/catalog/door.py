@@ -10,8 +10,6 @@ W goes on. W's publish reads its own row under the lock, finds `abandoned`, and 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
 from dataclasses import replace
 
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -19,13 +17,14 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from floodmark import log
 from floodmark.catalog import tables
-from floodmark.catalog.build import Attempt, Builder, BuiltTable
+from floodmark.catalog.build import Attempt, Builder, BuiltTable, Recheck
 from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import History
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, Journal, Operation, all_files, fenced
 from floodmark.catalog.metadata import MetadataFiles
 from floodmark.catalog.riders import AuditRider, Rider
-from floodmark.catalog.seal import CREATE, Edit, Seal
+from floodmark.catalog.seal import CREATE, Seal
+from floodmark.catalog.turns import NotYourTurn, Turns
 from floodmark.errors import Conflict, Corrupt, Invalid, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, TableCommit
@@ -33,8 +32,6 @@ from floodmark.storage import Storage
 
 TRIES_MAX = 30
 LOST_BEFORE_TURN = 3
-TURN_LEASE_MS = 5_000
-TURN_POLL_S = 0.02
 
 
 class Door:
@@ -46,6 +43,7 @@ class Door:
         self._history = history
         self._files = files
         self._storage = storage
+        self.turns = Turns(database)
 
     def publish(
         self,
@@ -55,26 +53,31 @@ class Door:
         points: str,
         audit: AuditRider | None = None,
         leftovers: bool = False,
+        recheck: Recheck | None = None,
     ) -> Commit:
         """Build and publish a sealed operation; again from the new heads if it lost a race. Bounded, then Conflict.
 
         `points` prefixes the failpoints: the operation's kind, or `heal`. `leftovers`: there may be files of it that
-        the seal does not name. Returns the commit, also if another process published the same operation meanwhile.
-        Raises AlreadyCommitted for a batch that came in otherwise.
+        the seal does not name. `recheck` looks whether a checked edit fits a head that moved; without it, it does not.
+        Returns the commit, also if another process published the same operation meanwhile. Raises AlreadyCommitted
+        for a batch that came in otherwise, and PlanAgain if an edit must be planned anew; then nothing has happened.
         """
-        builder = Builder(self._files, self._storage, operation, seal)
+        builder = Builder(self._files, self._storage, operation, seal, recheck)
         for tries in range(TRIES_MAX):
             if tries == LOST_BEFORE_TURN:
-                self._take_turn(operation, seal.edits)
-            attempt = builder.build(self._history.current_tables(operation.branch, seal.edits))
+                self.turns.take(operation.id, [edit.table_id for edit in seal.edits])
+            attempt = builder.build(self._history.current_tables(operation.branch, [edit.table for edit in seal.edits]))
             # Crash here: this attempt's files exist, nothing refers to them; healing settles the operation.
             hit(f"{points}.built")
             try:
                 commit = self._transact(operation, seal, attempt, points, audit, cleaned=not leftovers)
                 self._remember(attempt)
-            except _HeadMoved as moved:
+            except _HeadMoved:
                 leftovers = True
-                self._wait_for_turn(moved)
+                continue
+            except NotYourTurn as other:
+                leftovers = True
+                self.turns.wait(other)
                 continue
             except ReplyLost:
                 leftovers = True
@@ -116,16 +119,16 @@ class Door:
             hit(f"{points}.locked")
             parent = self._check_operation(tx, operation)
             now = self._database.now_ms(tx)
-            self._check_turns(tx, operation, attempt.tables, now)
+            self.turns.check(tx, operation.id, [built.edit.table_id for built in attempt.tables], now)
             for built in attempt.tables:
                 self._check_table(tx, built)
             for rider in riders:
                 rider.check(tx)
             version = lake.version + 1
             committed_ms = max(now, self._history.committed_ms(tx, lake.version))
-            for built in attempt.tables:
+            for built in attempt.moved:
                 self._move(tx, built, version)
-            self._record(tx, operation, attempt.tables, version, parent, committed_ms)
+            self._record(tx, operation, attempt.moved, version, parent, committed_ms)
             self._journal.mark_published(tx, operation.id, version, committed_ms, cleaned=cleaned)
             for rider in riders:
                 rider.apply(tx, operation.id, version, now)
@@ -140,7 +143,7 @@ class Door:
             actor=operation.actor,
             message=operation.message,
             committed_ms=committed_ms,
-            tables=tuple(_table_commit(built) for built in attempt.tables),
+            tables=tuple(_table_commit(built) for built in attempt.moved),
         )
 
     def _check_operation(self, tx: Connection, operation: Operation) -> int:
@@ -175,7 +178,8 @@ class Door:
                 head.c.branch == built.new.branch, head.c.table_id == built.edit.table_id
             )
         ).first()
-        if row is None or tuple(row) != (built.old_snapshot, built.new.schema_id, built.new.spec_id):
+        old = built.old
+        if row is None or old is None or tuple(row) != (old.snapshot, old.schema_id, old.spec_id):
             raise _HeadMoved()
 
     def _move(self, tx: Connection, built: BuiltTable, version: int) -> None:
@@ -224,7 +228,7 @@ class Door:
         self,
         tx: Connection,
         operation: Operation,
-        built_tables: Iterable[BuiltTable],
+        built_tables: list[BuiltTable],
         version: int,
         parent: int,
         committed_ms: int,
@@ -255,8 +259,8 @@ class Door:
                 "manifest_list": built.new.manifest_list,
                 "metadata_location": built.new.metadata_location,
                 "rows_added": built.edit.rows_added,
-                "rows_updated": 0,
-                "rows_deleted": 0,
+                "rows_updated": built.edit.rows_updated,
+                "rows_deleted": built.edit.rows_deleted,
                 "rows_total": built.new.rows,
                 "files_total": built.new.files,
                 "bytes_total": built.new.size_bytes,
@@ -266,10 +270,27 @@ class Door:
         if rows:
             tx.execute(insert(tables.commit_tables), rows)
             tx.execute(delete(tables.turns).where(tables.turns.c.operation == operation.id))
+        self._record_deletions(tx, built_tables, version)
         tx.execute(
             update(tables.branches).where(tables.branches.c.name == operation.branch).values(head_version=version)
         )
         tx.execute(update(tables.lake).where(tables.lake.c.id == 1).values(version=version))
+
+    def _record_deletions(self, tx: Connection, built_tables: list[BuiltTable], version: int) -> None:
+        deletions = [
+            {
+                "table_id": built.new.table_id,
+                "sequence": built.new.sequence,
+                "location": file.path,
+                "version": version,
+                "rows_total": file.rows,
+                "size_bytes": file.size_bytes,
+            }
+            for built in built_tables
+            for file in built.edit.deletions
+        ]
+        if deletions:
+            tx.execute(insert(tables.deletions), deletions)
 
     # ── races, unknown outcomes, leftovers ──
 
@@ -293,53 +314,13 @@ class Door:
             raise fenced(found.id)
         raise Corrupt("the operation is in an unknown state", operation=found.id, state=found.state)
 
-    def _take_turn(self, operation: Operation, edits: Iterable[Edit]) -> None:
-        """After lost races: a lease on the tables' turns, so that a slow builder does not starve."""
-        with self._database.write() as tx:
-            self._database.lock_lake(tx)
-            now = self._database.now_ms(tx)
-            for edit in sorted(edits, key=lambda edit: edit.table_id):
-                tx.execute(
-                    delete(tables.turns).where(tables.turns.c.table_id == edit.table_id, tables.turns.c.until_ms <= now)
-                )
-                held = tx.execute(
-                    select(tables.turns.c.operation).where(tables.turns.c.table_id == edit.table_id)
-                ).scalar()
-                if held is None:
-                    tx.execute(
-                        insert(tables.turns).values(
-                            table_id=edit.table_id, operation=operation.id, until_ms=now + TURN_LEASE_MS
-                        )
-                    )
-
-    def _check_turns(self, tx: Connection, operation: Operation, built: list[BuiltTable], now_ms: int) -> None:
-        turn = tables.turns
-        until = tx.execute(
-            select(func.max(turn.c.until_ms)).where(
-                turn.c.table_id.in_([one.edit.table_id for one in built]),
-                turn.c.operation != operation.id,
-                turn.c.until_ms > now_ms,
-            )
-        ).scalar()
-        if until is not None:
-            raise _HeadMoved(wait_ms=until - now_ms, tables=tuple(one.edit.table_id for one in built))
-
-    def _wait_for_turn(self, moved: _HeadMoved) -> None:
-        """Another builder has the turn: let it through. Bounded by its lease."""
-        deadline = time.monotonic() + moved.wait_ms / 1000
-        while time.monotonic() < deadline:
-            time.sleep(TURN_POLL_S)
-            with self._database.read() as tx:
-                query = select(func.count()).where(tables.turns.c.table_id.in_(moved.tables))
-                if tx.execute(query).scalar() == 0:
-                    return
-
     def _remember(self, attempt: Attempt) -> None:
-        for built in attempt.tables:
+        for built in attempt.moved:
             self._files.remember_metadata(built.new.metadata_location, built.metadata)
-            if built.new.manifest_list is not None:
+            if built.manifests and built.new.manifest_list is not None:
                 self._files.remember_manifests(built.new.manifest_list, built.manifests)
-                self._files.remember_entries(built.added_path, list(built.added))
+                if built.added:
+                    self._files.remember_entries(built.added_path, list(built.added))
 
     def clean(self, operation: Operation, commit: Commit) -> int:
         """Best effort: delete what a published operation left in its own folders and its commit does not name.
@@ -349,6 +330,7 @@ class Door:
         """
         try:
             named = self._files.own_files(self._history.touched(commit.version))
+            named |= {file.location for file in self._history.deletions_of(commit.version)}
             found = [entry.location for folder in operation.folders for entry in all_files(self._storage, folder)]
             extra = [location for location in found if location not in named]
             for location in extra:
@@ -364,11 +346,6 @@ class Door:
 
 class _HeadMoved(Exception):
     """The builder's view is not the truth any more: build again."""
-
-    def __init__(self, wait_ms: int = 0, tables: tuple[str, ...] = ()) -> None:
-        self.wait_ms = wait_ms
-        self.tables = tables
-        super().__init__()
 
 
 class _Settled(Exception):
@@ -387,6 +364,8 @@ def _table_commit(built: BuiltTable) -> TableCommit:
         snapshot=new.snapshot,
         sequence=new.sequence,
         rows_added=built.edit.rows_added,
+        rows_updated=built.edit.rows_updated,
+        rows_deleted=built.edit.rows_deleted,
         rows_total=new.rows,
         files_total=new.files,
     )

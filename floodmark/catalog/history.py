@@ -16,10 +16,9 @@ from sqlalchemy import Connection, and_, delete, func, insert, or_, select, upda
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.seal import Edit
 from floodmark.errors import BelowRetention, NotFound
 from floodmark.failpoints import hit
-from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, Head, TableCommit
+from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, DeletionsFile, Head, TableCommit
 
 LIVE, EXPIRED = "live", "expired"
 
@@ -46,9 +45,8 @@ class History:
                 raise no_table(table, [name for (name,) in names])
         return _head(row, branch)
 
-    def current_tables(self, branch: str, edits: Iterable[Edit]) -> dict[str, CurrentTable]:
-        """The tables of these edits as they are now: head, Iceberg's pointer, and where we put the pointer last."""
-        names = [edit.table for edit in edits]
+    def current_tables(self, branch: str, names: Sequence[str]) -> dict[str, CurrentTable]:
+        """These tables as they are now: head, Iceberg's pointer, and where we put the pointer last."""
         head, pointer, commit = tables.heads, tables.iceberg_tables, tables.commit_tables
         newest = (
             select(commit.c.metadata_location)
@@ -189,6 +187,26 @@ class History:
             rows = list(tx.execute(select(tables.commit_tables).where(tables.commit_tables.c.version == version)))
         return [_head(row, MAIN) for row in rows]
 
+    def deletions_of(self, version: int) -> list[DeletionsFile]:
+        """The deletions files that a commit brought."""
+        with self._database.read() as tx:
+            return _deletions(tx.execute(select(tables.deletions).where(tables.deletions.c.version == version)))
+
+    def deletions(self, head: Head, since: int, until: int) -> list[DeletionsFile]:
+        """The deletions files of a table with a sequence in (since, until], committed on the line of this head."""
+        file, commit = tables.deletions, tables.commits
+        with self._database.read() as tx:
+            if tx.execute(select(tables.lake.c.format)).scalar_one() < 3:
+                return []  # served read-only as it is: nothing was deleted in it
+            on_line = self._on_line(self._line(tx, head.branch, head.version))
+            rows = tx.execute(
+                select(file)
+                .join(commit, commit.c.version == file.c.version)
+                .where(file.c.table_id == head.table_id, file.c.sequence > since, file.c.sequence <= until, on_line)
+                .order_by(file.c.sequence, file.c.location)
+            )
+            return _deletions(rows)
+
     # ── holding and letting go ──
 
     def pin(self, version: int, *, holder: str, reason: str) -> str:
@@ -253,6 +271,10 @@ def no_table(table: str, known: Sequence[str]) -> NotFound:
         tables=",".join(sorted(known)) or "none",
         advice="`floodmark tables` lists them.",
     )
+
+
+def _deletions(rows: Iterable[Any]) -> list[DeletionsFile]:
+    return [DeletionsFile(row.location, row.sequence, row.rows_total, row.size_bytes) for row in rows]
 
 
 def _head(row: Any, branch: str) -> Head:

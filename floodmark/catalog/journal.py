@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.processes import Heartbeat
-from floodmark.catalog.riders import AuditRider, BatchRider
+from floodmark.catalog.riders import AuditRider, Rider
 from floodmark.catalog.seal import INLINE_BYTES_MAX, Seal, seal_hash
 from floodmark.errors import Corrupt, Fenced, NotFound
 from floodmark.storage import Entry, Storage, join
@@ -64,7 +64,7 @@ class Journal:
         branch: str,
         actor: str,
         message: str,
-        batch: BatchRider | None = None,
+        batch: Rider | None = None,
         table_locations: Sequence[str] = (),
     ) -> Operation:
         """Write the operation down before its first byte. Raises AlreadyCommitted for a batch that is there."""
@@ -122,19 +122,21 @@ class Journal:
     def seal(self, operation: Operation, seal: Seal) -> bool:
         """Make the operation's record durable. From here on a healer may finish a repeatable one.
 
+        One that was planned again is sealed again: the new record takes the place of the old one in one statement.
         Returns whether it is an object of its own, which has to go when the operation is at its end.
         """
         text = seal.to_text()
         values: dict[str, Any] = {"state": STAGED, "seal_hash": seal_hash(text), "seal": text}
         if len(text) > INLINE_BYTES_MAX:
-            values["seal"], values["seal_location"] = None, join(operation.folders[0], "seal.json")
+            # A name of its own: the record that it replaces stays whole until it is replaced.
+            values["seal"], values["seal_location"] = None, join(operation.folders[0], f"seal-{clock.new_id()}.json")
             # Crash here: the object is in the operation's own folder, which healing deletes.
             with self._storage.batch():
                 self._storage.put(values["seal_location"], text.encode())
         with self._database.write() as tx:
             changed = tx.execute(
                 update(tables.operations)
-                .where(tables.operations.c.id == operation.id, tables.operations.c.state == STAGING)
+                .where(tables.operations.c.id == operation.id, tables.operations.c.state.in_((STAGING, STAGED)))
                 .values(**values)
             ).rowcount
         if changed == 0:
@@ -195,6 +197,7 @@ class Journal:
                 .where(tables.operations.c.id == operation)
                 .values(state=ABANDONED, ended_ms=now, seal=None)
             )
+            tx.execute(delete(tables.turns).where(tables.turns.c.operation == operation))
             if audit is not None:
                 audit.apply(tx, operation, None, now)
             return to_operation(row, state=ABANDONED, given_up=given_up), True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from pyiceberg.conversions import from_bytes
@@ -133,6 +133,26 @@ def write_merged(
     with write_manifest(2, spec, metadata.schema(), io.new_output(location), snapshot, COMPRESSION) as writer:
         for entry in entries:
             writer.existing(entry)
+    return writer.to_manifest_file()
+
+
+def write_rest(
+    io: FileIO,
+    location: str,
+    metadata: TableMetadata,
+    spec_id: int,
+    snapshot: int,
+    entries: Iterable[ManifestEntry],
+    removed: Collection[str],
+) -> ManifestFile:
+    """A published manifest again, with some of its files marked as deleted by this snapshot."""
+    spec = metadata.specs()[spec_id]
+    with write_manifest(2, spec, metadata.schema(), io.new_output(location), snapshot, COMPRESSION) as writer:
+        for entry in entries:
+            if entry.data_file.file_path in removed:
+                writer.delete(entry)
+            else:
+                writer.existing(entry)
     return writer.to_manifest_file()
 
 

@@ -98,18 +98,47 @@ def _without_lost_parent(snapshot: Snapshot, ids: set[int]) -> Snapshot:
     return snapshot.model_copy(update={"parent_snapshot_id": None})
 
 
-def append_summary(edit: Edit, head: Head, operation: str) -> Summary:
+def add_schema(metadata: TableMetadata, schema: Schema) -> TableMetadata:
+    """The metadata after `schema`, which has its id already, became the table's current one."""
+    return metadata.model_copy(
+        update={
+            "schemas": [*metadata.schemas, schema],
+            "current_schema_id": schema.schema_id,
+            "last_column_id": max(metadata.last_column_id, schema.highest_field_id),
+        }
+    )
+
+
+def totals_after(edit: Edit, head: Head) -> tuple[int, int, int]:
+    """Rows, files and bytes of the table once the edit is done on this head."""
+    return (
+        head.rows + sum(file.rows for file in edit.added) - sum(file.rows for file in edit.removed),
+        head.files + len(edit.added) - len(edit.removed),
+        head.size_bytes + sum(file.size_bytes for file in edit.added) - sum(file.size_bytes for file in edit.removed),
+    )
+
+
+def summary(edit: Edit, head: Head, operation: str) -> Summary:
     """The snapshot's summary: what Iceberg's tools show, and whose work it was."""
-    size_bytes = sum(record.size_bytes for record in edit.added)
+    rows, files, size_bytes = totals_after(edit, head)
+    kind = Operation.APPEND
+    if edit.removed:
+        kind = Operation.OVERWRITE if edit.added else Operation.DELETE
+    removed = {
+        "deleted-data-files": str(len(edit.removed)),
+        "deleted-records": str(sum(file.rows for file in edit.removed)),
+        "removed-files-size": str(sum(file.size_bytes for file in edit.removed)),
+    }
     return Summary(
-        Operation.APPEND,
+        kind,
         **{
             "added-data-files": str(len(edit.added)),
-            "added-records": str(edit.rows_added),
-            "added-files-size": str(size_bytes),
-            "total-data-files": str(head.files + len(edit.added)),
-            "total-records": str(head.rows + edit.rows_added),
-            "total-files-size": str(head.size_bytes + size_bytes),
+            "added-records": str(sum(file.rows for file in edit.added)),
+            "added-files-size": str(sum(file.size_bytes for file in edit.added)),
+            **(removed if edit.removed else {}),
+            "total-data-files": str(files),
+            "total-records": str(rows),
+            "total-files-size": str(size_bytes),
             "total-delete-files": "0",
             "total-position-deletes": "0",
             "total-equality-deletes": "0",

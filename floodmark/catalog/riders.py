@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from floodmark.catalog import tables
 
@@ -51,6 +51,35 @@ class BatchRider:
 
 
 @dataclass(frozen=True)
+class StreamRider:
+    """A stream's micro-batch: its numbers only rise, so one row per stream and table tells which are in."""
+
+    scope: str
+    id: str
+    position: int
+
+    def check(self, tx: Connection) -> None:
+        row = tx.execute(
+            select(tables.sources.c.version, tables.sources.c.position).where(
+                tables.sources.c.scope == self.scope, tables.sources.c.id == self.id
+            )
+        ).first()
+        if row is not None and self.position <= row.position:
+            raise AlreadyCommitted(row.version)
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        tx.execute(delete(tables.sources).where(tables.sources.c.scope == self.scope, tables.sources.c.id == self.id))
+        tx.execute(
+            insert(tables.sources).values(
+                scope=self.scope, id=self.id, version=version, operation=operation, position=self.position
+            )
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"type": "stream", "scope": self.scope, "id": self.id, "position": self.position}
+
+
+@dataclass(frozen=True)
 class AuditRider:
     """A healer's report, in the transaction of the state change: exactly one per operation (I16). Never sealed."""
 
@@ -88,4 +117,6 @@ def find_batch(tx: Connection, scope: str, batch: str) -> int | None:
 def rider_from_dict(data: dict[str, Any]) -> Rider:
     if data["type"] == "batch":
         return BatchRider(scope=data["scope"], id=data["id"])
+    if data["type"] == "stream":
+        return StreamRider(scope=data["scope"], id=data["id"], position=data["position"])
     raise ValueError(f"unknown rider {data['type']!r}")

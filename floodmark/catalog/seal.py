@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from floodmark.catalog.riders import Rider, rider_from_dict
@@ -18,16 +18,42 @@ from floodmark.model import FileRecord
 SEAL_FORMAT = 1
 INLINE_BYTES_MAX = 64 * 1024
 
-APPEND = "append"
+WRITE = "write"
 CREATE = "create"
+# What older seals call a write that only adds files.
+_OLDER_ACTIONS = {"append": WRITE}
+
+
+class PlanAgain(Exception):
+    """What an edit was planned on is not there any more: rows came or went that it depends on, or the table's shape.
+
+    Not an error to a caller: whoever planned it plans again, from the same staged rows, on the new state.
+    """
+
+    def __init__(self, table: str, reason: str) -> None:
+        self.table = table
+        self.reason = reason
+        super().__init__(f"{table}: {reason}")
+
+
+@dataclass(frozen=True)
+class RemovedFile:
+    """A data file that an edit takes out of its table; other versions may still name it."""
+
+    path: str
+    rows: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)
 class Edit:
-    """The change of one table: `append` adds files, `create` makes the table with `metadata`.
+    """The change of one table: `write` adds and removes files, `create` makes the table with `metadata`.
 
-    schema_id and spec_id are those that the files were staged for. `snapshot` is chosen here, once, so that every
-    attempt of every process to publish this edit makes the same snapshot.
+    schema_id and spec_id are those that the files were staged for; base_schema_id is the table's own when `schema`
+    (JSON) adds columns to it. `snapshot` is chosen here, once, so that every attempt of every process to publish this
+    edit makes the same snapshot. `checked`: it is right only beside the rows that were there at base_snapshot (keys,
+    conditions), so whoever publishes it on another snapshot checks first; `needed` names files that it read and did
+    not replace, which must still be live then.
     """
 
     action: str
@@ -38,30 +64,45 @@ class Edit:
     spec_id: int
     snapshot: int | None = None
     added: tuple[FileRecord, ...] = ()
+    removed: tuple[RemovedFile, ...] = ()
+    needed: tuple[str, ...] = ()
+    deletions: tuple[FileRecord, ...] = ()
+    rows_added: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    checked: bool = False
+    base_snapshot: int | None = None
+    schema: str | None = None
+    base_schema_id: int | None = None
     metadata: str | None = None
+    # Of a table that is adopted with the rows it has: its files and bytes; rows_added are its rows.
+    adopted_files: int = 0
+    adopted_bytes: int = 0
 
     @property
-    def rows_added(self) -> int:
-        return sum(record.rows for record in self.added)
+    def shape_before(self) -> tuple[int, int]:
+        """The table's schema and partition spec that this edit was made for."""
+        return (self.schema_id if self.base_schema_id is None else self.base_schema_id), self.spec_id
+
+    @property
+    def changes_rows(self) -> bool:
+        return bool(self.added or self.removed)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "action": self.action,
-            "table": self.table,
-            "table_id": self.table_id,
-            "location": self.location,
-            "schema_id": self.schema_id,
-            "spec_id": self.spec_id,
-            "snapshot": self.snapshot,
-            "added": [record.as_dict() for record in self.added],
-            "metadata": self.metadata,
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Edit:
-        if data["action"] not in (APPEND, CREATE):
+        values = dict(data)
+        values["action"] = _OLDER_ACTIONS.get(data["action"], data["action"])
+        if values["action"] not in (WRITE, CREATE):
             raise ValueError(f"unknown action {data['action']!r}")
-        return cls(**{**data, "added": tuple(FileRecord.from_dict(record) for record in data["added"])})
+        for name in ("added", "deletions"):
+            values[name] = tuple(FileRecord.from_dict(record) for record in data.get(name, ()))
+        values["removed"] = tuple(RemovedFile(**file) for file in data.get("removed", ()))
+        values["needed"] = tuple(data.get("needed", ()))
+        values.setdefault("rows_added", sum(record.rows for record in values["added"]))
+        return cls(**values)
 
 
 @dataclass(frozen=True)

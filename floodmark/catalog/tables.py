@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 2
+FORMAT = 3
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -163,6 +163,20 @@ sources = Table(
     Column("id", String(512), primary_key=True),
     Column("version", BigInteger, nullable=False),
     Column("operation", String(26), nullable=False),
+    # Of a source that counts (a stream's micro-batches): the newest one that is in; one row per source, not per batch.
+    Column("position", BigInteger),
+)
+
+# The keys that commits deleted from keyed tables: files of key columns, each with its commit's sequence.
+deletions = Table(
+    "fm_deletions",
+    metadata,
+    Column("table_id", String(36), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True),
+    Column("location", String(1000), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("rows_total", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
 )
 
 audit = Table(

@@ -10,7 +10,7 @@ from pathlib import Path
 from floodmark.cli.output import Output
 from floodmark.config import CATALOG_VARIABLE, Settings, find_lake, load_settings
 from floodmark.lake import Lake
-from floodmark.lake import open as open_lake
+from floodmark.opening import open as open_lake
 
 
 @dataclass

@@ -17,7 +17,7 @@ import typer
 
 from floodmark.failpoints import VARIABLE, WRITE_STEPS
 from floodmark.lake import Lake
-from floodmark.lake import open as open_lake
+from floodmark.opening import open as open_lake
 
 BATCHES = 12
 ORDERS_PER_BATCH = 500

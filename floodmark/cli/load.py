@@ -12,71 +12,108 @@ from floodmark.errors import Invalid
 from floodmark.model import Commit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from floodmark.lake import Lake
+    from floodmark.write.transaction import Transaction
 
 
 def run(
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="The table.")],
     files: Annotated[list[str], typer.Argument(help="JSONL, CSV or Parquet; any path that Spark reads.")],
-    mode: Annotated[str, typer.Option(help="append.")] = "append",
+    mode: Annotated[str, typer.Option(help="append, merge (upsert by the table's key) or overwrite.")] = "append",
     batch: Annotated[str | None, typer.Option(help="An id for these rows: the same id again is a no-op.")] = None,
     file_format: Annotated[str | None, typer.Option("--format", help="jsonl, csv or parquet.")] = None,
     create: Annotated[bool, typer.Option("--create", help="Make the table if it is not there.")] = False,
     schema: Annotated[str | None, typer.Option(help='With --create: columns, like "id long, ts timestamp".')] = None,
+    key: Annotated[list[str] | None, typer.Option(help="With --create: a key column; may be repeated.")] = None,
     partition: Annotated[list[str] | None, typer.Option(help="With --create: like day(ts); may be repeated.")] = None,
+    where: Annotated[str | None, typer.Option(help="With --mode overwrite: only rows that match are replaced.")] = None,
+    last_by: Annotated[
+        str | None, typer.Option(help="With --mode merge: of rows with one key the highest in this column counts.")
+    ] = None,
+    evolve: Annotated[
+        bool, typer.Option("--evolve", help="Add columns that the files have and the table not.")
+    ] = False,
     message: Annotated[str, typer.Option(help="What the history will say.")] = "",
 ) -> None:
     """Load files into a table."""
-    from floodmark.ingest.files import explain, format_of, infer_schema, read_files
+    from floodmark.ingest.files import evolved_columns, explain, format_of, infer_schema, read_files
     from floodmark.rows.schema import spark_schema, table_schema
 
-    if mode != "append":
-        raise Invalid("this mode is not known", mode=mode, advice="Use append.")
-    if (schema or partition) and not create:
-        raise Invalid("--schema and --partition go with --create")
+    _check_options(mode, create, schema, key, partition, where, last_by)
     found_format = format_of(files, file_format)
     started = time.monotonic()
     with context.obj.open(read_only=False) as lake:
         new = create and table.lower() not in {head.table.lower() for head in lake.heads()}
         shape = schema or infer_schema(lake.spark, files, found_format) if new else None
         columns = spark_schema(table_schema(shape) if new else lake.schema(table))
-        frame = read_files(lake.spark, files, found_format, columns)
-        note = message or f"load {len(files)} file(s)"
+        evolve = evolve and not new
+        if evolve:
+            columns = evolved_columns(lake.spark, files, found_format, columns)
+        frame = read_files(lake.spark, files, found_format, columns, all_needed=not evolve)
+        note = message or f"{mode} {len(files)} file(s)"
         try:
             with staging_progress(context.obj.output) as progress:
+                choices: dict[str, Any] = {"where": where, "last_by": last_by, "evolve": evolve, "progress": progress}
                 if new:
-                    commit = _create_and_append(lake, table, shape, partition or [], frame, batch, note, progress)
+                    # In one version: rows that do not fit leave no empty table behind.
+                    with lake.transaction(note, batch=batch, batch_table=table) as tx:
+                        tx.create_table(table, shape, key=key or [], partition=partition or [])
+                        _write(tx, mode, table, frame, **choices)
+                    commit = tx.commit
                 else:
-                    commit = lake.append(table, frame, batch=batch, message=note, progress=progress)
+                    commit = _write(lake, mode, table, frame, **choices, batch=batch, message=note)
         except Invalid as error:
             raise explain(lake.spark, files, found_format, columns) or error from error
-    rows = commit.rows_added if commit.outcome == "committed" else 0
-    data: dict[str, Any] = {**commit.as_dict(), "rows": rows, "seconds": round(time.monotonic() - started, 3)}
+    _tell(context, table, batch, commit, time.monotonic() - started)
+
+
+def _write(
+    target: Lake | Transaction,
+    mode: str,
+    table: str,
+    frame: Any,
+    where: str | None,
+    last_by: str | None,
+    **options: Any,
+) -> Any:
+    if mode == "merge":
+        return target.merge(table, frame, on_duplicate="last" if last_by else None, order=last_by, **options)
+    if mode == "overwrite":
+        return target.overwrite(table, frame, where=where, **options)
+    return target.append(table, frame, **options)
+
+
+def _tell(context: typer.Context, table: str, batch: str | None, commit: Commit, seconds: float) -> None:
+    done = commit.tables if commit.outcome == "committed" else ()
+    added, updated, deleted = (
+        sum(getattr(part, name) for part in done) for name in ("rows_added", "rows_updated", "rows_deleted")
+    )
+    data: dict[str, Any] = {**commit.as_dict(), "rows": added + updated, "seconds": round(seconds, 3)}
     if commit.outcome == "committed":
-        text = f"{rows} rows into {table}, version {commit.version}"
+        more = f", {updated} updated" * bool(updated) + f", {deleted} deleted" * bool(deleted)
+        text = f"{added} rows into {table}{more}, version {commit.version}"
     elif commit.outcome == "already_committed":
         text = f"nothing to do: batch {batch} is in {table} since version {commit.version}"
     else:
-        text = "nothing to do: the files have no rows"
+        text = "nothing to do: the files have no rows, or none that the table does not have just so"
     context.obj.output.result(data, text=text)
 
 
-def _create_and_append(
-    lake: Lake,
-    table: str,
-    shape: Any,
-    partition: list[str],
-    frame: Any,
-    batch: str | None,
-    message: str,
-    progress: Callable[[int, int], None] | None,
-) -> Commit:
-    """The table and its first rows in one version: rows that do not fit leave no empty table behind."""
-    with lake.transaction(message, batch=batch, batch_table=table) as tx:
-        tx.create_table(table, shape, partition=partition)
-        tx.append(table, frame, progress=progress)
-    assert tx.commit is not None
-    return tx.commit
+def _check_options(
+    mode: str,
+    create: bool,
+    schema: str | None,
+    key: list[str] | None,
+    partition: list[str] | None,
+    where: str | None,
+    last_by: str | None,
+) -> None:
+    if mode not in ("append", "merge", "overwrite"):
+        raise Invalid("this mode is not known", mode=mode, advice="Use append, merge or overwrite.")
+    if (schema or key or partition) and not create:
+        raise Invalid("--schema, --key and --partition go with --create")
+    if where is not None and mode != "overwrite":
+        raise Invalid("--where goes with --mode overwrite")
+    if last_by is not None and mode != "merge":
+        raise Invalid("--last-by goes with --mode merge")

@@ -13,10 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from floodmark.cli import (
+    adopt,
     audit,
     backup,
+    changes,
+    delete,
     demo,
     doctor,
+    export,
     history,
     init,
     load,
@@ -40,7 +44,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for command in (init, status, doctor, tables, show, history, load, query, recover, audit, backup, restore, demo):
+_READ = (init, status, doctor, tables, show, history, query, changes, export)
+_WRITE = (load, delete, adopt, recover, audit, backup, restore, demo)
+
+for command in (*_READ, *_WRITE):
     app.command(command.__name__.rpartition(".")[2])(command.run)
 
 

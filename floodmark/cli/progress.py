@@ -12,6 +12,16 @@ from floodmark.cli.output import Output
 @contextmanager
 def staging_progress(output: Output) -> Iterator[Callable[[int, int], None] | None]:
     """A line with the files and bytes staged so far. Gives None when nobody would see it."""
+    with _line(output, "staging") as update:
+        yield (
+            None
+            if update is None
+            else lambda files, size_bytes: update(f"staging: {files} files, {size_bytes / 1e6:,.1f} MB")
+        )
+
+
+@contextmanager
+def _line(output: Output, text: str) -> Iterator[Callable[[str], None] | None]:
     if output.as_json or not sys.stderr.isatty():
         yield None
         return
@@ -20,9 +30,12 @@ def staging_progress(output: Output) -> Iterator[Callable[[int, int], None] | No
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("staging", total=None)
+        task = bar.add_task(text, total=None)
+        yield lambda shown: bar.update(task, description=shown)
 
-        def show(files: int, size_bytes: int) -> None:
-            bar.update(task, description=f"staging: {files} files, {size_bytes / 1e6:,.1f} MB")
 
-        yield show
+@contextmanager
+def rows_progress(output: Output) -> Iterator[Callable[[int], None] | None]:
+    """A line with the rows written so far. Gives None when nobody would see it."""
+    with _line(output, "writing") as update:
+        yield None if update is None else lambda rows: update(f"writing: {rows:,} rows")

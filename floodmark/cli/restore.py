@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from floodmark.lake import restore
+from floodmark.opening import restore
 
 
 def run(context: typer.Context, file: Annotated[str, typer.Argument(help="The backup.")]) -> None:

@@ -50,13 +50,31 @@ def infer_schema(spark: SparkSession, paths: Sequence[str], file_format: str) ->
     return _read(spark, paths, "parquet").schema
 
 
-def read_files(spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType) -> DataFrame:
-    """The rows of the files with the table's columns and types; whatever does not fit is an error, never a null."""
+def evolved_columns(spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType) -> StructType:
+    """The table's columns, numbers as wide as the files need them, and the columns that only the files have."""
+    wider = {("integer", "long"), ("float", "double")}
+    found = {field.name: field for field in infer_schema(spark, paths, file_format).fields}
+    kept = [
+        found[field.name]
+        if field.name in found and (field.dataType.typeName(), found[field.name].dataType.typeName()) in wider
+        else field
+        for field in columns.fields
+    ]
+    return type(columns)([*kept, *(field for name, field in found.items() if name not in columns.names)])
+
+
+def read_files(
+    spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType, *, all_needed: bool = True
+) -> DataFrame:
+    """The rows of the files with the table's columns and types; whatever does not fit is an error, never a null.
+
+    all_needed=False: columns that a CSV file does not have are left out instead of missed.
+    """
     if file_format == "parquet":
         return _read(spark, paths, "parquet")
     if file_format == "csv":
         header = _read(spark, paths, "csv", header="true", inferSchema="false").columns
-        _check_names(header, columns.names, all_needed=True)
+        _check_names(header, columns.names, all_needed=all_needed)
         types = type(columns)([columns[name] for name in header])
         return _typed(spark, paths, "csv", types, header="true", enforceSchema="false")
     # Names only: every value as text, so the pass is cheap and no type is guessed.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import STAGED, STAGING, STATES
 from floodmark.catalog.processes import is_dead
-from floodmark.catalog.seal import APPEND, Edit
 from floodmark.errors import FloodmarkError
+from floodmark.model import BEGINNING
 from floodmark.rows.session import check_java
 
 
@@ -36,8 +36,7 @@ def examine_lake(catalog: Catalog) -> list[Check]:
     checks = [Check("catalog", True, f"{catalog.database.shown_url} format={row.format} version={row.version}")]
     checks.append(_examine_journal(catalog))
     heads = catalog.history.heads()
-    edits = [Edit(APPEND, head.table, head.table_id, "", head.schema_id, head.spec_id) for head in heads]
-    current = catalog.history.current_tables("main", edits)
+    current = catalog.history.current_tables("main", [head.table for head in heads])
     for head in heads:
         try:
             known = current[head.table]
@@ -50,7 +49,9 @@ def examine_lake(catalog: Catalog) -> list[Check]:
                     )
                 )
                 continue
-            missing = [path for path in catalog.files.data_files(head) if not catalog.storage.exists(path)]
+            deletions = [file.location for file in catalog.history.deletions(head, BEGINNING, head.sequence)]
+            wanted = [*catalog.files.data_files(head), *deletions]
+            missing = [path for path in wanted if not catalog.storage.exists(path)]
             detail = f"{head.files} files, {head.rows} rows" if not missing else f"missing: {', '.join(missing[:5])}"
             checks.append(Check(f"table {head.table}", not missing, detail))
         except FloodmarkError as error:

@@ -20,6 +20,7 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, to_operation
 from floodmark.catalog.processes import is_dead
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider
+from floodmark.catalog.seal import PlanAgain
 from floodmark.errors import Busy, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import HealReport
@@ -121,6 +122,10 @@ class Healer:
             raise
         except (Conflict, Invalid) as error:
             self._roll_back(row, "rolled_back", f"it does not fit the tables any more: {error.message}", report)
+            return
+        except PlanAgain as again:
+            # Only its writer could plan it anew; its caller's retry does.
+            self._roll_back(row, "rolled_back", f"it does not fit the tables any more: {again.reason}", report)
             return
         report.rolled_forward.append(row.id)
         log.get(row.id).warning("healed", outcome="rolled_forward", version=commit.version, kind=row.kind)

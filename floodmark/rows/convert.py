@@ -3,7 +3,8 @@
 Two steps. `Conformer` compares types once per input schema: what can never fit is a problem before a row is looked at.
 `Conformer.conform` then converts each batch; where values decide (ranges, exactness, nulls in required fields) the bad
 ones are counted. Problems are collected, not raised, so that a task can hand them to the driver.
-A column whose type already is the file's passes through untouched.
+A column whose type already is the file's passes through untouched. Settled rows bring their sequence: we made them, so
+one that is missing is no bad input but `Corrupt`, and raised at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pyarrow import types
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
+from floodmark.errors import Corrupt
+from floodmark.model import SEQ_COLUMN
 from floodmark.rows.nested import list_of, map_of, map_parts, struct_of
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import arrow_schema, nearest, user_fields
@@ -48,21 +51,29 @@ class Column:
 
 @dataclass(frozen=True)
 class Shape:
-    """A table's schema, prepared for converting rows to it."""
+    """A table's schema, prepared for converting rows to it.
+
+    `fields` are those of the schema that a data file holds, in its order, and `columns` the same for conversion. Only a
+    settled file holds `_seq`.
+    """
 
     schema: Schema
+    fields: tuple[NestedField, ...]
     columns: tuple[Column, ...]
     file_schema: pa.Schema
+    settled: bool = False
 
 
 @lru_cache(maxsize=256)
-def table_shape(schema_json: str) -> Shape:
+def table_shape(schema_json: str, settled: bool = False) -> Shape:
     """The shape of a table by its schema's JSON; cached, because small writes would spend their time here."""
     schema = Schema.model_validate_json(schema_json)
-    file_schema = arrow_schema(schema, file_names=True)
-    fields = user_fields(schema)
+    file_schema = arrow_schema(schema, with_seq=settled, file_names=True)
+    fields = tuple(schema.fields if settled else user_fields(schema))
+    if settled and SEQ_COLUMN not in file_schema.names:
+        raise Corrupt("the table has no column for the sequences of settled rows", column=SEQ_COLUMN)
     columns = tuple(_column(field, file_schema.field(at), field.name) for at, field in enumerate(fields))
-    return Shape(schema, columns, file_schema)
+    return Shape(schema, fields, columns, file_schema, settled)
 
 
 def _column(field: NestedField, arrow: pa.Field, path: str) -> Column:
@@ -84,22 +95,32 @@ def _children(kind: IcebergType, arrow: pa.DataType, path: str) -> list[Column]:
 
 
 class Conformer:
-    """Converts batches of one input schema to one table's file schema."""
+    """Converts batches of one input schema to one table's file schema.
 
-    def __init__(self, shape: Shape, source: pa.Schema) -> None:
+    With `fill_missing`, optional columns that the input does not have are null; without, that is a problem.
+    """
+
+    def __init__(self, shape: Shape, source: pa.Schema, fill_missing: bool = False) -> None:
         self.shape = shape
         self.source = source
         self.problems = Problems()
+        self._fill_missing = fill_missing
+        self._seq = source.get_field_index(SEQ_COLUMN)
+        if shape.settled and (self._seq < 0 or not types.is_int64(source.field(self._seq).type)):
+            raise Corrupt("settled rows came without a column of sequences", columns=", ".join(source.names))
         self._match_fields(list(source), shape.columns, "", "table")
         self._positions = [source.get_field_index(column.name) for column in shape.columns]
 
     def conform(self, batch: pa.RecordBatch, problems: Problems) -> pa.RecordBatch | None:
         """The batch in the table's file schema; None if a value does not fit, which `problems` then says."""
+        if self.shape.settled and batch.column(self._seq).null_count:
+            raise Corrupt("settled rows came without their sequences", rows=batch.column(self._seq).null_count)
         found = Problems(self.problems.all())
         arrays = []
         if not found:
             for column, position in zip(self.shape.columns, self._positions, strict=True):
-                arrays.append(_convert(batch.column(position), column, 0, found))
+                array = batch.column(position) if position >= 0 else pa.nulls(len(batch))
+                arrays.append(_convert(array, column, 0, found))
         if found:
             for problem in found.all():
                 problems.add(problem)
@@ -117,7 +138,8 @@ class Conformer:
                 self._add(path + name, f"the {owner} has no such column", advice)
         for column in columns:
             if column.name not in names:
-                self._add(column.path, "the column is missing in the rows", _ADD_NULLS)
+                if column.required or not self._fill_missing:
+                    self._add(column.path, "the column is missing in the rows", _ADD_NULLS)
             elif names.count(column.name) == 1:
                 self._match_type(source[names.index(column.name)].type, column)
 
@@ -216,7 +238,10 @@ def _convert(array: pa.Array, column: Column, absent: int, problems: Problems) -
 def _convert_struct(array: pa.Array, column: Column, problems: Problems) -> pa.Array:
     # flatten() makes a child null where its parent is: what hides below a null struct is not looked at.
     by_name = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
-    children = [_convert(by_name[child.name], child, array.null_count, problems) for child in column.children]
+    parts = [by_name.get(child.name, pa.nulls(len(array))) for child in column.children]
+    children = [
+        _convert(part, child, array.null_count, problems) for part, child in zip(parts, column.children, strict=True)
+    ]
     return array if problems else struct_of(array, children, column.field.type, not column.required)
 
 

@@ -3,6 +3,7 @@
 JSON's rules: an absent key is null, times and dates are ISO text, whole numbers and text may be decimals. Python's
 leniency is not taken over: a bool is not a number, a float is no decimal and no whole number, a number is no text.
 Whatever does not fit is counted per column with an example, and raised once for all rows.
+`rows_schema` says which columns the rows have beyond the table's, by their values; it judges none of them.
 """
 
 from __future__ import annotations
@@ -36,13 +37,84 @@ def rows_to_arrow(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.Table:
 
 
 def rows_to_table(rows: Sequence[dict[str, Any]], shape: Shape) -> pa.Table:
-    for row in rows:
-        if not isinstance(row, dict):
-            raise Invalid("a row is not a dict", given=type(row).__name__, advice="Send a list of dicts.")
+    _check_dicts(rows)
     problems = Problems()
     arrays = _fields(rows, shape.columns, "", problems)
     problems.raise_invalid()
     return pa.table(arrays, names=[column.name for column in shape.columns])
+
+
+def rows_schema(rows: Sequence[dict[str, Any]], shape: Shape) -> pa.Schema:
+    """The table's columns, wider where a number needs it, and the rows' new ones, also inside structs.
+
+    A value that is no value of its column changes nothing here: `rows_to_table` refuses it.
+    """
+    _check_dicts(rows)
+    return pa.schema(_incoming_fields(rows, shape.columns, ""))
+
+
+def _check_dicts(rows: Sequence[Any]) -> None:
+    for row in rows:
+        if not isinstance(row, dict):
+            raise Invalid("a row is not a dict", given=type(row).__name__, advice="Send a list of dicts.")
+
+
+def _incoming_fields(rows: Sequence[dict[str, Any]], columns: tuple[Column, ...], path: str) -> list[pa.Field]:
+    kinds = {column.name: _incoming_type([row.get(column.name) for row in rows], column) for column in columns}
+    names = {column.name for column in columns}
+    for name in dict.fromkeys(key for row in rows if not row.keys() <= names for key in row if key not in names):
+        # A key that is no text is no name: it stays an unknown one.
+        if isinstance(name, str):
+            kinds[name] = _inferred([row.get(name) for row in rows], f"{path}{name}")
+    return [pa.field(name, kind) for name, kind in kinds.items()]
+
+
+def _incoming_type(values: list[Any], column: Column) -> pa.DataType:
+    kind = column.field.type
+    if types.is_struct(kind):
+        dicts = [value for value in values if isinstance(value, dict)]
+        return pa.struct(_incoming_fields(dicts, column.children, f"{column.path}."))
+    if types.is_map(kind):
+        items = [item for value in values if isinstance(value, dict) for item in value.values()]
+        return pa.map_(_incoming_type([], column.children[0]), _incoming_type(items, column.children[1]))
+    if types.is_list(kind):
+        elements = [element for value in values if isinstance(value, list | tuple) for element in value]
+        return pa.list_(_incoming_type(elements, column.children[0]))
+    if types.is_int32(kind):
+        return pa.int64() if any(_needs_long(value) for value in values if value is not None) else kind
+    if types.is_decimal(kind):
+        digits = [_digits(value, kind.scale) for value in values if value is not None]
+        return pa.decimal128(max([kind.precision, *digits]), kind.scale)
+    return kind
+
+
+def _needs_long(value: Any) -> bool:
+    try:
+        _integer(value, 1 << 31)
+    except OverflowError:
+        return True
+    except TypeError:
+        pass
+    return False
+
+
+def _digits(value: Any, scale: int) -> int:
+    try:
+        return len(_decimal(value, pa.decimal128(38, scale)).as_tuple().digits)
+    except (TypeError, ValueError, InvalidOperation):
+        return 0
+
+
+def _inferred(values: list[Any], column: str) -> pa.DataType:
+    try:
+        return pa.array(values).type
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise Invalid(
+            "the values of a new column have no type in common that a table can hold",
+            column=column,
+            cause=error,
+            advice="Give its values one type, or add the column to the table first.",
+        ) from error
 
 
 def _fields(rows: Sequence[Any], columns: tuple[Column, ...], path: str, problems: Problems) -> list[pa.Array]:

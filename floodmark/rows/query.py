@@ -27,13 +27,15 @@ def run_query(
     query: str,
     tables: Mapping[str, tuple[str, int | None]],
     read: Callable[[str], DataFrame],
+    *,
+    with_seq: bool = False,
 ) -> DataFrame:
     """Run `query`; `tables` are the known ones with their identity and snapshot, `read` gives one as a DataFrame."""
     body = query_body(query)
     parts = []
     for table in named_tables(body, tables):
         table_id, snapshot = tables[table]
-        view = f"_floodmark_{table_id.replace('-', '')}_{snapshot or 0}"
+        view = f"_floodmark_{table_id.replace('-', '')}_{snapshot or 0}{'_seq' if with_seq else ''}"
         read(table).createOrReplaceTempView(view)
         parts.append(f"`{table}` AS (SELECT * FROM `{view}`)")
     with spark_failures("Spark does not understand this query"):

@@ -3,26 +3,38 @@
 Spark's own Parquet reader where Spark can reach the files; Arrow tasks over the same list where it cannot (object
 storage without Hadoop's connector). Both give the table's columns in the table's order, all of them nullable, since
 files older than a column do not have it. A file of the list that is missing or damaged is an error, never fewer rows.
+
+With sequences, a settled file brings its own, so that filters on them reach its row groups; the rows of other files get
+their file's, by the file's name if there is more than one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
+from floodmark.model import SEQ_COLUMN
+from floodmark.rows.arrow_reader import Between, read_rows
 from floodmark.rows.convert import table_shape
-from floodmark.rows.project import read_file
 from floodmark.rows.schema import spark_schema, user_fields
 from floodmark.rows.session import prepare
 from floodmark.storage import Storage, local_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from floodmark.catalog.live import LiveFile
 
 SCAN_TASKS_MAX = 256
+# A file's name as Spark gives it is the one in the list only if no character of it could be encoded.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9._-]+")
+# Columns of the lookup; no table has these names.
+_FILE, _INHERITED = "_file", "_pos"
 _READ_OPTIONS = {
     "mergeSchema": "false",
     # Paths are names, not patterns, and folder names like day=3 are not columns.
@@ -45,48 +57,167 @@ def scan(
     storage_options: Mapping[str, str] | None = None,
     arrow: bool | None = None,
 ) -> DataFrame:
-    """The rows of these data files. `arrow` forces or forbids Arrow tasks; by default the locations decide."""
+    """The rows of these data files. `arrow` forces or forbids Arrow tasks; by default the locations decide.
+
+    `with_seq` adds `_seq` as the files have it: null where a row inherits it.
+    """
     prepare(spark)
+    columns = _columns(schema, with_seq)
     if not files:
-        return _empty(spark, schema, with_seq)
-    if arrow is None:
-        arrow = any(local_path(file) is None for file in files) and not _has_connector(spark)
-    if arrow:
-        return _scan_arrow(spark, files, schema, with_seq, dict(storage_options or {}))
-    columns = spark_schema(schema, with_seq, all_nullable=True)
+        return empty(spark, columns)
+    if _by_arrow(spark, files, arrow):
+        return _scan_arrow(spark, [(file, None) for file in files], schema, columns, storage_options)
+    return _read(spark, files, columns)
+
+
+def scan_with_seq(
+    spark: SparkSession,
+    files: Sequence[LiveFile],
+    schema: Schema,
+    *,
+    between: Between | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    arrow: bool | None = None,
+) -> DataFrame:
+    """The rows of these files and, last, the sequence of each: its own, else its file's.
+
+    With `between`, only rows of that range; fresh files outside of it must not be in the list. Arrow tasks are also
+    used where Spark cannot tell the files apart by their names.
+    """
+    prepare(spark)
+    columns = _columns(schema, with_seq=True, always=True)
+    if not files:
+        return empty(spark, columns)
+    settled = [file for file in files if file.settled]
+    inheriting = [file for file in files if not file.settled]
+    if _by_arrow(spark, [file.path for file in files], arrow) or not _distinct(inheriting):
+        listed = [(file.path, file.sequence) for file in files]
+        return _scan_arrow(spark, listed, schema, columns, storage_options, between)
+    frames = []
+    if settled:
+        # The filter is on the column of the file, so that Spark skips row groups by it.
+        rows = _read(spark, [file.path for file in settled], columns)
+        frames.append(rows if between is None else rows.filter(_in_range(between)))
+    if inheriting:
+        frames.append(_scan_inheriting(spark, inheriting, schema, between))
+    return frames[0] if len(frames) == 1 else frames[0].union(frames[1])
+
+
+def empty(spark: SparkSession, columns: StructType) -> DataFrame:
+    """No rows of these columns; reading them runs no job."""
+    from pyspark.sql import functions as F
+
+    nothing = spark.range(0).filter(F.lit(False))
+    return nothing.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in columns))
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark takes it, whatever characters are in it."""
+    return "`{}`".format(name.replace("`", "``"))
+
+
+def _columns(schema: Schema, with_seq: bool, always: bool = False) -> StructType:
+    """The table's columns for Spark, `_seq` last; `always` also in a table that does not have it yet."""
+    from pyspark.sql import types as spark
+
+    columns = spark_schema(schema, all_nullable=True)
+    if not with_seq:
+        return columns
+    own = [field for field in spark_schema(schema, True, all_nullable=True) if field.name == SEQ_COLUMN]
+    if always and not own:
+        own = [spark.StructField(SEQ_COLUMN, spark.LongType())]
+    return spark.StructType([*columns, *own])
+
+
+def _read(spark: SparkSession, files: Sequence[str], columns: StructType) -> DataFrame:
     return spark.read.schema(columns).options(**_READ_OPTIONS).parquet(*files)
+
+
+def _by_arrow(spark: SparkSession, files: Sequence[str], arrow: bool | None) -> bool:
+    if arrow is None:
+        return any(local_path(file) is None for file in files) and not _has_connector(spark)
+    return arrow
 
 
 def _has_connector(spark: SparkSession) -> bool:
     return spark.conf.get("spark.hadoop.fs.s3.impl", None) is not None
 
 
-def _empty(spark: SparkSession, schema: Schema, with_seq: bool) -> DataFrame:
+def _name(file: LiveFile) -> str:
+    return file.path.rpartition("/")[2]
+
+
+def _distinct(files: Sequence[LiveFile]) -> bool:
+    """Whether the sequence of every row is known from its file's name, or is the same for all."""
+    if len({file.sequence for file in files}) <= 1:
+        return True
+    names = {_name(file) for file in files}
+    return len(names) == len(files) and all(_SAFE_NAME.fullmatch(name) for name in names)
+
+
+def _in_range(between: Between) -> Column:
     from pyspark.sql import functions as F
 
-    columns = spark_schema(schema, with_seq, all_nullable=True)
-    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in columns))
+    return (F.col(SEQ_COLUMN) > between[0]) & (F.col(SEQ_COLUMN) <= between[1])
+
+
+def _scan_inheriting(
+    spark: SparkSession, files: Sequence[LiveFile], schema: Schema, between: Between | None
+) -> DataFrame:
+    """The rows of files whose rows have, all or some of them, the sequence of their file."""
+    from pyspark.sql import functions as F
+
+    mixed = not all(file.fresh for file in files)
+    rows = _read(spark, [file.path for file in files], _columns(schema, with_seq=mixed))
+    sequences = {file.sequence for file in files}
+    if len(sequences) == 1:
+        inherited = F.lit(sequences.pop()).cast("long")
+    else:
+        lookup = pa.table(
+            [pa.array(map(_name, files), pa.string()), pa.array((file.sequence for file in files), pa.int64())],
+            names=[_FILE, _INHERITED],
+        )
+        # Not by its name alone: a table may have a column of that name.
+        name = rows.metadataColumn("_metadata").getField("file_name")
+        rows = rows.withColumn(_FILE, name).join(F.broadcast(spark.createDataFrame(lookup)), _FILE, "left")
+        inherited = F.col(_INHERITED)
+    seq = F.coalesce(F.col(SEQ_COLUMN), inherited) if mixed else inherited
+    rows = rows.select(*(F.col(quoted(field.name)) for field in user_fields(schema)), seq.alias(SEQ_COLUMN))
+    return rows.filter(_in_range(between)) if mixed and between is not None else rows
 
 
 def _scan_arrow(
-    spark: SparkSession, files: Sequence[str], schema: Schema, with_seq: bool, storage_options: dict[str, str]
+    spark: SparkSession,
+    files: Sequence[tuple[str, int | None]],
+    schema: Schema,
+    columns: StructType,
+    storage_options: Mapping[str, str] | None,
+    between: Between | None = None,
 ) -> DataFrame:
+    """Files and their sequences, read by tasks; their numbers are the rows that Spark spreads, without a shuffle."""
     schema_json = schema.model_dump_json()
+    with_seq = SEQ_COLUMN in columns.names
+    options = dict(storage_options or {})
+    listed = list(files)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _read_task(schema_json, with_seq, storage_options, batches)
+        return _read_task(schema_json, with_seq, options, listed, between, batches)
 
-    listed = spark.createDataFrame([(file,) for file in files], "file string")
-    spread = listed.repartition(min(len(files), SCAN_TASKS_MAX))
-    return spread.mapInArrow(read, spark_schema(schema, with_seq, all_nullable=True))
+    numbers = spark.range(0, len(listed), 1, min(len(listed), SCAN_TASKS_MAX))
+    return numbers.mapInArrow(read, columns)
 
 
 def _read_task(
-    schema_json: str, with_seq: bool, storage_options: dict[str, str], batches: Iterator[pa.RecordBatch]
+    schema_json: str,
+    with_seq: bool,
+    storage_options: dict[str, str],
+    files: list[tuple[str, int | None]],
+    between: Between | None,
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     schema = table_shape(schema_json).schema
-    fields = list(schema.fields) if with_seq else user_fields(schema)
     storage = Storage(storage_options)
     for batch in batches:
-        for file in batch.column(0).to_pylist():
-            yield from read_file(storage, file, fields)
+        for number in batch.column(0).to_pylist():
+            location, sequence = files[number]
+            yield from read_rows(storage, location, schema, with_seq, sequence, between)

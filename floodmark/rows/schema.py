@@ -80,6 +80,13 @@ def table_schema(schema_like: Any, key: Sequence[str] = ()) -> Schema:
     return Schema(*fresh.fields, schema_id=0, identifier_field_ids=identifiers)
 
 
+def check_columns(schema: Schema) -> None:
+    """Refuse a table that another engine made if it has columns that cannot be held or told apart."""
+    _check_names(user_fields(schema))
+    for field in user_fields(schema):
+        _check_type(field.field_type, field.name)
+
+
 def _columns(schema_like: Any) -> StructType:
     if isinstance(schema_like, str):
         return parse_ddl(schema_like)

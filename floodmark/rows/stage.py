@@ -18,15 +18,15 @@ import pyarrow as pa
 from pyiceberg.table.sorting import SortDirection, SortOrder
 
 from floodmark import clock, failpoints
-from floodmark.errors import Corrupt, FloodmarkError, Invalid
+from floodmark.errors import Corrupt, Invalid
 from floodmark.model import FileRecord
 from floodmark.rows.convert import Conformer, Shape, table_shape
-from floodmark.rows.dicts import rows_to_table
-from floodmark.rows.failures import spark_failures
+from floodmark.rows.dicts import rows_schema, rows_to_table
 from floodmark.rows.partition import Splitter, parse_spec
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import arrow_type
 from floodmark.rows.statistics import leaves
+from floodmark.rows.tasks import collect_tagged
 from floodmark.rows.translate import struct_from_spark
 from floodmark.rows.writer import DataWriter, WriteOptions
 from floodmark.storage import Storage, join
@@ -59,6 +59,16 @@ class StageTarget:
     properties: dict[str, str] = field(default_factory=dict)
     target_file_bytes: int = TARGET_FILE_BYTES
     storage_options: dict[str, str] = field(default_factory=dict)
+    # The rows bring their sequences in a column `_seq`, and the files keep it.
+    settled: bool = False
+    # Optional columns that the rows do not have are null.
+    fill_missing: bool = False
+
+    def shape(self) -> Shape:
+        return table_shape(self.schema_json, self.settled)
+
+    def conformer(self, source: pa.Schema) -> Conformer:
+        return Conformer(self.shape(), source, self.fill_missing)
 
     def options(self, shape: Shape) -> WriteOptions:
         sort = SortOrder.model_validate_json(self.sort_json) if self.sort_json else SortOrder()
@@ -76,7 +86,7 @@ class Staged:
 
 
 def _sort_keys(order: SortOrder, shape: Shape) -> tuple[tuple[str, str], ...]:
-    names = {column.field_id: at for at, column in enumerate(shape.schema.fields)}
+    names = {column.field_id: at for at, column in enumerate(shape.fields)}
     return tuple(
         (
             shape.file_schema.field(names[key.source_id]).name,
@@ -97,7 +107,7 @@ def stage_batches(
 ) -> Staged:
     """Write the batches as data files of the target; every file is durable when this returns."""
     storage = storage or Storage(target.storage_options)
-    shape = table_shape(target.schema_json)
+    shape = target.shape()
     problems = Problems()
     names = (f"{task_name}-{number:05d}.parquet" for number in range(1_000_000))
     writer = DataWriter(
@@ -105,14 +115,14 @@ def stage_batches(
         shape,
         Splitter(parse_spec(target.spec_json), shape),
         target.options(shape),
-        leaves(target.schema_json),
+        leaves(target.schema_json, target.settled),
         lambda: join(target.folder, next(names)),
         # Crash here, in a task: a whole file that no record names.
         (lambda: failpoints.hit("task.file_written")) if in_task else (lambda: None),
     )
     try:
         with storage.batch():
-            for batch in _conformed(shape, batches, problems):
+            for batch in _conformed(target, batches, problems):
                 if problems:
                     writer.abandon()
                 elif batch is not None:
@@ -126,38 +136,66 @@ def stage_batches(
     return Staged(tuple(records), problems.all(), writer.rows)
 
 
-def _conformed(shape: Shape, batches: Iterable[pa.RecordBatch], problems: Problems) -> Iterator[pa.RecordBatch | None]:
+def _conformed(
+    target: StageTarget, batches: Iterable[pa.RecordBatch], problems: Problems
+) -> Iterator[pa.RecordBatch | None]:
     conformer: Conformer | None = None
     for batch in batches:
         if conformer is None or not batch.schema.equals(conformer.source):
-            conformer = Conformer(shape, batch.schema)
+            conformer = target.conformer(batch.schema)
         if len(batch) or conformer.problems:
             yield conformer.conform(batch, problems)
 
 
 def stage_in_process(target: StageTarget, data: Any, storage: Storage) -> list[FileRecord]:
     """Stage an Arrow table, batch or reader, a pandas DataFrame or a list of dicts, without Spark."""
-    shape = table_shape(target.schema_json)
-    schema, batches = _batches(data, shape)
+    schema, batches = in_memory_batches(data, target.shape())
     # An input without rows is still checked: a wrong column must not wait for its first row to be found.
-    Conformer(shape, schema).problems.raise_invalid()
+    target.conformer(schema).problems.raise_invalid()
     staged = stage_batches(target, _cut(batches), clock.new_id(), storage=storage)
     Problems(staged.problems).raise_invalid()
     return list(staged.records)
 
 
-def _batches(data: Any, shape: Shape) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+def incoming_schema(data: Any, shape: Shape) -> tuple[pa.Schema, Any]:
+    """The columns of rows in any form that can be staged, and the rows: stage these, the given ones may be used up.
+
+    Nothing is read but what is in memory. Rows that say no types (dicts) have the table's, and their own where they are
+    new; pandas' nanoseconds count as microseconds, which staging then checks value by value.
+    """
+    if hasattr(data, "mapInArrow"):  # a Spark DataFrame, classic or Connect
+        return _dataframe_schema(data), data
     if isinstance(data, list | tuple):
-        data = rows_to_table(data, shape)
-    elif type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns"):
-        data = _from_pandas(data)
-    if isinstance(data, pa.Table):
-        return data.schema, data.to_batches()
-    if isinstance(data, pa.RecordBatch):
-        return data.schema, [data]
+        return rows_schema(data, shape), data
+    rows = _arrow(data)
+    if _is_pandas(data):
+        return pa.schema([pa.field(column.name, _in_microseconds(column.type)) for column in rows.schema]), rows
+    return rows.schema, rows
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp("us", tz=kind.tz) if pa.types.is_timestamp(kind) else kind
+
+
+def in_memory_batches(data: Any, shape: Shape) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    rows = _arrow(rows_to_table(data, shape) if isinstance(data, list | tuple) else data)
+    if isinstance(rows, pa.RecordBatch):
+        return rows.schema, [rows]
+    return rows.schema, rows.to_batches() if isinstance(rows, pa.Table) else rows
+
+
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns")
+
+
+def _arrow(data: Any) -> Any:
+    """The same rows as an Arrow table, batch or reader."""
+    if _is_pandas(data):
+        return _from_pandas(data)
+    if isinstance(data, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+        return data
     if hasattr(data, "__arrow_c_stream__"):
-        reader = data if isinstance(data, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(data)
-        return reader.schema, reader
+        return pa.RecordBatchReader.from_stream(data)
     raise Invalid(
         "these are not rows",
         given=type(data).__name__,
@@ -197,7 +235,9 @@ def stage_dataframe(target: StageTarget, df: DataFrame, operation_id: str) -> li
         return _stage_task(target, names, batches)
 
     with _batch_size(plain):
-        rows = _collect(plain.mapInArrow(stage, _RESULT_SCHEMA), f"floodmark-{operation_id}")
+        rows = collect_tagged(
+            plain.mapInArrow(stage, _RESULT_SCHEMA), f"floodmark-{operation_id}", "Spark could not stage the rows"
+        )
     Problems(Problem.from_json(row["body"]) for row in rows if row["kind"] == "problem").raise_invalid()
     records = [FileRecord.from_json(row["body"]) for row in rows if row["kind"] == "record"]
     if len({record.path for record in records}) != len(records):
@@ -207,10 +247,14 @@ def stage_dataframe(target: StageTarget, df: DataFrame, operation_id: str) -> li
 
 def check_dataframe(target: StageTarget, df: DataFrame) -> list[str]:
     """The DataFrame's column names, or `Invalid` if its columns cannot fit the table; runs no job."""
-    struct = struct_from_spark(df.schema.jsonValue())
-    source = pa.schema([pa.field(column.name, arrow_type(column.field_type)) for column in struct.fields])
-    Conformer(table_shape(target.schema_json), source).problems.raise_invalid()
+    source = _dataframe_schema(df)
+    target.conformer(source).problems.raise_invalid()
     return list(source.names)
+
+
+def _dataframe_schema(df: DataFrame) -> pa.Schema:
+    struct = struct_from_spark(df.schema.jsonValue())
+    return pa.schema([pa.field(column.name, arrow_type(column.field_type)) for column in struct.fields])
 
 
 def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -229,22 +273,6 @@ def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.Reco
         yield pa.RecordBatch.from_arrays(
             [pa.array(kinds, pa.string()), pa.array(bodies, pa.string())], names=["kind", "body"]
         )
-
-
-def _collect(df: DataFrame, tag: str) -> list[Any]:
-    """Run the job under its tag; if this process stops waiting for it, its tasks are stopped too."""
-    spark = df.sparkSession
-    spark.addTag(tag)
-    try:
-        with spark_failures("Spark could not stage the rows"):
-            return list(df.collect())
-    except FloodmarkError:
-        raise
-    except BaseException:
-        spark.interruptTag(tag)
-        raise
-    finally:
-        spark.removeTag(tag)
 
 
 @contextmanager

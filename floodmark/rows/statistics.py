@@ -38,7 +38,6 @@ from pyiceberg.utils.decimal import decimal_to_bytes, unscaled_to_decimal
 from floodmark.model import FileRecord
 from floodmark.rows.convert import table_shape
 from floodmark.rows.partition import PartitionKey
-from floodmark.rows.schema import user_fields
 
 BOUND_LENGTH_MAX = 16
 _SURROGATES = range(0xD800, 0xE000)
@@ -55,10 +54,9 @@ class Leaf:
 
 
 @lru_cache(maxsize=256)
-def leaves(schema_json: str) -> tuple[Leaf, ...]:
-    """The Parquet columns of a fresh data file, in file order."""
-    fields = user_fields(table_shape(schema_json).schema)
-    return tuple(leaf for field in fields for leaf in field_leaves(field))
+def leaves(schema_json: str, settled: bool = False) -> tuple[Leaf, ...]:
+    """The Parquet columns of a data file, fresh or settled, in file order."""
+    return tuple(leaf for field in table_shape(schema_json, settled).fields for leaf in field_leaves(field))
 
 
 def field_leaves(field: NestedField, repeated: bool = False) -> Iterator[Leaf]:

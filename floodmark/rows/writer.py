@@ -20,7 +20,6 @@ from floodmark.errors import Invalid
 from floodmark.model import FileRecord
 from floodmark.rows.convert import Shape
 from floodmark.rows.partition import PartitionKey, Splitter
-from floodmark.rows.schema import user_fields
 from floodmark.rows.statistics import Leaf, count_nans, file_record
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
@@ -71,7 +70,7 @@ class _OpenFile:
     def __init__(self, location: str, storage: Sinks, shape: Shape, options: WriteOptions) -> None:
         self.location = location
         self.nan_counts: dict[int, int] = {}
-        self._fields = tuple(user_fields(shape.schema))
+        self._fields = shape.fields
         self._options = options
         self._context = storage.writer(location)
         self._stream = self._context.__enter__()

@@ -18,7 +18,10 @@ from floodmark.failpoints import VARIABLE
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Everything that a write imports late; importing starts no thread, so forking from there is safe.
 _PRELOADED = [
-    "floodmark.lake",
+    "floodmark.opening",
+    "floodmark.write.transaction",
+    "floodmark.rows.arrow_reader",
+    "floodmark.rows.changes",
     "floodmark.catalog.door",
     "floodmark.rows.stage",
     "floodmark.rows.layout",

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from sqlalchemy import select
 
 from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, all_files
 from floodmark.catalog.metadata import MetadataFiles, last_sequence
-from floodmark.model import Head
+from floodmark.model import SEQ_COLUMN, Head
 
 _READERS: dict[str, MetadataFiles] = {}
 
@@ -43,10 +45,13 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
         operations = list(tx.execute(select(tables.operations)))
         audit = list(tx.execute(select(tables.audit)))
         sources = list(tx.execute(select(tables.sources)))
+        deletions = list(tx.execute(select(tables.deletions)))
     _check_history(lake, commits, operations, sources, broken)
     _check_tables(catalog, touched, heads, pointers, broken)
     _check_journal(operations, audit, settled, broken)
-    files = _check_files(catalog, touched, settled, broken)
+    _check_rows(catalog, heads, broken)
+    _check_deletions(catalog, touched, deletions, broken)
+    files = _check_files(catalog, touched, deletions, settled, broken)
     if broken:
         raise AssertionError("broken rules:\n- " + "\n- ".join(broken))
     return LakeFacts(
@@ -82,11 +87,16 @@ def _check_tables(
     if {row.table_name for row in heads} != set(pointers):
         broken.append(f"heads {sorted(row.table_name for row in heads)} are not the pointers {sorted(pointers)}")
     sequences: dict[str, int] = {}
+    totals: dict[str, int] = {}
     files = _reader(catalog)
     for row in touched:
         if row.sequence <= sequences.get(row.table_id, -1):
             broken.append(f"sequence of {row.table_name} does not rise at version {row.version}")
         sequences[row.table_id] = row.sequence
+        expected = totals.get(row.table_id, 0) + row.rows_added - row.rows_deleted
+        if row.rows_total != expected:
+            broken.append(f"{row.table_name}@{row.version}: {row.rows_total} rows, but {expected} by its counts")
+        totals[row.table_id] = row.rows_total
         entries = [entry for manifest in files.manifests(row.manifest_list) for entry in files.entries(manifest)]
         rows = sum(entry.data_file.record_count for entry in entries)
         if (rows, len(entries)) != (row.rows_total, row.files_total):
@@ -110,8 +120,47 @@ def _check_tables(
             known = [(one.data_file.file_path, one.sequence_number) for one in catalog.files.entries(manifest)]
             if seen != known:
                 broken.append(f"{head.table_name}: this process remembers {known}, on disk is {seen}")
-        if metadata.current_snapshot_id != head.snapshot or last_sequence(metadata) != head.sequence:
+        if metadata.current_snapshot_id != head.snapshot or last_sequence(metadata) < head.sequence:
             broken.append(f"metadata of {head.table_name} disagrees with its head")
+
+
+def _check_rows(catalog: Catalog, heads: list[Any], broken: list[str]) -> None:
+    """The rows of every head, from the files themselves: sequences fresh or settled, never mixed; keys unique."""
+    files = _reader(catalog)
+    for head in heads:
+        schema = files.metadata(head.metadata_location).schema_by_id(head.schema_id)
+        assert schema is not None
+        key = [schema.find_field(field_id).name for field_id in schema.identifier_field_ids]
+        keys: Counter[tuple[Any, ...]] = Counter()
+        for manifest in files.manifests(head.manifest_list):
+            for entry in files.entries(manifest):
+                path = entry.data_file.file_path
+                table = _parquet(catalog, path)
+                if table.num_rows != entry.data_file.record_count:
+                    broken.append(f"{path} has {table.num_rows} rows, not {entry.data_file.record_count}")
+                if SEQ_COLUMN in table.column_names:
+                    values = table[SEQ_COLUMN].to_pylist()
+                    if None in values or max(values) >= entry.sequence_number:
+                        broken.append(f"{path} is not settled below its commit {entry.sequence_number}: {values[:9]}")
+                if key:
+                    keys.update(zip(*(table[name].to_pylist() for name in key), strict=True))
+        if twice := [values for values, count in keys.items() if count > 1]:
+            broken.append(f"{head.table_name}: keys are there twice: {twice[:5]}")
+
+
+def _check_deletions(catalog: Catalog, touched: list[Any], deletions: list[Any], broken: list[str]) -> None:
+    commits = {(row.table_id, row.version): row for row in touched}
+    for file in deletions:
+        commit = commits.get((file.table_id, file.version))
+        if commit is None or commit.sequence != file.sequence:
+            broken.append(f"{file.location} is not of a commit of its table with its sequence {file.sequence}")
+        elif _parquet(catalog, file.location).num_rows != file.rows_total:
+            broken.append(f"{file.location} does not hold {file.rows_total} keys")
+
+
+def _parquet(catalog: Catalog, location: str) -> pa.Table:
+    with catalog.storage.open_input(location) as stream:
+        return pq.read_table(stream)
 
 
 def _reader(catalog: Catalog) -> MetadataFiles:
@@ -131,8 +180,10 @@ def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broke
             broken.append(f"audit says {row.outcome} of {row.operation}, the journal {states.get(row.operation)}")
 
 
-def _check_files(catalog: Catalog, touched: list[Any], settled: bool, broken: list[str]) -> set[str]:
-    reachable: set[str] = set()
+def _check_files(
+    catalog: Catalog, touched: list[Any], deletions: list[Any], settled: bool, broken: list[str]
+) -> set[str]:
+    reachable: set[str] = {row.location for row in deletions}
     files = _reader(catalog)
     for row in touched:
         head = Head(
@@ -155,6 +206,12 @@ def _check_files(catalog: Catalog, touched: list[Any], settled: bool, broken: li
         entry.location
         for entry in all_files(catalog.storage, catalog.location)
         if not entry.location.rpartition("/")[2].startswith("catalog.db")
+    }
+    # Files of an adopted table stay where they were.
+    on_disk |= {
+        location
+        for location in reachable
+        if not location.startswith(catalog.location + "/") and catalog.storage.exists(location)
     }
     if missing := reachable - on_disk:
         broken.append(f"files are gone: {sorted(missing)}")

@@ -1,7 +1,7 @@
 """One change of the lake, from begin to publish: the steps of the protocol in a straight line.
 
-Used by append, by create_table and by a transaction over several tables alike. Nothing that it does is visible before
-its publish (I3), all of it is visible after (I2), and an error at any step leaves nothing (undo.py).
+Used by every verb and by a transaction over several tables alike. Nothing that it does is visible before its publish
+(I3), all of it is visible after (I2), and an error at any step leaves nothing (undo.py).
 """
 
 from __future__ import annotations
@@ -9,39 +9,61 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from floodmark import clock, log
+from floodmark.catalog.adopt import Adopted
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import Operation
-from floodmark.catalog.metadata import new_metadata, new_snapshot_id, parse_metadata
+from floodmark.catalog.metadata import new_metadata
 from floodmark.catalog.riders import Rider
-from floodmark.catalog.seal import APPEND, CREATE, Edit, Seal
-from floodmark.errors import Corrupt, Invalid
+from floodmark.catalog.seal import CREATE, Edit, PlanAgain, Seal
+from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
+from floodmark.rows.incoming import last_of
+from floodmark.rows.runner import Runner
+from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
 from floodmark.storage import join
 from floodmark.write.intent import Intent
 from floodmark.write.shape import TableShape
+from floodmark.write.step import APPEND, Step
+from floodmark.write.table import TableChange
 from floodmark.write.undo import delete_files, undo
 from floodmark.write.watch import watched
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLANS_MAX = 12
+PLANS_BEFORE_TURN = 2
+# Planning again reads files, which takes longer than building; a healer ends the turn of a dead holder sooner.
+PLAN_TURN_MS = 60_000
+
 
 class Change:
-    def __init__(self, catalog: Catalog, intent: Intent, operation: Operation) -> None:
+    def __init__(
+        self, catalog: Catalog, intent: Intent, operation: Operation, get_spark: Callable[[], SparkSession]
+    ) -> None:
         self._catalog = catalog
         self._intent = intent
         self.operation = operation
-        self._edits: dict[str, Edit] = {}
-        self._used_spark = False
+        self._runner = Runner(catalog.storage, get_spark, operation.id)
+        self._tables: dict[str, TableChange] = {}
+        self._adopted: list[Edit] = []
         self._leftovers = False
         # A transaction may be filled by several threads.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._log = log.get(operation.id, kind=intent.kind)
 
     @classmethod
-    def begin(cls, catalog: Catalog, intent: Intent, tables: Sequence[str] = ()) -> Change:
+    def begin(
+        cls,
+        catalog: Catalog,
+        intent: Intent,
+        get_spark: Callable[[], SparkSession],
+        tables: Sequence[str] = (),
+    ) -> Change:
         """Write the change down before its first byte. Raises AlreadyCommitted for a batch that is there."""
         locations = [
             catalog.files.metadata(_head(catalog, table, intent).metadata_location).location for table in tables
@@ -56,109 +78,186 @@ class Change:
         )
         # Crash here: a row in the journal, no file; healing rolls it back.
         hit(f"{intent.kind}.begun")
-        return cls(catalog, intent, operation)
+        return cls(catalog, intent, operation, get_spark)
 
     # ── stage ──
 
-    def append(self, table: str, data: Any, progress: Callable[[int, int], None] | None = None) -> int:
-        """Stage rows for a table; returns how many. Nothing refers to the files yet."""
-        edit, metadata = self._plan(table)
-        schema = metadata.schema_by_id(edit.schema_id)
-        if schema is None:
-            raise Corrupt("the table's schema is not in its metadata", table=table, schema_id=edit.schema_id)
-        if schema.identifier_field_ids:
-            raise Invalid(
-                "rows cannot be appended to a table with a key yet", table=table, advice="Make the table without a key."
-            )
-        with self._lock:
-            self._claim(metadata.location)
-        folder = self.operation.folder(metadata.location, "data")
+    def write(
+        self,
+        verb: str,
+        table: str,
+        data: Any = None,
+        *,
+        where: str | None = None,
+        order: str | None = None,
+        skip_unchanged: bool = True,
+        evolve: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Stage rows for a table and what they replace; returns how many rows came. Nothing refers to the files yet.
+
+        `order`: of rows with one key the last in this column's order counts; without it they are Invalid.
+        """
+        change = self._table(table)
+        step = Step(verb, where=where, skip_unchanged=skip_unchanged, evolve=evolve)
         try:
-            with watched(self._catalog.storage, folder, progress):
-                records = self._stage(edit, metadata, folder, data)
+            with watched(self._catalog.storage, change.folder, progress):
+                if data is not None:
+                    step = self._stage(change, step, data, order)
+                with self._lock:
+                    change.take(step)
         except BaseException:
             # A caller may catch this and still publish the rest: whole files of this part may be there.
             self._leftovers = True
             raise
-        _check_records(records, folder)
+        self._log.info("staged", table=table, verb=verb, files=len(step.incoming), rows=step.rows)
+        if verb != APPEND:
+            # Crash here: what the rows replace is rewritten, in the operation's own folder; healing deletes it.
+            hit(f"{self._intent.kind}.rewritten")
+        return step.rows
+
+    def _stage(self, change: TableChange, step: Step, data: Any, order: str | None) -> Step:
+        """Stage the rows that come in as files of their own: evaluated once, whatever is planned with them."""
         with self._lock:
-            edit = self._edits.get(table, edit)
-            snapshot = edit.snapshot or new_snapshot_id()
-            self._edits[table] = replace(edit, snapshot=snapshot, added=(*edit.added, *records))
-        self._log.info("staged", table=table, files=len(records), rows=sum(record.rows for record in records))
+            before = change.schema, change.metadata
+            if step.evolve:
+                schema, data = incoming_schema(data, change.target().shape())
+                change.evolve(schema)
+            target = change.target(fill_missing=step.evolve)
+            schema_staged = change.schema
+        try:
+            if order is not None:
+                data = last_of(data, change.key, order, target)
+            records = self._stage_rows(target, data)
+        except BaseException:
+            with self._lock:
+                change.schema, change.metadata = before
+            raise
         # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
         hit(f"{self._intent.kind}.staged")
-        return sum(record.rows for record in records)
+        return Step(step.verb, tuple(records), schema_staged, step.where, step.skip_unchanged, step.evolve)
 
-    def _plan(self, table: str) -> tuple[Edit, Any]:
-        """What is known of a table before rows are staged for it: of one that this change makes, from its plan."""
+    def _stage_rows(self, target: StageTarget, data: Any) -> list[FileRecord]:
+        if hasattr(data, "mapInArrow"):  # a Spark DataFrame, classic or Connect
+            self._runner.used_spark = True
+            return stage_dataframe(target, data, self.operation.id)
+        return stage_in_process(target, data, self._catalog.storage)
+
+    def _table(self, table: str) -> TableChange:
+        """The working state of a table; planned on its head when it is first touched."""
         with self._lock:
-            known = self._edits.get(table)
-        if known is not None and known.metadata is not None:
-            return known, parse_metadata(known.metadata)
-        head = _head(self._catalog, table, self._intent)
-        metadata = self._catalog.files.metadata(head.metadata_location)
-        return Edit(APPEND, table, head.table_id, metadata.location, head.schema_id, head.spec_id), metadata
+            if table not in self._tables:
+                head = _head(self._catalog, table, self._intent)
+                metadata = self._catalog.files.metadata(head.metadata_location)
+                self._claim(metadata.location)
+                self._tables[table] = self._table_change(table, metadata, head)
+            return self._tables[table]
+
+    def _table_change(self, name: str, metadata: Any, head: Head | None, created: str | None = None) -> TableChange:
+        return TableChange(
+            name,
+            metadata,
+            head,
+            files=self._catalog.files,
+            storage=self._catalog.storage,
+            runner=self._runner,
+            folder=self.operation.folder(metadata.location, "data"),
+            created=created,
+        )
 
     def _claim(self, table_location: str) -> None:
         if self.operation.folder(table_location, "data") not in self.operation.folders:
             self.operation = self._catalog.journal.add_table(self.operation, table_location)
 
-    def _stage(self, edit: Edit, metadata: Any, folder: str, data: Any) -> list[FileRecord]:
-        from floodmark.rows.stage import StageTarget, stage_dataframe, stage_in_process
-
-        target = StageTarget(
-            folder=folder,
-            schema_json=metadata.schema_by_id(edit.schema_id).model_dump_json(),
-            spec_json=metadata.specs()[edit.spec_id].model_dump_json(),
-            sort_json=metadata.sort_order().model_dump_json(),
-            properties=dict(metadata.properties),
-            storage_options=self._catalog.storage.options,
-        )
-        if hasattr(data, "mapInArrow"):  # a Spark DataFrame, classic or Connect
-            self._used_spark = True
-            return stage_dataframe(target, data, self.operation.id)
-        return stage_in_process(target, data, self._catalog.storage)
-
     def create_table(self, shape: TableShape) -> None:
         """Plan a new table; its first metadata is part of the seal."""
         table_id = str(uuid.uuid4())
         location = join(self._catalog.location, "tables", f"{shape.name}.{table_id[:8]}")
-        self._claim(location)
-        metadata = new_metadata(location, table_id, shape.schema, shape.spec, shape.sort, dict(shape.properties))
-        self._edits[shape.name] = Edit(
-            CREATE,
-            shape.name,
-            table_id,
-            location,
-            metadata.current_schema_id,
-            metadata.default_spec_id,
-            metadata=metadata.model_dump_json(exclude_none=True),
+        with self._lock:
+            if shape.name in self._tables:
+                raise Invalid("this transaction has a table of this name already", table=shape.name)
+            self._claim(location)
+            metadata = new_metadata(location, table_id, shape.schema, shape.spec, shape.sort, dict(shape.properties))
+            text = metadata.model_dump_json(exclude_none=True)
+            self._tables[shape.name] = self._table_change(shape.name, metadata, None, text)
+
+    def adopt(self, name: str, adopted: Adopted) -> None:
+        """Plan to take a foreign table over as it is: one metadata file of ours, its own files untouched."""
+        metadata = adopted.metadata
+        self._claim(metadata.location)
+        self._adopted.append(
+            Edit(
+                CREATE,
+                name,
+                str(metadata.table_uuid),
+                metadata.location,
+                metadata.current_schema_id,
+                metadata.default_spec_id,
+                metadata=metadata.model_dump_json(exclude_none=True),
+                rows_added=adopted.rows,
+                adopted_files=adopted.files,
+                adopted_bytes=adopted.size_bytes,
+            )
         )
 
     # ── seal and publish ──
 
     def publish(self) -> Commit:
-        """Seal, then through the door. Without rows and without an identity to record there is nothing to publish."""
-        edits = tuple(edit for edit in self._edits.values() if edit.added or edit.action == CREATE)
+        """Seal, then through the door; planned again if what it depends on changed meanwhile, so many times.
+
+        Without changed rows and without an identity to record there is nothing to publish.
+        """
         riders: tuple[Rider, ...] = () if self._intent.batch is None else (self._intent.batch,)
-        if not edits and not riders:
-            return self._nothing_to_do()
-        seal = Seal(edits, riders, repeatable=self._intent.batch is not None)
-        sealed_apart = self._catalog.journal.seal(self.operation, seal)
-        # Crash here: a repeatable operation is finished by a healer, any other is undone.
-        hit(f"{self._intent.kind}.sealed")
-        # Task attempts that the driver never heard of may have left files that the seal does not name.
-        leftovers = self._used_spark or self._leftovers or sealed_apart
-        commit = self._catalog.door.publish(self.operation, seal, points=self._intent.kind, leftovers=leftovers)
-        self._catalog.journal.active.discard(self.operation.id)
-        self._log.info("published", version=commit.version, rows=commit.rows_added)
-        return commit
+        for plans in range(1, PLANS_MAX + 1):
+            planned = (change.edit() for change in self._tables.values())
+            edits = (*(edit for edit in planned if edit is not None), *self._adopted)
+            if not riders and not any(edit.changes_rows or edit.action == CREATE for edit in edits):
+                return self._nothing_to_do()
+            seal = Seal(edits, riders, repeatable=self._intent.batch is not None)
+            sealed_apart = self._catalog.journal.seal(self.operation, seal)
+            # Crash here: a repeatable operation is finished by a healer, any other is undone.
+            hit(f"{self._intent.kind}.sealed")
+            # Task attempts that the driver never heard of may have left files that the seal does not name.
+            leftovers = self._runner.used_spark or self._leftovers or sealed_apart or plans > 1
+            leftovers = leftovers or any(change.leftovers for change in self._tables.values())
+            try:
+                commit = self._catalog.door.publish(
+                    self.operation, seal, points=self._intent.kind, leftovers=leftovers, recheck=self._recheck
+                )
+            except PlanAgain as again:
+                self._log.info("planning again", table=again.table, reason=again.reason, plans=plans)
+                self._plan_again(edits, plans)
+                continue
+            self._catalog.journal.active.discard(self.operation.id)
+            self._log.info("published", version=commit.version, rows=commit.rows_added)
+            return commit
+        raise Conflict(
+            "the rows that this change depends on kept changing",
+            plans=PLANS_MAX,
+            tables=",".join(self._tables),
+            advice="Run it again when there are fewer writers.",
+        )
+
+    def _recheck(self, edit: Edit, head: Head) -> None:
+        self._tables[edit.table].recheck(head)
+
+    def _plan_again(self, edits: Sequence[Edit], plans: int) -> None:
+        """Take the steps again on the tables' new heads, from the same staged rows."""
+        if plans >= PLANS_BEFORE_TURN:
+            table_ids = [edit.table_id for edit in edits]
+            self._catalog.door.turns.take(self.operation.id, table_ids, PLAN_TURN_MS)
+        for edit in edits:
+            if edit.action == CREATE:
+                continue
+            head = _head(self._catalog, edit.table, self._intent)
+            if head.table_id != edit.table_id:
+                raise Conflict("the table was dropped or made again meanwhile", table=edit.table)
+            self._tables[edit.table].plan_again(head, self._catalog.files.metadata(head.metadata_location))
 
     def _nothing_to_do(self) -> Commit:
         operation, _ = self._catalog.journal.abandon(self.operation.id)
         if operation is not None:
-            delete_files(self._catalog, operation, certain=not self._used_spark)
+            delete_files(self._catalog, operation, certain=not self._runner.used_spark)
         self._catalog.journal.active.discard(self.operation.id)
         version = self._catalog.history.resolve(branch=self._intent.branch)
         return Commit(
@@ -175,18 +274,10 @@ class Change:
     def undo(self, error: BaseException) -> Commit:
         """Abandon the change and raise `error`; return the commit if it turns out to be true already."""
         try:
-            return undo(self._catalog, self.operation, error, certain=not self._used_spark)
+            return undo(self._catalog, self.operation, error, certain=not self._runner.used_spark)
         finally:
             self._catalog.journal.active.discard(self.operation.id)
 
 
 def _head(catalog: Catalog, table: str, intent: Intent) -> Head:
     return catalog.history.head(table, intent.branch)
-
-
-def _check_records(records: list[FileRecord], folder: str) -> None:
-    """A file is published once, and only from the folder that this operation owns."""
-    paths = [record.path for record in records]
-    foreign = [path for path in paths if not path.startswith(folder + "/")]
-    if foreign or len(set(paths)) != len(paths) or any(record.rows <= 0 for record in records):
-        raise Corrupt("staging reported files that are not this operation's own, each once, with rows", folder=folder)

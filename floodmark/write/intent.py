@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from floodmark.catalog.riders import BatchRider
+from floodmark.catalog.riders import BatchRider, Rider, StreamRider
 from floodmark.errors import Invalid
 
 BATCH_CHARACTERS_MAX = 512
@@ -16,7 +16,7 @@ class Intent:
     branch: str
     actor: str
     message: str
-    batch: BatchRider | None = None
+    batch: Rider | None = None
 
     def __post_init__(self) -> None:
         _check_text(self.actor, "actor")
@@ -31,6 +31,14 @@ def batch_rider(scope: str, batch: str | None) -> BatchRider | None:
         raise Invalid(f"a batch id is a text of 1 to {BATCH_CHARACTERS_MAX} characters", batch=repr(batch)[:80])
     _check_text(batch, "batch")
     return BatchRider(f"table:{scope}" if scope else "transaction", batch)
+
+
+def stream_rider(table: str, query: str, batch_id: int) -> StreamRider:
+    """The identity of a stream's micro-batch: the query's own id, and the number that Spark gave the batch."""
+    _check_text(query, "query")
+    if not 0 < len(query) <= BATCH_CHARACTERS_MAX:
+        raise Invalid(f"a query id is a text of 1 to {BATCH_CHARACTERS_MAX} characters", query=repr(query)[:80])
+    return StreamRider(f"stream:{table}", query, int(batch_id))
 
 
 def _check_text(text: str, role: str) -> None:

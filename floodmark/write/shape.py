@@ -37,11 +37,15 @@ def plan_table(
     properties: Mapping[str, str] | None = None,
 ) -> TableShape:
     """`schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
+    check_name(name)
+    iceberg = table_schema(schema, key)
+    return TableShape(name, iceberg, partition_spec(iceberg, partition), sort_order(iceberg, sort), properties or {})
+
+
+def check_name(name: str) -> None:
     if not TABLE_NAME.fullmatch(name):
         raise Invalid(
             "this cannot be a table's name",
             table=repr(name),
             advice="Use letters, digits and underscores, not starting with a digit.",
         )
-    iceberg = table_schema(schema, key)
-    return TableShape(name, iceberg, partition_spec(iceberg, partition), sort_order(iceberg, sort), properties or {})

@@ -75,9 +75,12 @@ def make_format_1(place: Place) -> None:
     prepare(donor)
     with database_of(donor) as database, database.read() as tx:
         stored = {
-            table.name: [dict(row) for row in tx.execute(select(table)).mappings()]
+            table.name: [
+                {name: value for name, value in row.items() if (table.name, name) != ("fm_sources", "position")}
+                for row in tx.execute(select(table)).mappings()
+            ]
             for table in tables.metadata.sorted_tables
-            if table.name not in ("fm_pins", "fm_turns", "fm_processes")
+            if table.name not in ("fm_pins", "fm_turns", "fm_processes", "fm_deletions")
         }
     for left in Path(place.path).glob(f"{SQLITE_NAME}*"):
         left.unlink()

@@ -1,0 +1,65 @@
+"""A table's turn: after lost races a builder is let through alone, for as long as its lease lasts.
+
+A turn is a hint for fairness, never a lock: the publish checks the heads whoever has the turn. A holder that dies
+keeps others waiting until its lease ends or a healer abandons its operation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, delete, func, insert, or_, select
+
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+
+LEASE_MS = 5_000
+_POLL_S = 0.02
+
+
+class NotYourTurn(Exception):
+    """Another operation has the turn of a table, for so long at most."""
+
+    def __init__(self, table_ids: Sequence[str], wait_ms: int) -> None:
+        self.table_ids = table_ids
+        self.wait_ms = wait_ms
+        super().__init__()
+
+
+class Turns:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take(self, operation: str, table_ids: Iterable[str], lease_ms: int = LEASE_MS) -> None:
+        """Take the turns of these tables that nobody has, or go on holding them."""
+        turn = tables.turns
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            now = self._database.now_ms(tx)
+            for table_id in sorted(table_ids):
+                free = or_(turn.c.until_ms <= now, turn.c.operation == operation)
+                tx.execute(delete(turn).where(turn.c.table_id == table_id, free))
+                if tx.execute(select(turn.c.operation).where(turn.c.table_id == table_id)).scalar() is None:
+                    tx.execute(insert(turn).values(table_id=table_id, operation=operation, until_ms=now + lease_ms))
+
+    def check(self, tx: Connection, operation: str, table_ids: Sequence[str], now_ms: int) -> None:
+        """Inside a publish: raise NotYourTurn if another operation has the turn of one of these tables."""
+        turn = tables.turns
+        until = tx.execute(
+            select(func.max(turn.c.until_ms)).where(
+                turn.c.table_id.in_(table_ids), turn.c.operation != operation, turn.c.until_ms > now_ms
+            )
+        ).scalar()
+        if until is not None:
+            raise NotYourTurn(table_ids, until - now_ms)
+
+    def wait(self, other: NotYourTurn) -> None:
+        """Let the holder through. Bounded by its lease."""
+        deadline = time.monotonic() + other.wait_ms / 1000
+        while time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            with self._database.read() as tx:
+                query = select(func.count()).where(tables.turns.c.table_id.in_(other.table_ids))
+                if tx.execute(query).scalar() == 0:
+                    return

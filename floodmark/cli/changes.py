@@ -1,0 +1,33 @@
+"""`floodmark changes TABLE --since N`: what came, changed and went after a sequence."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+
+def run(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    since: Annotated[int | None, typer.Option(help="After this sequence; without it, from the beginning.")] = None,
+    until: Annotated[int | None, typer.Option(help="Up to this sequence; without it, the newest.")] = None,
+    version: Annotated[int | None, typer.Option(help="Read at this version.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
+) -> None:
+    """Show the changes of a table: rows that came or changed, keys that were deleted."""
+    with context.obj.open() as lake:
+        changes = lake.changes(table, since, until, version=version)
+        reader = changes.arrow()
+        rows = list(islice((row for batch in reader for row in batch.to_pylist()), limit + 1))
+        names = ["_seq", "_change", *(name for name in reader.schema.names if name not in ("_seq", "_change"))]
+    output = context.obj.output
+    if output.as_json:
+        facts = {"table": table, "since": since, "until": changes.until, "version": changes.version}
+        output.result({**facts, "more": len(rows) > limit, "changes": rows[:limit]})
+        return
+    output.rows(rows[:limit], names, name="changes", empty="nothing new")
+    if len(rows) > limit:
+        output.note(f"(more than {limit} changes; --limit shows more, `floodmark export` writes all)")
+    output.note(f"up to sequence {changes.until}: the next question is --since {changes.until}")

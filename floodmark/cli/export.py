@@ -1,0 +1,52 @@
+"""`floodmark export TABLE FILE`: rows or changes of a table as one file, whole or not at all."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from floodmark.cli.progress import rows_progress
+from floodmark.errors import Invalid
+
+
+def run(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    file: Annotated[str, typer.Argument(help="A file to write: .jsonl, .csv or .parquet; also s3://….")],
+    changes: Annotated[bool, typer.Option("--changes", help="What changed, instead of the rows.")] = False,
+    since: Annotated[int | None, typer.Option(help="With --changes: after this sequence.")] = None,
+    until: Annotated[int | None, typer.Option(help="With --changes: up to this sequence.")] = None,
+    version: Annotated[int | None, typer.Option(help="Read this version.")] = None,
+    with_seq: Annotated[bool, typer.Option("--with-seq", help="With the column _seq.")] = False,
+    file_format: Annotated[str | None, typer.Option("--format", help="jsonl, csv or parquet.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a table, or its changes, to a file."""
+    from floodmark.rows.files import format_for, write_file
+    from floodmark.storage import root_location
+
+    if not changes and (since is not None or until is not None):
+        raise Invalid("--since and --until go with --changes")
+    found = format_for(file, file_format)
+    location = root_location(file)
+    started = time.monotonic()
+    with context.obj.open() as lake:
+        storage = lake.catalog.storage
+        if not overwrite and storage.exists(location):
+            raise Invalid("there is a file of this name", path=file, advice="Add --overwrite to replace it.")
+        data: dict[str, Any] = {"table": table, "file": file, "format": found}
+        if changes:
+            asked = lake.changes(table, since, until, version=version)
+            reader = asked.arrow()
+            data |= {"since": since, "until": asked.until, "version": asked.version}
+        else:
+            version = version or lake.status()["version"]
+            reader = lake.read_arrow(table, version=version, with_seq=with_seq)
+            data["version"] = version
+        with rows_progress(context.obj.output) as progress:
+            data["rows"] = write_file(storage, location, reader, found, progress)
+    data["seconds"] = round(time.monotonic() - started, 3)
+    what = f"changes up to sequence {data['until']}" if changes else f"rows of version {data['version']}"
+    context.obj.output.result(data, text=f"{data['rows']} {what} into {file}")

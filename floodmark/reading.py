@@ -1,0 +1,174 @@
+"""Reading a lake: tables as they are or were, queries over one version, and what changed since.
+
+A version is resolved once per question, and every table of the question is read at it (I2). Readers take no pin: one
+that outlasts the grace of expired versions is told so (BelowRetention). Planning reads the catalog and metadata only;
+Spark starts when rows must move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from floodmark import clock
+from floodmark.catalog.catalog import Catalog
+from floodmark.errors import Corrupt, Invalid, NotFound
+from floodmark.model import BEGINNING, MAIN, Head
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame, SparkSession
+
+    from floodmark.rows.changes import ChangePlan
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What state a reader means: a version, a time, or the head of a branch."""
+
+    version: int | None = None
+    at: str | datetime | None = None
+    branch: str = MAIN
+
+    @property
+    def is_head(self) -> bool:
+        return self.version is None and self.at is None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What changed in a table: rows and deletions with a sequence in (since, until], at one version.
+
+    `df` is a Spark DataFrame, `arrow()` the same without Spark; both have the table's columns, `_change` (upsert or
+    delete; of a deleted row only the key is there) and `_seq`. Asking what is new starts nothing: see `empty`.
+    """
+
+    table: str
+    since: int | None
+    until: int
+    version: int
+    plan: ChangePlan = field(repr=False)
+    _catalog: Catalog = field(repr=False)
+    _get_spark: Callable[[], SparkSession] = field(repr=False)
+
+    @property
+    def empty(self) -> bool:
+        """True if no file can hold anything of this range. False does not promise a row."""
+        return self.plan.empty
+
+    @cached_property
+    def df(self) -> DataFrame:
+        from floodmark.rows.changes import changes_dataframe
+
+        return changes_dataframe(self._get_spark(), self.plan, storage_options=self._catalog.storage.options)
+
+    def arrow(self) -> pa.RecordBatchReader:
+        """The changes as a stream of Arrow batches, in this process."""
+        import pyarrow as pa
+
+        from floodmark.rows.changes import changes_batches, changes_schema
+
+        return pa.RecordBatchReader.from_batches(
+            changes_schema(self.plan), changes_batches(self._catalog.storage, self.plan)
+        )
+
+
+class Reader:
+    def __init__(self, catalog: Catalog, get_spark: Callable[[], SparkSession]) -> None:
+        self._catalog = catalog
+        self._get_spark = get_spark
+
+    def read(self, table: str, moment: Moment, *, with_seq: bool) -> DataFrame:
+        return self._scan(self._head(table, moment), with_seq)
+
+    def arrow(self, table: str, moment: Moment, *, with_seq: bool) -> pa.RecordBatchReader:
+        import pyarrow as pa
+
+        from floodmark.catalog.live import live_files
+        from floodmark.rows.arrow_reader import arrow_batches, arrow_read_schema
+
+        head = self._head(table, moment)
+        schema = self.schema(head)
+        files = live_files(self._catalog.files, head, schema)
+        return pa.RecordBatchReader.from_batches(
+            arrow_read_schema(schema, with_seq), arrow_batches(self._catalog.storage, files, schema, with_seq)
+        )
+
+    def sql(self, query: str, moment: Moment, *, with_seq: bool) -> DataFrame:
+        from floodmark.rows.query import query_body, run_query
+
+        query_body(query)  # refused before a JVM is started for it
+        state = self._state(moment)
+        return run_query(
+            self._get_spark(),
+            query,
+            {name: (head.table_id, head.snapshot) for name, head in state.items()},
+            lambda table: self._scan(state[table], with_seq),
+            with_seq=with_seq,
+        )
+
+    def changes(self, table: str, since: int | None, until: int | None, moment: Moment) -> Changes:
+        from floodmark.catalog.live import live_files
+        from floodmark.rows.changes import plan_changes
+
+        head = self._head(table, moment)
+        if moment.is_head:
+            self._check_not_drifted(head)
+        since_number = BEGINNING if since is None else since
+        last = head.sequence if until is None else until
+        if not BEGINNING <= since_number <= last <= head.sequence:
+            raise Invalid(
+                "this is not a range of the table's sequences",
+                table=table,
+                since=since,
+                until=until,
+                newest=head.sequence,
+                advice="since is where you are, until is at most the newest; leave until out for all that is new.",
+            )
+        schema = self.schema(head)
+        files = live_files(self._catalog.files, head, schema, since_number) if since_number < last else []
+        deletions = self._catalog.history.deletions(head, since_number, last) if since_number < last else []
+        plan = plan_changes(schema, files, deletions, since_number, last)
+        return Changes(table, since, last, head.version, plan, self._catalog, self._get_spark)
+
+    def _check_not_drifted(self, head: Head) -> None:
+        from floodmark.catalog.build import check_not_drifted
+
+        check_not_drifted(self._catalog.history.current_tables(head.branch, [head.table])[head.table])
+
+    def schema(self, head: Head) -> Schema:
+        schema = self._catalog.files.metadata(head.metadata_location).schema_by_id(head.schema_id)
+        if schema is None:
+            raise Corrupt("the table's schema is not in its metadata", table=head.table, schema_id=head.schema_id)
+        return schema
+
+    def _scan(self, head: Head, with_seq: bool) -> DataFrame:
+        from floodmark.catalog.live import live_files
+        from floodmark.rows.scan import scan, scan_with_seq
+
+        schema, options = self.schema(head), self._catalog.storage.options
+        if with_seq:
+            files = live_files(self._catalog.files, head, schema)
+            return scan_with_seq(self._get_spark(), files, schema, storage_options=options)
+        return scan(self._get_spark(), self._catalog.files.data_files(head), schema, storage_options=options)
+
+    def _head(self, table: str, moment: Moment) -> Head:
+        head = self._state(moment).get(table)
+        if head is None:
+            raise NotFound(
+                "there is no such table" if moment.is_head else "there was no such table at this version",
+                table=table,
+                advice="`floodmark tables` lists them.",
+            )
+        return head
+
+    def _state(self, moment: Moment) -> dict[str, Head]:
+        if moment.version is not None and moment.at is not None:
+            raise Invalid("give a version or a time, not both")
+        at_ms = None if moment.at is None else clock.parse_time_ms(moment.at)
+        history = self._catalog.history
+        return history.tables_at(history.resolve(version=moment.version, at_ms=at_ms, branch=moment.branch))

@@ -1,0 +1,337 @@
+"""Rewrite data files by row positions: some rows go, the others are carried over as they were.
+
+Copy-on-write, file by file, in Arrow batches, so that memory follows the batch and not the table (I14). A carried row
+keeps its sequence: it goes into a settled file with its `_seq` written out (I6). One file in gives files of its own
+out, never mixed with another's: otherwise a few new rows would make a big old file look new to readers of changes.
+Rows that this very change has staged have no sequence yet, and stay in fresh files.
+
+The same functions run in the caller's process and in Spark tasks. A crash leaves files in the operation's own folder
+that nothing refers to (I3).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.types import NestedField
+
+from floodmark import clock
+from floodmark.catalog.live import LiveFile
+from floodmark.errors import Corrupt
+from floodmark.model import SEQ_COLUMN, FileRecord
+from floodmark.rows.compare import same_rows
+from floodmark.rows.convert import table_shape
+from floodmark.rows.deletions import DeletionsWriter
+from floodmark.rows.keys import KeySet, Matches, examples, read_keys
+from floodmark.rows.project import read_file
+from floodmark.rows.schema import user_fields
+from floodmark.rows.stage import StageTarget, stage_batches
+from floodmark.rows.where import Where
+from floodmark.storage import Storage
+
+# How the rows that go are found.
+BY_KEY, BY_WHERE, BY_POSITIONS, ALL, NONE = "key", "where", "positions", "all", "none"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to look into. `sequence` is None if this change staged it.
+
+    Positions that were found before come packed: in `packed` themselves, or in the objects that `positions` names.
+    """
+
+    path: str
+    rows: int
+    size_bytes: int
+    sequence: int | None
+    fresh: bool
+    packed: tuple[str, ...] = ()
+    positions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, file: LiveFile, positions: Sequence[str] = ()) -> Source:
+        return cls(file.path, file.rows, file.size_bytes, file.sequence, file.fresh, positions=tuple(positions))
+
+    @property
+    def stays_fresh(self) -> bool:
+        return self.fresh and self.sequence is None
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """What is done to each source; plain values, so that it travels to executors.
+
+    incoming: staged files whose keys replace rows of the table. compare: rows that come in as they already are stay.
+    deletions: keys of rows that go, and do not come in again, are written down; of rows that this change has staged
+    only those whose key is in one of the files `existed_in`. look_only: count, give examples, write nothing.
+    source_schema_json: the schema that the sources' columns are named by, if it is not the target's.
+    """
+
+    target: StageTarget
+    find: str
+    key: tuple[str, ...] = ()
+    incoming: tuple[str, ...] = ()
+    where: str = ""
+    compare: bool = False
+    deletions: bool = False
+    existed_in: tuple[str, ...] = ()
+    look_only: bool = False
+    source_schema_json: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Rewrite:
+        values: dict[str, Any] = json.loads(text)
+        values["target"] = StageTarget(**values["target"])
+        values |= {name: tuple(values[name]) for name in ("key", "incoming", "existed_in")}
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What became of one source. `removed` rows went; `replaced` of them come in again under the same key.
+
+    `unchanged` rows matched and stayed; `places` tells where they are among the incoming rows: (file, packed rows).
+    """
+
+    path: str
+    removed: int = 0
+    replaced: int = 0
+    unchanged: int = 0
+    records: tuple[FileRecord, ...] = ()
+    places: tuple[tuple[int, str], ...] = ()
+    examples: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> int:
+        return self.removed + self.unchanged
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Rewritten:
+        return cls(
+            **{
+                **values,
+                "records": tuple(FileRecord.from_dict(record) for record in values["records"]),
+                "places": tuple((int(file), packed) for file, packed in values["places"]),
+                "examples": tuple(values["examples"]),
+            }
+        )
+
+
+@dataclass
+class Result:
+    """What became of all sources of a rewrite."""
+
+    files: list[Rewritten] = field(default_factory=list)
+    deletions: list[FileRecord] = field(default_factory=list)
+
+    @property
+    def matched(self) -> int:
+        return sum(file.matched for file in self.files)
+
+    def examples(self) -> str:
+        return "; ".join([text for file in self.files for text in file.examples][:3])
+
+
+class Rewriter:
+    """Works on sources one after the other; the keys that come in are loaded once."""
+
+    def __init__(self, rewrite: Rewrite, storage: Storage, *, in_task: bool = False) -> None:
+        self._rewrite = rewrite
+        self._storage = storage
+        self._in_task = in_task
+        self._schema = table_shape(rewrite.source_schema_json or rewrite.target.schema_json).schema
+        by_name = {field.name: field for field in self._schema.fields}
+        self._key = [by_name[name] for name in rewrite.key]
+        self._seq = by_name.get(SEQ_COLUMN)
+        self._writer: DeletionsWriter | None = None
+
+    @cached_property
+    def _incoming(self) -> KeySet:
+        return KeySet(self._storage, self._rewrite.incoming, self._key)
+
+    @cached_property
+    def _existed(self) -> KeySet:
+        return KeySet(self._storage, self._rewrite.existed_in, self._key)
+
+    @cached_property
+    def _where(self) -> Where:
+        return Where.parse(self._rewrite.where, self._schema)
+
+    def rewrite(self, source: Source) -> Rewritten:
+        positions, matches = self._find(source)
+        if self._rewrite.look_only:
+            return self._look(source, positions)
+        if not len(positions) and self._rewrite.find != NONE:
+            return Rewritten(source.path)
+        unchanged: tuple[tuple[int, str], ...] = ()
+        before = len(positions)
+        if matches is not None and self._rewrite.compare:
+            same = self._unchanged(source, matches)
+            positions, unchanged = positions[~same], _pack(matches, same)
+        if not len(positions) and self._rewrite.find != NONE:
+            return Rewritten(source.path, unchanged=before, places=unchanged)
+        replaced = len(positions) if matches is not None else self._write_deletions(source, positions)
+        records = () if len(positions) == source.rows else self._carry(source, positions)
+        return Rewritten(
+            source.path,
+            removed=len(positions),
+            replaced=replaced,
+            unchanged=before - len(positions),
+            records=records,
+            places=unchanged,
+        )
+
+    def finish(self) -> FileRecord | None:
+        """Close the deletions file, if there are any; its record."""
+        return None if self._writer is None else self._writer.finish()
+
+    def abandon(self) -> None:
+        if self._writer is not None:
+            self._writer.abandon()
+
+    # ── which rows ──
+
+    def _find(self, source: Source) -> tuple[np.ndarray[Any, Any], Matches | None]:
+        """The positions of the rows that match, ascending; with their places among the incoming rows if by key."""
+        find = self._rewrite.find
+        if find == BY_KEY:
+            matches = self._incoming.match(self._storage, source.path)
+            return matches.positions, matches
+        if find == BY_WHERE:
+            return self._by_where(source), None
+        if find == BY_POSITIONS:
+            stored = [self._storage.read(location).decode() for location in source.positions]
+            parts = [unpack_positions(text) for text in (*source.packed, *stored)]
+            return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64), None
+        return np.arange(source.rows if find == ALL else 0, dtype=np.int64), None
+
+    def _by_where(self, source: Source) -> np.ndarray[Any, Any]:
+        found, start = [np.empty(0, np.int64)], 0
+        for batch in read_file(self._storage, source.path, self._where.fields or self._schema.fields[:1]):
+            mask = self._where.mask(batch).to_numpy(zero_copy_only=False)
+            found.append(np.flatnonzero(mask).astype(np.int64) + start)
+            start += len(batch)
+        return np.concatenate(found)
+
+    def _look(self, source: Source, positions: np.ndarray[Any, Any]) -> Rewritten:
+        shown: Sequence[str] = ()
+        if len(positions) and self._key:
+            shown = examples(self._storage, source.path, self._key, positions[:3])
+        return Rewritten(source.path, removed=len(positions), examples=tuple(shown))
+
+    def _unchanged(self, source: Source, matches: Matches) -> np.ndarray[Any, Any]:
+        """For each match, whether the row that comes in equals the one that is there, in all columns."""
+        fields = user_fields(self._schema)
+        same = np.zeros(len(matches.positions), dtype=bool)
+        there = take_rows(self._storage, source.path, fields, matches.positions)
+        for number in np.unique(matches.files):
+            which = np.flatnonzero(matches.files == number)
+            places = matches.places[which]
+            order = np.argsort(places, kind="stable")
+            come = take_rows(self._storage, self._rewrite.incoming[number], fields, places[order])
+            same[which[order]] = same_rows(there.take(pa.array(which[order])), come)
+        return same
+
+    # ── what is written ──
+
+    def _write_deletions(self, source: Source, positions: np.ndarray[Any, Any]) -> int:
+        """Write down the keys of rows that go for good; returns how many of the rows come in again."""
+        if not self._key or not (self._rewrite.deletions or self._rewrite.incoming):
+            return 0
+        keys = read_keys(self._storage, source.path, self._key).take(pa.array(positions))
+        gone = np.ones(len(positions), dtype=bool)
+        if self._rewrite.incoming:
+            gone[self._incoming.match_table(keys).positions] = False
+        replaced = len(positions) - int(gone.sum())
+        if source.stays_fresh:
+            # Nobody has seen these rows. If one took the place of a row that was there, that key is deleted now.
+            existed = np.zeros(len(positions), dtype=bool)
+            existed[self._existed.match_table(keys).positions] = True
+            gone &= existed
+        if self._rewrite.deletions and gone.any():
+            if self._writer is None:
+                target = self._rewrite.target
+                name = f"{clock.new_id()}"
+                self._writer = DeletionsWriter(self._storage, target.folder, self._schema, self._key, name)
+            self._writer.write(keys.filter(pa.array(gone)))
+        return replaced
+
+    def _carry(self, source: Source, positions: np.ndarray[Any, Any]) -> tuple[FileRecord, ...]:
+        """Write the source's other rows to files of their own."""
+        settled = not source.stays_fresh
+        if settled and self._seq is None:
+            raise Corrupt("the table has no column for its rows' sequences", file=source.path)
+        fields = [*user_fields(self._schema), *([self._seq] if settled and self._seq else [])]
+        target = replace(self._rewrite.target, settled=settled)
+        batches = self._rest(source, fields, positions)
+        staged = stage_batches(target, batches, clock.new_id(), storage=self._storage, in_task=self._in_task)
+        if staged.problems:
+            raise Corrupt("a data file holds rows that its table cannot", file=source.path, cause=staged.problems[0])
+        if staged.rows + len(positions) != source.rows:
+            raise Corrupt(
+                "a data file does not hold as many rows as the catalog says",
+                file=source.path,
+                rows=staged.rows + len(positions),
+                rows_expected=source.rows,
+                advice="Nothing was changed. Run `floodmark doctor`.",
+            )
+        return staged.records
+
+    def _rest(
+        self, source: Source, fields: Sequence[NestedField], positions: np.ndarray[Any, Any]
+    ) -> Iterator[pa.RecordBatch]:
+        start = 0
+        for batch in read_file(self._storage, source.path, fields):
+            first, last = np.searchsorted(positions, [start, start + len(batch)])
+            keep = np.ones(len(batch), dtype=bool)
+            keep[positions[first:last] - start] = False
+            start += len(batch)
+            if fields[-1] is self._seq:
+                place = len(fields) - 1
+                filled = batch.column(place).fill_null(source.sequence) if source.sequence is not None else None
+                batch = batch if filled is None else batch.set_column(place, batch.schema.field(place), filled)
+            yield batch if last == first else batch.filter(pa.array(keep))
+
+
+def take_rows(
+    storage: Storage, location: str, fields: Sequence[NestedField], positions: np.ndarray[Any, Any]
+) -> pa.Table:
+    """The rows at these ascending positions."""
+    parts, start = [], 0
+    for batch in read_file(storage, location, fields):
+        first, last = np.searchsorted(positions, [start, start + len(batch)])
+        if last > first:
+            parts.append(batch.take(pa.array(positions[first:last] - start)))
+        start += len(batch)
+    return pa.Table.from_batches(parts).combine_chunks()
+
+
+def _pack(matches: Matches, same: np.ndarray[Any, Any]) -> tuple[tuple[int, str], ...]:
+    """The places of unchanged rows among the incoming ones, by file, small enough to travel."""
+    return tuple(
+        (int(number), pack_positions(np.sort(matches.places[same & (matches.files == number)])))
+        for number in np.unique(matches.files[same])
+    )
+
+
+def pack_positions(positions: np.ndarray[Any, Any]) -> str:
+    """Ascending positions as a short text."""
+    return base64.b85encode(zlib.compress(np.diff(positions, prepend=0).astype(np.int64).tobytes())).decode()
+
+
+def unpack_positions(text: str) -> np.ndarray[Any, Any]:
+    return np.cumsum(np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.int64))

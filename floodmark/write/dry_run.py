@@ -1,0 +1,48 @@
+"""What a change would do, counted and not done: for commands that show their plan first. Writes nothing (I17)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.live import live_files
+from floodmark.errors import Corrupt
+from floodmark.rows.rewrite import BY_WHERE, Rewrite, Source
+from floodmark.rows.runner import Runner
+from floodmark.rows.stage import StageTarget
+from floodmark.rows.where import Where, count_positions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def count_where(catalog: Catalog, get_spark: Callable[[], SparkSession], table: str, where: str) -> dict[str, Any]:
+    """The rows that a condition matches now, and the files that hold them."""
+    head = catalog.history.head(table)
+    metadata = catalog.files.metadata(head.metadata_location)
+    schema = metadata.schema_by_id(head.schema_id)
+    if schema is None:
+        raise Corrupt("the table's schema is not in its metadata", table=table, schema_id=head.schema_id)
+    condition = Where.parse(where, schema)
+    runner = Runner(catalog.storage, get_spark, "plan")
+    runner.check(condition, schema)
+    files = {file.path: file for file in live_files(catalog.files, head, schema) if condition.may_match(file, metadata)}
+    if condition.plain:
+        target = StageTarget("", schema.model_dump_json(), "", storage_options=catalog.storage.options)
+        rewrite = Rewrite(target, BY_WHERE, where=where, look_only=True)
+        result = runner.run(rewrite, [Source.of(file) for file in files.values()])
+        counts = {file.path: file.matched for file in result.files if file.matched}
+    else:
+        counts = count_positions(get_spark(), condition, list(files), schema, storage_options=catalog.storage.options)
+    return {
+        "table": table,
+        "where": where,
+        "version": head.version,
+        "rows": sum(counts.values()),
+        "rows_total": head.rows,
+        "files": len(counts),
+        "files_dropped": sum(1 for path, rows in counts.items() if rows == files[path].rows),
+        "files_total": head.files,
+        "bytes": sum(files[path].size_bytes for path in counts),
+    }

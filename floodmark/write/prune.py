@@ -1,0 +1,111 @@
+"""Which live files may hold one of the keys that come in: by partition and statistics, without opening a file. Pure.
+
+A file is left out only when that is certain: its partition, or the range of one of its key columns, cannot hold any
+of the keys. Bounds of text may be cut short, but never in a way that makes the range narrower.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import VoidTransform
+from pyiceberg.types import NestedField, PrimitiveType
+
+from floodmark.catalog.live import LiveFile
+from floodmark.catalog.manifests import data_file
+from floodmark.model import FileRecord
+
+# Ranges are compared file by file; with more incoming files than this, their common range is.
+RANGES_MAX = 32
+
+
+def key_fields(schema: Schema) -> list[NestedField]:
+    """The columns of the table's key, in the table's order."""
+    return [field for field in schema.fields if field.field_id in schema.identifier_field_ids]
+
+
+def may_hold_keys(
+    files: Sequence[LiveFile], incoming: Sequence[FileRecord], metadata: TableMetadata, schema: Schema, spec_id: int
+) -> list[LiveFile]:
+    """Those of `files` that may hold a key of the incoming files, which were staged for this schema and spec."""
+    if not incoming:
+        return []
+    key = key_fields(schema)
+    ranges = [_Range.of_record(record, key) for record in incoming]
+    if len(ranges) > RANGES_MAX:
+        ranges = [_Range.around(ranges, key)]
+    partitions = _partitions(incoming, metadata, schema, spec_id)
+    found = []
+    for file in files:
+        if partitions is not None and file.spec_id == spec_id and _values(file) not in partitions:
+            continue
+        own = _Range.of_bounds(file.data_file.lower_bounds or {}, file.data_file.upper_bounds or {}, key)
+        if any(own.overlaps(other) for other in ranges):
+            found.append(file)
+    return found
+
+
+def _partitions(
+    incoming: Sequence[FileRecord], metadata: TableMetadata, schema: Schema, spec_id: int
+) -> set[tuple[Any, ...]] | None:
+    """The partitions of the incoming files, if a key alone decides its partition; else None."""
+    spec = metadata.specs()[spec_id]
+    sources = {field.source_id for field in spec.fields if not isinstance(field.transform, VoidTransform)}
+    if not sources or not sources.issubset(schema.identifier_field_ids):
+        return None
+    return {tuple(data_file(record, metadata, spec_id).partition._data) for record in incoming}
+
+
+def _values(file: LiveFile) -> tuple[Any, ...]:
+    return tuple(file.data_file.partition._data)
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Per key column the lowest and highest value; None is without limit."""
+
+    lows: tuple[Any, ...]
+    highs: tuple[Any, ...]
+
+    @classmethod
+    def of_record(cls, record: FileRecord, key: Sequence[NestedField]) -> _Range:
+        lows = {field_id: base64.b64decode(text) for field_id, text in record.lower_bounds.items()}
+        highs = {field_id: base64.b64decode(text) for field_id, text in record.upper_bounds.items()}
+        return cls.of_bounds(lows, highs, key)
+
+    @classmethod
+    def of_bounds(cls, lows: Mapping[int, bytes], highs: Mapping[int, bytes], key: Sequence[NestedField]) -> _Range:
+        return cls(tuple(_decoded(lows, key)), tuple(_decoded(highs, key)))
+
+    @classmethod
+    def around(cls, ranges: Sequence[_Range], key: Sequence[NestedField]) -> _Range:
+        lows, highs = [], []
+        for at in range(len(key)):
+            low = [one.lows[at] for one in ranges]
+            high = [one.highs[at] for one in ranges]
+            lows.append(None if None in low else min(low))
+            highs.append(None if None in high else max(high))
+        return cls(tuple(lows), tuple(highs))
+
+    def overlaps(self, other: _Range) -> bool:
+        return all(
+            (low is None or other_high is None or low <= other_high)
+            and (high is None or other_low is None or other_low <= high)
+            for low, high, other_low, other_high in zip(self.lows, self.highs, other.lows, other.highs, strict=True)
+        )
+
+
+def _decoded(bounds: Mapping[int, bytes], key: Sequence[NestedField]) -> Iterator[Any]:
+    for field in key:
+        raw = bounds.get(field.field_id)
+        yield (
+            None
+            if raw is None or not isinstance(field.field_type, PrimitiveType)
+            else from_bytes(field.field_type, raw)
+        )

@@ -1,0 +1,390 @@
+"""What one change does to one table: steps applied to its files, on paper, until the publish makes them true.
+
+The table's working state is its live files at the head that the change planned on, without those removed so far and
+with those staged so far; each step works on that state, so a later step of a transaction sees an earlier one. The steps
+are kept with the rows that came in, as staged files: if the table moved in a way that matters, they are taken again on
+the new head, without asking the caller for the rows a second time (protocol 1, plan again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+
+from floodmark.catalog.live import LiveFile, live_files
+from floodmark.catalog.metadata import MetadataFiles, add_schema, new_snapshot_id
+from floodmark.catalog.seal import CREATE, WRITE, Edit, PlanAgain, RemovedFile
+from floodmark.errors import Corrupt, Invalid
+from floodmark.model import FileRecord, Head
+from floodmark.rows.duplicates import find_duplicates
+from floodmark.rows.evolve import evolve_schema
+from floodmark.rows.rewrite import ALL, BY_KEY, BY_POSITIONS, BY_WHERE, NONE, Result, Rewrite, Source
+from floodmark.rows.runner import Runner
+from floodmark.rows.schema import arrow_schema
+from floodmark.rows.stage import StageTarget
+from floodmark.rows.where import Where
+from floodmark.storage import Storage
+from floodmark.write.prune import key_fields, may_hold_keys
+from floodmark.write.step import APPEND, DELETE, MERGE, OVERWRITE, Step
+from floodmark.write.working import WorkingFiles, staged_files
+
+
+class TableChange:
+    def __init__(
+        self,
+        name: str,
+        metadata: TableMetadata,
+        head: Head | None,
+        *,
+        files: MetadataFiles,
+        storage: Storage,
+        runner: Runner,
+        folder: str,
+        created: str | None = None,
+    ) -> None:
+        """`head` is None and `created` its first metadata for a table that the same change makes."""
+        self.name = name
+        self.metadata = metadata
+        self.head = head
+        self._files = files
+        self._storage = storage
+        self._runner = runner
+        self.folder = folder
+        self._created = created
+        self.schema = self._schema_of(metadata, head)
+        self._snapshot = new_snapshot_id()
+        self._steps: list[Step] = []
+        self._state = WorkingFiles(folder)
+        # Files that came after planning and were looked at: none of their rows matter to the steps.
+        self._looked: set[str] = set()
+
+    def _schema_of(self, metadata: TableMetadata, head: Head | None) -> Schema:
+        schema = metadata.schema() if head is None else metadata.schema_by_id(head.schema_id)
+        if schema is None:
+            raise Corrupt("the table's schema is not in its metadata", table=self.name)
+        return schema
+
+    @property
+    def spec_id(self) -> int:
+        return self.metadata.default_spec_id if self.head is None else self.head.spec_id
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(column.name for column in key_fields(self.schema))
+
+    @property
+    def leftovers(self) -> bool:
+        return self._state.leftovers
+
+    # ── the shape of the table, and where rows are staged ──
+
+    def evolve(self, incoming: Any) -> None:
+        """Add what rows of this Arrow schema bring that the table does not have: columns, wider numbers."""
+        known = [schema.schema_id for schema in self.metadata.schemas]
+        evolved = evolve_schema(
+            self.schema, incoming, last_column_id=self.metadata.last_column_id, next_schema_id=max(known) + 1
+        )
+        if evolved is not None:
+            self.schema = evolved
+            self.metadata = add_schema(self.metadata, evolved)
+
+    def target(self, *, fill_missing: bool = False) -> StageTarget:
+        return StageTarget(
+            folder=self.folder,
+            schema_json=self.schema.model_dump_json(),
+            spec_json=self.metadata.specs()[self.spec_id].model_dump_json(),
+            sort_json=self.metadata.sort_order().model_dump_json(),
+            properties=dict(self.metadata.properties),
+            storage_options=self._storage.options,
+            fill_missing=fill_missing,
+        )
+
+    # ── steps ──
+
+    def take(self, step: Step) -> None:
+        """Apply a step to the working state. An error leaves the state as it was: the caller may go on without it."""
+        before = self._state.copy()
+        try:
+            self._apply(step)
+        except BaseException:
+            self._state = replace(before, leftovers=True)
+            raise
+        self._steps.append(step)
+
+    def _apply(self, step: Step) -> None:
+        if step.verb == MERGE:
+            self._merge(step)
+        elif step.verb == DELETE:
+            self._remove(step)
+        elif step.verb == OVERWRITE:
+            self._overwrite(step)
+        else:
+            self._append(step)
+
+    def _append(self, step: Step) -> None:
+        if self.key and step.incoming:
+            self._check_unique(step)
+            self._check_new(step)
+        self._state.add(step.incoming)
+        self._state.rows_added += step.rows
+
+    def _merge(self, step: Step) -> None:
+        if not self.key:
+            raise Invalid(
+                "rows can only be merged into a table with a key",
+                table=self.name,
+                advice="Append them, or make a table with key=[…].",
+            )
+        if not step.incoming:
+            return
+        self._check_unique(step)
+        result = self._runner.run(
+            Rewrite(self.target(), BY_KEY, self.key, incoming=_paths(step.incoming), compare=step.skip_unchanged),
+            [Source.of(file) for file in self._may_hold(step, self._live())],
+        )
+        self._replace(result)
+        unchanged: dict[int, list[str]] = {}
+        for file in result.files:
+            for number, packed in file.places:
+                unchanged.setdefault(number, []).append(packed)
+        self._state.add(self._without(step.incoming, unchanged))
+        updated = sum(file.removed for file in result.files)
+        same = sum(file.unchanged for file in result.files)
+        self._state.rows_updated += updated
+        self._state.rows_unchanged += same
+        self._state.rows_added += step.rows - updated - same
+
+    def _overwrite(self, step: Step) -> None:
+        if self.key and step.incoming:
+            self._check_unique(step)
+        self._check_inside(step)
+        replaced = self._remove(step)
+        if self.key and step.incoming:
+            self._check_new(step)
+        self._state.add(step.incoming)
+        self._state.rows_added += step.rows - replaced
+        self._state.rows_updated += replaced
+        self._state.rows_deleted -= replaced
+
+    def _remove(self, step: Step) -> int:
+        """Take out the rows that a condition matches; returns how many of them come in again under the same key."""
+        where = Where.everything() if step.where is None else Where.parse(step.where, self.schema)
+        self._runner.check(where, self.schema)
+        files = [file for file in self._live() if where.may_match(file, self.metadata)]
+        whole = [file for file in files if where.must_match(file, self.metadata)]
+        if not self.key:
+            # Nobody asks which rows went: files that match as a whole need not be opened.
+            for file in whole:
+                self._state.drop(file)
+            self._state.rows_deleted += sum(file.rows for file in whole)
+        rewrite = Rewrite(
+            self.target(),
+            ALL,
+            self.key,
+            incoming=_paths(step.incoming) if self.key else (),
+            where=where.text,
+            deletions=bool(self.key),
+            existed_in=tuple(self._state.removed),
+        )
+        results = [self._runner.run(rewrite, [Source.of(file) for file in whole] if self.key else [])]
+        rest = [file for file in files if file not in whole]
+        results.append(self._remove_matching(replace(rewrite, find=BY_WHERE), where, rest))
+        for result in results:
+            self._replace(result)
+        self._state.rows_deleted += sum(file.removed for result in results for file in result.files)
+        return sum(file.replaced for result in results for file in result.files)
+
+    def _remove_matching(self, rewrite: Rewrite, where: Where, files: Sequence[LiveFile]) -> Result:
+        if where.plain or not files:
+            return self._runner.run(rewrite, [Source.of(file) for file in files])
+        found = self._runner.find_positions(where, [file.path for file in files], self.schema, self.folder)
+        # The positions themselves are files of this operation that its commit does not name.
+        self._state.leftovers = True
+        sources = [Source.of(file, found[file.path]) for file in files if file.path in found]
+        return self._runner.run(replace(rewrite, find=BY_POSITIONS), sources)
+
+    # ── checks of what comes in ──
+
+    def _check_unique(self, step: Step) -> None:
+        twice = find_duplicates(self._storage, _paths(step.incoming), key_fields(self.schema))
+        if twice:
+            raise Invalid(
+                "the rows hold a key more than once",
+                table=self.name,
+                examples="; ".join(twice),
+                advice='Send each key once, or merge with on_duplicate="last" and the column that tells the order.',
+            )
+
+    def _check_new(self, step: Step) -> None:
+        """No live row has a key that comes in."""
+        rewrite = Rewrite(self.target(), BY_KEY, self.key, incoming=_paths(step.incoming), look_only=True)
+        found = self._runner.run(rewrite, [Source.of(file) for file in self._may_hold(step, self._live())])
+        if found.matched:
+            raise Invalid(
+                "rows with these keys are there already",
+                table=self.name,
+                rows=found.matched,
+                examples=found.examples(),
+                advice="Merge them to replace what is there, or leave them out.",
+            )
+
+    def _check_inside(self, step: Step) -> None:
+        """Rows that overwrite a part of a table belong to that part: otherwise a second run would not replace them."""
+        if step.where is None or not step.incoming:
+            return
+        where = Where.parse(step.where, self.schema)
+        sources = [Source.of(file) for file in self._staged(step.incoming)]
+        if where.plain:
+            rewrite = Rewrite(self.target(), BY_WHERE, where=step.where, look_only=True)
+        else:
+            found = self._runner.find_positions(where, _paths(step.incoming), self.schema, self.folder)
+            self._state.leftovers = True
+            sources = [replace(source, positions=tuple(found.get(source.path, ()))) for source in sources]
+            rewrite = Rewrite(self.target(), BY_POSITIONS, look_only=True)
+        outside = step.rows - self._runner.run(rewrite, sources).matched
+        if outside:
+            raise Invalid(
+                "rows that come in do not match the condition that they replace",
+                table=self.name,
+                rows=outside,
+                where=step.where,
+                advice="Leave them out, or widen the condition: a second run would not replace them.",
+            )
+
+    # ── files ──
+
+    def _live(self) -> list[LiveFile]:
+        """The working state's files."""
+        base = [file for path, file in self._base().items() if path not in self._state.removed]
+        return [*base, *self._staged(self._state.added.values())]
+
+    def _base(self) -> dict[str, LiveFile]:
+        if self._state.base is None:
+            found = [] if self.head is None else live_files(self._files, self.head, self.schema)
+            self._state.base = {file.path: file for file in found}
+        return self._state.base
+
+    def _staged(self, records: Iterable[FileRecord]) -> list[LiveFile]:
+        return staged_files(records, self.metadata, self.schema, self.spec_id)
+
+    def _may_hold(self, step: Step, files: Sequence[LiveFile]) -> list[LiveFile]:
+        return may_hold_keys(files, step.incoming, self.metadata, self.schema, self.spec_id)
+
+    def _replace(self, result: Result) -> None:
+        """Put a rewrite's outcome on paper."""
+        live = {file.path: file for file in self._live()}
+        for file in result.files:
+            if file.removed:
+                self._state.drop(live[file.path])
+                self._state.add(file.records)
+            elif file.unchanged and file.path in self._base():
+                self._state.needed.add(file.path)
+        self._state.add_deletions(result.deletions)
+
+    def _without(self, records: Sequence[FileRecord], unchanged: dict[int, list[str]]) -> list[FileRecord]:
+        """The incoming files without the rows that are there already just so."""
+        kept = [record for number, record in enumerate(records) if number not in unchanged]
+        if unchanged:
+            self._state.leftovers = True
+            cut = {records[number].path: tuple(packed) for number, packed in unchanged.items()}
+            sources = [
+                replace(Source.of(file), packed=cut[file.path]) for file in self._staged(records) if file.path in cut
+            ]
+            result = self._runner.run(Rewrite(self.target(), BY_POSITIONS), sources)
+            kept += [record for file in result.files for record in file.records]
+        return kept
+
+    # ── seal, look again, plan again ──
+
+    def edit(self) -> Edit | None:
+        """What the steps come to; None if nothing. Steps that read and changed nothing are still to be checked."""
+        state, head, metadata = self._state, self.head, self.metadata
+        checked = head is not None and (bool(self.key) or any(step.verb != APPEND for step in self._steps))
+        if not (state.changed or self._created or (checked and self._steps)):
+            return None
+        evolved = head is not None and state.changed and self.schema.schema_id != head.schema_id
+        return Edit(
+            action=WRITE if head is not None else CREATE,
+            table=self.name,
+            table_id=str(metadata.table_uuid) if head is None else head.table_id,
+            location=metadata.location,
+            schema_id=head.schema_id if head is not None and not evolved else self.schema.schema_id,
+            spec_id=self.spec_id,
+            snapshot=self._snapshot if state.changed else None,
+            added=tuple(state.added.values()),
+            removed=tuple(RemovedFile(file.path, file.rows, file.size_bytes) for file in state.removed.values()),
+            needed=tuple(sorted(state.needed - set(state.removed))),
+            deletions=tuple(state.deletions),
+            rows_added=state.rows_added,
+            rows_updated=state.rows_updated,
+            rows_deleted=state.rows_deleted,
+            checked=checked,
+            base_snapshot=None if head is None else head.snapshot,
+            schema=self.schema.model_dump_json() if evolved else None,
+            base_schema_id=head.schema_id if head is not None and evolved else None,
+            metadata=self._created,
+        )
+
+    def recheck(self, head: Head) -> None:
+        """The table is at another head than planned, with all files that were read: do rows that came matter?"""
+        known = self._base()
+        came = [
+            file
+            for file in live_files(self._files, head, self.schema)
+            if file.path not in known and file.path not in self._looked
+        ]
+        for step in self._steps:
+            if self.key and step.incoming:
+                rewrite = Rewrite(self.target(), BY_KEY, self.key, incoming=_paths(step.incoming), look_only=True)
+                if self._runner.run(rewrite, [Source.of(file) for file in self._may_hold(step, came)]).matched:
+                    raise PlanAgain(self.name, "a row with one of these keys came meanwhile")
+            if step.verb in (DELETE, OVERWRITE) and self._came_inside(step, came):
+                raise PlanAgain(self.name, "a row that the condition matches came meanwhile")
+        self._looked.update(file.path for file in came)
+
+    def _came_inside(self, step: Step, came: Sequence[LiveFile]) -> bool:
+        where = Where.everything() if step.where is None else Where.parse(step.where, self.schema)
+        files = [file for file in came if where.may_match(file, self.metadata)]
+        if any(where.must_match(file, self.metadata) for file in files):
+            return True
+        if where.plain:
+            rewrite = Rewrite(self.target(), BY_WHERE, where=where.text, look_only=True)
+            return bool(self._runner.run(rewrite, [Source.of(file) for file in files]).matched)
+        return bool(
+            files and self._runner.find_positions(where, [file.path for file in files], self.schema, self.folder)
+        )
+
+    def plan_again(self, head: Head, metadata: TableMetadata) -> None:
+        """Take the steps again on the table's new head; rows staged for another shape are staged again first."""
+        self.head, self.metadata = head, metadata
+        self.schema = self._schema_of(metadata, head)
+        steps, self._steps, self._state, self._looked = (
+            self._steps,
+            [],
+            WorkingFiles(self.folder, leftovers=True),
+            set(),
+        )
+        for step in steps:
+            self.take(self._staged_again(step))
+
+    def _staged_again(self, step: Step) -> Step:
+        if step.schema is None or not step.incoming:
+            return step
+        if step.evolve:
+            self.evolve(arrow_schema(step.schema))
+        if step.schema == self.schema and step.schema.schema_id == self.schema.schema_id:
+            return step
+        sources = [Source(record.path, record.rows, record.size_bytes, None, True) for record in step.incoming]
+        # Columns that came meanwhile are null in rows that were sent before.
+        rewrite = Rewrite(self.target(fill_missing=True), NONE, source_schema_json=step.schema.model_dump_json())
+        result = self._runner.run(rewrite, sources)
+        records = tuple(record for file in result.files for record in file.records)
+        return replace(step, incoming=records, schema=self.schema)
+
+
+def _paths(records: Sequence[FileRecord]) -> tuple[str, ...]:
+    return tuple(record.path for record in records)

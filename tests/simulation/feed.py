@@ -1,0 +1,178 @@
+"""A model of a keyed table and its change feed: a dict of key to (value, part, sequence), made again from the history.
+
+Every commit's message says what it was meant to do. Doing that to a dict, in the order of the versions, must give
+exactly the rows and sequences of every version, whoever wrote it and whatever ran beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import floodmark as fm
+
+TABLE = "people"
+SCHEMA = "id long not null, value int, part string"
+Rows = dict[int, tuple[int, str, int]]
+KEYS = 40
+
+
+def make(lake: fm.Lake, partition: list[str]) -> None:
+    lake.create_table(TABLE, SCHEMA, key=["id"], partition=partition)
+
+
+# ── what a writer may do ──
+
+
+def random_operation(dice: random.Random, depth: int = 0) -> dict[str, Any]:
+    """One change: a verb, or several of them in a transaction."""
+    verb = dice.choice(["append", "merge", "merge", "merge", "delete", "delete", "overwrite", "transaction"])
+    if verb == "transaction" and depth == 0:
+        return {"verb": verb, "steps": [random_operation(dice, 1) for _ in range(dice.randint(2, 3))]}
+    if verb == "delete":
+        return {"verb": verb, "where": random_condition(dice)}
+    if verb == "overwrite" and dice.random() < 0.7:
+        part = dice.choice("abc")
+        return {"verb": verb, "where": ["part", "=", part], "rows": random_rows(dice, part)}
+    if verb == "overwrite":
+        return {"verb": verb, "where": None, "rows": random_rows(dice)}
+    return {"verb": "merge" if verb == "transaction" else verb, "rows": random_rows(dice)}
+
+
+def random_rows(dice: random.Random, part: str | None = None) -> list[list[Any]]:
+    keys = dice.sample(range(KEYS), dice.randint(1, 4))
+    return [[key, dice.randint(0, 3), part or "abc"[key % 3]] for key in keys]
+
+
+def random_condition(dice: random.Random) -> list[Any]:
+    return dice.choice(
+        [
+            ["id", "=", dice.randrange(KEYS)],
+            ["value", "=", dice.randint(0, 3)],
+            ["id", "<", dice.randrange(KEYS)],
+            ["part", "=", dice.choice("abc")],
+        ]
+    )
+
+
+def condition_text(condition: list[Any]) -> str:
+    column, sign, value = condition
+    return f"{column} {sign} '{value}'" if isinstance(value, str) else f"{column} {sign} {value}"
+
+
+def as_dicts(rows: list[list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(("id", "value", "part"), row, strict=True)) for row in rows]
+
+
+def perform(lake: fm.Lake, operation: Mapping[str, Any]) -> fm.Commit:
+    """Do it; the commit's message says what it was."""
+    message = json.dumps(operation)
+    if operation["verb"] == "transaction":
+        with lake.transaction(message) as tx:
+            for step in operation["steps"]:
+                _do(tx, step)
+        assert tx.commit is not None
+        return tx.commit
+    commit = _do(lake, operation, message=message)
+    assert isinstance(commit, fm.Commit)
+    return commit
+
+
+def _do(target: Any, step: Mapping[str, Any], **options: Any) -> Any:
+    if step["verb"] == "delete":
+        return target.delete(TABLE, condition_text(step["where"]), **options)
+    if step["verb"] == "overwrite":
+        where = None if step["where"] is None else condition_text(step["where"])
+        return target.overwrite(TABLE, as_dicts(step["rows"]), where=where, **options)
+    return getattr(target, step["verb"])(TABLE, as_dicts(step["rows"]), **options)
+
+
+# ── what it must have done ──
+
+
+def apply(rows: Rows, operation: Mapping[str, Any], sequence: int) -> Rows:
+    """The rows after a commit with this sequence. Raises KeyError where the commit should never have been."""
+    if operation["verb"] == "transaction":
+        for step in operation["steps"]:
+            rows = apply(rows, step, sequence)
+        return rows
+    if operation["verb"] == "append":
+        if there := [row[0] for row in operation["rows"] if row[0] in rows]:
+            raise KeyError(f"inserted although there: {there}")
+        return {**rows, **{key: (value, part, sequence) for key, value, part in operation["rows"]}}
+    if operation["verb"] == "merge":
+        came = {
+            key: (value, part, sequence)
+            for key, value, part in operation["rows"]
+            if key not in rows or rows[key][:2] != (value, part)
+        }
+        return {**rows, **came}
+    kept = {key: row for key, row in rows.items() if not matches(operation["where"], key, row)}
+    if operation["verb"] == "overwrite":
+        if there := [row[0] for row in operation["rows"] if row[0] in kept]:
+            raise KeyError(f"overwritten although there: {there}")
+        kept |= {key: (value, part, sequence) for key, value, part in operation["rows"]}
+    return kept
+
+
+def matches(condition: list[Any] | None, key: int, row: tuple[int, str, int]) -> bool:
+    if condition is None:
+        return True
+    column, sign, value = condition
+    found: Any = {"id": key, "value": row[0], "part": row[1]}[column]
+    return bool(found == value if sign == "=" else found < value)
+
+
+def check_history(lake: fm.Lake, dice: random.Random, *, from_version: int = 0, rows: Rows | None = None) -> Rows:
+    """Every version since `from_version` holds exactly what its commits were meant to do. Returns the newest rows."""
+    rows = dict(rows or {})
+    for commit in sorted(lake.history(limit=100_000), key=lambda commit: commit.version):
+        if commit.version <= from_version or commit.kind == "create_table":
+            continue
+        (touched,) = commit.tables
+        before, rows = rows, apply(rows, json.loads(commit.message), touched.sequence)
+        found = read_rows(lake, commit.version)
+        assert found == rows, f"version {commit.version}: {commit.message}: {found} is not {rows}"
+        gone = len(set(before) - set(rows))
+        assert touched.rows_total == len(rows)
+        assert touched.rows_added - touched.rows_deleted == len(rows) - len(before)
+        assert touched.rows_deleted >= gone
+    check_feed(lake, rows, dice)
+    return rows
+
+
+def read_rows(lake: fm.Lake, version: int | None = None) -> Rows:
+    found = lake.read_arrow(TABLE, version=version, with_seq=True).read_all().to_pylist()
+    rows = {row["id"]: (row["value"], row["part"], row["_seq"]) for row in found}
+    assert len(rows) == len(found), "a key is there twice"
+    return rows
+
+
+def check_feed(lake: fm.Lake, rows: Rows, dice: random.Random, splits: int = 3) -> None:
+    """The changes, folded by key over any split of the sequences, are the rows."""
+    head = lake.changes(TABLE).until
+    for _ in range(splits):
+        low, high = sorted(dice.randint(0, head) for _ in range(2))
+        folded: Rows = {}
+        for since, until in ((None, low), (low, high), (high, head)):
+            fold(folded, changes(lake, since, until), -1 if since is None else since, until)
+        assert folded == rows, f"split at {low} and {high} of {head}"
+
+
+def changes(lake: fm.Lake, since: int | None, until: int | None) -> list[dict[str, Any]]:
+    return lake.changes(TABLE, since, until).arrow().read_all().to_pylist()
+
+
+def fold(folded: Rows, found: list[dict[str, Any]], since: int, until: int) -> None:
+    seen = [row["id"] for row in found]
+    assert len(set(seen)) == len(seen), "a key comes more than once"
+    for row in found:
+        assert since < row["_seq"] <= until
+        if row["_change"] == "upsert":
+            folded[row["id"]] = (row["value"], row["part"], row["_seq"])
+        else:
+            assert row["_change"] == "delete"
+            assert row["value"] is None
+            folded.pop(row["id"], None)

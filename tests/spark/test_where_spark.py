@@ -1,0 +1,314 @@
+"""Conditions with Spark: plain ones mean what they mean for Spark, and Spark finds the rows of all others."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from floodmark.errors import Invalid
+from floodmark.rows.project import read_schema
+from floodmark.rows.schema import arrow_schema, spark_schema, table_schema, user_fields
+from floodmark.rows.where import Where, check_where, count_positions, spark_positions
+from tests.unit.test_where import PLAIN, SCHEMA, random_condition, random_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# ── plain conditions ──
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_a_plain_condition_matches_the_rows_that_spark_says(spark: SparkSession, ansi: str) -> None:
+    chance = random.Random(ansi)
+    fields = user_fields(SCHEMA)
+    rows = [{**row, "Mixed": chance.choice([None, 5, 6])} for row in random_rows(chance, 60)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=read_schema(fields))
+    values = [tuple(row.get(field.name) for field in fields) for row in rows]
+    df = spark.createDataFrame(values, spark_schema(SCHEMA, all_nullable=True)).coalesce(1)
+    texts = [*PLAIN, *(random_condition(chance)[0] for _ in range(30))]
+    before = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        answers = df.selectExpr(*texts).collect()
+        filtered = {text: df.where(text).count() for text in texts[-3:]}
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", before)
+    for place, text in enumerate(texts):
+        where = Where.parse(text, SCHEMA)
+        mask = where.mask(batch.select([field.name for field in where.fields]))
+        assert mask.to_pylist() == [answer[place] is True for answer in answers], text
+        assert filtered.get(text, mask.true_count) == mask.true_count
+
+
+def test_a_column_named_like_a_word_of_sql_is_plain_only_if_it_is_that_column_for_spark(spark: SparkSession) -> None:
+    words = sorted(row.keyword.lower() for row in spark.sql("select keyword from sql_keywords()").collect())
+    values = (1, 2, None)
+    df = spark.createDataFrame([(value,) * len(words) for value in values], [f"c{at}" for at in range(len(words))])
+    df = df.coalesce(1).toDF(*words)
+    forms = ("({} is null)", "not {} in (1, 3)", "{0} between 1 and 1 and 2 > {0}")
+    plain: dict[str, list[bool]] = {}
+    for word in words:
+        schema = table_schema(f"`{word}` long")
+        batch = pa.record_batch({word: pa.array(values, pa.int64())})
+        for form in forms:
+            where = Where.parse(form.format(word), schema)
+            if where.plain:
+                plain[where.text] = where.mask(batch).to_pylist()
+    assert len(plain) > 0.9 * len(words) * len(forms)
+    answers = df.selectExpr(*plain).collect()
+    for place, (text, mask) in enumerate(plain.items()):
+        assert mask == [row[place] is True for row in answers], text
+
+
+# ── positions ──
+
+ODD = "id long, s string, x double, file string, pos long, _metadata struct<row_index:long>, `odd `` name.x` int"
+
+
+class Files:
+    """A table's files, with three rows to a row group."""
+
+    def __init__(self, folder: Path, columns: str) -> None:
+        self.folder = folder
+        self.schema = table_schema(columns)
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+
+    def add(self, name: str, rows: list[dict[str, Any]]) -> str:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        schema = arrow_schema(self.schema, file_names=True)
+        names = [field.name for field in user_fields(self.schema)]
+        columns = [
+            pa.array([row.get(name) for row in rows], field.type) for name, field in zip(names, schema, strict=True)
+        ]
+        pq.write_table(pa.table(columns, schema=schema), path, row_group_size=3, write_page_index=True)
+        self.rows[f"file://{path}"] = [{name: row.get(name) for name in names} for row in rows]
+        return f"file://{path}"
+
+    def matching(self, test: Callable[[dict[str, Any]], Any]) -> list[tuple[str, int]]:
+        return sorted(
+            (file, at) for file, rows in self.rows.items() for at, row in enumerate(rows) if test(row) is True
+        )
+
+    def found(self, spark: SparkSession, text: str, arrow: bool | None) -> list[tuple[str, int]]:
+        where = Where.parse(text, self.schema)
+        df = spark_positions(spark, where, list(self.rows), self.schema, storage_options={}, arrow=arrow)
+        assert df.dtypes == [("file", "string"), ("pos", "bigint")]
+        return sorted((row.file, row.pos) for row in df.collect())
+
+
+def odd_rows(start: int, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": number if number % 4 else None,
+            "s": f"text {number}",
+            "x": number / 2,
+            "file": "own" if number % 2 else None,
+            "pos": -number,
+            "_metadata": {"row_index": 1000 + number},
+            "odd ` name.x": number % 3,
+        }
+        for number in range(start, start + count)
+    ]
+
+
+CONDITIONS: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+    ("x > 2.5", lambda row: row["x"] > 2.5),
+    ("x = 13.5 or x = 3.0", lambda row: row["x"] in (13.5, 3.0)),
+    ("id % 2 = 1", lambda row: row["id"] is not None and row["id"] % 2 == 1),
+    ("upper(s) like '%TEXT 1%'", lambda row: "text 1" in row["s"]),
+    ("file = 'own' and POS < -4", lambda row: row["file"] == "own" and row["pos"] < -4),
+    ("not (file = 'own') <=> true", lambda row: row["file"] is None or row["file"] != "own"),
+    ("_metadata.row_index >= 1010", lambda row: row["_metadata"]["row_index"] >= 1010),
+    ("`odd `` name.x` = 2 and 1 = 1", lambda row: row["odd ` name.x"] == 2),
+    ("x * 4 = 2 * id", lambda row: row["id"] is not None),
+    ("x * 2 = pos *-1 and id is null", lambda row: row["id"] is None),
+    ("1 = 1", lambda row: True),
+    ("id = 5 -- and x > 100", lambda row: row["id"] == 5),
+    ("nvl(id, 0) = 0 /* none */", lambda row: row["id"] is None),
+    ("id = 5", lambda row: row["id"] == 5),
+    ("1 = 2", lambda row: False),
+]
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    files = Files(tmp_path_factory.mktemp("where") / "a b" / "50%25 off", ODD)
+    files.add("one/first.parquet", odd_rows(0, 11))
+    files.add("one/second.parquet", odd_rows(11, 5))
+    files.add("two/day=3/third.parquet", odd_rows(16, 1))
+    return files
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+@pytest.mark.parametrize(("text", "test"), CONDITIONS, ids=[text for text, _ in CONDITIONS])
+def test_spark_finds_the_files_and_positions_of_matching_rows(
+    spark: SparkSession, odd: Files, text: str, test: Callable[[dict[str, Any]], Any], arrow: bool
+) -> None:
+    expected = odd.matching(test)
+    assert odd.found(spark, text, arrow) == expected
+    assert expected or text == "1 = 2"
+
+
+@pytest.mark.parametrize("arrow", [None, False, True])
+@pytest.mark.parametrize(
+    "names", [("a/same.parquet", "b/same.parquet"), ("a b%20é.parquet", "a b é.parquet"), ("_x", "y")]
+)
+def test_files_that_spark_cannot_tell_apart_by_name_are_found_too(
+    spark: SparkSession, tmp_path: Path, names: tuple[str, ...], arrow: bool | None
+) -> None:
+    files = Files(tmp_path, ODD)
+    for at, name in enumerate(names):
+        files.add(name, odd_rows(at * 5, 5))
+    assert files.found(spark, "x >= 1.0", arrow) == files.matching(lambda row: row["x"] >= 1)
+
+
+def test_counts_are_by_file(spark: SparkSession, odd: Files) -> None:
+    where = Where.parse("x > 4.5", odd.schema)
+    counts = count_positions(spark, where, list(odd.rows), odd.schema, storage_options={})
+    assert [count for _, count in sorted(counts.items())] == [1, 5, 1]
+    assert set(counts) == set(odd.rows)
+
+
+def test_no_files_have_no_positions(spark: SparkSession, odd: Files) -> None:
+    found = spark_positions(spark, Where.parse("x > 1", odd.schema), [], odd.schema, storage_options={})
+    assert found.collect() == []
+    assert found.dtypes == [("file", "string"), ("pos", "bigint")]
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_a_column_added_since_is_null_in_old_files(spark: SparkSession, tmp_path: Path, arrow: bool) -> None:
+    files = Files(tmp_path, "id long")
+    old = files.add("old.parquet", [{"id": 1}, {"id": 2}])
+    files.schema = table_schema("id long, added string")
+    new = files.add("new.parquet", [{"id": 3, "added": "a"}, {"id": 4}])
+    assert files.found(spark, "nvl(added, 'none') = 'none'", arrow) == [(new, 1), (old, 0), (old, 1)]
+    assert files.found(spark, "upper(added) = 'A'", arrow) == [(new, 0)]
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_a_missing_file_is_an_error_not_fewer_positions(spark: SparkSession, tmp_path: Path, arrow: bool) -> None:
+    from pyspark.errors import PySparkException
+
+    files = Files(tmp_path, "id long, x double")
+    files.add("a.parquet", [{"id": 1, "x": 1.0}])
+    gone = files.add("b.parquet", [{"id": 2, "x": 1.0}])
+    os.remove(gone.removeprefix("file://"))
+    with pytest.raises(PySparkException):
+        files.found(spark, "x = 1.0", arrow)
+
+
+# ── what is no condition ──
+
+REFUSED = [
+    "x",
+    "id",
+    "null",
+    "'true'",
+    "*",
+    "x > 1, id",
+    "hash(*) > 5",
+    "x * 2 > 1 or struct(x, *) is null",
+    "nope(x) = 1",
+    "`nope` > 1.5",
+    "s.nope = 1",
+    "x >",
+    "x > 1;",
+    "x > 1 as y",
+    "x > 1 y",
+    "1=1) or (1=1",
+    "(1=1",
+    "x > 1 /*",
+    "x > ?",
+    "x > :y",
+    "count(*) > 1",
+    "max(x) > 1.5",
+    "row_number() over (order by x) = 1",
+    "explode(array(true))",
+    "x in (select 1.5d)",
+    "exists (select 1)",
+    "(select true)",
+    "x > (select max(id) from range(3))",
+    "x in (values 1.5d, 2.5d)",
+    "x in (from range(3))",
+    "(with t as (select 1 a) select a > 0 from t)",
+    "_metadata.file_name = 'a' and x > 1",
+    "_file || 'a' = 'a' and x > 1",
+    "_pos + 0 = 1",
+    "_seq + 0 = 1",
+]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_no_condition_on_the_rows_is_invalid(spark: SparkSession, tmp_path: Path, text: str) -> None:
+    schema = table_schema("id long, x double, s string")
+    where = Where.parse(text, schema)
+    assert not where.plain
+    with pytest.raises(Invalid) as refused:
+        check_where(spark, where, schema)
+    assert refused.value.advice
+    with pytest.raises(Invalid):
+        spark_positions(spark, where, [f"file://{tmp_path}/there-is-no-such-file"], schema, storage_options={})
+
+
+def test_columns_below_the_table_are_not_seen(spark: SparkSession, tmp_path: Path) -> None:
+    # Where there is no `id`, one that Spark made for itself must not be taken for it.
+    files = Files(tmp_path, "k long")
+    files.add("a.parquet", [{"k": 1}])
+    for arrow in (False, True):
+        with pytest.raises(Invalid, match="does not understand") as refused:
+            files.found(spark, "abs(id) >= 0", arrow)
+        assert "`id`" in refused.value.facts["cause"]
+
+
+def test_a_check_runs_no_job_and_leaves_python_functions_alone(spark: SparkSession) -> None:
+    schema = table_schema("id long, x double")
+    check_where(spark, Where.parse("if(x > 1, raise_error('a job ran'), true)", schema), schema)
+    spark.udf.register("where_test_half", lambda value: None if value is None else value / 2, "double")
+    check_where(spark, Where.parse("where_test_half(x) > 1", schema), schema)
+
+
+CONNECTED = """
+import sys
+from pyspark.sql import SparkSession
+from floodmark.errors import Invalid
+from floodmark.rows.schema import table_schema
+from floodmark.rows.session import Sessions
+from floodmark.rows.where import Where, check_where, spark_positions
+
+SparkSession.builder.remote("local[2]").getOrCreate()
+spark = Sessions({}).get()
+schema = table_schema("id long, x double")
+where = Where.parse("sqrt(x) > 1.0", schema)
+for arrow in (False, True):
+    found = spark_positions(spark, where, [sys.argv[1]], schema, storage_options={}, arrow=arrow)
+    print("found", sorted((row.file == sys.argv[1], row.pos) for row in found.collect()))
+for text in ("x in (select 1)", "nope + 1 = 1", "x > 1 y", "x", "x > 1) or (x > 1", "count(*) > 1"):
+    try:
+        check_where(spark, Where.parse(text, schema), schema)
+    except Invalid as error:
+        print("refused", text)
+"""
+
+
+def test_positions_are_found_over_connect(tmp_path: Path) -> None:
+    files = Files(tmp_path / "a b", "id long, x double")
+    file = files.add("a.parquet", [{"x": float(number)} for number in range(5)])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYSPARK_PYTHON": sys.executable}
+    # A classic session of this process would otherwise be taken for the mode of the new one.
+    for name in ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECTED, file], capture_output=True, text=True, env=environment, timeout=200
+    )
+    assert done.stdout.count("found [(True, 2), (True, 3), (True, 4)]") == 2, done.stderr[-2000:]
+    assert done.stdout.count("refused") == 6, done.stdout
