@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 
-from bench import bulk, cold, machine, publish, reading, report, requests, small
+from bench import bulk, cold, feed, keyed, machine, publish, reading, report, requests, small
 from bench.measure import Line
 from bench.workshop import QUICK, Sizes, Workshop
 from floodmark import clock
@@ -28,6 +28,8 @@ SECTIONS: dict[str, Callable[[Workshop], Iterator[Line]]] = {
     "small": small.run,
     "bulk": bulk.run,
     "reading": reading.run,
+    "keyed": keyed.run,
+    "feed": feed.run,
 }
 OUT = Path(__file__).parent / "out"
 

@@ -49,13 +49,20 @@ def times_in_turns(repeats: int, *measures: Callable[[], float]) -> tuple[Sample
 
 @dataclass(frozen=True)
 class Goal:
+    """At most the limit, or at least; with `low`, between the two."""
+
     limit: float
     at_least: bool = False
+    low: float | None = None
 
     def met(self, figure: float) -> bool:
+        if self.low is not None:
+            return self.low <= figure <= self.limit
         return figure >= self.limit if self.at_least else figure <= self.limit
 
     def shown(self, unit: str) -> str:
+        if self.low is not None:
+            return f"{self.low:g}..{self.limit:g}{unit}"
         return f"{'≥' if self.at_least else '≤'} {self.limit:g}{unit}"
 
 

@@ -43,6 +43,13 @@ class Sizes:
     cold_repeats: int = 9
     files: int = 1_000
     read_repeats: int = 9
+    keyed_rows: int = 5_000_000
+    merge_rows: int = 100_000
+    merge_repeats: int = 5
+    keyed_repeats: int = 21
+    feed_rows: tuple[int, int] = (1_000_000, 20_000_000)
+    change_rows: int = 10_000
+    feed_repeats: int = 7
 
     @property
     def early(self) -> slice:
@@ -66,6 +73,13 @@ QUICK = Sizes(
     cold_repeats=2,
     files=40,
     read_repeats=2,
+    keyed_rows=100_000,
+    merge_rows=2_000,
+    merge_repeats=2,
+    keyed_repeats=3,
+    feed_rows=(20_000, 100_000),
+    change_rows=1_000,
+    feed_repeats=2,
 )
 
 
@@ -108,13 +122,7 @@ class Workshop:
 
     def frame(self, rows: int, partitions: int) -> DataFrame:
         """Rows of the same kind as a DataFrame, made by Spark's own expressions. No column repeats a pattern."""
-        return self.spark.range(0, rows, 1, partitions).selectExpr(
-            "id",
-            f"timestamp_millis({FIRST_MS} + id * 10) AS ts",
-            f"concat('key-', pmod(xxhash64(id, 1), {KEYS})) AS k",
-            "pmod(xxhash64(id, 2), 1000003) / 100.0D AS amount",
-            "CAST(pmod(xxhash64(id, 3), 97) AS INT) AS n",
-        )
+        return rows_of(self.spark.range(0, rows, 1, partitions))
 
     @cached_property
     def aged(self) -> AgedLake:
@@ -138,9 +146,20 @@ class Workshop:
                 part.stop()
 
 
-def arrow_rows(rows: int, keys: int = KEYS) -> pa.Table:
+def rows_of(ids: DataFrame, salt: int = 0) -> DataFrame:
+    """A row for each `id`; those of another salt have other values under the same ids."""
+    return ids.selectExpr(
+        "id",
+        f"timestamp_millis({FIRST_MS} + id * 10) AS ts",
+        f"concat('key-', pmod(xxhash64(id, {salt} + 1), {KEYS})) AS k",
+        f"pmod(xxhash64(id, {salt} + 2), 1000003) / 100.0D AS amount",
+        f"CAST(pmod(xxhash64(id, {salt} + 3), 97) AS INT) AS n",
+    )
+
+
+def arrow_rows(rows: int, keys: int = KEYS, first: int = 0) -> pa.Table:
     """Rows in memory; the same ones every time. Every key is there, as long as there are rows enough."""
-    ids, chance = range(rows), random.Random(rows)
+    ids, chance = range(first, first + rows), random.Random(rows)
     return pa.table(
         {
             "id": pa.array(ids, pa.int64()),
