@@ -17,17 +17,20 @@ def run(
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
 ) -> None:
     """Show the changes of a table: rows that came or changed, keys that were deleted."""
+    from floodmark.rows.files import dicts, json_value
+
     with context.obj.open() as lake:
         changes = lake.changes(table, since, until, version=version)
         reader = changes.arrow()
-        rows = list(islice((row for batch in reader for row in batch.to_pylist()), limit + 1))
+        rows = list(islice((row for batch in reader for row in dicts(batch)), limit + 1))
         names = ["_seq", "_change", *(name for name in reader.schema.names if name not in ("_seq", "_change"))]
     output = context.obj.output
     if output.as_json:
         facts = {"table": table, "since": since, "until": changes.until, "version": changes.version}
-        output.result({**facts, "more": len(rows) > limit, "changes": rows[:limit]})
+        output.result({**facts, "more": len(rows) > limit, "changes": json_value(rows[:limit])})
         return
     output.rows(rows[:limit], names, name="changes", empty="nothing new")
     if len(rows) > limit:
-        output.note(f"(more than {limit} changes; --limit shows more, `floodmark export` writes all)")
+        output.note(f"(more than {limit} changes; --limit shows more, `floodmark export --changes` writes all)")
+        return
     output.note(f"up to sequence {changes.until}: the next question is --since {changes.until}")

@@ -9,6 +9,8 @@ import typer
 
 from floodmark.cli.progress import staging_progress
 
+NOTHING = "nothing to do: no row matches"
+
 
 def run(
     context: typer.Context,
@@ -25,10 +27,11 @@ def run(
             plan = lake.plan_delete(table, where)
         text = (
             f"would delete {plan['rows']} of {plan['rows_total']} rows of {table}, "
-            f"rewriting {plan['files']} of {plan['files_total']} files"
+            f"which are in {plan['files']} of {plan['files_total']} files"
         )
-        output.result({"outcome": "planned", **plan}, text=text)
-        output.note("Add --apply to do it.")
+        output.result({"outcome": "planned", **plan}, text=text if plan["rows"] else NOTHING)
+        if plan["rows"]:
+            output.note("Add --apply to do it.")
         return
     started = time.monotonic()
     with context.obj.open(read_only=False) as lake, staging_progress(output) as progress:
@@ -41,5 +44,5 @@ def run(
     elif commit.outcome == "already_committed":
         text = f"nothing to do: batch {batch} is in {table} since version {commit.version}"
     else:
-        text = "nothing to do: no row matches"
+        text = NOTHING
     output.result(data, text=text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,17 +24,22 @@ def run(
     file_format: Annotated[str | None, typer.Option("--format", help="jsonl, csv or parquet.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
-    """Write a table, or its changes, to a file."""
+    """Write a table, or its changes, to a file that `load` takes; only CSV does not tell empty text from none."""
     from floodmark.rows.files import format_for, write_file
-    from floodmark.storage import root_location
+    from floodmark.storage import local_path, root_location
 
     if not changes and (since is not None or until is not None):
         raise Invalid("--since and --until go with --changes")
     found = format_for(file, file_format)
     location = root_location(file)
+    on_disk = local_path(location)
+    if on_disk is not None and Path(on_disk).is_dir():
+        raise Invalid("this is a folder", path=file, advice="Name a file in it.")
     started = time.monotonic()
     with context.obj.open() as lake:
         storage = lake.catalog.storage
+        if f"{location}/".startswith(f"{lake.location}/"):
+            raise Invalid("this is inside the lake", path=file, advice="Name a file outside of it.")
         if not overwrite and storage.exists(location):
             raise Invalid("there is a file of this name", path=file, advice="Add --overwrite to replace it.")
         data: dict[str, Any] = {"table": table, "file": file, "format": found}
@@ -42,7 +48,8 @@ def run(
             reader = asked.arrow()
             data |= {"since": since, "until": asked.until, "version": asked.version}
         else:
-            version = version or lake.status()["version"]
+            if version is None:
+                version = lake.catalog.history.head(table).version
             reader = lake.read_arrow(table, version=version, with_seq=with_seq)
             data["version"] = version
         with rows_progress(context.obj.output) as progress:

@@ -90,13 +90,16 @@ def _tell(context: typer.Context, table: str, batch: str | None, commit: Commit,
         sum(getattr(part, name) for part in done) for name in ("rows_added", "rows_updated", "rows_deleted")
     )
     data: dict[str, Any] = {**commit.as_dict(), "rows": added + updated, "seconds": round(seconds, 3)}
-    if commit.outcome == "committed":
-        more = f", {updated} updated" * bool(updated) + f", {deleted} deleted" * bool(deleted)
-        text = f"{added} rows into {table}{more}, version {commit.version}"
+    if commit.outcome == "committed" and (updated or deleted):
+        text = f"{added} rows added, {updated} updated, {deleted} deleted in {table}, version {commit.version}"
+    elif commit.outcome == "committed":
+        text = f"{added} rows into {table}, version {commit.version}"
     elif commit.outcome == "already_committed":
         text = f"nothing to do: batch {batch} is in {table} since version {commit.version}"
+    elif commit.kind == "merge":
+        text = "nothing to do: the table has all of these rows already"
     else:
-        text = "nothing to do: the files have no rows, or none that the table does not have just so"
+        text = "nothing to do: the files have no rows"
     context.obj.output.result(data, text=text)
 
 

@@ -2,11 +2,13 @@
 
 Spark's readers fill in nulls where a value does not fit or a name is misspelt. Here a value that does not fit fails
 the load (FAILFAST), and a column that the table does not have, or that is missing where it must be there, is Invalid
-before any row is staged. Reading changes nothing, so a failure leaves nothing.
+before any row is staged. CSV is that of RFC 4180: quotes inside a quoted value are doubled, and a value may have line
+breaks; empty text and no text are both null. Reading changes nothing, so a failure leaves nothing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +19,14 @@ from floodmark.storage import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 _BAD_RECORD = "_floodmark_bad_record"
 FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
+# A map whose keys are not text, in the JSON of a Spark type.
+_OTHER_KEYS = re.compile(r'"keyType":(?!"string")')
+# RFC 4180; Spark's own default is a backslash before a quote.
+_CSV = {"header": "true", "escape": '"'}
 COMPRESSIONS = ("gz", "zst", "bz2", "lz4", "snappy")
 
 
@@ -44,23 +50,44 @@ def format_of(paths: Sequence[str], given: str | None) -> str:
 def infer_schema(spark: SparkSession, paths: Sequence[str], file_format: str) -> StructType:
     """The columns of the files, as Spark understands them; for a table that is about to be made."""
     if file_format == "csv":
-        return _read(spark, paths, "csv", header="true", inferSchema="true", mode="FAILFAST").schema
+        return _read(spark, paths, "csv", inferSchema="true", mode="FAILFAST", **_csv_options(spark, paths)).schema
     if file_format == "json":
         return _read(spark, paths, "json", mode="FAILFAST").schema
     return _read(spark, paths, "parquet").schema
 
 
 def evolved_columns(spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType) -> StructType:
-    """The table's columns, numbers as wide as the files need them, and the columns that only the files have."""
-    wider = {("integer", "long"), ("float", "double")}
+    """The table's columns, whole numbers as wide as the files need them, and the columns that only the files have."""
     found = {field.name: field for field in infer_schema(spark, paths, file_format).fields}
-    kept = [
-        found[field.name]
-        if field.name in found and (field.dataType.typeName(), found[field.name].dataType.typeName()) in wider
-        else field
+    wider = [
+        field.name
         for field in columns.fields
+        if field.dataType.typeName() == "integer" and field.name in found and _is_long(found[field.name])
     ]
+    if file_format == "json" and wider:
+        # For Spark every whole number in JSON is a long: only the values tell.
+        wider = _beyond_int(spark, paths, type(columns)([found[name] for name in wider]))
+    kept = [found[field.name] if field.name in wider else field for field in columns.fields]
     return type(columns)([*kept, *(field for name, field in found.items() if name not in columns.names)])
+
+
+def _is_long(field: StructField) -> bool:
+    return bool(field.dataType.typeName() == "long")
+
+
+def _beyond_int(spark: SparkSession, paths: Sequence[str], columns: StructType) -> list[str]:
+    """Which of these columns have a value that is no 32-bit number."""
+    from pyspark.sql import functions as f
+
+    frame = _typed(spark, paths, "json", columns)
+    beyond = [f.max(~f.col(_quoted(name)).between(-(2**31), 2**31 - 1)).alias(name) for name in columns.names]
+    with spark_failures("these files cannot be read"):
+        found = frame.agg(*beyond).collect()[0].asDict()
+    return [name for name, is_beyond in found.items() if is_beyond]
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def read_files(
@@ -73,13 +100,18 @@ def read_files(
     if file_format == "parquet":
         return _read(spark, paths, "parquet")
     if file_format == "csv":
-        header = _read(spark, paths, "csv", header="true", inferSchema="false").columns
+        options = _csv_options(spark, paths)
+        header = _read(spark, paths, "csv", inferSchema="false", **options).columns
         _check_names(header, columns.names, all_needed=all_needed)
         types = type(columns)([columns[name] for name in header])
-        return _typed(spark, paths, "csv", types, header="true", enforceSchema="false")
+        return _typed(spark, paths, "csv", types, enforceSchema="false", **options)
     # Names only: every value as text, so the pass is cheap and no type is guessed.
     found = _read(spark, paths, "json", primitivesAsString="true", mode="FAILFAST").columns
     _check_names(found, columns.names, all_needed=False)
+    for name in found:
+        # Spark would read such a key as text, and fail where it is used.
+        if _OTHER_KEYS.search(columns[name].dataType.json()):
+            raise Invalid("in JSON the keys of a map are text", column=name, advice="Load this column from Parquet.")
     return _typed(spark, paths, "json", columns)
 
 
@@ -90,10 +122,11 @@ def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns
 
     if file_format == "parquet":
         return None
-    options = {"header": "true", "enforceSchema": "false"} if file_format == "csv" else {}
-    names = columns.names
+    options, names = {}, columns.names
     if file_format == "csv":
-        names = _read(spark, paths, "csv", header="true", inferSchema="false").columns
+        options = _csv_options(spark, paths)
+        names = _read(spark, paths, "csv", inferSchema="false", **options).columns
+        options["enforceSchema"] = "false"
     lenient = [StructField(name, columns[name].dataType, True) for name in names]
     marked = type(columns)([*lenient, StructField(_BAD_RECORD, StringType(), True)])
     options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD_RECORD}
@@ -109,7 +142,7 @@ def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns
     text = example[_BAD_RECORD]
     as_text = ", ".join(f"`{name}` string" for name in names)
     parse = f.from_csv if file_format == "csv" else f.from_json
-    raw = spark.range(1).select(parse(f.lit(text), as_text).alias("raw")).collect()[0]["raw"]
+    raw = spark.range(1).select(parse(f.lit(text), as_text, {"escape": '"'}).alias("raw")).collect()[0]["raw"]
     lost = [name for name in names if example[name] is None and raw is not None and raw[name] is not None]
     return Invalid(
         "records do not fit the table's types",
@@ -118,6 +151,17 @@ def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns
         example=repr(text)[:200],
         advice="Correct the file; nothing was loaded.",
     )
+
+
+def _csv_options(spark: SparkSession, paths: Sequence[str]) -> dict[str, str]:
+    """How to read CSV. A value with a line break leaves a line with an odd number of quotes; only then is a file read
+    as a whole, because then no two tasks can share it."""
+    from pyspark.sql import functions as f
+
+    quotes = f.length("value") - f.length(f.replace("value", f.lit('"'), f.lit("")))
+    with spark_failures("these files cannot be read"):
+        broken = _read(spark, paths, "text").where(quotes % 2 == 1).limit(1).count()
+    return {**_CSV, "multiLine": "true" if broken else "false"}
 
 
 def _typed(

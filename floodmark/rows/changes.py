@@ -41,9 +41,10 @@ UPSERT, DELETE = "upsert", "delete"
 KEY_CHUNK_ROWS = 500_000
 KEY_CHUNK_BYTES = 64 * 1024 * 1024
 # What is read sooner than a Spark job starts; a file more is a round trip more to object storage.
-LITTLE_ROWS = 100_000
+LITTLE_ROWS = 250_000
 LITTLE_BYTES = 8 * 1024 * 1024
 LITTLE_FILES = 32
+LITTLE_ANSWER_BYTES = 32 * 1024 * 1024
 # Keys that every executor can hold; bytes as they are in files.
 BROADCAST_ROWS_MAX = 500_000
 BROADCAST_BYTES_MAX = 8 * 1024 * 1024
@@ -233,10 +234,9 @@ def changes_dataframe(
     columns = types.StructType([*table, *extra])
     if plan.empty:
         return empty(spark, columns)
-    if arrow is None and _is_little(plan):
+    if arrow is None and (found := _read_little(plan, storage_options)) is not None:
         prepare(spark)
-        batches = changes_batches(Storage(storage_options), plan)
-        return spark.createDataFrame(pa.Table.from_batches(batches, changes_schema(plan)), columns)
+        return spark.createDataFrame(found, columns)
     frames = []
     if plan.files:
         rows = scan_with_seq(
@@ -256,11 +256,20 @@ def changes_dataframe(
     return frames[0] if len(frames) == 1 else frames[0].union(frames[1])
 
 
-def _is_little(plan: ChangePlan) -> bool:
+def _read_little(plan: ChangePlan, storage_options: Mapping[str, str] | None) -> pa.Table | None:
+    """The changes, if there is little to read and little came of it."""
     # PySpark takes plain columns from Arrow as they are, and takes nested ones apart in ways that not all survive.
     plain = all(isinstance(field.field_type, PrimitiveType) for field in plan.schema.fields)
-    little = plan.rows_max <= LITTLE_ROWS and plan.size_bytes <= LITTLE_BYTES
-    return plain and little and len(plan.files) + len(plan.deletions) <= LITTLE_FILES
+    files = len(plan.files) + len(plan.deletions)
+    if not plain or plan.rows_max > LITTLE_ROWS or plan.size_bytes > LITTLE_BYTES or files > LITTLE_FILES:
+        return None
+    batches, size_bytes = [], 0
+    for batch in changes_batches(Storage(storage_options), plan):
+        batches.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes > LITTLE_ANSWER_BYTES:
+            return None
+    return pa.Table.from_batches(batches, changes_schema(plan))
 
 
 def _deleted(

@@ -1,15 +1,20 @@
-"""Rows to one file: JSON lines, CSV or Parquet, streaming; the file appears whole or not at all."""
+"""Rows to one file: JSON lines, CSV or Parquet, streaming; the file appears whole or not at all.
+
+What is written can be loaded again and gives the same rows: what a format cannot hold is Invalid, never something near
+it. The one exception is CSV itself, where no text and empty text are hardly told apart by anybody: the first is written
+as nothing, the second as two quotes. JSON is strict: a number that JSON does not know (NaN, Infinity) is text.
+"""
 
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
+from math import isfinite, isnan
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +23,8 @@ import pyarrow.parquet as pq
 from floodmark.errors import Invalid
 from floodmark.storage import Storage
 
+# What must be quoted in CSV: separators, quotes, and text that has no other sign of being there.
+_QUOTED = re.compile(r'[",\r\n]|^$|^\s|\s$')
 FORMATS = {"jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "csv": "csv", "parquet": "parquet"}
 
 
@@ -29,7 +36,7 @@ def format_for(path: str, wanted: str | None) -> str:
             "the file's format is not known",
             path=path,
             format=wanted,
-            advice="Name it .jsonl, .csv or .parquet, or give --format.",
+            advice="Use jsonl, csv or parquet." if wanted else "Name it .jsonl, .csv or .parquet, or give --format.",
         )
     return found
 
@@ -43,9 +50,10 @@ def write_file(
 ) -> int:
     """Write all rows of the reader; returns how many."""
     writers = {"jsonl": _jsonl, "csv": _csv, "parquet": _parquet}
-    nested = [field.name for field in reader.schema if pa.types.is_nested(field.type)]
-    if file_format == "csv" and nested:
-        raise Invalid("CSV cannot hold this column", column=nested[0], advice="Write JSON lines or Parquet.")
+    for field in reader.schema:
+        if not _held(field.type, file_format):
+            advice = "Write Parquet, which holds everything."
+            raise Invalid(f"{file_format} cannot hold this column", column=field.name, type=field.type, advice=advice)
     rows = 0
     with storage.writer(location) as stream, writers[file_format](stream, reader.schema) as write:
         for batch in reader:
@@ -56,14 +64,26 @@ def write_file(
     return rows
 
 
+def _held(kind: pa.DataType, file_format: str) -> bool:
+    """CSV has plain values only, and no agreed text for bytes; the keys of JSON's objects are text."""
+    if file_format == "csv":
+        return not pa.types.is_nested(kind) and not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind)
+    if file_format == "jsonl" and pa.types.is_map(kind) and not _is_text(kind.key_type):
+        return False
+    return all(_held(kind.field(at).type, file_format) for at in range(kind.num_fields))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 Write = Callable[[pa.RecordBatch], None]
 
 
 @contextmanager
 def _jsonl(stream: Any, schema: pa.Schema) -> Iterator[Write]:
     def write(batch: pa.RecordBatch) -> None:
-        lines = [json.dumps(row, default=plain_value, ensure_ascii=False) + "\n" for row in _dicts(batch)]
-        stream.write("".join(lines).encode())
+        stream.write("".join(f"{_json_text(row)}\n" for row in dicts(batch)).encode())
 
     yield write
 
@@ -71,15 +91,9 @@ def _jsonl(stream: Any, schema: pa.Schema) -> Iterator[Write]:
 @contextmanager
 def _csv(stream: Any, schema: pa.Schema) -> Iterator[Write]:
     def write(batch: pa.RecordBatch) -> None:
-        text = io.StringIO()
-        lines = csv.writer(text, lineterminator="\n")
-        for row in batch.to_pylist():
-            lines.writerow([_csv_value(value) for value in row.values()])
-        stream.write(text.getvalue().encode())
+        stream.write("".join(_csv_line(row.values()) for row in dicts(batch)).encode())
 
-    header = io.StringIO()
-    csv.writer(header, lineterminator="\n").writerow(schema.names)
-    stream.write(header.getvalue().encode())
+    stream.write(_csv_line(schema.names).encode())
     yield write
 
 
@@ -89,31 +103,57 @@ def _parquet(stream: Any, schema: pa.Schema) -> Iterator[Write]:
         yield writer.write_batch
 
 
-def _dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows as dicts; Arrow gives maps as lists of pairs."""
-    maps = [field.name for field in batch.schema if _holds_map(field.type)]
-    rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict") if maps else batch.to_pylist()
+def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as dicts of Python's values; maps are dicts too."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
+    except OverflowError as error:
+        raise Invalid(
+            "a time is beyond the years 1 to 9999", cause=error, advice="`floodmark export` writes it as Parquet."
+        ) from error
     return rows
 
 
-def _holds_map(kind: pa.DataType) -> bool:
-    return pa.types.is_map(kind) or any(_holds_map(kind.field(at).type) for at in range(kind.num_fields))
+def _json_text(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, default=_plain, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(json_value(row), ensure_ascii=False)
 
 
-def plain_value(value: Any) -> Any:
-    """A value that JSON does not know, as text: times in ISO 8601, bytes in base64, decimals in full."""
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+def json_value(value: Any) -> Any:
+    """A value with all that JSON does not know as text, at any depth."""
+    if isinstance(value, dict):
+        return {str(json_value(key)): json_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [json_value(item) for item in value]
+    if isinstance(value, float):
+        return value if isfinite(value) else _plain(value)
+    return value if value is None or isinstance(value, str | int) else _plain(value)
 
 
-def _csv_value(value: Any) -> Any:
+def _csv_line(values: Iterable[Any]) -> str:
+    # A line without anything on it would be taken for no row.
+    return (",".join(_csv_text(value) for value in values) or '""') + "\n"
+
+
+def _csv_text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return value if isinstance(value, str | int | float) else plain_value(value)
+    text = str(value if isinstance(value, str | int) else _plain(value))
+    return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
+
+
+def _plain(value: Any) -> str:
+    """A value as text: times in ISO 8601, bytes in base64, decimals in full, floats as Java and Python read them."""
+    if isinstance(value, float):
+        return repr(value) if isfinite(value) else "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"{type(value).__name__} has no form as text")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from floodmark.catalog.live import LiveFile
 
 SCAN_TASKS_MAX = 256
+LOOKUP_BY_VALUE_MAX = 32
 # A file's name as Spark gives it is the one in the list only if no character of it could be encoded.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 # Columns of the lookup; no table has these names.
@@ -169,21 +170,31 @@ def _scan_inheriting(
 
     mixed = not all(file.fresh for file in files)
     rows = _read(spark, [file.path for file in files], _columns(schema, with_seq=mixed))
-    sequences = {file.sequence for file in files}
-    if len(sequences) == 1:
-        inherited = F.lit(sequences.pop()).cast("long")
-    else:
-        lookup = pa.table(
-            [pa.array(map(_name, files), pa.string()), pa.array((file.sequence for file in files), pa.int64())],
-            names=[_FILE, _INHERITED],
-        )
-        # Not by its name alone: a table may have a column of that name.
-        name = rows.metadataColumn("_metadata").getField("file_name")
-        rows = rows.withColumn(_FILE, name).join(F.broadcast(spark.createDataFrame(lookup)), _FILE, "left")
-        inherited = F.col(_INHERITED)
+    rows = _add_inherited(spark, rows, files)
+    inherited = F.col(_INHERITED)
     seq = F.coalesce(F.col(SEQ_COLUMN), inherited) if mixed else inherited
     rows = rows.select(*(F.col(quoted(field.name)) for field in user_fields(schema)), seq.alias(SEQ_COLUMN))
     return rows.filter(_in_range(between)) if mixed and between is not None else rows
+
+
+def _add_inherited(spark: SparkSession, rows: DataFrame, files: Sequence[LiveFile]) -> DataFrame:
+    """The rows with a column more: the sequence of the file that each of them is in."""
+    from pyspark.sql import functions as F
+
+    sequences = {file.sequence for file in files}
+    if len(sequences) == 1:
+        return rows.withColumn(_INHERITED, F.lit(sequences.pop()).cast("long"))
+    # Not by its name alone: a table may have a column of that name.
+    rows = rows.withColumn(_FILE, rows.metadataColumn("_metadata").getField("file_name"))
+    if len(files) <= LOOKUP_BY_VALUE_MAX:
+        # Looked through for every row, but a join would cost a job first.
+        pairs = (f"'{_name(file)}', {'null' if file.sequence is None else file.sequence}" for file in files)
+        return rows.withColumn(_INHERITED, F.expr(f"cast(element_at(map({', '.join(pairs)}), {_FILE}) as long)"))
+    lookup = pa.table(
+        [pa.array(map(_name, files), pa.string()), pa.array((file.sequence for file in files), pa.int64())],
+        names=[_FILE, _INHERITED],
+    )
+    return rows.join(F.broadcast(spark.createDataFrame(lookup)), _FILE, "left")
 
 
 def _scan_arrow(

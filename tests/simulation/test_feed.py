@@ -9,13 +9,17 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.testing.children import Child
+from floodmark.failpoints import FAILPOINTS
+from floodmark.testing.children import Child, run_killed
+from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.explorer import NOT_A_STOP
+from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 from tests.simulation import feed
@@ -117,9 +121,119 @@ def test_two_processes_write_and_a_third_follows_without_missing_anything(
         check_lake(lake.catalog)
 
 
+# ── faults and kills ──
+
+
+def write_in_child(place: Place, operation: dict[str, object], batch: str | None) -> None:
+    with place.open() as lake, suppress(*REFUSED):
+        feed.perform(lake, operation, batch)
+
+
+class Troubled:
+    """Random operations, each of which may be killed, lose a call of its storage or database, or come again."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.place = place
+        self.batches: dict[str, dict[str, object]] = {}
+        with place.open(create=True) as lake:
+            feed.make(lake, self.dice.choice([[], ["bucket(2, id)"]]))
+            self.version = lake.status()["version"]
+
+    def step(self) -> None:
+        getattr(self, self.dice.choice(["write", "kill", "kill", "storage", "database", "again"]))()
+
+    def next(self) -> tuple[dict[str, object], str | None]:
+        operation = feed.random_operation(self.dice)
+        batch = f"b{self.dice.getrandbits(60)}" if self.dice.random() < 0.5 else None
+        return operation, batch
+
+    def write(self) -> None:
+        operation, batch = self.next()
+        with self.place.open() as lake, suppress(*REFUSED):
+            self.told(lake, feed.perform(lake, operation, batch), operation, batch)
+
+    def told(self, lake: fm.Lake, commit: fm.Commit, operation: dict[str, object], batch: str | None) -> None:
+        """What a writer was told is true."""
+        if commit.outcome == "committed":
+            self.version += 1
+            if batch is not None:
+                self.batches[batch] = operation
+        assert lake.status()["version"] == self.version
+
+    def again(self) -> None:
+        if self.batches:
+            batch, operation = self.dice.choice(sorted(self.batches.items()))
+            with self.place.open() as lake:
+                assert feed.perform(lake, operation, batch).outcome == "already_committed"
+
+    def kill(self) -> None:
+        operation, batch = self.next()
+        points = [point for point, kind in FAILPOINTS.items() if kind == operation["verb"]]
+        run_killed(write_in_child, self.place, operation, batch, failpoint=self.dice.choice(points))
+        with self.place.open() as lake:
+            version = lake.status()["version"]
+            assert version - self.version in (0, 1)
+            if version > self.version and batch is not None:
+                self.batches[batch] = operation
+            self.version = version
+
+    def storage(self) -> None:
+        mode = self.dice.choice(["before", "after", "torn", "disk_full"])
+        storage = FaultyStorage(fail_at=self.dice.randint(1, 40), mode=mode)
+        self.faulted(lambda: self.place.open(storage=storage, heal=False), lambda lake: None)
+
+    def database(self) -> None:
+        mode, call = self.dice.choice(["before", "after"]), self.dice.randint(1, 50)
+        self.faulted(
+            lambda: self.place.open(heal=False),
+            lambda lake: DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode),
+        )
+
+    def faulted(self, open_lake: Callable[[], fm.Lake], arm: Callable[[fm.Lake], Any]) -> None:
+        operation, batch = self.next()
+        with open_lake() as lake:
+            faults = arm(lake)
+            try:
+                commit: fm.Commit | None = feed.perform(lake, operation, batch)
+            except fm.CommitUnknown as unknown:
+                commit = lake.resolve(unknown.operation)
+            except fm.FloodmarkError:
+                commit = None
+            finally:
+                if faults is not None:
+                    faults.remove()
+        with self.place.open() as lake:
+            if commit is not None:
+                self.told(lake, commit, operation, batch)
+            assert lake.status()["version"] == self.version, "an error was not undone, or a commit was"
+
+    def check(self) -> None:
+        with self.place.open() as lake:
+            check_lake(lake.catalog)
+            feed.check_history(lake, self.dice)
+
+
+@pytest.mark.parametrize(("database", "seed"), [("sqlite", 1), ("sqlite", 2), ("postgresql", 3)])
+def test_random_faults_and_kills_match_the_dict(new_place: Callable[[str], Place], database: str, seed: int) -> None:
+    troubled = Troubled(new_place(database), seed)
+    for step in range(60):
+        try:
+            troubled.step()
+            if step % 6 == 5:
+                troubled.check()
+        except BaseException:
+            print(f"seed {seed}, step {step}")
+            raise
+
+
 @pytest.mark.soak
 def test_soak(new_place: Callable[[str], Place]) -> None:
     seed = int(os.environ.get("FLOODMARK_SOAK_SEED", "0")) or random.SystemRandom().randint(1, 10**9)
     print(f"seed {seed}")
     for number in range(10):
         run_feed(new_place("sqlite"), seed + number, 2000)
+        troubled = Troubled(new_place("postgresql"), seed + number)
+        for _ in range(300):
+            troubled.step()
+        troubled.check()

@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 
 from floodmark.catalog.live import LiveFile
 from floodmark.model import DeletionsFile
-from floodmark.rows import changes
+from floodmark.rows import changes, scan
 from floodmark.rows.arrow_reader import arrow_batches
 from floodmark.rows.changes import changes_batches, changes_dataframe, plan_changes
 from floodmark.rows.scan import scan_with_seq
@@ -170,11 +170,17 @@ def test_every_way_to_join_gives_the_same(
     assert rows_in(changes_dataframe(spark, plan, arrow=arrow)) == expected
 
 
-@pytest.mark.parametrize("arrow", [False, True])
+@pytest.mark.parametrize(("arrow", "values_max"), [(False, 32), (False, 1), (True, 32)])
 @pytest.mark.parametrize("case", [case for case in CASES if case is not only_deletions])
 def test_every_row_has_its_sequence(
-    spark: SparkSession, tmp_path: Path, case: Callable[[str], Case], arrow: bool
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: Callable[[str], Case],
+    arrow: bool,
+    values_max: int,
 ) -> None:
+    monkeypatch.setattr(scan, "LOOKUP_BY_VALUE_MAX", values_max)
     made = case(f"file://{tmp_path}")
     found = scan_with_seq(spark, made.live, made.files.schema, arrow=arrow)
     batches = arrow_batches(made.files.storage, made.live, made.files.schema, True)
@@ -189,6 +195,8 @@ def test_a_row_that_is_not_committed_yet_has_no_sequence(spark: SparkSession, tm
     for arrow in (False, True):
         found = scan_with_seq(spark, live, files.schema, arrow=arrow)
         assert rows_in(found) == in_order([{"id": 1, "_seq": None}, {"id": 2, "_seq": 3}])
+    (row,) = scan_with_seq(spark, live[:1], files.schema, arrow=False).collect()
+    assert row.asDict() == {"id": 1, "_seq": None}
 
 
 @pytest.mark.parametrize("arrow", HOW)
@@ -229,6 +237,18 @@ def test_no_changes_run_no_job_and_little_is_read_without_one(spark: SparkSessio
     assert jobs_of(spark, "little", lambda: changes_dataframe(spark, some).collect()) == []
 
 
+def test_what_looked_little_and_is_much_is_left_to_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Files(table_schema("id long not null, v string", ["id"]), f"file://{tmp_path}")
+    live = [files.fresh(3, [{"id": number, "v": "x" * 1000} for number in range(2000)])]
+    plan = plan_changes(files.schema, live, [], None, 5)
+    monkeypatch.setattr(changes, "LITTLE_ANSWER_BYTES", 1_000_000)
+    assert plan.size_bytes < 1_000_000
+    assert jobs_of(spark, "much", lambda: changes_dataframe(spark, plan).collect())
+    assert changes_dataframe(spark, plan).count() == 2000
+
+
 def test_sequences_of_settled_files_are_filtered_in_their_row_groups(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,16 +261,16 @@ def test_sequences_of_settled_files_are_filtered_in_their_row_groups(
     assert text.count("PushedFilters: []") == 1
 
 
-def test_without_deletions_nothing_is_joined_but_names(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_without_deletions_nothing_is_joined_but_names_of_many_files(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = fresh_settled_and_deleted(f"file://{tmp_path}")
     plan = plan_changes(made.files.schema, made.live, [], made.since, made.until)
+    assert "Join" not in explained(changes_dataframe(spark, plan, arrow=False), capsys)
+    monkeypatch.setattr(scan, "LOOKUP_BY_VALUE_MAX", 1)
     text = explained(changes_dataframe(spark, plan, arrow=False), capsys)
     assert text.count("BroadcastHashJoin") == text.count("Join") == 1
     assert "hashpartitioning" not in text
-    same = plan_changes(made.files.schema, made.live[1:2], [], made.since, made.until)
-    assert "Join" not in explained(changes_dataframe(spark, same, arrow=False), capsys)
 
 
 @pytest.mark.parametrize("arrow", [False, True])
