@@ -16,13 +16,19 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.machine import own_busy_s
 from bench.measure import Goal, Line, Samples, ratio, timed, times_in_turns, took
-from bench.workshop import SCHEMA, TABLE, Workshop, arrow_rows, rows_of
+from bench.workshop import FIRST_MS, SCHEMA, TABLE, Workshop, arrow_rows
 from floodmark.lake import Lake
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KEYED = "id long, ts timestamp, name string, amount double"
 FILES = 4
+WARM_UP = 3
 # A prime, larger than any table here: times this, modulo a size, no id comes twice and none is near the one before.
 STRIDE = 2_654_435_761
 # The lake's own level; Spark's default (3) would make it write slower.
@@ -43,9 +49,7 @@ def _merge(shop: Workshop, case: str, first: int, goal: Goal | None = None) -> I
     shop.say(f"a table of {shop.sizes.keyed_rows:,} keyed rows, {case} merges")
     merges = _Merges(shop, shop.new_lake(f"keyed-{case}"), first)
     # The first ones compile code and start Python workers; what is asked for is a session at work.
-    for _ in range(2):
-        merges.merge()
-        merges.rewrite()
+    times_in_turns(WARM_UP, merges.merge, merges.rewrite)
     merges.merge_cpu_s.clear()
     merges.rewrite_cpu_s.clear()
     ours, plain = times_in_turns(shop.sizes.merge_repeats, merges.merge, merges.rewrite)
@@ -69,9 +73,10 @@ class _Merges:
     rewrite_cpu_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        frame = self.shop.frame(self.shop.sizes.keyed_rows, FILES)
-        self.lake.create_table(TABLE, SCHEMA, key=["id"])
-        self.lake.append(TABLE, frame)
+        ids = self.shop.spark.range(0, self.shop.sizes.keyed_rows, 1, FILES)
+        self.lake.create_table(TABLE, KEYED, key=["id"])
+        self.lake.append(TABLE, _rows(ids, 0))
+        self.merge()
 
     def merge(self) -> float:
         """Seconds of one merge; remembers the files that it replaced."""
@@ -108,8 +113,18 @@ class _Merges:
             f"if(id % 2 = 0, {there}, {rows} + {number}) AS id"
         )
         self.turn += 1
-        rows_of(ids, salt=10 * self.turn).write.parquet(str(path))
+        _rows(ids, self.turn).write.parquet(str(path))
         return path
+
+
+def _rows(ids: DataFrame, turn: int) -> DataFrame:
+    """A row for each id, with other values at every turn. Names are as good as random: they do not shrink."""
+    return ids.selectExpr(
+        "id",
+        f"timestamp_millis({FIRST_MS} + id * 10) AS ts",
+        f"concat('name-', hex(xxhash64(id, {turn}, 1))) AS name",
+        f"pmod(xxhash64(id, {turn}, 2), 1000003) / 100.0D AS amount",
+    )
 
 
 def _timed(action: Callable[[], object], cpu_s: list[float]) -> float:

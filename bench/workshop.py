@@ -122,7 +122,13 @@ class Workshop:
 
     def frame(self, rows: int, partitions: int) -> DataFrame:
         """Rows of the same kind as a DataFrame, made by Spark's own expressions. No column repeats a pattern."""
-        return rows_of(self.spark.range(0, rows, 1, partitions))
+        return self.spark.range(0, rows, 1, partitions).selectExpr(
+            "id",
+            f"timestamp_millis({FIRST_MS} + id * 10) AS ts",
+            f"concat('key-', pmod(xxhash64(id, 1), {KEYS})) AS k",
+            "pmod(xxhash64(id, 2), 1000003) / 100.0D AS amount",
+            "CAST(pmod(xxhash64(id, 3), 97) AS INT) AS n",
+        )
 
     @cached_property
     def aged(self) -> AgedLake:
@@ -144,17 +150,6 @@ class Workshop:
                 part.lake.close()
             elif name == "spark":
                 part.stop()
-
-
-def rows_of(ids: DataFrame, salt: int = 0) -> DataFrame:
-    """A row for each `id`; those of another salt have other values under the same ids."""
-    return ids.selectExpr(
-        "id",
-        f"timestamp_millis({FIRST_MS} + id * 10) AS ts",
-        f"concat('key-', pmod(xxhash64(id, {salt} + 1), {KEYS})) AS k",
-        f"pmod(xxhash64(id, {salt} + 2), 1000003) / 100.0D AS amount",
-        f"CAST(pmod(xxhash64(id, {salt} + 3), 97) AS INT) AS n",
-    )
 
 
 def arrow_rows(rows: int, keys: int = KEYS, first: int = 0) -> pa.Table:

@@ -1,78 +1,38 @@
 """A condition on rows in Spark SQL (`country = 'XX'`): which files may hold matching rows, and which rows match.
 
-A condition is plain if Arrow can evaluate it with exactly Spark's meaning, nulls included. PyIceberg's parser reads it,
-and only what is certain passes: whole numbers, text, booleans and days compared with literals of their own kind. All
-other conditions are evaluated by Spark (`rows/positions.py`); of those, the conjuncts that are plain still prune files.
+A condition is plain if Arrow can evaluate it with exactly Spark's meaning, nulls included (`rows/condition.py`). All
+others are evaluated by Spark (`rows/positions.py`); what they certainly imply, such as a plain conjunct or the days on
+which a timestamp may lie (`rows/moments.py`), still prunes files.
 A file is pruned only if its partition or statistics prove that no row of it matches. What is missing or cannot be read
 proves nothing. A column that a file does not have reads as null, also if the table now requires it.
 """
 
 from __future__ import annotations
 
-import re
 import struct
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
 from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg import expressions as ex
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, UnboundPredicate, visitors
-from pyiceberg.expressions.literals import BooleanLiteral, LongLiteral, StringLiteral
-from pyiceberg.expressions.parser import parse as parse_iceberg
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, visitors
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.transforms import TruncateTransform
-from pyiceberg.types import (
-    BooleanType,
-    DateType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    NestedField,
-    PrimitiveType,
-    StringType,
-)
-from pyparsing import ParseBaseException
+from pyiceberg.transforms import HourTransform, MonthTransform, TruncateTransform, YearTransform
+from pyiceberg.types import NestedField, StringType
 
 from floodmark.catalog.live import LiveFile
 from floodmark.errors import Invalid
+from floodmark.rows.condition import column_name, columns_by_name, conjuncts, implied, is_certain, predicates, read
 from floodmark.rows.positions import check_where, count_positions, spark_positions
 from floodmark.rows.schema import nearest, user_fields
 
 __all__ = ["Where", "check_where", "count_positions", "spark_positions"]
 
-_NESTING_MAX = 40
-# What both readers, PyIceberg's and Spark's, take apart in the same way. Text in quotes holds no quote, no backslash
-# and no control character.
-_TOKEN = re.compile(
-    r"""[ \t\r\n]*(?:
-      (?P<word>[A-Za-z_][A-Za-z0-9_]*)
-    | (?P<number>-?[0-9]+)(?![A-Za-z0-9_.])
-    | (?P<text>'[^'\\\x00-\x1f\x7f\ud800-\udfff]*')
-    | (?P<sign>[<>=!]+|[(),])
-    )""",
-    re.VERBOSE,
-)
-_SIGNS = frozenset({"=", "==", "!=", "<>", "<", "<=", ">", ">=", "(", ")", ","})
-_PREFIX = re.compile(r"'[^%_]*%?'")
-_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-# For PyIceberg these could be columns. For Spark they are operators, literals, functions, or begin a query.
-_NO_COLUMN = re.compile(
-    r"and|or|not|is|in|like|between|null|true|false|nan|case|when|then|else|end|exists|any|all|some|distinct|interval"
-    r"|cast|select|from|with|values|table|map|reduce|user|\w+_user|current_\w+|localtime\w*",
-    re.IGNORECASE,
-)
-# A part of a condition as far as its top level is concerned.
-_PART = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\w+|.", re.DOTALL)
-# Escapes, raw text, comments and variables: with them, where a quote ends is not certain.
-_UNCERTAIN = re.compile(r"\\|\$|--|/\*|[{};]")
-_EQUALITY = (ex.EqualTo, ex.NotEqualTo, ex.In, ex.NotIn)
 _COMPARE: dict[type[Any], Callable[..., Any]] = {
     ex.BoundEqualTo: pc.equal,
     ex.BoundNotEqualTo: pc.not_equal,
@@ -83,6 +43,8 @@ _COMPARE: dict[type[Any], Callable[..., Any]] = {
 }
 # Values that are not of their column's type or are missing, and days that Python cannot say.
 _UNREADABLE = (ValueError, TypeError, OverflowError, IndexError, struct.error)
+# More than there are up to the year 9999, fewer than an overflow leaves.
+_HOURS_MAX = 10**9
 
 
 @dataclass(frozen=True)
@@ -132,7 +94,7 @@ class Where:
             return True
         spec = metadata.specs().get(file.spec_id)
         try:
-            if spec is not None and not _partition_test(self.text, self.schema_json, spec)(file.data_file.partition):
+            if spec is not None and not self._partition_may_match(spec, file.data_file.partition):
                 return False
         except _UNREADABLE:
             pass  # the statistics are asked next
@@ -151,8 +113,8 @@ class Where:
         # Where values are compared, PyIceberg takes a null for a match of != and a missing count for no nulls. So it
         # is asked only about columns that are known to have a value in every row.
         values, nulls = file.data_file.value_counts or {}, file.data_file.null_value_counts or {}
-        for predicate in _predicates(meaning.implied):
-            field_id = meaning.columns[_name(predicate).lower()].field_id
+        for predicate in predicates(meaning.implied):
+            field_id = meaning.columns[column_name(predicate).lower()].field_id
             compared = not isinstance(predicate, ex.IsNull | ex.NotNull)
             if values.get(field_id) != file.rows or (compared and nulls.get(field_id) != 0):
                 return False
@@ -160,6 +122,11 @@ class Where:
             return bool(meaning.strict.eval(file.data_file))
         except _UNREADABLE:
             return False
+
+    def _partition_may_match(self, spec: PartitionSpec, values: Any) -> bool:
+        schema = self._meaning.schema
+        trusted = (place for place, field in enumerate(spec.fields) if _trusted(field, schema, values[place]))
+        return _partition_test(self.text, self.schema_json, spec, tuple(trusted))(values)
 
     @property
     def _meaning(self) -> _Meaning:
@@ -185,11 +152,11 @@ class _Meaning:
 
     @cached_property
     def columns(self) -> dict[str, NestedField]:
-        return _columns(self.schema)
+        return columns_by_name(self.schema)
 
     @cached_property
     def fields(self) -> tuple[NestedField, ...]:
-        used = {_name(predicate).lower() for predicate in _predicates(self.implied)}
+        used = {column_name(predicate).lower() for predicate in predicates(self.implied)}
         return tuple(field for name, field in self.columns.items() if name in used) or self.schema.fields[:1]
 
     @cached_property
@@ -210,158 +177,48 @@ def _meaning(text: str, schema_json: str) -> _Meaning:
     # All optional: PyIceberg takes a required column for one without nulls, but a file may not have it at all.
     fields = user_fields(Schema.model_validate_json(schema_json))
     schema = Schema(*(field.model_copy(update={"required": False}) for field in fields))
-    columns = _columns(schema)
-    tree = _read(text)
+    columns = columns_by_name(schema)
+    tree = read(text)
     if tree is not None:
-        unknown = next((_name(p) for p in _predicates(tree) if _name(p).lower() not in columns), None)
+        unknown = next((column_name(p) for p in predicates(tree) if column_name(p).lower() not in columns), None)
         names = {name.lower() for name in schema.column_names}
         if unknown is not None and unknown.lower() not in names:
             return _Meaning(schema, False, AlwaysTrue(), unknown)
-        if _certain(tree, columns):
-            return _Meaning(schema, True, tree)
-    implied: BooleanExpression = AlwaysTrue()
-    for part in _conjuncts(text, schema):
-        tree = _read(part)
-        if tree is not None and _certain(tree, columns):
-            implied = And(implied, tree)
-    return _Meaning(schema, False, implied)
-
-
-def _columns(schema: Schema) -> dict[str, NestedField]:
-    """The columns by their name in lower case, without those that differ in case only."""
-    counts = Counter(field.name.lower() for field in schema.fields)
-    return {field.name.lower(): field for field in schema.fields if counts[field.name.lower()] == 1}
-
-
-def _read(text: str) -> BooleanExpression | None:
-    """The condition as PyIceberg reads it; None if it is not certain that Spark reads the same."""
-    tokens: list[str] = []
-    position, depth = 0, 0
-    body = text.rstrip(" \t\r\n")
-    while position < len(body):
-        found = _TOKEN.match(body, position)
-        if found is None or (found["sign"] and found["sign"] not in _SIGNS):
-            return None
-        token = str(found[found.lastgroup or 0])
-        if tokens and tokens[-1].lower() == "like" and not _PREFIX.fullmatch(token):
-            return None
-        depth += (token == "(") - (token == ")")
-        if depth > _NESTING_MAX:
-            return None
-        tokens.append(token)
-        position = found.end()
-    if "${" in body:
-        return None  # Spark puts a variable there, also inside text
-    try:
-        tree = parse_iceberg(" ".join(tokens))
-    except (ParseBaseException, ValueError, TypeError, RecursionError):
-        return None
-    return None if any(_NO_COLUMN.fullmatch(_name(predicate)) for predicate in _predicates(tree)) else tree
-
-
-def _predicates(tree: BooleanExpression) -> Iterator[UnboundPredicate]:
-    if isinstance(tree, And | Or):
-        yield from _predicates(tree.left)
-        yield from _predicates(tree.right)
-    elif isinstance(tree, Not):
-        yield from _predicates(tree.child)
-    elif isinstance(tree, UnboundPredicate):
-        yield tree
-
-
-def _name(predicate: UnboundPredicate) -> str:
-    term: Any = predicate.term
-    return str(term.name)
-
-
-def _certain(tree: BooleanExpression, columns: dict[str, NestedField]) -> bool:
-    """Every comparison in it means the same for Arrow and for Spark, whatever the session's settings."""
-    return all(
-        (column := columns.get(_name(predicate).lower())) is not None and _comparable(predicate, column.field_type)
-        for predicate in _predicates(tree)
-    )
-
-
-def _comparable(predicate: UnboundPredicate, kind: IcebergType) -> bool:
-    if isinstance(predicate, ex.IsNull | ex.NotNull):
-        return isinstance(kind, PrimitiveType)
-    if isinstance(predicate, ex.StartsWith | ex.NotStartsWith):
-        return isinstance(kind, StringType)
-    if isinstance(predicate, ex.SetPredicate):
-        literals = list(predicate.literals)
-    elif isinstance(predicate, ex.LiteralPredicate):
-        literals = [predicate.literal]
-    else:
-        return False
-    if isinstance(kind, BooleanType) and not isinstance(predicate, _EQUALITY):
-        return False
-    return all(_of_kind(literal, kind) for literal in literals)
-
-
-def _of_kind(literal: Any, kind: IcebergType) -> bool:
-    value = literal.value
-    match kind:
-        case IntegerType() | LongType():
-            # Beyond the range, PyIceberg answers without looking at nulls.
-            return isinstance(literal, LongLiteral) and kind.min <= value <= kind.max
-        case StringType():
-            return isinstance(literal, StringLiteral)
-        case BooleanType():
-            return isinstance(literal, BooleanLiteral)
-        case DateType():
-            return isinstance(literal, StringLiteral) and _is_day(value)
-    return False
-
-
-def _is_day(text: str) -> bool:
-    try:
-        return _DAY.fullmatch(text) is not None and date.fromisoformat(text) is not None
-    except ValueError:
-        return False
-
-
-def _conjuncts(text: str, schema: Schema) -> list[str]:
-    """The parts of a condition that AND joins at its top level; none if that is not certain.
-
-    AND binds weaker than all else but OR, so a part ends where the next one begins. The AND of BETWEEN is none; CASE
-    may hold some. A column may be named like one of these words: then nothing is certain.
-    """
-    joining = {"and", "or", "between", "case"}
-    names = {part.lower() for name in schema.column_names for part in name.split(".")}
-    if _UNCERTAIN.search(text) or names & joining:
-        return []
-    parts, depth, between = [""], 0, 0
-    for token in _PART.findall(text):
-        word = token.lower()
-        depth += (token in "([") - (token in ")]")
-        if depth < 0 or token in "'\"`" or (depth == 0 and word in ("or", "case")):
-            return []
-        if word in joining and parts[-1].rstrip().endswith((".", ":")):
-            return []  # the name of a key in a map
-        between += depth == 0 and word == "between"
-        if depth == 0 and word == "and" and not between:
-            parts.append("")
-            continue
-        between -= depth == 0 and word == "and"
-        parts[-1] += token
-    if depth or not all(part.strip() for part in parts):
-        return []
-    return parts
+        return _Meaning(schema, is_certain(tree, columns), implied(tree, columns))
+    known: BooleanExpression = AlwaysTrue()
+    for part in conjuncts(text, schema):
+        tree = read(part)
+        if tree is not None:
+            known = And(known, implied(tree, columns))
+    return _Meaning(schema, False, known)
 
 
 @lru_cache(maxsize=256)
-def _partition_test(text: str, schema_json: str, spec: PartitionSpec) -> Callable[[Any], bool]:
+def _partition_test(
+    text: str, schema_json: str, spec: PartitionSpec, trusted: tuple[int, ...]
+) -> Callable[[Any], bool]:
+    """Whether rows may match in a partition of these values, as far as those at the trusted places tell."""
     meaning = _meaning(text, schema_json)
-    trusted = PartitionSpec(*(field for field in spec.fields if _trusted(field, meaning.schema)), spec_id=spec.spec_id)
-    projected = visitors.inclusive_projection(meaning.schema, trusted, case_sensitive=False)(meaning.implied)
+    telling = PartitionSpec(*(spec.fields[place] for place in trusted), spec_id=spec.spec_id)
+    projected = visitors.inclusive_projection(meaning.schema, telling, case_sensitive=False)(meaning.implied)
     values = Schema(*spec.partition_type(meaning.schema).fields)
     return visitors.expression_evaluator(values, projected, case_sensitive=True)
 
 
-def _trusted(field: PartitionField, schema: Schema) -> bool:
-    """The lowest numbers, truncated, overflow to the highest: such a partition is not where the number belongs."""
-    source = next((column.field_type for column in schema.fields if column.field_id == field.source_id), None)
-    return isinstance(source, StringType) or not isinstance(field.transform, TruncateTransform)
+def _trusted(field: PartitionField, schema: Schema, value: Any) -> bool:
+    """Whether a partition has its value for what its rows have, and not for what the transform could not count.
+
+    The lowest numbers, truncated, overflow to the highest, and so do hours. Years and months far off become null.
+    """
+    match field.transform:
+        case TruncateTransform():
+            source = next((column.field_type for column in schema.fields if column.field_id == field.source_id), None)
+            return isinstance(source, StringType)
+        case YearTransform() | MonthTransform():
+            return value is not None
+        case HourTransform():
+            return value is not None and abs(value) < _HOURS_MAX
+    return True
 
 
 def _evaluate(tree: BooleanExpression, batch: pa.RecordBatch) -> Any:

@@ -14,19 +14,24 @@ from tests.conftest import ids
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_the_quickstart_does_what_it_says(tmp_path: Path) -> None:
-    folder = str(tmp_path / "lake")
+def run(name: str, folder: str, **changes: str) -> list[str]:
+    """What the example printed, a line each."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "quickstart.py"), folder],
-        cwd=tmp_path,
+        [sys.executable, str(EXAMPLES / name), folder],
+        cwd=Path(folder).parent,
         # A session of this process must not be taken for the example's own.
-        env={name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))},
+        env={k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))} | changes,
         capture_output=True,
         text=True,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_the_quickstart_does_what_it_says(tmp_path: Path) -> None:
+    folder = str(tmp_path / "lake")
+    lines = run("quickstart.py", folder)
     assert lines[:2] == ["committed", "already_committed"]
     assert "3 transaction first import 2" in lines
     # The head has both orders, the first version one of them.
@@ -37,5 +42,18 @@ def test_the_quickstart_does_what_it_says(tmp_path: Path) -> None:
         assert [commit.kind for commit in lake.history()] == ["append", "transaction", "create_table", "create_table"]
 
 
+def test_a_follower_of_keyed_changes_has_what_the_table_has_without_java(tmp_path: Path) -> None:
+    folder = str(tmp_path / "lake")
+    lines = run("keyed_changes.py", folder, JAVA_HOME="", PATH=str(tmp_path / "empty"))
+    told = [line.split() for line in lines if line.startswith("  ")]
+    assert [line[:2] for line in told[:3]] == [["upsert", "1"], ["upsert", "2"], ["upsert", "3"]]
+    assert sorted(told[3:5]) == [["upsert", "2", "at", "2"], ["upsert", "4", "at", "2"]]
+    assert sorted(told[5:]) == [["delete", "4", "at", "3"], ["upsert", "3", "at", "4"]]
+    assert lines[-2:] == ["nothing happened:", "the copy has the 3 rows of the table, up to sequence 4"]
+    with fm.open(folder, read_only=True) as lake:
+        check_lake(lake.catalog)
+        assert ids(lake, "users") == [1, 2, 3]
+
+
 def test_every_example_is_run_by_a_test() -> None:
-    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == ["quickstart.py"]
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == ["keyed_changes.py", "quickstart.py"]

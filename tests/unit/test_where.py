@@ -336,7 +336,7 @@ class Staged:
         spec_json = self.metadata.spec().model_dump_json()
         self._target = StageTarget(f"file://{folder}", self.schema.model_dump_json(), spec_json)
 
-    def stage(self, rows: list[dict[str, Any]]) -> list[FileRecord]:
+    def stage(self, rows: Any) -> list[FileRecord]:
         return stage_in_process(self._target, rows, self.storage)
 
     def live(self, record: FileRecord) -> LiveFile:
