@@ -2,8 +2,9 @@
 
 Two tables of very different size get the same change, in turns. Times are those of a warm session, from the question
 to rows in Spark. Bytes and files are those of a lake just opened, that remembers nothing, reading the same changes in
-this process, so that all of it passes the counters of its storage. Then the history is rewritten: merges of keys from
-all over replace every file, the rows of which keep their sequences, and the next change is asked for again.
+this process, so that all of it passes the counters of its storage. Then the history is rewritten: a merge and a delete
+of keys from all over replace every file, the rows of which keep their sequences. What changed then is asked for again:
+what these two did, the change of before, the file of which was rewritten too, and a new one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from floodmark.storage.counters import Counters
 NARROW = "id long, n int"
 FILES = 4
 WARM_UP = 2
-REWRITES = 2
 SECOND = Goal(1.0)
 SAME = Goal(1.2, low=0.8)
 
@@ -42,13 +42,23 @@ def run(shop: Workshop) -> Iterator[Line]:
     yield from _costs(before, sizes)
     for fed, size, cost in zip(tables, sizes, before, strict=True):
         shop.say(f"rewriting the history of {size} rows")
-        merged = fed.rewrite_history()
-        samples = in_turns(shop.sizes.feed_repeats, partial(fed.collect, merged))[0]
-        yield took(f"changes, merged all over {size} rows", samples, unit=" s", goal=SECOND, note=change)
-        yield _against(f"bytes read, rewritten history, {size} rows", fed.cost(fed.append()), cost)
+        yield from _rewritten(shop, fed, size, cost)
     yield from _nothing_new(shop, tables[-1])
     for fed in tables:
         fed.lake.close()
+
+
+def _rewritten(shop: Workshop, fed: _Fed, size: str, before: Counters) -> Iterator[Line]:
+    old, last = fed.paths(), fed.lake.catalog.history.head(TABLE).sequence
+    for kind, change in (("merged", fed.merge_all_over), ("deleted", fed.delete_all_over)):
+        since = change()
+        samples = in_turns(shop.sizes.feed_repeats, partial(fed.collect, since))[0]
+        rows = fed.lake.changes(TABLE, since=since).df.count()
+        yield took(f"changes, {kind} all over {size} rows", samples, unit=" s", goal=SECOND, note=f"{rows:,} rows")
+    if old & fed.paths():
+        raise RuntimeError("a file of before was not rewritten")
+    yield _against(f"bytes read, the same change, rewritten, {size} rows", fed.cost(last - 1, last), before)
+    yield _against(f"bytes read, the next change, {size} rows", fed.cost(fed.append()), before)
 
 
 def _costs(costs: list[Counters], sizes: list[str]) -> Iterator[Line]:
@@ -102,28 +112,32 @@ class _Fed:
     def __post_init__(self) -> None:
         self.shop.say(f"a table of {self.rows:,} narrow keyed rows")
         self.lake: Lake = self.shop.new_lake("feed")
-        self._change_rows = self.shop.sizes.change_rows
+        self._change_rows, self._next_id = self.shop.sizes.change_rows, self.rows
         self.lake.create_table(TABLE, NARROW, key=["id"])
         ids = self.shop.spark.range(0, self.rows, 1, FILES)
         self.lake.append(TABLE, ids.selectExpr("id", "CAST(pmod(xxhash64(id), 97) AS INT) AS n"))
 
     def append(self) -> int:
         """One change of new rows; returns the sequence before it."""
-        head = self.lake.catalog.history.head(TABLE)
-        self.lake.append(TABLE, self._incoming(range(head.rows, head.rows + self._change_rows)))
-        return head.sequence
+        first, self._next_id = self._next_id, self._next_id + self._change_rows
+        return self._changed(lambda: self.lake.append(TABLE, self._incoming(range(first, self._next_id))))
 
-    def rewrite_history(self) -> int:
-        """Merges of keys from all over, until no file is what it was; returns the sequence before the last merge."""
-        old, since = self._paths(), 0
-        for _ in range(REWRITES):
-            head = self.lake.catalog.history.head(TABLE)
-            since, step = head.sequence, head.rows // self._change_rows
-            self.lake.merge(TABLE, self._incoming(range(since % step, step * self._change_rows, step)))
-        kept = old & self._paths()
-        if kept:
-            raise RuntimeError(f"merges all over the table left {len(kept)} files as they were")
-        return since
+    def merge_all_over(self) -> int:
+        ids = range(0, self._step * self._change_rows, self._step)
+        return self._changed(lambda: self.lake.merge(TABLE, self._incoming(ids)))
+
+    def delete_all_over(self) -> int:
+        return self._changed(lambda: self.lake.delete(TABLE, where=f"id % {self._step} = 1"))
+
+    @property
+    def _step(self) -> int:
+        """From one id to the next if a change is to meet every file."""
+        return self._next_id // self._change_rows
+
+    def _changed(self, change: Callable[[], object]) -> int:
+        before = self.lake.catalog.history.head(TABLE).sequence
+        change()
+        return before
 
     def answer(self) -> float:
         """Seconds until Spark has the rows of a change that was just made."""
@@ -133,14 +147,15 @@ class _Fed:
     def collect(self, since: int) -> None:
         self.lake.changes(TABLE, since=since).df.write.format("noop").mode("append").save()
 
-    def cost(self, since: int) -> Counters:
-        """What a lake that was just opened reads for the newest change."""
+    def cost(self, since: int, until: int | None = None) -> Counters:
+        """What a lake that was just opened reads for a change of the usual size."""
         clear_manifest_cache()
         with floodmark.open(self.lake.location, read_only=True) as lake:
             before = lake.catalog.storage.counters.snapshot()
-            rows = lake.changes(TABLE, since=since).arrow().read_all().num_rows
+            rows = lake.changes(TABLE, since=since, until=until).arrow().read_all().num_rows
             cost = lake.catalog.storage.counters.difference(before)
-        if rows != self._change_rows:
+        # Some were changed again since, if that is asked for.
+        if not 0.95 * self._change_rows <= rows <= self._change_rows:
             raise RuntimeError(f"{rows} changes, not {self._change_rows}")
         return cost
 
@@ -149,7 +164,7 @@ class _Fed:
         value = -1 - self.lake.catalog.history.head(TABLE).sequence
         return pa.table({"id": pa.array(ids, pa.int64()), "n": pa.array([value] * len(ids), pa.int32())})
 
-    def _paths(self) -> set[str]:
+    def paths(self) -> set[str]:
         return set(self.lake.catalog.files.data_files(self.lake.catalog.history.head(TABLE)))
 
 

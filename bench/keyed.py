@@ -76,7 +76,6 @@ class _Merges:
         ids = self.shop.spark.range(0, self.shop.sizes.keyed_rows, 1, FILES)
         self.lake.create_table(TABLE, KEYED, key=["id"])
         self.lake.append(TABLE, _rows(ids, 0))
-        self.merge()
 
     def merge(self) -> float:
         """Seconds of one merge; remembers the files that it replaced."""

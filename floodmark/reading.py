@@ -102,7 +102,7 @@ class Reader:
         from floodmark.rows.query import query_body, run_query
 
         query_body(query)  # refused before a JVM is started for it
-        state = self._state(moment)
+        state = self._catalog.history.tables_at(self._resolve(moment))
         return run_query(
             self._get_spark(),
             query,
@@ -115,12 +115,14 @@ class Reader:
         from floodmark.catalog.live import live_files
         from floodmark.rows.changes import plan_changes
 
-        head = self._head(table, moment)
+        version = self._resolve(moment)
+        head = self._head_at(table, version, moment)
         if moment.is_head:
             self._check_not_drifted(head)
         since_number = BEGINNING if since is None else since
         last = head.sequence if until is None else until
-        if not BEGINNING <= since_number <= last <= head.sequence:
+        whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (since_number, last))
+        if not whole or not BEGINNING <= since_number <= last <= head.sequence:
             raise Invalid(
                 "this is not a range of the table's sequences",
                 table=table,
@@ -133,7 +135,7 @@ class Reader:
         files = live_files(self._catalog.files, head, schema, since_number) if since_number < last else []
         deletions = self._catalog.history.deletions(head, since_number, last) if since_number < last else []
         plan = plan_changes(schema, files, deletions, since_number, last)
-        return Changes(table, since, last, head.version, plan, self._catalog, self._get_spark)
+        return Changes(table, since, last, version, plan, self._catalog, self._get_spark)
 
     def _check_not_drifted(self, head: Head) -> None:
         from floodmark.catalog.build import check_not_drifted
@@ -157,7 +159,10 @@ class Reader:
         return scan(self._get_spark(), self._catalog.files.data_files(head), schema, storage_options=options)
 
     def _head(self, table: str, moment: Moment) -> Head:
-        head = self._state(moment).get(table)
+        return self._head_at(table, self._resolve(moment), moment)
+
+    def _head_at(self, table: str, version: int, moment: Moment) -> Head:
+        head = self._catalog.history.tables_at(version).get(table)
         if head is None:
             raise NotFound(
                 "there is no such table" if moment.is_head else "there was no such table at this version",
@@ -166,9 +171,8 @@ class Reader:
             )
         return head
 
-    def _state(self, moment: Moment) -> dict[str, Head]:
+    def _resolve(self, moment: Moment) -> int:
         if moment.version is not None and moment.at is not None:
             raise Invalid("give a version or a time, not both")
         at_ms = None if moment.at is None else clock.parse_time_ms(moment.at)
-        history = self._catalog.history
-        return history.tables_at(history.resolve(version=moment.version, at_ms=at_ms, branch=moment.branch))
+        return self._catalog.history.resolve(version=moment.version, at_ms=at_ms, branch=moment.branch)

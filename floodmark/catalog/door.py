@@ -269,7 +269,8 @@ class Door:
         ]
         if rows:
             tx.execute(insert(tables.commit_tables), rows)
-            tx.execute(delete(tables.turns).where(tables.turns.c.operation == operation.id))
+        # Also if no table moved: who waits for the turn must not wait for its lease.
+        tx.execute(delete(tables.turns).where(tables.turns.c.operation == operation.id))
         self._record_deletions(tx, built_tables, version)
         tx.execute(
             update(tables.branches).where(tables.branches.c.name == operation.branch).values(head_version=version)

@@ -21,7 +21,8 @@ _POLL_S = 0.02
 class NotYourTurn(Exception):
     """Another operation has the turn of a table, for so long at most."""
 
-    def __init__(self, table_ids: Sequence[str], wait_ms: int) -> None:
+    def __init__(self, operation: str, table_ids: Sequence[str], wait_ms: int) -> None:
+        self.operation = operation
         self.table_ids = table_ids
         self.wait_ms = wait_ms
         super().__init__()
@@ -32,16 +33,16 @@ class Turns:
         self._database = database
 
     def take(self, operation: str, table_ids: Iterable[str], lease_ms: int = LEASE_MS) -> None:
-        """Take the turns of these tables that nobody has, or go on holding them."""
-        turn = tables.turns
+        """Take the turns of all these tables, or none: two operations with a turn each would wait for each other."""
+        turn, wanted = tables.turns, sorted(table_ids)
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             now = self._database.now_ms(tx)
-            for table_id in sorted(table_ids):
-                free = or_(turn.c.until_ms <= now, turn.c.operation == operation)
-                tx.execute(delete(turn).where(turn.c.table_id == table_id, free))
-                if tx.execute(select(turn.c.operation).where(turn.c.table_id == table_id)).scalar() is None:
-                    tx.execute(insert(turn).values(table_id=table_id, operation=operation, until_ms=now + lease_ms))
+            free = or_(turn.c.until_ms <= now, turn.c.operation == operation)
+            tx.execute(delete(turn).where(free))
+            if tx.execute(select(turn.c.operation).where(turn.c.table_id.in_(wanted))).first() is None:
+                rows = [{"table_id": one, "operation": operation, "until_ms": now + lease_ms} for one in wanted]
+                tx.execute(insert(turn), rows)
 
     def check(self, tx: Connection, operation: str, table_ids: Sequence[str], now_ms: int) -> None:
         """Inside a publish: raise NotYourTurn if another operation has the turn of one of these tables."""
@@ -52,7 +53,7 @@ class Turns:
             )
         ).scalar()
         if until is not None:
-            raise NotYourTurn(table_ids, until - now_ms)
+            raise NotYourTurn(operation, table_ids, until - now_ms)
 
     def wait(self, other: NotYourTurn) -> None:
         """Let the holder through. Bounded by its lease."""
@@ -60,6 +61,8 @@ class Turns:
         while time.monotonic() < deadline:
             time.sleep(_POLL_S)
             with self._database.read() as tx:
-                query = select(func.count()).where(tables.turns.c.table_id.in_(other.table_ids))
+                query = select(func.count()).where(
+                    tables.turns.c.table_id.in_(other.table_ids), tables.turns.c.operation != other.operation
+                )
                 if tx.execute(query).scalar() == 0:
                     return

@@ -49,7 +49,7 @@ def run(
             data |= {"since": since, "until": asked.until, "version": asked.version}
         else:
             if version is None:
-                version = lake.catalog.history.head(table).version
+                version = lake.catalog.history.resolve()
             reader = lake.read_arrow(table, version=version, with_seq=with_seq)
             data["version"] = version
         with rows_progress(context.obj.output) as progress:

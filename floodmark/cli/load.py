@@ -32,7 +32,7 @@ def run(
         str | None, typer.Option(help="With --mode merge: of rows with one key the highest in this column counts.")
     ] = None,
     evolve: Annotated[
-        bool, typer.Option("--evolve", help="Add columns that the files have and the table not.")
+        bool, typer.Option("--evolve", help="Add columns that only the files have, widen whole numbers.")
     ] = False,
     message: Annotated[str, typer.Option(help="What the history will say.")] = "",
 ) -> None:

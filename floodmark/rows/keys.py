@@ -60,6 +60,11 @@ class KeySet:
         # Many files are looked at with one set: a small set is read once.
         self._kept: list[_Chunk] | None = None
 
+    @property
+    def held(self) -> bool:
+        """The whole set is in memory, so that many may look into it at once."""
+        return self._kept is not None
+
     def match(self, storage: Storage, location: str) -> Matches:
         """The rows of a data file that have a key of the set."""
         return self.match_table(read_keys(storage, location, self._fields)) if self._files else _merged([])

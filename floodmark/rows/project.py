@@ -20,6 +20,9 @@ from floodmark.rows.schema import FIELD_ID, arrow_type
 from floodmark.storage import Storage
 
 READ_BATCH_ROWS = 65536
+# Rows may be large: after the first row group a batch has as many as this holds.
+READ_BATCH_BYTES = 32 * 1024 * 1024
+_FIRST_BATCH_ROWS = 4096
 
 
 def nullable_type(kind: pa.DataType) -> pa.DataType:
@@ -53,13 +56,24 @@ def read_file(
         wanted = [sources[field.field_id].name for field in fields if field.field_id in sources]
         # A dot would be taken for a path into a struct: then every column is read.
         columns = wanted if not any("." in name for name in parquet.schema_arrow.names) else None
-        for batch in parquet.iter_batches(batch_size=batch_rows, columns=columns):
+        for batch in _batches(parquet, columns, batch_rows):
             arrays = []
             for field, goal in zip(fields, target, strict=True):
                 source = sources.get(field.field_id)
                 array = None if source is None else batch.column(batch.schema.get_field_index(source.name))
                 arrays.append(_project(array, source, field, goal.type, len(batch)))
             yield pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _batches(parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Batches of at most so many rows, and about so many bytes: what rows take in memory is known from earlier ones."""
+    rows = min(rows_max, _FIRST_BATCH_ROWS)
+    for group in range(parquet.num_row_groups):
+        row_bytes = 1
+        for batch in parquet.iter_batches(batch_size=rows, row_groups=[group], columns=columns):
+            row_bytes = max(row_bytes, batch.nbytes // max(1, len(batch)))
+            yield batch
+        rows = max(1, min(rows_max, READ_BATCH_BYTES // row_bytes))
 
 
 def _by_id(fields: Iterable[pa.Field]) -> dict[int, pa.Field]:

@@ -15,6 +15,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -39,6 +40,9 @@ from floodmark.storage import Storage
 
 # How the rows that go are found.
 BY_KEY, BY_WHERE, BY_POSITIONS, ALL, NONE = "key", "where", "positions", "all", "none"
+# How much of the rows that are there is held at once to be compared with those that come in.
+COMPARE_BYTES_MAX = 64 * 1024 * 1024
+COMPARE_ROWS_MIN = 1024
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,14 @@ class Rewriter:
             places=unchanged,
         )
 
+    def look_at_all(self, sources: Sequence[Source], at_once: int) -> list[Rewritten]:
+        """Look only, at many sources at once if the keys fit into memory: it is mostly waiting for storage."""
+        looked = [self.rewrite(source) for source in sources[:1]]
+        if not self._incoming.held:
+            return looked + [self.rewrite(source) for source in sources[1:]]
+        with ThreadPoolExecutor(at_once, thread_name_prefix="floodmark-look") as pool:
+            return looked + list(pool.map(self.rewrite, sources[1:]))
+
     def finish(self) -> FileRecord | None:
         """Close the deletions file, if there are any; its record."""
         return None if self._writer is None else self._writer.finish()
@@ -237,13 +249,16 @@ class Rewriter:
         """For each match, whether the row that comes in equals the one that is there, in all columns."""
         fields = user_fields(self._schema)
         same = np.zeros(len(matches.positions), dtype=bool)
-        there = take_rows(self._storage, source.path, fields, matches.positions)
-        for number in np.unique(matches.files):
-            which = np.flatnonzero(matches.files == number)
-            places = matches.places[which]
-            order = np.argsort(places, kind="stable")
-            come = take_rows(self._storage, self._rewrite.incoming[number], fields, places[order])
-            same[which[order]] = same_rows(there.take(pa.array(which[order])), come)
+        piece = max(COMPARE_ROWS_MIN, COMPARE_BYTES_MAX // row_bytes(self._storage, source.path, fields))
+        for start in range(0, len(same), piece):
+            end = min(start + piece, len(same))
+            there = take_rows(self._storage, source.path, fields, matches.positions[start:end])
+            for number in np.unique(matches.files[start:end]):
+                which = np.flatnonzero(matches.files[start:end] == number)
+                places = matches.places[start:end][which]
+                order = np.argsort(places, kind="stable")
+                come = take_rows(self._storage, self._rewrite.incoming[number], fields, places[order])
+                same[start + which[order]] = same_rows(there.take(pa.array(which[order])), come)
         return same
 
     # ── what is written ──
@@ -317,7 +332,13 @@ def take_rows(
         if last > first:
             parts.append(batch.take(pa.array(positions[first:last] - start)))
         start += len(batch)
-    return pa.Table.from_batches(parts).combine_chunks()
+    return pa.Table.from_batches(parts)
+
+
+def row_bytes(storage: Storage, location: str, fields: Sequence[NestedField]) -> int:
+    """About how much memory a row of the file takes."""
+    first = next(read_file(storage, location, fields, batch_rows=1024), None)
+    return 1 if first is None or not len(first) else max(1, first.nbytes // len(first))
 
 
 def _pack(matches: Matches, same: np.ndarray[Any, Any]) -> tuple[tuple[int, str], ...]:

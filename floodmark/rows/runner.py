@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 
 from floodmark import clock
 from floodmark.model import FileRecord
-from floodmark.rows.rewrite import Result, Rewrite, Rewriter, Rewritten, Source, pack_positions
+from floodmark.rows.rewrite import BY_KEY, Result, Rewrite, Rewriter, Rewritten, Source, pack_positions
 from floodmark.rows.tasks import collect_tagged, run_tasks
 from floodmark.rows.where import Where
 from floodmark.storage import Storage, join
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 IN_PROCESS_BYTES_MAX = 64 * 1024 * 1024
 TASKS_MAX = 512
+LOOKS_AT_ONCE = 8
 
 
 class Runner:
@@ -48,6 +49,13 @@ class Runner:
 
     def _run_here(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
         rewriter = Rewriter(rewrite, self._storage)
+        if rewrite.find == BY_KEY and len(sources) > LOOKS_AT_ONCE:
+            # Most files hold none of the keys: finding out is waiting for storage, which many can do at once.
+            looking = rewriter if rewrite.look_only else Rewriter(replace(rewrite, look_only=True), self._storage)
+            looked = looking.look_at_all(sources, LOOKS_AT_ONCE)
+            if rewrite.look_only:
+                return Result(looked)
+            sources = [source for source, found in zip(sources, looked, strict=True) if found.matched]
         try:
             # One barrier for the directories of all files.
             with self._storage.batch():

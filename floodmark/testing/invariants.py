@@ -130,7 +130,7 @@ def _check_rows(catalog: Catalog, heads: list[Any], broken: list[str]) -> None:
     for head in heads:
         schema = files.metadata(head.metadata_location).schema_by_id(head.schema_id)
         assert schema is not None
-        key = [schema.find_field(field_id).name for field_id in schema.identifier_field_ids]
+        key = schema.identifier_field_ids
         keys: Counter[tuple[Any, ...]] = Counter()
         for manifest in files.manifests(head.manifest_list):
             for entry in files.entries(manifest):
@@ -143,7 +143,8 @@ def _check_rows(catalog: Catalog, heads: list[Any], broken: list[str]) -> None:
                     if None in values or max(values) >= entry.sequence_number:
                         broken.append(f"{path} is not settled below its commit {entry.sequence_number}: {values[:9]}")
                 if key:
-                    keys.update(zip(*(table[name].to_pylist() for name in key), strict=True))
+                    by_id = {int(field.metadata[b"PARQUET:field_id"]): field.name for field in table.schema}
+                    keys.update(zip(*(table[by_id[field_id]].to_pylist() for field_id in key), strict=True))
         if twice := [values for values, count in keys.items() if count > 1]:
             broken.append(f"{head.table_name}: keys are there twice: {twice[:5]}")
 

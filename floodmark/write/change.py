@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock, log
@@ -27,7 +28,7 @@ from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, 
 from floodmark.storage import join
 from floodmark.write.intent import Intent
 from floodmark.write.shape import TableShape
-from floodmark.write.step import APPEND, Step
+from floodmark.write.step import APPEND, DELETE, Step
 from floodmark.write.table import TableChange
 from floodmark.write.undo import delete_files, undo
 from floodmark.write.watch import watched
@@ -99,10 +100,11 @@ class Change:
         `order`: of rows with one key the last in this column's order counts; without it they are Invalid.
         """
         change = self._table(table)
+        change.check_verb(verb)
         step = Step(verb, where=where, skip_unchanged=skip_unchanged, evolve=evolve)
         try:
             with watched(self._catalog.storage, change.folder, progress):
-                if data is not None:
+                if verb != DELETE:
                     step = self._stage(change, step, data, order)
                 with self._lock:
                     change.take(step)
@@ -118,24 +120,19 @@ class Change:
 
     def _stage(self, change: TableChange, step: Step, data: Any, order: str | None) -> Step:
         """Stage the rows that come in as files of their own: evaluated once, whatever is planned with them."""
+        if order is not None:
+            data = last_of(data, change.key, order, change.target())
         with self._lock:
-            before = change.schema, change.metadata
+            schema = change.schema
             if step.evolve:
-                schema, data = incoming_schema(data, change.target().shape())
-                change.evolve(schema)
-            target = change.target(fill_missing=step.evolve)
-            schema_staged = change.schema
-        try:
-            if order is not None:
-                data = last_of(data, change.key, order, target)
-            records = self._stage_rows(target, data)
-        except BaseException:
-            with self._lock:
-                change.schema, change.metadata = before
-            raise
+                incoming, data = incoming_schema(data, change.target().shape())
+                # For these rows alone: the table gets it when the step is taken.
+                schema = change.evolved(incoming)
+            target = change.target(schema, fill_missing=step.evolve)
+        records = self._stage_rows(target, data)
         # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
         hit(f"{self._intent.kind}.staged")
-        return Step(step.verb, tuple(records), schema_staged, step.where, step.skip_unchanged, step.evolve)
+        return replace(step, incoming=tuple(records), schema=schema)
 
     def _stage_rows(self, target: StageTarget, data: Any) -> list[FileRecord]:
         if hasattr(data, "mapInArrow"):  # a Spark DataFrame, classic or Connect
@@ -153,7 +150,7 @@ class Change:
                 self._tables[table] = self._table_change(table, metadata, head)
             return self._tables[table]
 
-    def _table_change(self, name: str, metadata: Any, head: Head | None, created: str | None = None) -> TableChange:
+    def _table_change(self, name: str, metadata: Any, head: Head | None) -> TableChange:
         return TableChange(
             name,
             metadata,
@@ -162,7 +159,6 @@ class Change:
             storage=self._catalog.storage,
             runner=self._runner,
             folder=self.operation.folder(metadata.location, "data"),
-            created=created,
         )
 
     def _claim(self, table_location: str) -> None:
@@ -178,8 +174,7 @@ class Change:
                 raise Invalid("this transaction has a table of this name already", table=shape.name)
             self._claim(location)
             metadata = new_metadata(location, table_id, shape.schema, shape.spec, shape.sort, dict(shape.properties))
-            text = metadata.model_dump_json(exclude_none=True)
-            self._tables[shape.name] = self._table_change(shape.name, metadata, None, text)
+            self._tables[shape.name] = self._table_change(shape.name, metadata, None)
 
     def adopt(self, name: str, adopted: Adopted) -> None:
         """Plan to take a foreign table over as it is: one metadata file of ours, its own files untouched."""

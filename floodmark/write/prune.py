@@ -7,7 +7,9 @@ of the keys. Bounds of text may be cut short, but never in a way that makes the 
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,8 +106,9 @@ class _Range:
 def _decoded(bounds: Mapping[int, bytes], key: Sequence[NestedField]) -> Iterator[Any]:
     for field in key:
         raw = bounds.get(field.field_id)
-        yield (
-            None
-            if raw is None or not isinstance(field.field_type, PrimitiveType)
-            else from_bytes(field.field_type, raw)
-        )
+        value = None
+        if raw is not None and isinstance(field.field_type, PrimitiveType):
+            # Another engine may have cut a text inside a character: a bound that cannot be read is none.
+            with suppress(ValueError, struct.error):
+                value = from_bytes(field.field_type, raw)
+        yield value

@@ -25,3 +25,7 @@ class Step:
     @property
     def rows(self) -> int:
         return sum(record.rows for record in self.incoming)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(record.path for record in self.incoming)

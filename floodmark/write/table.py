@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
+import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
@@ -44,9 +44,8 @@ class TableChange:
         storage: Storage,
         runner: Runner,
         folder: str,
-        created: str | None = None,
     ) -> None:
-        """`head` is None and `created` its first metadata for a table that the same change makes."""
+        """`head` is None for a table that the same change makes: then `metadata` is its first."""
         self.name = name
         self.metadata = metadata
         self.head = head
@@ -54,13 +53,14 @@ class TableChange:
         self._storage = storage
         self._runner = runner
         self.folder = folder
-        self._created = created
         self.schema = self._schema_of(metadata, head)
         self._snapshot = new_snapshot_id()
         self._steps: list[Step] = []
         self._state = WorkingFiles(folder)
         # Files that came after planning and were looked at: none of their rows matter to the steps.
         self._looked: set[str] = set()
+        # Staged files whose keys are unique; looking once is enough.
+        self._unique: set[tuple[str, ...]] = set()
 
     def _schema_of(self, metadata: TableMetadata, head: Head | None) -> Schema:
         schema = metadata.schema() if head is None else metadata.schema_by_id(head.schema_id)
@@ -82,20 +82,18 @@ class TableChange:
 
     # ── the shape of the table, and where rows are staged ──
 
-    def evolve(self, incoming: Any) -> None:
-        """Add what rows of this Arrow schema bring that the table does not have: columns, wider numbers."""
+    def evolved(self, incoming: pa.Schema) -> Schema:
+        """The table's schema with what rows of this Arrow schema bring: columns, wider numbers. Changes nothing yet."""
         known = [schema.schema_id for schema in self.metadata.schemas]
-        evolved = evolve_schema(
+        found = evolve_schema(
             self.schema, incoming, last_column_id=self.metadata.last_column_id, next_schema_id=max(known) + 1
         )
-        if evolved is not None:
-            self.schema = evolved
-            self.metadata = add_schema(self.metadata, evolved)
+        return self.schema if found is None else found
 
-    def target(self, *, fill_missing: bool = False) -> StageTarget:
+    def target(self, schema: Schema | None = None, *, fill_missing: bool = False) -> StageTarget:
         return StageTarget(
             folder=self.folder,
-            schema_json=self.schema.model_dump_json(),
+            schema_json=(schema or self.schema).model_dump_json(),
             spec_json=self.metadata.specs()[self.spec_id].model_dump_json(),
             sort_json=self.metadata.sort_order().model_dump_json(),
             properties=dict(self.metadata.properties),
@@ -107,13 +105,37 @@ class TableChange:
 
     def take(self, step: Step) -> None:
         """Apply a step to the working state. An error leaves the state as it was: the caller may go on without it."""
-        before = self._state.copy()
+        before = self._state.copy(), self.schema, self.metadata
         try:
+            step = self._shaped(step)
             self._apply(step)
         except BaseException:
-            self._state = replace(before, leftovers=True)
+            self._state, self.schema, self.metadata = before
+            self._state.leftovers = True
             raise
         self._steps.append(step)
+
+    def _shaped(self, step: Step, *, anew: bool = False) -> Step:
+        """The step with its rows in the table's shape, which becomes the one that they bring; staged again if need be.
+
+        `anew`: the table's own shape may have changed since they were staged.
+        """
+        if step.schema is None:
+            return step
+        wanted = self.evolved(arrow_schema(step.schema)) if step.evolve else self.schema
+        if wanted is not self.schema:
+            self.schema, self.metadata = wanted, add_schema(self.metadata, wanted)
+        if step.schema == wanted or not (anew or step.evolve) or not step.incoming:
+            return step
+        # Columns that came meanwhile are null in rows that were sent before.
+        target = self.target(fill_missing=True)
+        target.conformer(arrow_schema(step.schema)).problems.raise_invalid()
+        self._state.leftovers = True
+        rewrite = Rewrite(target, NONE, source_schema_json=step.schema.model_dump_json())
+        sources = [Source(record.path, record.rows, record.size_bytes, None, True) for record in step.incoming]
+        result = self._runner.run(rewrite, sources)
+        records = tuple(record for file in result.files for record in file.records)
+        return replace(step, incoming=records, schema=wanted)
 
     def _apply(self, step: Step) -> None:
         if step.verb == MERGE:
@@ -132,18 +154,21 @@ class TableChange:
         self._state.add(step.incoming)
         self._state.rows_added += step.rows
 
-    def _merge(self, step: Step) -> None:
-        if not self.key:
+    def check_verb(self, verb: str) -> None:
+        """Refuse what this table cannot do, before a row is staged for it."""
+        if verb == MERGE and not self.key:
             raise Invalid(
                 "rows can only be merged into a table with a key",
                 table=self.name,
                 advice="Append them, or make a table with key=[…].",
             )
+
+    def _merge(self, step: Step) -> None:
         if not step.incoming:
             return
         self._check_unique(step)
         result = self._runner.run(
-            Rewrite(self.target(), BY_KEY, self.key, incoming=_paths(step.incoming), compare=step.skip_unchanged),
+            Rewrite(self.target(), BY_KEY, self.key, incoming=step.paths, compare=step.skip_unchanged),
             [Source.of(file) for file in self._may_hold(step, self._live())],
         )
         self._replace(result)
@@ -155,7 +180,6 @@ class TableChange:
         updated = sum(file.removed for file in result.files)
         same = sum(file.unchanged for file in result.files)
         self._state.rows_updated += updated
-        self._state.rows_unchanged += same
         self._state.rows_added += step.rows - updated - same
 
     def _overwrite(self, step: Step) -> None:
@@ -172,7 +196,7 @@ class TableChange:
 
     def _remove(self, step: Step) -> int:
         """Take out the rows that a condition matches; returns how many of them come in again under the same key."""
-        where = Where.everything() if step.where is None else Where.parse(step.where, self.schema)
+        where = self._where(step)
         self._runner.check(where, self.schema)
         files = [file for file in self._live() if where.may_match(file, self.metadata)]
         whole = [file for file in files if where.must_match(file, self.metadata)]
@@ -185,18 +209,24 @@ class TableChange:
             self.target(),
             ALL,
             self.key,
-            incoming=_paths(step.incoming) if self.key else (),
+            incoming=step.paths if self.key else (),
             where=where.text,
             deletions=bool(self.key),
             existed_in=tuple(self._state.removed),
         )
         results = [self._runner.run(rewrite, [Source.of(file) for file in whole] if self.key else [])]
-        rest = [file for file in files if file not in whole]
+        gone = {file.path for file in whole}
+        rest = [file for file in files if file.path not in gone]
         results.append(self._remove_matching(replace(rewrite, find=BY_WHERE), where, rest))
         for result in results:
             self._replace(result)
         self._state.rows_deleted += sum(file.removed for result in results for file in result.files)
         return sum(file.replaced for result in results for file in result.files)
+
+    def _where(self, step: Step) -> Where:
+        """The step's condition; only an overwrite may mean everything by leaving it out."""
+        everything = step.where is None and step.verb == OVERWRITE
+        return Where.everything() if everything else Where.parse(step.where or "", self.schema)
 
     def _remove_matching(self, rewrite: Rewrite, where: Where, files: Sequence[LiveFile]) -> Result:
         if where.plain or not files:
@@ -210,7 +240,9 @@ class TableChange:
     # ── checks of what comes in ──
 
     def _check_unique(self, step: Step) -> None:
-        twice = find_duplicates(self._storage, _paths(step.incoming), key_fields(self.schema))
+        known = step.paths in self._unique
+        twice = [] if known else find_duplicates(self._storage, step.paths, key_fields(self.schema))
+        self._unique.add(step.paths)
         if twice:
             raise Invalid(
                 "the rows hold a key more than once",
@@ -221,8 +253,7 @@ class TableChange:
 
     def _check_new(self, step: Step) -> None:
         """No live row has a key that comes in."""
-        rewrite = Rewrite(self.target(), BY_KEY, self.key, incoming=_paths(step.incoming), look_only=True)
-        found = self._runner.run(rewrite, [Source.of(file) for file in self._may_hold(step, self._live())])
+        found = self._look_for_keys(step, self._live())
         if found.matched:
             raise Invalid(
                 "rows with these keys are there already",
@@ -231,6 +262,10 @@ class TableChange:
                 examples=found.examples(),
                 advice="Merge them to replace what is there, or leave them out.",
             )
+
+    def _look_for_keys(self, step: Step, files: Sequence[LiveFile]) -> Result:
+        rewrite = Rewrite(self.target(), BY_KEY, self.key, incoming=step.paths, look_only=True)
+        return self._runner.run(rewrite, [Source.of(file) for file in self._may_hold(step, files)])
 
     def _check_inside(self, step: Step) -> None:
         """Rows that overwrite a part of a table belong to that part: otherwise a second run would not replace them."""
@@ -241,7 +276,7 @@ class TableChange:
         if where.plain:
             rewrite = Rewrite(self.target(), BY_WHERE, where=step.where, look_only=True)
         else:
-            found = self._runner.find_positions(where, _paths(step.incoming), self.schema, self.folder)
+            found = self._runner.find_positions(where, step.paths, self.schema, self.folder)
             self._state.leftovers = True
             sources = [replace(source, positions=tuple(found.get(source.path, ()))) for source in sources]
             rewrite = Rewrite(self.target(), BY_POSITIONS, look_only=True)
@@ -304,7 +339,7 @@ class TableChange:
         """What the steps come to; None if nothing. Steps that read and changed nothing are still to be checked."""
         state, head, metadata = self._state, self.head, self.metadata
         checked = head is not None and (bool(self.key) or any(step.verb != APPEND for step in self._steps))
-        if not (state.changed or self._created or (checked and self._steps)):
+        if not (state.changed or head is None or (checked and self._steps)):
             return None
         evolved = head is not None and state.changed and self.schema.schema_id != head.schema_id
         return Edit(
@@ -326,7 +361,7 @@ class TableChange:
             base_snapshot=None if head is None else head.snapshot,
             schema=self.schema.model_dump_json() if evolved else None,
             base_schema_id=head.schema_id if head is not None and evolved else None,
-            metadata=self._created,
+            metadata=metadata.model_dump_json(exclude_none=True) if head is None else None,
         )
 
     def recheck(self, head: Head) -> None:
@@ -338,16 +373,14 @@ class TableChange:
             if file.path not in known and file.path not in self._looked
         ]
         for step in self._steps:
-            if self.key and step.incoming:
-                rewrite = Rewrite(self.target(), BY_KEY, self.key, incoming=_paths(step.incoming), look_only=True)
-                if self._runner.run(rewrite, [Source.of(file) for file in self._may_hold(step, came)]).matched:
-                    raise PlanAgain(self.name, "a row with one of these keys came meanwhile")
+            if self.key and step.incoming and self._look_for_keys(step, came).matched:
+                raise PlanAgain(self.name, "a row with one of these keys came meanwhile")
             if step.verb in (DELETE, OVERWRITE) and self._came_inside(step, came):
                 raise PlanAgain(self.name, "a row that the condition matches came meanwhile")
         self._looked.update(file.path for file in came)
 
     def _came_inside(self, step: Step, came: Sequence[LiveFile]) -> bool:
-        where = Where.everything() if step.where is None else Where.parse(step.where, self.schema)
+        where = self._where(step)
         files = [file for file in came if where.may_match(file, self.metadata)]
         if any(where.must_match(file, self.metadata) for file in files):
             return True
@@ -369,22 +402,4 @@ class TableChange:
             set(),
         )
         for step in steps:
-            self.take(self._staged_again(step))
-
-    def _staged_again(self, step: Step) -> Step:
-        if step.schema is None or not step.incoming:
-            return step
-        if step.evolve:
-            self.evolve(arrow_schema(step.schema))
-        if step.schema == self.schema and step.schema.schema_id == self.schema.schema_id:
-            return step
-        sources = [Source(record.path, record.rows, record.size_bytes, None, True) for record in step.incoming]
-        # Columns that came meanwhile are null in rows that were sent before.
-        rewrite = Rewrite(self.target(fill_missing=True), NONE, source_schema_json=step.schema.model_dump_json())
-        result = self._runner.run(rewrite, sources)
-        records = tuple(record for file in result.files for record in file.records)
-        return replace(step, incoming=records, schema=self.schema)
-
-
-def _paths(records: Sequence[FileRecord]) -> tuple[str, ...]:
-    return tuple(record.path for record in records)
+            self.take(self._shaped(step, anew=True))

@@ -30,7 +30,6 @@ class WorkingFiles:
     rows_added: int = 0
     rows_updated: int = 0
     rows_deleted: int = 0
-    rows_unchanged: int = 0
     # Files were staged that will not be published.
     leftovers: bool = False
 

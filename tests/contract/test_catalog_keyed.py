@@ -8,9 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import select, text
 
 import floodmark as fm
 from floodmark import failpoints
+from floodmark.catalog import tables
 from floodmark.catalog.database import SQLITE_NAME
 from floodmark.testing.invariants import check_lake
 from floodmark.write import change
@@ -126,6 +128,63 @@ def test_a_reader_can_be_merged_although_it_is_read_only_once(lake: fm.Lake, oth
     with at_point("merge.sealed", lambda: other.delete("people", "id = 2")):
         lake.merge("people", pa.RecordBatchReader.from_batches(batches.schema, batches.to_batches()))
     assert state(lake) == {1: ("a", 1), 3: ("c", 1), 2: ("bee", 3), 7: ("g", 3)}
+
+
+def test_what_is_missing_is_invalid_and_wipes_nothing(lake: fm.Lake) -> None:
+    version = lake.status()["version"]
+    for verb in (
+        lambda: lake.delete("people", None),  # type: ignore[arg-type]
+        lambda: lake.delete("people", " "),
+        lambda: lake.overwrite("people", None),
+        lambda: lake.append("people", None, batch="b1"),
+        lambda: lake.merge("people", None),
+        lambda: lake.changes("people", "1"),  # type: ignore[arg-type]
+        lambda: lake.changes("people", 0.5),  # type: ignore[arg-type]
+        lambda: lake.changes("people", True),
+        lambda: lake.merge("people", people(k1="x"), on_duplicate="first"),
+        lambda: lake.merge("people", people(k1="x"), on_duplicate="last"),
+    ):
+        with pytest.raises(fm.Invalid):
+            verb()
+    assert lake.status()["version"] == version
+    assert lake.append("people", people(k9="i"), batch="b1").outcome == "committed"
+    # An overwrite with no rows at all is a way to empty a table, if it is said.
+    assert lake.overwrite("people", []).tables[0].rows_deleted == 4
+    assert feed(lake, 2) == [(key, "delete", 3) for key in (1, 2, 3, 9)]
+
+
+def test_who_has_had_a_turn_gives_it_back_also_if_no_table_moved(lake: fm.Lake, other: fm.Lake) -> None:
+    """Otherwise the next writer would wait for the whole lease."""
+    met = 0
+
+    def meddle() -> None:
+        nonlocal met
+        met += 1
+        other.merge("people", people(k2=f"other {met}" if met < 2 else "mine"))
+
+    with at_point("merge.sealed", meddle, always=True):
+        commit = lake.merge("people", people(k2="mine"), batch="b")
+    assert (commit.outcome, commit.tables) == ("committed", ())
+    with lake.catalog.database.read() as tx:
+        assert list(tx.execute(select(tables.turns))) == []
+
+
+def test_turns_are_taken_all_or_none(lake: fm.Lake) -> None:
+    """Two operations with one turn each of the same two tables would wait for each other."""
+    turns = lake.catalog.door.turns
+
+    def held() -> dict[str, str]:
+        with lake.catalog.database.read() as tx:
+            return {row.table_id: row.operation for row in tx.execute(select(tables.turns))}
+
+    turns.take("first", ["a"])
+    turns.take("second", ["a", "b"])
+    assert held() == {"a": "first"}
+    turns.take("first", ["a", "b"])
+    assert held() == {"a": "first", "b": "first"}
+    turns.take("first", ["b"], lease_ms=-1)
+    turns.take("second", ["a", "b"])
+    assert held() == {"a": "second", "b": "second"}
 
 
 # ── the feed ──
@@ -251,85 +310,6 @@ def test_a_writer_that_planned_twice_in_vain_is_let_through(lake: fm.Lake, other
     assert met == 3
 
 
-# ── evolution ──
-
-
-def test_additive_columns_and_wider_numbers_come_when_asked_for(lake: fm.Lake) -> None:
-    lake.create_table("events", "id int, n float")
-    lake.append("events", [{"id": 1, "n": 0.5}])
-    more = pa.table({"id": pa.array([2**40]), "n": pa.array([0.1]), "tag": ["x"], "at": [{"lat": 1.5, "lon": 2.5}]})
-    with pytest.raises(fm.Invalid):
-        lake.append("events", more)
-    lake.append("events", more, evolve=True)
-    rows = lake.read_arrow("events").read_all().to_pylist()
-    assert sorted(rows, key=lambda row: row["id"]) == [
-        {"id": 1, "n": 0.5, "tag": None, "at": None},
-        {"id": 2**40, "n": 0.1, "tag": "x", "at": {"lat": 1.5, "lon": 2.5}},
-    ]
-    # A version from before reads with the columns of then.
-    assert lake.read_arrow("events", version=4).read_all().to_pylist() == [{"id": 1, "n": 0.5}]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pa.table({"id": ["one"], "name": ["x"], "more": [1]}),
-        pa.table({"name": ["x"], "more": [1]}),
-        pa.table({"id": [5], "name": [7], "more": [1]}),
-        pa.table({"id": [5], "name": ["x"], "NAME": [1]}),
-        pa.table({"id": [5], "name": ["x"], "_seq": [1]}),
-    ],
-    ids=["text for a number", "no key", "number for text", "name by case", "reserved"],
-)
-def test_everything_else_is_refused_before_a_row_is_staged(lake: fm.Lake, rows: pa.Table) -> None:
-    passed: list[str] = []
-    failpoints.observer = passed.append
-    try:
-        with pytest.raises(fm.Invalid):
-            lake.merge("people", rows, evolve=True)
-    finally:
-        failpoints.observer = None
-    assert "merge.staged" not in passed
-    assert lake.schema("people").column_names == ["id", "name", "_seq"]
-
-
-def test_rows_staged_before_an_evolution_are_staged_again(lake: fm.Lake, other: fm.Lake) -> None:
-    lake.create_table("events", "id int, name string")
-
-    def evolve() -> None:
-        other.append("events", pa.table({"id": pa.array([2**40]), "name": ["wide"], "tag": ["t"]}), evolve=True)
-
-    with at_point("append.sealed", evolve):
-        commit = lake.append("events", [{"id": 1, "name": "early"}])
-    assert commit.outcome == "committed"
-    rows = lake.read_arrow("events", with_seq=True).read_all().to_pylist()
-    assert sorted((row["id"], row["name"], row["tag"], row["_seq"]) for row in rows) == [
-        (1, "early", None, 2),
-        (2**40, "wide", "t", 1),
-    ]
-    # Really staged again: every file of the head is in the new shape.
-    for path in lake.catalog.files.data_files(lake.catalog.history.head("events")):
-        with lake.catalog.storage.open_input(path) as file:
-            assert pa.parquet.read_schema(file).field("id").type == pa.int64()
-            assert "tag" in pa.parquet.read_schema(file).names
-
-
-def test_two_writers_that_bring_columns_at_once_both_get_them(lake: fm.Lake, other: fm.Lake) -> None:
-    def evolve() -> None:
-        other.merge("people", [{"id": 2, "name": "b", "city": "Oslo"}], evolve=True)
-
-    with at_point("merge.sealed", evolve):
-        lake.merge("people", [{"id": 3, "name": "c", "age": 7, "city": "Rome"}], evolve=True)
-    rows = lake.read_arrow("people").read_all().to_pylist()
-    assert sorted((row["id"], row["city"], row["age"]) for row in rows) == [
-        (1, None, None),
-        (2, "Oslo", None),
-        (3, "Rome", 7),
-    ]
-    ids = [field.field_id for field in lake.schema("people").fields]
-    assert len(set(ids)) == len(ids)
-
-
 # ── tables that others made or changed ──
 
 
@@ -382,8 +362,6 @@ def test_a_table_that_another_engine_rewrote_is_noticed_by_who_follows_it(place:
         assert caught.value.exit_code == 5
     assert sorted(state(lake)) == [1, 2, 3], "our own state is still readable"
     # Back to where the catalog left it, as the documents say.
-    from sqlalchemy import text
-
     catalog.engine.dispose()
     with lake.catalog.database.write() as tx:
         tx.execute(
