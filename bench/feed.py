@@ -155,7 +155,7 @@ class _Fed:
             rows = lake.changes(TABLE, since=since, until=until).arrow().read_all().num_rows
             cost = lake.catalog.storage.counters.difference(before)
         # Some were changed again since, if that is asked for.
-        if not 0.95 * self._change_rows <= rows <= self._change_rows:
+        if not 0.9 * self._change_rows <= rows <= self._change_rows:
             raise RuntimeError(f"{rows} changes, not {self._change_rows}")
         return cost
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from floodmark import clock
 from floodmark.catalog.catalog import Catalog
-from floodmark.errors import Corrupt, Invalid, NotFound
+from floodmark.errors import Invalid, NotFound
 from floodmark.model import BEGINNING, MAIN, Head
 
 if TYPE_CHECKING:
@@ -143,10 +143,9 @@ class Reader:
         check_not_drifted(self._catalog.history.current_tables(head.branch, [head.table])[head.table])
 
     def schema(self, head: Head) -> Schema:
-        schema = self._catalog.files.metadata(head.metadata_location).schema_by_id(head.schema_id)
-        if schema is None:
-            raise Corrupt("the table's schema is not in its metadata", table=head.table, schema_id=head.schema_id)
-        return schema
+        from floodmark.catalog.metadata import schema_of
+
+        return schema_of(self._catalog.files.metadata(head.metadata_location), head)
 
     def _scan(self, head: Head, with_seq: bool) -> DataFrame:
         from floodmark.catalog.live import live_files

@@ -87,6 +87,14 @@ def add_snapshot(
     return metadata.model_copy(update=changed)
 
 
+def schema_of(metadata: TableMetadata, head: Head) -> Schema:
+    """The schema that a table had at this state."""
+    schema = metadata.schema_by_id(head.schema_id)
+    if schema is None:
+        raise Corrupt("the table's schema is not in its metadata", table=head.table, schema_id=head.schema_id)
+    return schema
+
+
 def last_sequence(metadata: TableMetadata) -> int:
     """The highest sequence that any commit of the table was given; 0 for format v1, which has none."""
     return int(getattr(metadata, "last_sequence_number", 0))

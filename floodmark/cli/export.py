@@ -49,6 +49,7 @@ def run(
             data |= {"since": since, "until": asked.until, "version": asked.version}
         else:
             if version is None:
+                lake.catalog.history.head(table)  # one that is not there is not missing at a version
                 version = lake.catalog.history.resolve()
             reader = lake.read_arrow(table, version=version, with_seq=with_seq)
             data["version"] = version

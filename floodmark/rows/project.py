@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
@@ -48,6 +49,29 @@ def read_file(
     storage: Storage, location: str, fields: Sequence[NestedField], batch_rows: int = READ_BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one data file, with these columns of its table."""
+    return (batch for _, batch in _read(storage, location, fields, batch_rows))
+
+
+def take_rows(
+    storage: Storage, location: str, fields: Sequence[NestedField], positions: np.ndarray[Any, Any]
+) -> pa.Table:
+    """The rows at these ascending positions; row groups without one are not read."""
+    parts = [pa.RecordBatch.from_pylist([], schema=read_schema(fields))]
+    for start, batch in _read(storage, location, fields, READ_BATCH_ROWS, positions):
+        first, last = np.searchsorted(positions, [start, start + len(batch)])
+        if last > first:
+            parts.append(batch.take(pa.array(positions[first:last] - start)))
+    return pa.Table.from_batches(parts)
+
+
+def _read(
+    storage: Storage,
+    location: str,
+    fields: Sequence[NestedField],
+    batch_rows: int,
+    positions: np.ndarray[Any, Any] | None = None,
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches with the position of their first row."""
     target = read_schema(fields)
     with storage.open_input(location) as stream, pq.ParquetFile(stream) as parquet:
         sources = _by_id(parquet.schema_arrow)
@@ -56,23 +80,31 @@ def read_file(
         wanted = [sources[field.field_id].name for field in fields if field.field_id in sources]
         # A dot would be taken for a path into a struct: then every column is read.
         columns = wanted if not any("." in name for name in parquet.schema_arrow.names) else None
-        for batch in _batches(parquet, columns, batch_rows):
+        for start, batch in _batches(parquet, columns, batch_rows, positions):
             arrays = []
             for field, goal in zip(fields, target, strict=True):
                 source = sources.get(field.field_id)
                 array = None if source is None else batch.column(batch.schema.get_field_index(source.name))
                 arrays.append(_project(array, source, field, goal.type, len(batch)))
-            yield pa.RecordBatch.from_arrays(arrays, schema=target)
+            yield start, pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
-def _batches(parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int) -> Iterator[pa.RecordBatch]:
+def _batches(
+    parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int, positions: np.ndarray[Any, Any] | None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches of at most so many rows, and about so many bytes: what rows take in memory is known from earlier ones."""
     rows = min(rows_max, _FIRST_BATCH_ROWS)
+    start = 0
     for group in range(parquet.num_row_groups):
+        end = start + parquet.metadata.row_group(group).num_rows
+        if positions is not None and np.searchsorted(positions, start) == np.searchsorted(positions, end):
+            start = end
+            continue
         row_bytes = 1
         for batch in parquet.iter_batches(batch_size=rows, row_groups=[group], columns=columns):
             row_bytes = max(row_bytes, batch.nbytes // max(1, len(batch)))
-            yield batch
+            yield start, batch
+            start += len(batch)
         rows = max(1, min(rows_max, READ_BATCH_BYTES // row_bytes))
 
 

@@ -32,7 +32,7 @@ from floodmark.rows.compare import same_rows
 from floodmark.rows.convert import table_shape
 from floodmark.rows.deletions import DeletionsWriter
 from floodmark.rows.keys import KeySet, Matches, examples, read_keys
-from floodmark.rows.project import read_file
+from floodmark.rows.project import read_file, take_rows
 from floodmark.rows.schema import user_fields
 from floodmark.rows.stage import StageTarget, stage_batches
 from floodmark.rows.where import Where
@@ -320,19 +320,6 @@ class Rewriter:
                 filled = batch.column(place).fill_null(source.sequence) if source.sequence is not None else None
                 batch = batch if filled is None else batch.set_column(place, batch.schema.field(place), filled)
             yield batch if last == first else batch.filter(pa.array(keep))
-
-
-def take_rows(
-    storage: Storage, location: str, fields: Sequence[NestedField], positions: np.ndarray[Any, Any]
-) -> pa.Table:
-    """The rows at these ascending positions."""
-    parts, start = [], 0
-    for batch in read_file(storage, location, fields):
-        first, last = np.searchsorted(positions, [start, start + len(batch)])
-        if last > first:
-            parts.append(batch.take(pa.array(positions[first:last] - start)))
-        start += len(batch)
-    return pa.Table.from_batches(parts)
 
 
 def row_bytes(storage: Storage, location: str, fields: Sequence[NestedField]) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.live import live_files
-from floodmark.errors import Corrupt
+from floodmark.catalog.metadata import schema_of
 from floodmark.rows.rewrite import BY_WHERE, Rewrite, Source
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget
@@ -21,9 +21,7 @@ def count_where(catalog: Catalog, get_spark: Callable[[], SparkSession], table: 
     """The rows that a condition matches now, and the files that hold them."""
     head = catalog.history.head(table)
     metadata = catalog.files.metadata(head.metadata_location)
-    schema = metadata.schema_by_id(head.schema_id)
-    if schema is None:
-        raise Corrupt("the table's schema is not in its metadata", table=table, schema_id=head.schema_id)
+    schema = schema_of(metadata, head)
     condition = Where.parse(where, schema)
     runner = Runner(catalog.storage, get_spark, "plan")
     runner.check(condition, schema)

@@ -16,9 +16,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
 from floodmark.catalog.live import LiveFile, live_files
-from floodmark.catalog.metadata import MetadataFiles, add_schema, new_snapshot_id
+from floodmark.catalog.metadata import MetadataFiles, add_schema, new_snapshot_id, schema_of
 from floodmark.catalog.seal import CREATE, WRITE, Edit, PlanAgain, RemovedFile
-from floodmark.errors import Corrupt, Invalid
+from floodmark.errors import Invalid
 from floodmark.model import FileRecord, Head
 from floodmark.rows.duplicates import find_duplicates
 from floodmark.rows.evolve import evolve_schema
@@ -53,7 +53,7 @@ class TableChange:
         self._storage = storage
         self._runner = runner
         self.folder = folder
-        self.schema = self._schema_of(metadata, head)
+        self.schema = metadata.schema() if head is None else schema_of(metadata, head)
         self._snapshot = new_snapshot_id()
         self._steps: list[Step] = []
         self._state = WorkingFiles(folder)
@@ -61,12 +61,6 @@ class TableChange:
         self._looked: set[str] = set()
         # Staged files whose keys are unique; looking once is enough.
         self._unique: set[tuple[str, ...]] = set()
-
-    def _schema_of(self, metadata: TableMetadata, head: Head | None) -> Schema:
-        schema = metadata.schema() if head is None else metadata.schema_by_id(head.schema_id)
-        if schema is None:
-            raise Corrupt("the table's schema is not in its metadata", table=self.name)
-        return schema
 
     @property
     def spec_id(self) -> int:
@@ -394,7 +388,7 @@ class TableChange:
     def plan_again(self, head: Head, metadata: TableMetadata) -> None:
         """Take the steps again on the table's new head; rows staged for another shape are staged again first."""
         self.head, self.metadata = head, metadata
-        self.schema = self._schema_of(metadata, head)
+        self.schema = schema_of(metadata, head)
         steps, self._steps, self._state, self._looked = (
             self._steps,
             [],

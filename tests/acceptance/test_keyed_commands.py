@@ -227,7 +227,7 @@ def test_changes_are_shown_with_what_to_ask_next(still: Path) -> None:
 def test_changes_as_one_json_object(still: Path) -> None:
     done = command(still, "changes", "users", "--since", "3", "--json")
     deleted = {"id": 5, "name": None, "country": None, "age": None, "_change": "delete", "_seq": 4}
-    facts = {"table": "users", "since": 3, "until": 4, "version": 5, "more": False}
+    facts = {"table": "users", "since": 3, "until": 4, "version": 9, "more": False}
     assert (done.data, done.stderr) == ({**facts, "changes": [deleted]}, "")
     data = command(still, "changes", "users", "--until", "1", "--limit", "2", "--json").data
     assert (data["since"], data["until"], data["more"], len(data["changes"])) == (None, 1, True, 2)
@@ -257,12 +257,12 @@ def test_a_wrong_range_is_wrong_input(still: Path, arguments: tuple[str, ...], k
 
 def test_rows_are_exported_in_every_format(still: Path) -> None:
     done = command(still, "export", "notes", "notes.jsonl")
-    assert done == Done(0, "2 rows of version 7 into notes.jsonl\n", "", 9)
+    assert done == Done(0, "2 rows of version 9 into notes.jsonl\n", "", 9)
     assert jsonl(still / "notes.jsonl") == [{"id": 1, "name": "twice"}] * 2
     data = command(still, "export", "users", "deep/folder/users", "--format", "csv", "--with-seq", "--json").data
     assert (data["table"], data["file"], data["format"], data["rows"], data["version"]) == (
         *("users", "deep/folder/users", "csv"),
-        *(10, 5),
+        *(10, 9),
     )
     with (still / "deep/folder/users").open(newline="") as file:
         records = list(csv.DictReader(file))
@@ -313,7 +313,7 @@ def test_exports_of_changes_follow_each_other_up_to_the_table(still: Path) -> No
         (("users", "new.jsonl", "--since", "1"), "Invalid", "--changes"),
         (("users", "new.jsonl", "--changes", "--since", "99"), "Invalid", "4"),
         (("users", "new.jsonl", "--version", "0"), "NotFound", "0"),
-        (("nowhere", "new.jsonl"), "NotFound", "nowhere"),
+        (("nowhere", "new.jsonl"), "NotFound", "there is no such table"),
         (("everything", "new.csv"), "Invalid", "bytes"),
     ],
 )
