@@ -52,6 +52,7 @@ class Changes:
     until: int
     version: int
     plan: ChangePlan = field(repr=False)
+    _by_arrow: bool | None = field(repr=False)
     _catalog: Catalog = field(repr=False)
     _get_spark: Callable[[], SparkSession] = field(repr=False)
 
@@ -64,7 +65,8 @@ class Changes:
     def df(self) -> DataFrame:
         from floodmark.rows.changes import changes_dataframe
 
-        return changes_dataframe(self._get_spark(), self.plan, storage_options=self._catalog.storage.options)
+        options = self._catalog.storage.options
+        return changes_dataframe(self._get_spark(), self.plan, storage_options=options, arrow=self._by_arrow)
 
     def arrow(self) -> pa.RecordBatchReader:
         """The changes as a stream of Arrow batches, in this process."""
@@ -135,7 +137,7 @@ class Reader:
         files = live_files(self._catalog.files, head, schema, since_number) if since_number < last else []
         deletions = self._catalog.history.deletions(head, since_number, last) if since_number < last else []
         plan = plan_changes(schema, files, deletions, since_number, last)
-        return Changes(table, since, last, version, plan, self._catalog, self._get_spark)
+        return Changes(table, since, last, version, plan, self._by_arrow(head), self._catalog, self._get_spark)
 
     def _check_not_drifted(self, head: Head) -> None:
         from floodmark.catalog.build import check_not_drifted
@@ -151,11 +153,18 @@ class Reader:
         from floodmark.catalog.live import live_files
         from floodmark.rows.scan import scan, scan_with_seq
 
-        schema, options = self.schema(head), self._catalog.storage.options
+        schema, options, arrow = self.schema(head), self._catalog.storage.options, self._by_arrow(head)
         if with_seq:
             files = live_files(self._catalog.files, head, schema)
-            return scan_with_seq(self._get_spark(), files, schema, storage_options=options)
-        return scan(self._get_spark(), self._catalog.files.data_files(head), schema, storage_options=options)
+            return scan_with_seq(self._get_spark(), files, schema, storage_options=options, arrow=arrow)
+        paths = self._catalog.files.data_files(head)
+        return scan(self._get_spark(), paths, schema, storage_options=options, arrow=arrow)
+
+    def _by_arrow(self, head: Head) -> bool | None:
+        """True for a table with renamed columns: Spark matches columns by id, but pushes filters down by name."""
+        from floodmark.catalog.metadata import has_renamed_columns
+
+        return True if has_renamed_columns(self._catalog.files.metadata(head.metadata_location)) else None
 
     def _head(self, table: str, moment: Moment) -> Head:
         return self._head_at(table, self._resolve(moment), moment)

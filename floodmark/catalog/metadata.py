@@ -16,7 +16,7 @@ from typing import Any
 from cachetools import LRUCache
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile, read_manifest_list
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, new_table_metadata
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
@@ -93,6 +93,17 @@ def schema_of(metadata: TableMetadata, head: Head) -> Schema:
     if schema is None:
         raise Corrupt("the table's schema is not in its metadata", table=head.table, schema_id=head.schema_id)
     return schema
+
+
+def has_renamed_columns(metadata: TableMetadata) -> bool:
+    """Some column had another name once, or a name was another column's: files of the table disagree about names."""
+    names: dict[int, str] = {}
+    ids: dict[str, int] = {}
+    for schema in metadata.schemas:
+        for field_id, name in index_name_by_id(schema).items():
+            if names.setdefault(field_id, name) != name or ids.setdefault(name, field_id) != field_id:
+                return True
+    return False
 
 
 def last_sequence(metadata: TableMetadata) -> int:

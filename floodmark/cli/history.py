@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from floodmark import clock
+from floodmark.model import TableCommit
 
 
 def run(
@@ -26,9 +27,16 @@ def run(
             "time": clock.format_time(commit.committed_ms),
             "kind": commit.kind,
             "actor": commit.actor,
-            "tables": " ".join(f"{one.table}+{one.rows_added}" for one in commit.tables),
+            "tables": " ".join(_counts(one) for one in commit.tables),
             "message": commit.message,
         }
         for commit in commits
     ]
     context.obj.output.rows(rows, rows[0] if rows else (), name="commits", empty="no commits yet")
+
+
+def _counts(part: TableCommit) -> str:
+    """A table with its rows added, updated and deleted: orders+5~2-1."""
+    signs = {"+": part.rows_added, "~": part.rows_updated, "-": part.rows_deleted}
+    shown = "".join(f"{sign}{count}" for sign, count in signs.items() if count)
+    return f"{part.table}{shown or '+0'}"

@@ -60,9 +60,10 @@ def count_positions(
     schema: Schema,
     *,
     storage_options: Mapping[str, str] | None = None,
+    arrow: bool | None = None,
 ) -> dict[str, int]:
     """How many rows of each file match; files without any are left out."""
-    found = spark_positions(spark, where, files, schema, storage_options=storage_options)
+    found = spark_positions(spark, where, files, schema, storage_options=storage_options, arrow=arrow)
     with spark_failures("Spark could not evaluate this condition"):
         return {row["file"]: row["count"] for row in found.groupBy("file").count().collect()}
 

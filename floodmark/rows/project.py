@@ -7,6 +7,7 @@ Structs, lists and maps are matched inside in the same way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
-from floodmark.errors import Corrupt
+from floodmark.errors import Corrupt, NotFound
 from floodmark.rows.nested import list_of, map_of, map_parts, struct_of
 from floodmark.rows.schema import FIELD_ID, arrow_type
 from floodmark.storage import Storage
@@ -73,7 +74,7 @@ def _read(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches with the position of their first row."""
     target = read_schema(fields)
-    with storage.open_input(location) as stream, pq.ParquetFile(stream) as parquet:
+    with _opened(storage, location) as stream, pq.ParquetFile(stream) as parquet:
         sources = _by_id(parquet.schema_arrow)
         if len(sources) < len(parquet.schema_arrow):
             raise Corrupt("a data file has columns without a field id", file=location)
@@ -87,6 +88,16 @@ def _read(
                 array = None if source is None else batch.column(batch.schema.get_field_index(source.name))
                 arrays.append(_project(array, source, field, goal.type, len(batch)))
             yield start, pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+@contextmanager
+def _opened(storage: Storage, location: str) -> Iterator[Any]:
+    try:
+        stream = storage.open_input(location)
+    except NotFound as error:
+        raise Corrupt("a data file is gone", file=location, advice="Run `floodmark doctor`; restore it.") from error
+    with stream:
+        yield stream
 
 
 def _batches(

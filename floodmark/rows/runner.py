@@ -95,7 +95,7 @@ class Runner:
             check_where(self._get_spark(), where, schema)
 
     def find_positions(
-        self, where: Where, files: Sequence[str], schema: Schema, folder: str
+        self, where: Where, files: Sequence[str], schema: Schema, folder: str, *, arrow: bool | None = None
     ) -> Mapping[str, Sequence[str]]:
         """Spark finds the rows that match; per file the objects that hold their positions. Files without are left out.
 
@@ -105,7 +105,7 @@ class Runner:
 
         self.used_spark = True
         options = self._storage.options
-        matches = spark_positions(self._get_spark(), where, files, schema, storage_options=options)
+        matches = spark_positions(self._get_spark(), where, files, schema, storage_options=options, arrow=arrow)
 
         def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return _store_positions(batches, folder, options)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.live import live_files
-from floodmark.catalog.metadata import schema_of
+from floodmark.catalog.metadata import has_renamed_columns, schema_of
 from floodmark.rows.rewrite import BY_WHERE, Rewrite, Source
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget
@@ -32,11 +32,12 @@ def count_where(catalog: Catalog, get_spark: Callable[[], SparkSession], table: 
         result = runner.run(rewrite, [Source.of(file) for file in files.values()])
         counts = {file.path: file.matched for file in result.files if file.matched}
     else:
-        counts = count_positions(get_spark(), condition, list(files), schema, storage_options=catalog.storage.options)
+        options, arrow = catalog.storage.options, True if has_renamed_columns(metadata) else None
+        counts = count_positions(get_spark(), condition, list(files), schema, storage_options=options, arrow=arrow)
     return {
         "table": table,
         "where": where,
-        "version": head.version,
+        "version": catalog.history.resolve(),
         "rows": sum(counts.values()),
         "rows_total": head.rows,
         "files": len(counts),

@@ -8,7 +8,7 @@ the new head, without asking the caller for the rows a second time (protocol 1, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -16,8 +16,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
 from floodmark.catalog.live import LiveFile, live_files
-from floodmark.catalog.metadata import MetadataFiles, add_schema, new_snapshot_id, schema_of
-from floodmark.catalog.seal import CREATE, WRITE, Edit, PlanAgain, RemovedFile
+from floodmark.catalog.metadata import (
+    MetadataFiles,
+    add_schema,
+    has_renamed_columns,
+    new_snapshot_id,
+    schema_of,
+)
+from floodmark.catalog.seal import Edit, PlanAgain
 from floodmark.errors import Invalid
 from floodmark.model import FileRecord, Head
 from floodmark.rows.duplicates import find_duplicates
@@ -154,7 +160,7 @@ class TableChange:
             raise Invalid(
                 "rows can only be merged into a table with a key",
                 table=self.name,
-                advice="Append them, or make a table with key=[…].",
+                advice="Append them, or make a table with a key (load --create --key).",
             )
 
     def _merge(self, step: Step) -> None:
@@ -225,11 +231,15 @@ class TableChange:
     def _remove_matching(self, rewrite: Rewrite, where: Where, files: Sequence[LiveFile]) -> Result:
         if where.plain or not files:
             return self._runner.run(rewrite, [Source.of(file) for file in files])
-        found = self._runner.find_positions(where, [file.path for file in files], self.schema, self.folder)
-        # The positions themselves are files of this operation that its commit does not name.
-        self._state.leftovers = True
+        found = self._find_positions(where, [file.path for file in files])
         sources = [Source.of(file, found[file.path]) for file in files if file.path in found]
         return self._runner.run(replace(rewrite, find=BY_POSITIONS), sources)
+
+    def _find_positions(self, where: Where, paths: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        # The positions themselves are files of this operation that its commit does not name.
+        self._state.leftovers = True
+        arrow = True if has_renamed_columns(self.metadata) else None
+        return self._runner.find_positions(where, paths, self.schema, self.folder, arrow=arrow)
 
     # ── checks of what comes in ──
 
@@ -242,7 +252,7 @@ class TableChange:
                 "the rows hold a key more than once",
                 table=self.name,
                 examples="; ".join(twice),
-                advice='Send each key once, or merge with on_duplicate="last" and the column that tells the order.',
+                advice='Send each key once, or merge with on_duplicate="last" and order=COLUMN (load --last-by).',
             )
 
     def _check_new(self, step: Step) -> None:
@@ -270,8 +280,7 @@ class TableChange:
         if where.plain:
             rewrite = Rewrite(self.target(), BY_WHERE, where=step.where, look_only=True)
         else:
-            found = self._runner.find_positions(where, step.paths, self.schema, self.folder)
-            self._state.leftovers = True
+            found = self._find_positions(where, step.paths)
             sources = [replace(source, positions=tuple(found.get(source.path, ()))) for source in sources]
             rewrite = Rewrite(self.target(), BY_POSITIONS, look_only=True)
         outside = step.rows - self._runner.run(rewrite, sources).matched
@@ -331,32 +340,10 @@ class TableChange:
 
     def edit(self) -> Edit | None:
         """What the steps come to; None if nothing. Steps that read and changed nothing are still to be checked."""
-        state, head, metadata = self._state, self.head, self.metadata
-        checked = head is not None and (bool(self.key) or any(step.verb != APPEND for step in self._steps))
-        if not (state.changed or head is None or (checked and self._steps)):
+        checked = self.head is not None and (bool(self.key) or any(step.verb != APPEND for step in self._steps))
+        if not (self._state.changed or self.head is None or (checked and self._steps)):
             return None
-        evolved = head is not None and state.changed and self.schema.schema_id != head.schema_id
-        return Edit(
-            action=WRITE if head is not None else CREATE,
-            table=self.name,
-            table_id=str(metadata.table_uuid) if head is None else head.table_id,
-            location=metadata.location,
-            schema_id=head.schema_id if head is not None and not evolved else self.schema.schema_id,
-            spec_id=self.spec_id,
-            snapshot=self._snapshot if state.changed else None,
-            added=tuple(state.added.values()),
-            removed=tuple(RemovedFile(file.path, file.rows, file.size_bytes) for file in state.removed.values()),
-            needed=tuple(sorted(state.needed - set(state.removed))),
-            deletions=tuple(state.deletions),
-            rows_added=state.rows_added,
-            rows_updated=state.rows_updated,
-            rows_deleted=state.rows_deleted,
-            checked=checked,
-            base_snapshot=None if head is None else head.snapshot,
-            schema=self.schema.model_dump_json() if evolved else None,
-            base_schema_id=head.schema_id if head is not None and evolved else None,
-            metadata=metadata.model_dump_json(exclude_none=True) if head is None else None,
-        )
+        return self._state.edit(self.name, self.head, self.metadata, self.schema, self._snapshot, checked=checked)
 
     def recheck(self, head: Head) -> None:
         """The table is at another head than planned, with all files that were read: do rows that came matter?"""
@@ -381,9 +368,7 @@ class TableChange:
         if where.plain:
             rewrite = Rewrite(self.target(), BY_WHERE, where=where.text, look_only=True)
             return bool(self._runner.run(rewrite, [Source.of(file) for file in files]).matched)
-        return bool(
-            files and self._runner.find_positions(where, [file.path for file in files], self.schema, self.folder)
-        )
+        return bool(files and self._find_positions(where, [file.path for file in files]))
 
     def plan_again(self, head: Head, metadata: TableMetadata) -> None:
         """Take the steps again on the table's new head; rows staged for another shape are staged again first."""

@@ -62,7 +62,12 @@ def adopt(
         ]
         twice = find_duplicates(catalog.storage, head_files, key_fields(schema))
         if twice:
-            raise Invalid("the table's rows hold a key more than once", table=name, examples="; ".join(twice))
+            raise Invalid(
+                "the table's rows hold a key more than once",
+                table=name,
+                examples="; ".join(twice),
+                advice="Adopt it without a key, or with columns that are unique.",
+            )
     change = Change.begin(catalog, intent, get_spark)
     try:
         change.adopt(name, adopted)

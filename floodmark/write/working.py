@@ -13,8 +13,9 @@ from pyiceberg.table.metadata import TableMetadata
 
 from floodmark.catalog.live import LiveFile, seq_field_id
 from floodmark.catalog.manifests import data_file
+from floodmark.catalog.seal import CREATE, WRITE, Edit, RemovedFile
 from floodmark.errors import Corrupt
-from floodmark.model import FileRecord
+from floodmark.model import FileRecord, Head
 
 
 @dataclass
@@ -53,6 +54,33 @@ class WorkingFiles:
     def add_deletions(self, records: Sequence[FileRecord]) -> None:
         check_records(records, self.folder)
         self.deletions += records
+
+    def edit(
+        self, table: str, head: Head | None, metadata: TableMetadata, schema: Schema, snapshot: int, *, checked: bool
+    ) -> Edit:
+        """What the door is to do; without a head it makes the table, with this metadata."""
+        evolved = head is not None and self.changed and schema.schema_id != head.schema_id
+        return Edit(
+            action=WRITE if head is not None else CREATE,
+            table=table,
+            table_id=str(metadata.table_uuid) if head is None else head.table_id,
+            location=metadata.location,
+            schema_id=head.schema_id if head is not None and not evolved else schema.schema_id,
+            spec_id=metadata.default_spec_id if head is None else head.spec_id,
+            snapshot=snapshot if self.changed else None,
+            added=tuple(self.added.values()),
+            removed=tuple(RemovedFile(file.path, file.rows, file.size_bytes) for file in self.removed.values()),
+            needed=tuple(sorted(self.needed - set(self.removed))),
+            deletions=tuple(self.deletions),
+            rows_added=self.rows_added,
+            rows_updated=self.rows_updated,
+            rows_deleted=self.rows_deleted,
+            checked=checked,
+            base_snapshot=None if head is None else head.snapshot,
+            schema=schema.model_dump_json() if evolved else None,
+            base_schema_id=head.schema_id if head is not None and evolved else None,
+            metadata=metadata.model_dump_json(exclude_none=True) if head is None else None,
+        )
 
     def drop(self, file: LiveFile) -> None:
         if self.added.pop(file.path, None) is None:

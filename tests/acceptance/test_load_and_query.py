@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 import floodmark as fm
 from floodmark import failpoints
@@ -141,7 +141,7 @@ def run_commands(folder: str) -> dict[str, Done]:
     Path("floodmark.toml").write_text('[lake]\npath = "lake"\n[spark]\nmaster = "local[2]"\n')
     fm.open("lake", create=True).close()
     done = {name: run_main(arguments) for name, arguments in COMMANDS.items()}
-    failpoints.observer = change_shape
+    failpoints.observer = make_again
     done["conflict"] = run_main(load("first.jsonl"))
     return done
 
@@ -158,12 +158,14 @@ def run_main(arguments: list[str]) -> Done:
         return Done(code, out.getvalue(), err.getvalue(), lake.status()["version"])
 
 
-def change_shape(point: str) -> None:
-    """As if the table got another schema while rows were staged; and back, when the command has ended."""
+def make_again(point: str) -> None:
+    """As if the table was dropped and made again while rows were staged; and back, when the command has ended."""
     if point in ("append.sealed", "abandon.fenced"):
         with fm.open("lake", heal=False) as lake, lake.catalog.database.write() as tx:
-            schema_id = 7 if point == "append.sealed" else 0
-            tx.execute(update(tables.heads).where(tables.heads.c.table_name == "events").values(schema_id=schema_id))
+            head = tables.heads
+            known = tx.execute(select(head.c.table_id).where(head.c.table_name == "events")).scalar_one()
+            new = f"other-{known}" if point == "append.sealed" else known.removeprefix("other-")
+            tx.execute(update(head).where(head.c.table_name == "events").values(table_id=new))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from floodmark.rows.scan import scan
 from floodmark.rows.schema import table_schema
 from floodmark.rows.session import Sessions
 from floodmark.rows.stage import StageTarget, stage_dataframe
+from floodmark.rows.where import Where, check_where, spark_positions
 
 remote = SparkSession.builder.remote("local[2]").getOrCreate()
 spark = Sessions({}).get()
@@ -30,6 +31,17 @@ for arrow in (False, True):
     found = scan(spark, files, schema, arrow=arrow)
     assert found.count() == 1000 and found.exceptAll(df).count() == 0
 assert scan(spark, [], schema).count() == 0
+where = Where.parse("sqrt(id) > 31.5", schema)
+for arrow in (False, True):
+    found = spark_positions(spark, where, files, schema, storage_options={}, arrow=arrow)
+    rows = {(row.file, row.pos) for row in found.collect()}
+    assert len(rows) == 7 and {file for file, _ in rows} <= set(files), rows
+for text in ("id in (select 1)", "nope + 1 = 1", "id > 1 y", "id", "id > 1) or (id > 1", "count(*) > 1"):
+    try:
+        check_where(spark, Where.parse(text, schema), schema)
+        print("taken for a condition", text)
+    except Invalid as error:
+        pass
 try:
     stage_dataframe(target, df.selectExpr("if(id % 2 = 0, null, id) id", "k", "l"), "op2")
 except Invalid as error:
@@ -37,7 +49,7 @@ except Invalid as error:
 """
 
 
-def test_stage_and_scan_work_over_connect(tmp_path: Path) -> None:
+def test_stage_scan_and_conditions_work_over_connect(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYSPARK_PYTHON": sys.executable}
     # A classic session of this process would otherwise be taken for the mode of the new one.
     for name in ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT"):
@@ -50,3 +62,4 @@ def test_stage_and_scan_work_over_connect(tmp_path: Path) -> None:
         timeout=200,
     )
     assert "refused {'column': 'id', 'count': 500}" in done.stdout, done.stderr[-2000:]
+    assert "taken for a condition" not in done.stdout

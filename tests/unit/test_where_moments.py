@@ -431,6 +431,16 @@ def test_beyond_the_calendar_statistics_still_rule_out(tmp_path: Path) -> None:
     assert [earlier.may_match(file, table.metadata) for file in (past, future)] == [True, False]
 
 
+@pytest.mark.parametrize("partition", ["year(at)", "month(at)", "day(at)", "hour(at)"])
+def test_a_bound_at_the_end_of_the_calendar_does_not_spoil_the_other(tmp_path: Path, partition: str) -> None:
+    table = Staged(tmp_path, COLUMNS, (partition,))
+    files = {
+        day: table.live(without_bounds(table.stage(rows_of([micros(day)]))[0])) for day in ("2020-06-15", "2024-06-15")
+    }
+    assert surviving(table, files, "at between '0001-01-01' and '2022-01-01'") == ["2020-06-15"]
+    assert surviving(table, files, "at between '2022-01-01' and timestamp '9999-12-31 23:59:59'") == ["2024-06-15"]
+
+
 def test_a_time_in_a_day_that_the_clocks_left_out_is_found(tmp_path: Path) -> None:
     # In Apia there was no 2011-12-30. Spark takes a time of that day for the same time of the next, so that a column
     # without a zone is a whole day off, to either side.
