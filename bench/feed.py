@@ -64,14 +64,16 @@ def _rewritten(shop: Workshop, fed: _Fed, size: str, before: Counters) -> Iterat
 def _costs(costs: list[Counters], sizes: list[str]) -> Iterator[Line]:
     for size, cost in zip(sizes, costs, strict=True):
         files = cost.calls.get("open_input", 0)
-        yield Line(f"bytes read, table of {size} rows", " kB", cost.bytes_read / 1000, note=f"{files} files opened")
+        yield Line(f"bytes read, table of {size} rows", " kB", cost.bytes_read / 1000, note=f"{files} data files")
     yield _against(f"bytes read, {sizes[1]} against {sizes[0]} rows", costs[1], costs[0])
     opened = [cost.calls.get("open_input", 0) for cost in costs]
-    yield Line(f"files opened, {sizes[1]} against {sizes[0]} rows", "x", opened[1] / opened[0], goal=SAME)
+    yield Line(f"data files opened, {sizes[1]} against {sizes[0]} rows", "x", opened[1] / opened[0], goal=SAME)
 
 
 def _against(name: str, one: Counters, other: Counters) -> Line:
-    return Line(name, "x", one.bytes_read / other.bytes_read, goal=SAME, note=f"{one.bytes_read / 1000:.0f} kB")
+    files = one.calls.get("open_input", 0)
+    note = f"{one.bytes_read / 1000:.0f} kB, {files} data files"
+    return Line(name, "x", one.bytes_read / other.bytes_read, goal=SAME, note=note)
 
 
 def _nothing_new(shop: Workshop, fed: _Fed) -> Iterator[Line]:

@@ -20,7 +20,9 @@ from pyiceberg.table.snapshots import Snapshot
 
 from floodmark import clock
 from floodmark.catalog.journal import Operation
+from floodmark.catalog.live import LiveFile, manifest_name, seq_field_id
 from floodmark.catalog.manifests import (
+    data_file,
     live_files,
     plan_merges,
     with_sequence,
@@ -57,9 +59,8 @@ class BuiltTable:
     new: Head
     metadata: TableMetadata
     manifests: tuple[ManifestFile, ...] = ()
-    # The manifest of this commit's own files, and its entries: what a reader of it will find.
-    added_path: str = ""
-    added: tuple[ManifestEntry, ...] = ()
+    # The manifests of this commit's own files, and their entries: what a reader of them will find.
+    added: tuple[tuple[str, list[ManifestEntry]], ...] = ()
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Builder:
         self._operation = operation
         self._seal = seal
         self._recheck = recheck
-        self._added: dict[str, tuple[ManifestFile, list[ManifestEntry]]] = {}
+        self._added: dict[str, list[tuple[ManifestFile, list[ManifestEntry]]]] = {}
 
     def build(self, current: dict[str, CurrentTable]) -> Attempt:
         attempt = Attempt(id=str(uuid.uuid4()))
@@ -166,12 +167,9 @@ class Builder:
         assert edit.snapshot is not None
         sequence = last_sequence(metadata) + 1
         manifests = self._kept_manifests(edit, head, metadata, attempt)
-        added_path = ""
-        seen: tuple[ManifestEntry, ...] = ()
-        if edit.added:
-            added, entries = self._added_manifest(edit, metadata)
-            manifests = [added, *manifests]
-            added_path, seen = added.manifest_path, tuple(with_sequence(entries, sequence))
+        own = self._added_manifests(edit, metadata)
+        manifests = [*(manifest for manifest, _ in own), *manifests]
+        seen = tuple((manifest.manifest_path, with_sequence(entries, sequence)) for manifest, entries in own)
         list_location = self._name(edit, f"{attempt.id}-snap.avro")
         listed = write_list(self._files.io, list_location, edit.snapshot, head.snapshot, sequence, manifests)
         snapshot = Snapshot(
@@ -200,7 +198,7 @@ class Builder:
             files=files,
             size_bytes=size_bytes,
         )
-        return BuiltTable(edit, pointer, head if pointer else None, new, changed, listed, added_path, seen)
+        return BuiltTable(edit, pointer, head if pointer else None, new, changed, listed, seen)
 
     def _check_still_right(self, edit: Edit, current: CurrentTable | None) -> Head:
         """The table of conflicts: may this edit be published on the head that is there now?
@@ -236,7 +234,8 @@ class Builder:
             if removed.isdisjoint(entry.data_file.file_path for entry in entries):
                 whole.append(manifest)
                 continue
-            location = self._name(edit, f"{attempt.id}-d{len(cut)}.avro")
+            rest = [entry for entry in entries if entry.data_file.file_path not in removed]
+            location = self._manifest(edit, f"{attempt.id}-d{len(cut)}", rest, metadata)
             spec_id = manifest.partition_spec_id
             cut.append(write_rest(self._files.io, location, metadata, spec_id, edit.snapshot, entries, removed))
         if sum(manifest.deleted_files_count or 0 for manifest in cut) != len(removed):
@@ -244,13 +243,21 @@ class Builder:
         # New manifests have no sequence yet, so they are never merged into others.
         return [*cut, *self._merged(whole, edit, metadata, attempt)]
 
-    def _added_manifest(self, edit: Edit, metadata: TableMetadata) -> tuple[ManifestFile, list[ManifestEntry]]:
+    def _added_manifests(self, edit: Edit, metadata: TableMetadata) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
+        """New rows and carried ones in manifests of their own, so that readers of what is new open only the first."""
         if edit.table not in self._added:
             assert edit.snapshot is not None
-            location = self._name(edit, f"{uuid.uuid4()}-m0.avro")
-            self._added[edit.table] = write_added(
-                self._files.io, location, metadata, edit.spec_id, edit.snapshot, edit.added
-            )
+            seq_id = seq_field_id(metadata.schema())
+            written = []
+            for fresh in (True, False):
+                records = [record for record in edit.added if (seq_id not in record.value_counts) is fresh]
+                if records:
+                    files = [LiveFile(data_file(one, metadata, edit.spec_id), None, seq_id) for one in records]
+                    location = self._name(edit, manifest_name(f"{uuid.uuid4()}-{'m0' if fresh else 'c0'}", files))
+                    written.append(
+                        write_added(self._files.io, location, metadata, edit.spec_id, edit.snapshot, records)
+                    )
+            self._added[edit.table] = written
         return self._added[edit.table]
 
     def _merged(
@@ -259,8 +266,8 @@ class Builder:
         assert edit.snapshot is not None
         manifests = list(manifests)
         for number, group in enumerate(plan_merges(manifests), start=1):
-            location = self._name(edit, f"{attempt.id}-m{number}.avro")
-            entries = (entry for manifest in group for entry in self._files.entries(manifest))
+            entries = [entry for manifest in group for entry in self._files.entries(manifest)]
+            location = self._manifest(edit, f"{attempt.id}-m{number}", entries, metadata)
             spec_id = group[0].partition_spec_id
             merged = write_merged(self._files.io, location, metadata, spec_id, edit.snapshot, entries)
             gone = {manifest.manifest_path for manifest in group}
@@ -271,6 +278,12 @@ class Builder:
         location = self._name(edit, f"{number:05d}-{attempt.id}.metadata.json")
         ToOutputFile.table_metadata(metadata, self._files.io.new_output(location))
         return location
+
+    def _manifest(self, edit: Edit, name: str, entries: Sequence[ManifestEntry], metadata: TableMetadata) -> str:
+        """Where a manifest of files that are there already goes; its name tells how new their rows are."""
+        seq_id = seq_field_id(metadata.schema())
+        files = (LiveFile(entry.data_file, entry.sequence_number, seq_id) for entry in entries)
+        return self._name(edit, manifest_name(name, files))
 
     def _name(self, edit: Edit, name: str) -> str:
         return join(self._operation.folder(edit.location, "metadata"), name)

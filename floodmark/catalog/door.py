@@ -320,8 +320,8 @@ class Door:
             self._files.remember_metadata(built.new.metadata_location, built.metadata)
             if built.manifests and built.new.manifest_list is not None:
                 self._files.remember_manifests(built.new.manifest_list, built.manifests)
-                if built.added:
-                    self._files.remember_entries(built.added_path, list(built.added))
+                for path, entries in built.added:
+                    self._files.remember_entries(path, entries)
 
     def clean(self, operation: Operation, commit: Commit) -> int:
         """Best effort: delete what a published operation left in its own folders and its commit does not name.

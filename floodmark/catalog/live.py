@@ -7,15 +7,19 @@ never pruned by sequence.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType
 
 from floodmark.catalog.metadata import MetadataFiles
 from floodmark.model import BEGINNING, SEQ_COLUMN, Head
+
+_NEWEST = re.compile(r"\.newest-(\d+)\.avro$")
 
 
 @dataclass(frozen=True)
@@ -77,15 +81,31 @@ def seq_field_id(schema: Schema) -> int | None:
     return next((field.field_id for field in schema.fields if field.name == SEQ_COLUMN), None)
 
 
-def live_files(files: MetadataFiles, head: Head, schema: Schema, since: int = BEGINNING) -> list[LiveFile]:
-    """The data files of a table; with `since`, manifests that hold nothing newer are not opened.
+def manifest_name(name: str, files: Iterable[LiveFile]) -> str:
+    """The name of a manifest of these files; it tells the sequence of their newest row, if that is known.
 
-    A manifest's sequence is that of the commit that wrote it, and no row in it can be newer.
+    A manifest that is written again, or that holds carried rows, gets the sequence of the commit that wrote it. Its
+    name lets a reader of what is new pass it by all the same.
     """
+    bounds = [file.seq_bounds() for file in files]
+    known = [bound[1] for bound in bounds if bound is not None]
+    return f"{name}.newest-{max(known)}.avro" if known and len(known) == len(bounds) else f"{name}.avro"
+
+
+def newest_in(manifest: ManifestFile) -> int:
+    """No row in the manifest is newer than this: by its name, or by the commit that wrote it."""
+    if (manifest.added_files_count, manifest.existing_files_count) == (0, 0):
+        return BEGINNING  # it only tells what was removed
+    named = _NEWEST.search(manifest.manifest_path)
+    return int(named[1]) if named else manifest.sequence_number
+
+
+def live_files(files: MetadataFiles, head: Head, schema: Schema, since: int = BEGINNING) -> list[LiveFile]:
+    """The data files of a table; with `since`, manifests that hold nothing newer are not opened."""
     seq_id = seq_field_id(schema)
     return [
         LiveFile(entry.data_file, entry.sequence_number, seq_id)
         for manifest in files.manifests(head.manifest_list)
-        if manifest.sequence_number > since
+        if newest_in(manifest) > since
         for entry in files.entries(manifest)
     ]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 IN_PROCESS_BYTES_MAX = 64 * 1024 * 1024
+# Rows that compress well are much work for few bytes.
+IN_PROCESS_ROWS_MAX = 2_000_000
 TASKS_MAX = 512
 LOOKS_AT_ONCE = 8
 
@@ -43,7 +45,8 @@ class Runner:
     def run(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
         if not sources:
             return Result()
-        if sum(source.size_bytes for source in sources) <= IN_PROCESS_BYTES_MAX:
+        little = sum(source.rows for source in sources) <= IN_PROCESS_ROWS_MAX
+        if little and sum(source.size_bytes for source in sources) <= IN_PROCESS_BYTES_MAX:
             return self._run_here(rewrite, sources)
         return self._run_tasks(rewrite, sources)
 

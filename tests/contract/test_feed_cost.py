@@ -97,6 +97,19 @@ def test_what_a_scattered_merge_changed_is_read_from_its_new_rows_alone(place: P
         assert size_bytes < head.size_bytes / 4, "the carried rows are not read"
 
 
+def test_the_same_change_costs_the_same_after_everything_before_it_was_rewritten(place: Place) -> None:
+    with place.open() as lake:
+        mark = change(lake, "large", 60_000_000)
+        before = cost(place, "large", mark)
+        lake.delete("large", "id in (" + ", ".join(str(9 + number * 5000) for number in range(40)) + ")")
+        until = lake.changes("large").until
+        with place.open(read_only=True) as reader:
+            found = reader.changes("large", mark, until - 1).arrow().read_all()
+            rewritten = reader.catalog.storage.counters.bytes_read
+    assert found.num_rows == before[0] == CHANGED
+    assert within(rewritten, before[2], 0.2), (before, rewritten)
+
+
 def test_nothing_new_reads_no_data_file(place: Place) -> None:
     with place.open(read_only=True) as lake:
         head = lake.catalog.history.head("large")
