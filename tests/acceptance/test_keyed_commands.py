@@ -154,7 +154,7 @@ def test_a_delete_shows_its_plan_and_deletes_only_with_apply(made: Path) -> None
         0, "would delete 3 of 10 rows of users, which are in 2 of 3 files\n", "Add --apply to do it.\n", 9
     )
     data = command(made, *delete, "--json").data
-    assert (data["outcome"], data["rows"], data["rows_total"], data["version"]) == ("planned", 3, 10, 5)
+    assert (data["outcome"], data["rows"], data["rows_total"], data["version"]) == ("planned", 3, 10, 9)
     assert {"table", "where", "files", "files_dropped", "files_total", "bytes"} <= set(data)
 
     done = command(made, *delete, "--apply", "--batch", "monday", "--json")
@@ -334,7 +334,7 @@ def test_an_export_that_fails_midway_leaves_what_was_there(made: Path) -> None:
     for file in ("new.parquet", "old.jsonl"):
         done = command(made, "export", "users", file, "--overwrite", "--json")
         assert done.code != 0
-        assert last.rpartition("/")[2] in done.error["facts"]["location"]
+        assert last.rpartition("/")[2] in done.error["facts"]["file"]
     assert (made / "old.jsonl").read_text() == "old"
     assert sorted(path.name for path in made.iterdir()) == ["lake", "old.jsonl"]
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
 
 import floodmark as fm
 from floodmark.rows import runner
 from floodmark.testing.invariants import check_lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 PEOPLE = "id long not null, name string, score double, tags array<string>, at timestamp"
 
@@ -33,6 +34,8 @@ def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def people(spark: SparkSession, start: int, stop: int, word: str = "n") -> DataFrame:
+    from pyspark.sql import functions as F
+
     return spark.range(start, stop, 1, 2).select(
         "id",
         F.concat(F.lit(word), "id").alias("name"),
@@ -147,6 +150,8 @@ def test_of_rows_with_one_key_the_last_counts_if_asked_for(lake: fm.Lake, spark:
     assert "id=1" in str(caught.value)
     lake.merge("people", twice, on_duplicate="last", order="version")
     assert sorted(map(tuple, lake.read("people").collect())) == [(1, "new", 2), (2, "b", 1)]
+    from pyspark.sql import functions as F
+
     offset = twice.withColumn("offset", F.monotonically_increasing_id()).drop("version").withColumn("version", F.lit(9))
     lake.merge("people", offset, on_duplicate="last", order="offset")
     assert sorted(map(tuple, lake.read("people").collect())) == [(1, "new", 9), (2, "b", 9)]

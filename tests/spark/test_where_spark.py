@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 
 from floodmark.errors import Invalid
@@ -72,6 +71,8 @@ def test_a_plain_condition_matches_the_rows_that_spark_says(spark: SparkSession,
 
 def words_of_spark() -> list[str]:
     """The words of its grammar, out of the lexer. `sql_keywords()` has them too, but works on them for seconds."""
+    import pyspark
+
     (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-sql-api_*.jar")
     with zipfile.ZipFile(jar) as classes:
         lexer = classes.read("org/apache/spark/sql/catalyst/parser/SqlBaseLexer.class")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -263,7 +262,6 @@ def test_every_form_of_rows_says_its_columns_and_can_still_be_staged(form: str) 
         {"id": 2, "gone": None, "new": None},
         {"id": 3, "gone": None, "new": "c"},
     ]
-    assert "pyspark" not in sys.modules
 
 
 def test_a_spark_dataframe_is_known_by_its_schema_alone() -> None:

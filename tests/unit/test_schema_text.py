@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from pyiceberg.types import (
     BinaryType,
@@ -71,11 +69,6 @@ def test_nested_types_not_null_comments_and_quoted_names() -> None:
     value = nested.field_type.value_type
     assert isinstance(value, StructType)
     assert [(f.name, f.required, f.doc) for f in value.fields] == [("a", False, None), ("b", True, "in'side")]
-
-
-def test_reading_text_does_not_import_spark() -> None:
-    table_schema("id long")
-    assert "pyspark" not in sys.modules
 
 
 @pytest.mark.parametrize(
