@@ -20,6 +20,7 @@ WRITE_STEPS = (
     "staged",  # the rows that came in are data files; nothing refers to them
     "rewritten",  # what they replace is rewritten; nothing refers to that either
     "sealed",  # the journal has the file records; from here a healer can finish a repeatable operation
+    "planned_again",  # the tables changed: its steps are taken anew, the seal is still that of the old plan
     "built",  # manifests, list and metadata exist; nothing refers to them
     "locked",  # inside the publish, nothing written yet
     "moved",  # inside the publish, everything written, COMMIT not sent
@@ -30,7 +31,8 @@ WRITE_KINDS = ("create_table", "append", "merge", "delete", "overwrite", "adopt"
 # No rows come in with a delete, none are replaced by an append, and a new table has neither.
 NOT_PASSED = frozenset(
     {
-        *("create_table.staged", "create_table.rewritten", "adopt.staged", "adopt.rewritten"),
+        *("create_table.staged", "create_table.rewritten", "create_table.planned_again"),
+        *("adopt.staged", "adopt.rewritten", "adopt.planned_again"),
         *("append.rewritten", "delete.staged"),
     }
 )

@@ -248,6 +248,8 @@ class Change:
             if head.table_id != edit.table_id:
                 raise Conflict("the table was dropped or made again meanwhile", table=edit.table)
             self._tables[edit.table].plan_again(head, self._catalog.files.metadata(head.metadata_location))
+        # Crash here: files of both plans, and the old plan's seal; no healer publishes that on the new heads.
+        hit(f"{self._intent.kind}.planned_again")
 
     def _nothing_to_do(self) -> Commit:
         operation, _ = self._catalog.journal.abandon(self.operation.id)

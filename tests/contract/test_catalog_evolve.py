@@ -11,25 +11,10 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
-from tests.contract.test_catalog_keyed import PEOPLE, at_point, people
+from tests.contract.test_catalog_keyed import at_point, lake, other, people
 
-
-@pytest.fixture
-def lake(place: Place) -> Iterator[fm.Lake]:
-    with place.open(create=True, actor="test") as lake:
-        lake.create_table("people", PEOPLE, key=["id"])
-        lake.append("people", people(k1="a", k2="b", k3="c"))
-        yield lake
-        check_lake(lake.catalog)
-
-
-@pytest.fixture
-def other(lake: fm.Lake, place: Place) -> Iterator[fm.Lake]:
-    """Another writer of the same lake."""
-    with place.open(actor="other") as other:
-        yield other
+__all__ = ["lake", "other"]  # the same lake with people, and another writer of it
 
 
 def columns(lake: fm.Lake, table: str = "people") -> list[str]:
