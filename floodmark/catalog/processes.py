@@ -65,10 +65,10 @@ class Heartbeat:
 
     def beat(self, tx: Connection, now_ms: int) -> None:
         """Renew the lease inside a transaction that is written anyway; make the row if it is not there."""
-        renewed = tx.execute(
-            update(tables.processes).where(tables.processes.c.id == self.id).values(beat_ms=now_ms)
-        ).rowcount
-        if renewed == 0:
+        if not self._renewed(tx, now_ms):
+            # An operation that begins and the thread may both find no row: under the lake's lock, one makes it.
+            self._database.lock_lake(tx)
+        if not self._renewed(tx, now_ms):
             # Rows of processes that are long dead: without a row they are as dead as with one.
             ended = tables.processes.c.beat_ms + tables.processes.c.lease_ms < now_ms - FORGET_MS
             tx.execute(delete(tables.processes).where(ended))
@@ -86,6 +86,10 @@ class Heartbeat:
                 )
             )
         self._known = True
+
+    def _renewed(self, tx: Connection, now_ms: int) -> bool:
+        mine = tables.processes.c.id == self.id
+        return tx.execute(update(tables.processes).where(mine).values(beat_ms=now_ms)).rowcount == 1
 
     def disown(self, operation: str) -> None:
         """Stop vouching for an operation whose outcome could not be told: anybody may settle it from now on."""

@@ -14,12 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import event, text, update
+from sqlalchemy import event, select, text, update
 
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
+from floodmark.catalog.processes import Heartbeat
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
@@ -161,6 +162,32 @@ def test_heartbeats_go_on_after_any_error(place: Place) -> None:
         with at("append.staged", slow):
             assert lake.append("events", rows(1)).outcome == "committed"
         check_lake(lake.catalog)
+
+
+def test_two_first_heartbeats_at_once_make_one_row(place: Place) -> None:
+    with place.open(create=True) as lake:
+        database = lake.catalog.database
+        heartbeat = Heartbeat(database)
+        errors: list[BaseException] = []
+
+        def beat() -> None:
+            try:
+                with database.write() as tx:
+                    heartbeat.beat(tx, 2)
+            except BaseException as error:  # noqa: BLE001 - told by the assertion below
+                errors.append(error)
+
+        other = threading.Thread(target=beat)
+        with database.write() as tx:
+            database.lock_lake(tx)
+            heartbeat.beat(tx, 1)
+            other.start()
+            time.sleep(0.5)  # the other has found no row by now, and waits
+        other.join()
+        assert errors == []
+        with database.read() as tx:
+            query = select(tables.processes.c.beat_ms).where(tables.processes.c.id == heartbeat.id)
+            assert tx.execute(query).scalars().all() == [2]
 
 
 def forked_use(place: Place) -> str:

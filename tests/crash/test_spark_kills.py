@@ -20,7 +20,8 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids
 
 ROWS = 200
-POINTS = [point for point, kind in FAILPOINTS.items() if kind == "append"]
+# One writer alone is never planned again: test_keyed_kills does that, with a second writer.
+POINTS = [point for point, kind in FAILPOINTS.items() if kind == "append" and not point.endswith(".planned_again")]
 
 
 @pytest.fixture(scope="module")
