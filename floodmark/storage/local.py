@@ -15,7 +15,7 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from floodmark.clock import new_id
 from floodmark.errors import Invalid, Unavailable
@@ -132,6 +132,14 @@ class LocalFiles:
             contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
         ):
             os.unlink(path)
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.delete(path)
+
+    def drop_empty_folder(self, folder: str) -> None:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
     def delete_prefix(self, folder: str) -> int:
         removed = 0

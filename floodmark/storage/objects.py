@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from floodmark.clock import new_id
-from floodmark.errors import Unavailable
+from floodmark.errors import NotFound, Unavailable
 from floodmark.storage.failures import object_failure
 from floodmark.storage.options import s3_arguments
 
@@ -141,17 +141,25 @@ class Objects:
         with self._failing("delete", key), contextlib.suppress(FileNotFoundError):
             obstore.delete(self.store, key)
 
-    def delete_prefix(self, prefix: str) -> int:
+    def delete_many(self, keys: Iterable[str]) -> int:
         import obstore
 
-        keys = (about["path"] for about in self._list(prefix.strip("/")))
+        waiting = iter(keys)
         removed = 0
-        # As many at a time as one request takes: memory does not grow with the folder.
-        while chunk := [*itertools.islice(keys, _DELETE_KEYS_MAX)]:
-            with self._failing("delete", prefix), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self.store, chunk)
+        # As many at a time as one request takes: memory does not grow with their number.
+        while chunk := [*itertools.islice(waiting, _DELETE_KEYS_MAX)]:
+            try:
+                with self._failing("delete", chunk[0]):
+                    obstore.delete(self.store, chunk)
+            except NotFound:
+                # Not every store passes over what is absent: it stops there, so the others are deleted one by one.
+                for key in chunk:
+                    self.delete(key)
             removed += len(chunk)
         return removed
+
+    def delete_prefix(self, prefix: str) -> int:
+        return self.delete_many(about["path"] for about in self._list(prefix.strip("/")))
 
     def _list(self, folder: str) -> Iterator[Any]:
         import obstore

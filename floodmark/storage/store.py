@@ -10,7 +10,7 @@ absent either way. A crash leaves temporary names (local) or incomplete uploads 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +133,22 @@ class Storage:
         files, key = self._find(location)
         self.counters.count("delete")
         files.delete(key)
+
+    def delete_many(self, locations: Sequence[str]) -> None:
+        """Delete files, many in one request where the store can. An error may leave some of them deleted."""
+        by_place: dict[int, tuple[LocalFiles | Objects, list[str]]] = {}
+        for location in locations:
+            files, key = self._find(location)
+            by_place.setdefault(id(files), (files, []))[1].append(key)
+        self.counters.count("delete_many", calls=1 if by_place else 0)
+        for files, keys in by_place.values():
+            files.delete_many(keys)
+
+    def drop_empty_folder(self, location: str) -> None:
+        """Remove a local folder that holds nothing any more; one that does stays. Object stores have none."""
+        files, key = self._find(location)
+        if isinstance(files, LocalFiles):
+            files.drop_empty_folder(key)
 
     def delete_prefix(self, prefix: str) -> int:
         """Delete everything below a folder, also what crashed writes left there; the number of files deleted."""

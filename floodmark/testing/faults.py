@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ VERBS = WRITES | {
     "size",
     "exists",
     "delete",
+    "delete_many",
     "delete_prefix",
     "list",
     "batch",
@@ -131,6 +132,9 @@ class FaultyStorage(Storage):
 
     def delete(self, location: str) -> None:
         self._call("delete", location, lambda: super(FaultyStorage, self).delete(location))
+
+    def delete_many(self, locations: Sequence[str]) -> None:
+        self._call("delete_many", "", lambda: super(FaultyStorage, self).delete_many(locations))
 
     def delete_prefix(self, prefix: str) -> int:
         return self._call("delete_prefix", prefix, lambda: super(FaultyStorage, self).delete_prefix(prefix))

@@ -235,6 +235,19 @@ class StorageContract:
         storage.delete(join(root, "never/was"))
         assert not storage.exists(location)
 
+    def test_many_files_are_deleted_at_once_absent_ones_too(self, storage: Storage, root: str) -> None:
+        names = [join(root, "heap", f"{number}") for number in range(5)]
+        for name in names:
+            storage.put(name, b"x")
+        storage.delete_many([*names[:3], join(root, "heap", "never"), join(root, "nowhere", "never")])
+        assert sorted(entry.location for entry in storage.list(join(root, "heap"))) == names[3:]
+        storage.delete_many([])
+        storage.drop_empty_folder(join(root, "heap"))
+        assert storage.exists(names[4])
+        storage.delete_many(names)
+        storage.drop_empty_folder(join(root, "heap"))
+        assert list(storage.list(join(root, "heap"))) == []
+
     def test_deleting_a_folder_leaves_its_siblings(self, storage: Storage, root: str) -> None:
         for name in ("a/b/1", "a/b/c/2", "a/bc/3", "a/b.txt"):
             storage.put(join(root, name), b"x")
