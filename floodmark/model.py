@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MAIN = "main"
+TARGET_FILE_BYTES = 128 * 1024 * 1024
+# How many snapshots a table's metadata names besides the heads of branches.
+SNAPSHOTS_KEPT = 5
 # Below every sequence: files of Iceberg's format v1 have sequence 0.
 BEGINNING = -1
 SEQ_COLUMN = "_seq"

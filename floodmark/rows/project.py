@@ -72,9 +72,28 @@ def _read(
     batch_rows: int,
     positions: np.ndarray[Any, Any] | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
+    try:
+        yield from _read_whole(storage, location, fields, batch_rows, positions)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise Corrupt(
+            "a data file cannot be read", file=location, cause=error, advice="Run `floodmark doctor`; restore the file."
+        ) from error
+
+
+def _read_whole(
+    storage: Storage,
+    location: str,
+    fields: Sequence[NestedField],
+    batch_rows: int,
+    positions: np.ndarray[Any, Any] | None = None,
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches with the position of their first row."""
     target = read_schema(fields)
-    with _opened(storage, location) as stream, pq.ParquetFile(stream) as parquet:
+    with (
+        _opened(storage, location) as stream,
+        # Pages that hold a checksum are compared with it: rot must not pass for rows.
+        pq.ParquetFile(stream, page_checksum_verification=True) as parquet,
+    ):
         sources = _by_id(parquet.schema_arrow)
         if len(sources) < len(parquet.schema_arrow):
             raise Corrupt("a data file has columns without a field id", file=location)
@@ -116,7 +135,9 @@ def _batches(
             row_bytes = max(row_bytes, batch.nbytes // max(1, len(batch)))
             yield start, batch
             start += len(batch)
-        rows = max(1, min(rows_max, READ_BATCH_BYTES // row_bytes))
+            rows = max(1, min(rows_max, READ_BATCH_BYTES // row_bytes))
+            # From the next batch of this group on: small files have one group only.
+            parquet.reader.set_batch_size(rows)
 
 
 def _by_id(fields: Iterable[pa.Field]) -> dict[int, pa.Field]:

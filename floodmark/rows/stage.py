@@ -19,7 +19,7 @@ from pyiceberg.table.sorting import SortDirection, SortOrder
 
 from floodmark import clock, failpoints
 from floodmark.errors import Corrupt, Invalid
-from floodmark.model import FileRecord
+from floodmark.model import TARGET_FILE_BYTES, FileRecord
 from floodmark.rows.convert import Conformer, Shape, table_shape
 from floodmark.rows.dicts import rows_schema, rows_to_table
 from floodmark.rows.partition import Splitter, parse_spec
@@ -34,7 +34,6 @@ from floodmark.storage import Storage, join
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-TARGET_FILE_BYTES = 128 * 1024 * 1024
 _BATCH_BYTES_MAX = 8 * 1024 * 1024
 _BATCH_ROWS_MAX = 128 * 1024
 _RESULT_SCHEMA = "kind string, body string"

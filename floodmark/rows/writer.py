@@ -84,6 +84,7 @@ class _OpenFile:
                 # A dictionary that grows past this is no gain: give it up early instead of building it to the end.
                 dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
                 store_decimal_as_integer=True,
+                write_page_checksum=True,
             )
         except BaseException:
             self.abandon()
