@@ -7,6 +7,7 @@ machine. tests/unit/test_docs.py fails while the page on disk is not what this w
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typer.main import get_command
 
 from floodmark import errors
 from floodmark.cli.main import app
-from floodmark.config import CATALOG_VARIABLE, FILE_NAME, LAKE_VARIABLE, LakeSettings, Settings
+from floodmark.config import CATALOG_VARIABLE, FILE_NAME, LAKE_VARIABLE, SECTIONS, MaintainSettings, Settings
 from floodmark.failpoints import VARIABLE as FAILPOINT_VARIABLE
 from floodmark.storage.options import KNOWN as STORAGE_OPTIONS
 
@@ -41,9 +42,13 @@ ENVIRONMENT = {
     "AWS_*": "credentials of object stores; they are never settings",
 }
 
+KEPT = MaintainSettings()
 SETTING_HELP = {
     "lake.path": "folder or s3:// address",
     "lake.catalog": "catalog database URL; without it SQLite in the lake's folder",
+    "maintain.compact_files": f"small files of a partition that are worth a rewrite; {KEPT.compact_files}",
+    "maintain.keep_versions": f"how long versions can be read; `{KEPT.keep_versions}`",
+    "maintain.grace": f"how long files of expired versions stay for their readers; `{KEPT.grace}`",
     "spark": "`master`, and any `spark.*` key as Spark spells it",
     "storage": "for object stores: " + ", ".join(f"`{name}`" for name in STORAGE_OPTIONS),
 }
@@ -58,21 +63,27 @@ def error_kinds() -> list[type[errors.FloodmarkError]]:
 
 def setting_names() -> list[str]:
     """The keys of the settings file, as far as they have names."""
-    sections = [name for name in (one.name for one in fields(Settings)) if name != "lake"]
-    return [*(f"lake.{name}" for name in (one.name for one in fields(LakeSettings))), *sections]
+    named = [f"{section}.{one.name}" for section, keys in SECTIONS.items() for one in fields(keys)]
+    return [*named, *(one.name for one in fields(Settings) if one.name not in SECTIONS)]
 
 
 def page() -> str:
     """The whole page, as it should be on disk."""
     group: Any = get_command(app)
     top = group.make_context("floodmark", [], resilient_parsing=True, terminal_width=WIDTH)
-    parts = [INTRO, _section("floodmark", group.get_help(top))]
-    for name in group.list_commands(top):
-        command = group.get_command(top, name)
-        context = type(top)(command, info_name=name, parent=top, terminal_width=WIDTH)
-        parts.append(_section(f"floodmark {name}", command.get_help(context)))
+    parts = [INTRO, _section("floodmark", group.get_help(top)), *_commands(group, top)]
     parts += [_exit_codes(), _environment(), _settings()]
     return "\n".join(parts)
+
+
+def _commands(group: Any, above: Any) -> Iterator[str]:
+    """A section for each command of a group, and for each of theirs."""
+    for name in group.list_commands(above):
+        command = group.get_command(above, name)
+        context = type(above)(command, info_name=name, parent=above, terminal_width=WIDTH)
+        yield _section(context.command_path, command.get_help(context))
+        if hasattr(command, "list_commands"):
+            yield from _commands(command, context)
 
 
 def _section(title: str, help_text: str) -> str:

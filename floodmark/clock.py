@@ -5,6 +5,7 @@ Leases never use this clock: they use the database's (see catalog/database.py).
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime
 
@@ -36,6 +37,18 @@ def parse_time_ms(text: str | datetime) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)
+
+
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d|w)")
+
+
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds of a span of time like 90d, 24h, 30m, 10s; w is a week."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise Invalid("this is not a span of time", value=repr(text), advice="Write it like 90d, 24h, 30m or 10s.")
+    return int(found[1]) * _UNIT_MS[found[2]]
 
 
 def format_time(time_ms: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from floodmark import clock
 from floodmark.errors import Invalid, NotFound
 
 FILE_NAME = "floodmark.toml"
@@ -26,14 +27,33 @@ class LakeSettings:
 
 
 @dataclass(frozen=True)
+class MaintainSettings:
+    """What maintenance does when nobody says otherwise, and from when on `status` calls it due."""
+
+    # How many small files of a partition are worth a rewrite.
+    compact_files: int = 32
+    # The window: how long versions can be read.
+    keep_versions: str = "7d"
+    # How long readers of an expired version still find its files.
+    grace: str = "24h"
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
 class Settings:
     lake: LakeSettings = field(default_factory=LakeSettings)
+    maintain: MaintainSettings = field(default_factory=MaintainSettings)
     # master, and any spark.* key as it is.
     spark: dict[str, str] = field(default_factory=dict)
     # endpoint, region and the like for object stores; credentials come from the environment.
     storage: dict[str, str] = field(default_factory=dict)
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+# The sections whose keys have names.
+SECTIONS: Mapping[str, type[LakeSettings | MaintainSettings]] = {"lake": LakeSettings, "maintain": MaintainSettings}
 
 
 def load_settings(path: Path | None = None) -> Settings:
@@ -61,14 +81,31 @@ def check_settings(data: Mapping[str, Any], origin: str) -> Settings:
         if key != "master" and not key.startswith("spark."):
             raise _unknown(f"spark.{key}", ["spark.master", "spark.spark.…"], origin)
     try:
-        return TypeAdapter(Settings).validate_python(data)
+        settings = TypeAdapter(Settings).validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            section = LakeSettings if first["loc"][0] == "lake" and len(first["loc"]) > 1 else Settings
+            section = SECTIONS.get(str(first["loc"][0]), Settings) if len(first["loc"]) > 1 else Settings
             raise _unknown(name, [one.name for one in fields(section)], origin) from error
-        raise Invalid("a setting has the wrong form", setting=name, problem=first["msg"], file=origin) from error
+        raise _wrong(name, first["msg"], origin) from error
+    _check_maintain(settings.maintain, origin)
+    return settings
+
+
+def _check_maintain(settings: MaintainSettings, origin: str) -> None:
+    """Said when the file is read, not in the middle of a run."""
+    if settings.compact_files < 2:
+        raise _wrong("maintain.compact_files", "at least two files make one", origin)
+    for name in ("keep_versions", "grace"):
+        try:
+            clock.parse_duration_ms(getattr(settings, name))
+        except Invalid as error:
+            raise _wrong(f"maintain.{name}", str(error), origin) from error
+
+
+def _wrong(name: str, problem: str, origin: str) -> Invalid:
+    return Invalid("a setting has the wrong form", setting=name, problem=problem, file=origin)
 
 
 def _unknown(name: str, known: list[str], origin: str) -> Invalid:

@@ -27,13 +27,13 @@ WRITE_STEPS = (
     "published",  # COMMIT was acknowledged
     "cleaned",  # leftovers of lost attempts are gone
 )
-WRITE_KINDS = ("create_table", "append", "merge", "delete", "overwrite", "adopt", "transaction")
-# No rows come in with a delete, none are replaced by an append, and a new table has neither.
+WRITE_KINDS = ("create_table", "append", "merge", "delete", "overwrite", "adopt", "transaction", "compact", "retain")
+# No rows come in with a delete or with maintenance, none are replaced by an append, and a new table has neither.
 NOT_PASSED = frozenset(
     {
         *("create_table.staged", "create_table.rewritten", "create_table.planned_again"),
         *("adopt.staged", "adopt.rewritten", "adopt.planned_again"),
-        *("append.rewritten", "delete.staged"),
+        *("append.rewritten", "delete.staged", "compact.staged", "retain.staged"),
     }
 )
 
@@ -43,6 +43,8 @@ OTHER = {
     "heal": ("found", "fenced", "files_deleted", "built", "locked", "moved", "published", "cleaned"),
     "abandon": ("fenced", "files_deleted"),
     "expire": ("marked",),
+    "sweep": ("planned", "data_deleted", "metadata_deleted", "marked"),
+    "maintain": ("recorded",),
     "backup": ("copied", "written"),
     "restore": ("tables_made", "copied", "stamped"),
     "task": ("file_written",),  # in an executor: kills that worker, not the driver

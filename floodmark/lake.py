@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from floodmark.ingest.stream import StreamWriter
+    from floodmark.maintain.keeper import Keeper
     from floodmark.write.transaction import Transaction
 
 Progress = Callable[[int, int], None]
@@ -319,6 +321,15 @@ class Lake:
 
     def status(self) -> dict[str, Any]:
         return lake_status(self.catalog)
+
+    # ── table health ──
+
+    @cached_property
+    def maintain(self) -> Keeper:
+        """Compaction, retention, expiry and sweep; each call returns its records, with a named outcome."""
+        from floodmark.maintain.keeper import Keeper
+
+        return Keeper(self.catalog, self.sessions.get, self.actor, self._ready_to_write)
 
     # ── recovery ──
 

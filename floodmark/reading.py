@@ -7,7 +7,8 @@ Spark starts when rows must move.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from floodmark import clock
 from floodmark.catalog.catalog import Catalog
-from floodmark.errors import Invalid, NotFound
+from floodmark.catalog.expiry import deletions_floor
+from floodmark.errors import BelowRetention, Corrupt, Invalid, NotFound
 from floodmark.model import BEGINNING, MAIN, Head
 
 if TYPE_CHECKING:
@@ -74,9 +76,30 @@ class Changes:
 
         from floodmark.rows.changes import changes_batches, changes_schema
 
+        batches = changes_batches(self._catalog.storage, self.plan)
         return pa.RecordBatchReader.from_batches(
-            changes_schema(self.plan), changes_batches(self._catalog.storage, self.plan)
+            changes_schema(self.plan), _in_time(self._catalog, self.version, batches)
         )
+
+
+@contextmanager
+def _readable(catalog: Catalog, version: int) -> Iterator[None]:
+    """A file that is gone means damage, unless the version has expired meanwhile: then the reader was too slow."""
+    try:
+        yield
+    except (Corrupt, NotFound, FileNotFoundError) as error:
+        if catalog.history.is_expired(version):
+            raise BelowRetention(
+                "this version's window ended while it was read",
+                version=version,
+                advice="Read a newer version; `floodmark maintain --grace` gives slow readers more time.",
+            ) from error
+        raise
+
+
+def _in_time(catalog: Catalog, version: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with _readable(catalog, version):
+        yield from batches
 
 
 class Reader:
@@ -85,7 +108,9 @@ class Reader:
         self._get_spark = get_spark
 
     def read(self, table: str, moment: Moment, *, with_seq: bool) -> DataFrame:
-        return self._scan(self._head(table, moment), with_seq)
+        version = self._resolve(moment)
+        with _readable(self._catalog, version):
+            return self._scan(self._head_at(table, version, moment), with_seq)
 
     def arrow(self, table: str, moment: Moment, *, with_seq: bool) -> pa.RecordBatchReader:
         import pyarrow as pa
@@ -93,25 +118,30 @@ class Reader:
         from floodmark.catalog.live import live_files
         from floodmark.rows.arrow_reader import arrow_batches, arrow_read_schema
 
-        head = self._head(table, moment)
-        schema = self.schema(head)
-        files = live_files(self._catalog.files, head, schema)
+        version = self._resolve(moment)
+        with _readable(self._catalog, version):
+            head = self._head_at(table, version, moment)
+            schema = self.schema(head)
+            files = live_files(self._catalog.files, head, schema)
+        batches = arrow_batches(self._catalog.storage, files, schema, with_seq)
         return pa.RecordBatchReader.from_batches(
-            arrow_read_schema(schema, with_seq), arrow_batches(self._catalog.storage, files, schema, with_seq)
+            arrow_read_schema(schema, with_seq), _in_time(self._catalog, version, batches)
         )
 
     def sql(self, query: str, moment: Moment, *, with_seq: bool) -> DataFrame:
         from floodmark.rows.query import query_body, run_query
 
         query_body(query)  # refused before a JVM is started for it
-        state = self._catalog.history.tables_at(self._resolve(moment))
-        return run_query(
-            self._get_spark(),
-            query,
-            {name: (head.table_id, head.snapshot) for name, head in state.items()},
-            lambda table: self._scan(state[table], with_seq),
-            with_seq=with_seq,
-        )
+        version = self._resolve(moment)
+        state = self._catalog.history.tables_at(version)
+        with _readable(self._catalog, version):
+            return run_query(
+                self._get_spark(),
+                query,
+                {name: (head.table_id, head.snapshot) for name, head in state.items()},
+                lambda table: self._scan(state[table], with_seq),
+                with_seq=with_seq,
+            )
 
     def changes(self, table: str, since: int | None, until: int | None, moment: Moment) -> Changes:
         from floodmark.catalog.live import live_files
@@ -133,8 +163,18 @@ class Reader:
                 newest=head.sequence,
                 advice="since is where you are, until is at most the newest; leave until out for all that is new.",
             )
-        schema = self.schema(head)
-        files = live_files(self._catalog.files, head, schema, since_number) if since_number < last else []
+        floor = deletions_floor(self._catalog.database, head.table_id)
+        if BEGINNING < since_number < floor:
+            raise BelowRetention(
+                "what was deleted from this table since then is not known any more",
+                table=table,
+                since=since,
+                oldest=floor,
+                advice="Take the whole table anew: changes without since.",
+            )
+        with _readable(self._catalog, version):
+            schema = self.schema(head)
+            files = live_files(self._catalog.files, head, schema, since_number) if since_number < last else []
         deletions = self._catalog.history.deletions(head, since_number, last) if since_number < last else []
         plan = plan_changes(schema, files, deletions, since_number, last)
         return Changes(table, since, last, version, plan, self._by_arrow(head), self._catalog, self._get_spark)
@@ -165,9 +205,6 @@ class Reader:
         from floodmark.catalog.metadata import has_renamed_columns
 
         return True if has_renamed_columns(self._catalog.files.metadata(head.metadata_location)) else None
-
-    def _head(self, table: str, moment: Moment) -> Head:
-        return self._head_at(table, self._resolve(moment), moment)
 
     def _head_at(self, table: str, version: int, moment: Moment) -> Head:
         head = self._catalog.history.tables_at(version).get(table)

@@ -37,9 +37,9 @@ from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEnt
 from pyiceberg.types import DoubleType, FloatType, LongType, NestedField, PrimitiveType
 
 from floodmark import clock
-from floodmark.catalog.metadata import METADATA_LOG_KEPT, SNAPSHOTS_KEPT, MetadataFiles, parse_metadata
+from floodmark.catalog.metadata import METADATA_LOG_KEPT, MetadataFiles, parse_metadata
 from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound
-from floodmark.model import MAIN, RESERVED_COLUMNS, SEQ_COLUMN
+from floodmark.model import MAIN, RESERVED_COLUMNS, SEQ_COLUMN, SNAPSHOTS_KEPT
 from floodmark.storage import Storage, join
 from floodmark.storage.location import split
 

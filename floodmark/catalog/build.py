@@ -40,7 +40,8 @@ from floodmark.catalog.metadata import (
     summary,
     totals_after,
 )
-from floodmark.catalog.seal import CREATE, Edit, PlanAgain, Seal
+from floodmark.catalog.riders import PlanAgain
+from floodmark.catalog.seal import CREATE, Edit, Seal
 from floodmark.errors import Conflict, Corrupt
 from floodmark.model import CurrentTable, Head
 from floodmark.storage import Storage, join

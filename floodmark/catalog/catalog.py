@@ -9,9 +9,11 @@ from sqlalchemy import func, select
 
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
+from floodmark.catalog.expiry import Expiry
 from floodmark.catalog.history import History
 from floodmark.catalog.journal import Journal
 from floodmark.catalog.processes import LEASE_MS, Heartbeat
+from floodmark.catalog.upkeep import Upkeep
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ class Catalog:
         self.heartbeat = Heartbeat(database, lease_ms)
         self.journal = Journal(database, storage, self.heartbeat, location)
         self.history = History(database)
+        self.expiry = Expiry(database)
+        self.upkeep = Upkeep(database)
 
     @cached_property
     def files(self) -> MetadataFiles:

@@ -21,13 +21,13 @@ from floodmark.catalog.build import Attempt, Builder, BuiltTable, Recheck
 from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import History
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, Journal, Operation, all_files, fenced
-from floodmark.catalog.metadata import MetadataFiles
+from floodmark.catalog.metadata import MetadataFiles, small_files_change
 from floodmark.catalog.riders import AuditRider, Rider
 from floodmark.catalog.seal import CREATE, Seal
 from floodmark.catalog.turns import NotYourTurn, Turns
 from floodmark.errors import Conflict, Corrupt, Invalid, Unavailable
 from floodmark.failpoints import hit
-from floodmark.model import Commit, TableCommit
+from floodmark.model import BEGINNING, MAIN, Commit, TableCommit
 from floodmark.storage import Storage
 
 TRIES_MAX = 30
@@ -209,6 +209,11 @@ class Door:
                 )
             )
             tx.execute(insert(head).values(branch=new.branch, table_id=new.table_id, **state))
+            # Of an adopted table nobody has counted the small files.
+            small = None if built.edit.adopted_files else small_files_change(built.edit, built.metadata)
+            tx.execute(
+                insert(tables.upkeep).values(table_id=new.table_id, small_files=small, deletions_floor=BEGINNING)
+            )
             return
         moved = tx.execute(
             update(table)
@@ -223,6 +228,11 @@ class Door:
         if moved != 1:
             raise _HeadMoved()
         tx.execute(update(head).where(head.c.branch == new.branch, head.c.table_id == new.table_id).values(**state))
+        change = small_files_change(built.edit, built.metadata)
+        if change and new.branch == MAIN:
+            upkeep = tables.upkeep
+            counted = {"small_files": upkeep.c.small_files + change}
+            tx.execute(update(upkeep).where(upkeep.c.table_id == new.table_id).values(counted))
 
     def _record(
         self,
@@ -323,11 +333,12 @@ class Door:
                 for path, entries in built.added:
                     self._files.remember_entries(path, entries)
 
-    def clean(self, operation: Operation, commit: Commit) -> int:
+    def clean(self, operation: Operation, commit: Commit, *, last: bool = False) -> int:
         """Best effort: delete what a published operation left in its own folders and its commit does not name.
 
         Safe by state (I10): the operation is published, so no other attempt of it can ever be. What cannot be
-        deleted now is found again by its row.
+        deleted now is found again by its row, and so is what executors that outlive this moment still write: a sweep
+        looks once more, long after (`last`), while the commit's own files can still be told.
         """
         try:
             named = self._files.own_files(self._history.touched(commit.version))
@@ -338,7 +349,7 @@ class Door:
                 self._storage.delete(location)
             # The folder of the seal: nothing in it is needed any more.
             self._storage.delete_prefix(operation.folders[0])
-            self._journal.mark_cleaned(operation.id)
+            self._journal.mark_cleaned(operation.id, look_once_more=not last)
         except Unavailable as error:
             log.get(operation.id).warning("files of lost attempts stay for healing", cause=str(error))
             return 0

@@ -1,9 +1,7 @@
-"""History: every version of the lake, what it did to which table, and how long it can be read.
+"""History: every version of the lake, what it did to which table, and who holds it.
 
 A commit's row names the tables it touched; a table's state at a version is that of its newest commit on the branch's
-line up to there. Versions become `expired` under fm_lake's lock, and only those that nothing holds: no window, no
-branch head or base, no pin, no unfinished operation (protocol 6). Taking a pin and beginning take the same lock, so a
-version is either held or gone, never both.
+line up to there. Taking a pin takes fm_lake's lock, as expiry does (expiry.py): a version is either held or gone.
 """
 
 from __future__ import annotations
@@ -11,16 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.errors import BelowRetention, NotFound
-from floodmark.failpoints import hit
 from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, DeletionsFile, Head, TableCommit
 
 LIVE, EXPIRED = "live", "expired"
+# What a reader needs of a deletions file: there in every format that has them.
+DELETIONS_FILE = (
+    tables.deletions.c.location,
+    tables.deletions.c.sequence,
+    tables.deletions.c.rows_total,
+    tables.deletions.c.size_bytes,
+)
 
 
 class History:
@@ -34,7 +38,7 @@ class History:
             rows = tx.execute(
                 select(tables.heads).where(tables.heads.c.branch == branch).order_by(tables.heads.c.table_name)
             )
-            return [_head(row, branch) for row in rows]
+            return [to_head(row, branch) for row in rows]
 
     def head(self, table: str, branch: str = MAIN) -> Head:
         with self._database.read() as tx:
@@ -43,7 +47,7 @@ class History:
             if row is None:
                 names = tx.execute(select(tables.heads.c.table_name).where(tables.heads.c.branch == branch))
                 raise no_table(table, [name for (name,) in names])
-        return _head(row, branch)
+        return to_head(row, branch)
 
     def current_tables(self, branch: str, names: Sequence[str]) -> dict[str, CurrentTable]:
         """These tables as they are now: head, Iceberg's pointer, and where we put the pointer last."""
@@ -75,7 +79,7 @@ class History:
             ).all()
         return {
             row.table_name: CurrentTable(
-                head=_head(row, branch),
+                head=to_head(row, branch),
                 pointer=row.pointer,
                 pointer_known=row.pointer_known,
                 kept_snapshots=frozenset(
@@ -117,6 +121,13 @@ class History:
             raise BelowRetention("this version's window has ended", **facts, advice="Read a newer version.")
         return int(row.version)
 
+    def is_expired(self, version: int) -> bool:
+        with self._database.read() as tx:
+            return (
+                tx.execute(select(tables.commits.c.state).where(tables.commits.c.version == version)).scalar()
+                == EXPIRED
+            )
+
     def tables_at(self, version: int) -> dict[str, Head]:
         """Every table of the lake as it was at this version."""
         commit, touched = tables.commits, tables.commit_tables
@@ -137,7 +148,7 @@ class History:
                     newest, and_(newest.c.table_id == touched.c.table_id, newest.c.version == touched.c.version)
                 )
             )
-            return {row.table_name: _head(row, branch) for row in rows}
+            return {row.table_name: to_head(row, branch) for row in rows}
 
     def _line(self, tx: Connection, branch: str, upto: int | None = None) -> list[tuple[str, int | None]]:
         """The commits that a branch stands on: its own, and its ancestors' up to where it left them."""
@@ -185,12 +196,17 @@ class History:
         """The tables that a commit touched, as it left them."""
         with self._database.read() as tx:
             rows = list(tx.execute(select(tables.commit_tables).where(tables.commit_tables.c.version == version)))
-        return [_head(row, MAIN) for row in rows]
+        return [to_head(row, MAIN) for row in rows]
 
     def deletions_of(self, version: int) -> list[DeletionsFile]:
         """The deletions files that a commit brought."""
         with self._database.read() as tx:
-            return _deletions(tx.execute(select(tables.deletions).where(tables.deletions.c.version == version)))
+            return to_deletions(tx.execute(select(*DELETIONS_FILE).where(tables.deletions.c.version == version)))
+
+    def all_deletions(self) -> set[str]:
+        """Every deletions file that the catalog knows, whoever may still ask for it."""
+        with self._database.read() as tx:
+            return set(tx.execute(select(tables.deletions.c.location)).scalars())
 
     def deletions(self, head: Head, since: int, until: int) -> list[DeletionsFile]:
         """The deletions files of a table with a sequence in (since, until], committed on the line of this head."""
@@ -200,12 +216,12 @@ class History:
                 return []  # served read-only as it is: nothing was deleted in it
             on_line = self._on_line(self._line(tx, head.branch, head.version))
             rows = tx.execute(
-                select(file)
+                select(*DELETIONS_FILE)
                 .join(commit, commit.c.version == file.c.version)
                 .where(file.c.table_id == head.table_id, file.c.sequence > since, file.c.sequence <= until, on_line)
                 .order_by(file.c.sequence, file.c.location)
             )
-            return _deletions(rows)
+            return to_deletions(rows)
 
     # ── holding and letting go ──
 
@@ -230,28 +246,6 @@ class History:
         with self._database.write() as tx:
             tx.execute(delete(tables.pins).where(tables.pins.c.id == pin))
 
-    def expire(self, before_ms: int) -> list[int]:
-        """Mark the versions from before a moment that nothing holds as expired. Deletes no file."""
-        commit = tables.commits
-        with self._database.write() as tx:
-            self._database.lock_lake(tx)
-            held = {
-                *tx.execute(select(tables.branches.c.head_version)).scalars(),
-                *tx.execute(select(tables.branches.c.base_version)).scalars(),
-                *tx.execute(select(tables.pins.c.version)).scalars(),
-                *tx.execute(select(tables.operations.c.base_version).where(tables.unfinished)).scalars(),
-            }
-            old = tx.execute(
-                select(commit.c.version)
-                .where(commit.c.committed_ms < before_ms, commit.c.state == LIVE)
-                .order_by(commit.c.version)
-            ).scalars()
-            gone = [version for version in old if version not in held]
-            for part in _parts(gone, 500):
-                tx.execute(update(commit).where(commit.c.version.in_(part)).values(state=EXPIRED))
-        hit("expire.marked")
-        return gone
-
     # ── what healing did ──
 
     def audit(self, limit: int = 1000) -> list[AuditRow]:
@@ -273,11 +267,11 @@ def no_table(table: str, known: Sequence[str]) -> NotFound:
     )
 
 
-def _deletions(rows: Iterable[Any]) -> list[DeletionsFile]:
+def to_deletions(rows: Iterable[Any]) -> list[DeletionsFile]:
     return [DeletionsFile(row.location, row.sequence, row.rows_total, row.size_bytes) for row in rows]
 
 
-def _head(row: Any, branch: str) -> Head:
+def to_head(row: Any, branch: str) -> Head:
     return Head(
         branch=branch,
         table=row.table_name,
@@ -320,7 +314,3 @@ def _commit(row: Any, parts: Sequence[Any], outcome: str = "committed") -> Commi
             for part in sorted(parts, key=lambda part: part.table_name)
         ),
     )
-
-
-def _parts(values: list[int], size: int) -> Iterable[list[int]]:
-    return (values[start : start + size] for start in range(0, len(values), size))

@@ -24,6 +24,8 @@ from floodmark.errors import Corrupt, Fenced, NotFound
 from floodmark.storage import Entry, Storage, join
 
 STAGING, STAGED, PUBLISHED, ABANDONED = "staging", "staged", "published", "abandoned"
+# What `cleaned` says of an operation at its end.
+CLEANED, LOOK_ONCE_MORE = 1, 2
 STATES = frozenset({STAGING, STAGED, PUBLISHED, ABANDONED})
 
 
@@ -219,9 +221,31 @@ class Journal:
         with self._database.write() as tx:
             tx.execute(update(tables.operations).where(tables.operations.c.id == operation).values(ended_ms=now_ms))
 
-    def mark_cleaned(self, operation: str) -> None:
+    def mark_cleaned(self, operation: str, *, look_once_more: bool = False) -> None:
+        """Nothing of it is on disk but what its commit names; `look_once_more`: its executors may still write."""
+        values = {"cleaned": LOOK_ONCE_MORE if look_once_more else CLEANED}
         with self._database.write() as tx:
-            tx.execute(update(tables.operations).where(tables.operations.c.id == operation).values(cleaned=1))
+            tx.execute(update(tables.operations).where(tables.operations.c.id == operation).values(**values))
+
+    def to_look_at(self, quiet_ms: int) -> list[Operation]:
+        """Operations at their end for so long that what their executors still wrote is there by now."""
+        table = tables.operations
+        with self._database.read() as tx:
+            over = self._database.now_ms(tx) - quiet_ms
+            query = (
+                select(table).where(table.c.cleaned == LOOK_ONCE_MORE, table.c.ended_ms <= over).order_by(table.c.id)
+            )
+            return [to_operation(row, given_up=True) for row in tx.execute(query)]
+
+    def states_of(self, operations: Sequence[str]) -> dict[str, str]:
+        """The states of these operations; ids that the journal does not know are left out."""
+        table = tables.operations
+        found: dict[str, str] = {}
+        with self._database.read() as tx:
+            for start in range(0, len(operations), 500):
+                some = select(table.c.id, table.c.state).where(table.c.id.in_(operations[start : start + 500]))
+                found.update({row.id: row.state for row in tx.execute(some)})
+        return found
 
     def unfinished(self) -> tuple[list[Any], int]:
         """Every operation that is not at its end, with its holder's heartbeat, and the database's time: one query."""

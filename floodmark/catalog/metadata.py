@@ -25,11 +25,10 @@ from pyiceberg.table.sorting import SortOrder
 
 from floodmark.catalog.seal import Edit
 from floodmark.errors import Corrupt, NotFound
-from floodmark.model import MAIN, Head
+from floodmark.model import MAIN, SNAPSHOTS_KEPT, TARGET_FILE_BYTES, Head
 from floodmark.storage import Storage
 from floodmark.storage.fileio import LakeFileIO
 
-SNAPSHOTS_KEPT = 5
 METADATA_LOG_KEPT = 10
 ENTRIES_REMEMBERED = 50_000
 SNAPSHOT_ID_MAX = 2**63 - 1
@@ -137,12 +136,30 @@ def totals_after(edit: Edit, head: Head) -> tuple[int, int, int]:
     )
 
 
+def target_file_bytes(metadata: TableMetadata) -> int:
+    """How large the table's files should be."""
+    return int(metadata.properties.get("write.target-file-size-bytes", TARGET_FILE_BYTES))
+
+
+def small_file_bytes(metadata: TableMetadata) -> int:
+    """A file below this is small: worth to be put together with others."""
+    return target_file_bytes(metadata) * 3 // 4
+
+
+def small_files_change(edit: Edit, metadata: TableMetadata) -> int:
+    """How many small files more (or fewer) the table has after the edit."""
+    limit = small_file_bytes(metadata)
+    return sum(file.size_bytes < limit for file in edit.added) - sum(file.size_bytes < limit for file in edit.removed)
+
+
 def summary(edit: Edit, head: Head, operation: str) -> Summary:
     """The snapshot's summary: what Iceberg's tools show, and whose work it was."""
     rows, files, size_bytes = totals_after(edit, head)
     kind = Operation.APPEND
     if edit.removed:
         kind = Operation.OVERWRITE if edit.added else Operation.DELETE
+    if edit.same_rows:
+        kind = Operation.REPLACE
     removed = {
         "deleted-data-files": str(len(edit.removed)),
         "deleted-records": str(sum(file.rows for file in edit.removed)),

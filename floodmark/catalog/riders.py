@@ -6,11 +6,13 @@ healer that rolls it forward carries them too.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, delete, insert, select
 
+from floodmark import clock
 from floodmark.catalog import tables
 
 
@@ -20,6 +22,18 @@ class AlreadyCommitted(Exception):
     def __init__(self, version: int) -> None:
         self.version = version
         super().__init__(f"published before as version {version}")
+
+
+class PlanAgain(Exception):
+    """What an edit was planned on is not there any more: rows came or went that it depends on, or the table's shape.
+
+    Not an error to a caller: whoever planned it plans again, from the same staged rows, on the new state.
+    """
+
+    def __init__(self, table: str, reason: str) -> None:
+        self.table = table
+        self.reason = reason
+        super().__init__(f"{table}: {reason}")
 
 
 class Rider(Protocol):
@@ -108,6 +122,57 @@ class AuditRider:
         raise TypeError("an audit rider belongs to its healer and is never sealed")
 
 
+@dataclass(frozen=True)
+class MarksRider:
+    """Rows up to `seq_max` go: no protected consumer may need one, and whoever loses some was counted.
+
+    Checked under the lake's lock: if a consumer came, or its mark was put back, while rows were rewritten, it is
+    planned again. `counted`: the marks that losses were counted from; one that rose meanwhile loses fewer. What a
+    forced one takes away (`lost`, rows by consumer) is recorded with it: no crash can make it unknown (I15).
+    """
+
+    table_id: str
+    seq_max: int
+    forced: bool = False
+    counted: tuple[tuple[str, int], ...] = ()
+    lost: tuple[tuple[str, int], ...] = ()
+
+    def check(self, tx: Connection) -> None:
+        row, counted = tables.consumers, dict(self.counted)
+        for consumer in tx.execute(select(row).where(row.c.table_id == self.table_id, row.c.mark < self.seq_max)):
+            waits = bool(consumer.protected) and not self.forced
+            if waits or consumer.mark < counted.get(consumer.name, self.seq_max):
+                raise PlanAgain(self.table_id, f"consumer {consumer.name} has not seen rows that were to go")
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        if not (self.forced and self.lost):
+            return
+        name = select(tables.heads.c.table_name).where(tables.heads.c.table_id == self.table_id).limit(1)
+        tx.execute(
+            insert(tables.maintenance).values(
+                id=clock.new_id(),
+                verb="retain",
+                table_id=self.table_id,
+                table_name=tx.execute(name).scalar() or "",
+                outcome="forced",
+                detail=json.dumps({"lost": dict(self.lost), "version": version, "operation": operation}),
+                actor="",
+                started_ms=now_ms,
+                ended_ms=now_ms,
+            )
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": "marks",
+            "table_id": self.table_id,
+            "seq_max": self.seq_max,
+            "forced": self.forced,
+            "counted": dict(self.counted),
+            "lost": dict(self.lost),
+        }
+
+
 def find_batch(tx: Connection, scope: str, batch: str) -> int | None:
     """The version that this batch was committed as, if it was."""
     query = select(tables.sources.c.version).where(tables.sources.c.scope == scope, tables.sources.c.id == batch)
@@ -119,4 +184,9 @@ def rider_from_dict(data: dict[str, Any]) -> Rider:
         return BatchRider(scope=data["scope"], id=data["id"])
     if data["type"] == "stream":
         return StreamRider(scope=data["scope"], id=data["id"], position=data["position"])
+    if data["type"] == "marks":
+        counted, lost = (
+            tuple(sorted((str(one), int(data[part][one])) for one in data[part])) for part in ("counted", "lost")
+        )
+        return MarksRider(data["table_id"], data["seq_max"], data["forced"], counted, lost)
     raise ValueError(f"unknown rider {data['type']!r}")

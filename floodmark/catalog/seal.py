@@ -24,18 +24,6 @@ CREATE = "create"
 _OLDER_ACTIONS = {"append": WRITE}
 
 
-class PlanAgain(Exception):
-    """What an edit was planned on is not there any more: rows came or went that it depends on, or the table's shape.
-
-    Not an error to a caller: whoever planned it plans again, from the same staged rows, on the new state.
-    """
-
-    def __init__(self, table: str, reason: str) -> None:
-        self.table = table
-        self.reason = reason
-        super().__init__(f"{table}: {reason}")
-
-
 @dataclass(frozen=True)
 class RemovedFile:
     """A data file that an edit takes out of its table; other versions may still name it."""
@@ -53,7 +41,7 @@ class Edit:
     (JSON) adds columns to it. `snapshot` is chosen here, once, so that every attempt of every process to publish this
     edit makes the same snapshot. `checked`: it is right only beside the rows that were there at base_snapshot (keys,
     conditions), so whoever publishes it on another snapshot checks first; `needed` names files that it read and did
-    not replace, which must still be live then.
+    not replace, which must still be live then. `same_rows`: the files added hold the rows of the files removed.
     """
 
     action: str
@@ -71,6 +59,7 @@ class Edit:
     rows_updated: int = 0
     rows_deleted: int = 0
     checked: bool = False
+    same_rows: bool = False
     base_snapshot: int | None = None
     schema: str | None = None
     base_schema_id: int | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 3
+FORMAT = 4
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -84,7 +84,8 @@ operations = Table(
     Column("seal_location", Text),
     Column("seal_hash", String(64)),
     Column("version", BigInteger),
-    # 1 when the operation is at its end and nothing of it is on disk but what its commit names.
+    # 1 when the operation is at its end and nothing of it is on disk but what its commit names; 2 when that is so, but
+    # executors of it may still be writing: a sweep looks once more.
     Column("cleaned", Integer, nullable=False),
 )
 
@@ -177,6 +178,8 @@ deletions = Table(
     Column("version", BigInteger, nullable=False),
     Column("rows_total", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
+    # Since when nobody may ask for it any more; None as long as somebody may.
+    Column("below_ms", BigInteger),
 )
 
 audit = Table(
@@ -200,6 +203,56 @@ pins = Table(
     Column("holder", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("taken_ms", BigInteger, nullable=False),
+)
+
+# States of tables that only expired versions name: their files are there until a sweep has been at them.
+expired = Table(
+    "fm_expired",
+    metadata,
+    Column("version", BigInteger, primary_key=True),
+    Column("table_id", String(36), primary_key=True),
+    Column("expired_ms", BigInteger, nullable=False),
+)
+
+# How a table is kept: its policy, how small its files are, and below which sequence its deletions are gone.
+upkeep = Table(
+    "fm_upkeep",
+    metadata,
+    Column("table_id", String(36), primary_key=True),
+    # "90d", "1000000 rows", "10 GB"; None keeps everything. The time column is for the first kind.
+    Column("retention", Text),
+    Column("retention_column", Text),
+    # Files far below the target size at the head of main; None if nobody has counted them yet.
+    Column("small_files", BigInteger),
+    Column("deletions_floor", BigInteger, nullable=False),
+)
+
+# Who follows a table, and up to which sequence it is done. `protected`: retention waits for it.
+consumers = Table(
+    "fm_consumers",
+    metadata,
+    Column("name", String(300), primary_key=True),
+    Column("table_id", String(36), primary_key=True),
+    Column("epoch", Integer, nullable=False),
+    Column("mark", BigInteger, nullable=False),
+    Column("protected", Integer, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+)
+
+# What maintenance did: one row per table and verb of a run, the newest few of each.
+maintenance = Table(
+    "fm_maintenance",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("verb", String(16), nullable=False),
+    # Empty for work on the whole lake.
+    Column("table_id", String(36), nullable=False),
+    Column("table_name", String(255), nullable=False),
+    Column("outcome", String(24), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger, nullable=False),
 )
 
 # A table's turn: after lost races a builder is let through alone, until its lease ends.

@@ -24,6 +24,7 @@ from floodmark.cli import (
     history,
     init,
     load,
+    maintain,
     query,
     recover,
     restore,
@@ -49,6 +50,7 @@ _WRITE = (load, delete, adopt, recover, audit, backup, restore, demo)
 
 for command in (*_READ, *_WRITE):
     app.command(command.__name__.rpartition(".")[2])(command.run)
+app.add_typer(maintain.app, name="maintain")
 
 
 @app.callback()

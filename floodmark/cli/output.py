@@ -66,6 +66,17 @@ class Output:
             sys.stdout.write(f"{name:<{width}}  {_text(value)}\n")
 
 
+def size_text(size_bytes: int) -> str:
+    """Bytes as people say them: 512 bytes, 33.6 kB, 1.2 GB."""
+    if size_bytes < 1000:
+        return f"{size_bytes} bytes"
+    size, units = float(size_bytes), iter(("kB", "MB", "GB", "TB", "PB"))
+    unit = ""
+    while size >= 1000 and (larger := next(units, None)) is not None:
+        size, unit = size / 1000, larger
+    return f"{size:,.1f} {unit}"
+
+
 def _text(value: Any) -> str:
     if value is None:
         return "-"

@@ -39,3 +39,14 @@ def rows_progress(output: Output) -> Iterator[Callable[[int], None] | None]:
     """A line with the rows written so far. Gives None when nobody would see it."""
     with _line(output, "writing") as update:
         yield None if update is None else lambda rows: update(f"writing: {rows:,} rows")
+
+
+@contextmanager
+def upkeep_progress(output: Output) -> Iterator[Callable[[str, str, int, int], None] | None]:
+    """A line with the verb and table at work, and how far it is. Gives None when nobody would see it."""
+    with _line(output, "maintaining") as update:
+        yield (
+            None
+            if update is None
+            else lambda verb, table, done, total: update(f"{verb} {table}: {done:,} of {total:,}")
+        )

@@ -6,14 +6,22 @@ from typing import Annotated
 
 import typer
 
+from floodmark.report import table_details
+
 
 def run(context: typer.Context, table: Annotated[str, typer.Argument(help="The table.")]) -> None:
-    """Show a table's columns, layout and size."""
+    """Show a table's columns, layout, size and health."""
     with context.obj.open() as lake:
-        details = lake.show(table)
-    if context.obj.output.as_json:
-        context.obj.output.result(details)
+        details = table_details(lake.catalog, lake.catalog.history.head(table), context.obj.settings.maintain)
+    output = context.obj.output
+    if output.as_json:
+        output.result(details)
         return
-    columns = details.pop("columns")
-    context.obj.output.result(details)
-    context.obj.output.rows(columns, ("name", "type", "required", "comment"), name="columns", empty="no columns")
+    columns, consumers = details.pop("columns"), details.pop("consumers")
+    details["last_maintenance"] = [
+        f"{verb} {run['outcome']} {run['at']}" for verb, run in details["last_maintenance"].items()
+    ]
+    output.result(details)
+    output.rows(columns, ("name", "type", "required", "comment"), name="columns", empty="no columns")
+    if consumers:
+        output.rows(consumers, ("name", "mark", "lag", "protected"), name="consumers", empty="")

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
+
+from floodmark.report import lake_status
 
 
 def run(context: typer.Context) -> None:
-    """Show the lake's state and health."""
+    """Show the lake's state and health, and what maintenance is due."""
     with context.obj.open() as lake:
-        context.obj.output.result(lake.status())
+        status = lake_status(lake.catalog, context.obj.settings.maintain)
+    if not context.obj.output.as_json and status["last_maintenance"] is not None:
+        status["last_maintenance"] = [_last(verb, run) for verb, run in status["last_maintenance"].items()]
+    context.obj.output.result(status)
+
+
+def _last(verb: str, run: dict[str, Any] | None) -> str:
+    if run is None:
+        return f"{verb} never"
+    failed = f" (FAILED: {'; '.join(run['failed'])})" if run["failed"] else ""
+    return f"{verb} {run['outcome']} {run['at']}{failed}"

@@ -19,8 +19,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, to_operation
 from floodmark.catalog.processes import is_dead
-from floodmark.catalog.riders import AlreadyCommitted, AuditRider
-from floodmark.catalog.seal import PlanAgain
+from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain
 from floodmark.errors import Busy, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import HealReport
@@ -155,7 +154,7 @@ class Healer:
         if deleted:
             self._catalog.journal.mark_restless(row.id, now)
         elif now - (row.ended_ms or now) > QUIET_MS:
-            self._catalog.journal.mark_cleaned(row.id)
+            self._catalog.journal.mark_cleaned(row.id, look_once_more=True)
             self._looked.pop(row.id, None)
 
     def _branch_exists(self, branch: str) -> bool:

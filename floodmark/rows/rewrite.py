@@ -14,14 +14,15 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.types import NestedField
 
 from floodmark import clock
@@ -39,10 +40,12 @@ from floodmark.rows.where import Where
 from floodmark.storage import Storage
 
 # How the rows that go are found.
-BY_KEY, BY_WHERE, BY_POSITIONS, ALL, NONE = "key", "where", "positions", "all", "none"
+BY_KEY, BY_WHERE, BY_POSITIONS, BY_TIME, ALL, NONE = "key", "where", "positions", "time", "all", "none"
 # How much of the rows that are there is held at once to be compared with those that come in.
 COMPARE_BYTES_MAX = 64 * 1024 * 1024
 COMPARE_ROWS_MIN = 1024
+# Above every sequence: of rows whose commit is still to come.
+_NOT_YET = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Rewrite:
     deletions: keys of rows that go, and do not come in again, are written down; of rows that this change has staged
     only those whose key is in one of the files `existed_in`. look_only: count, give examples, write nothing.
     source_schema_json: the schema that the sources' columns are named by, if it is not the target's.
+    time: a date or timestamp column, by its field id, and the day or microsecond before which rows are found BY_TIME.
+    seq_max: rows found with a sequence above it stay. marks: ascending; how many are above each is counted.
     """
 
     target: StageTarget
@@ -89,6 +94,9 @@ class Rewrite:
     existed_in: tuple[str, ...] = ()
     look_only: bool = False
     source_schema_json: str | None = None
+    time: tuple[int, int] | None = None
+    seq_max: int | None = None
+    marks: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -97,7 +105,8 @@ class Rewrite:
     def from_json(cls, text: str) -> Rewrite:
         values: dict[str, Any] = json.loads(text)
         values["target"] = StageTarget(**values["target"])
-        values |= {name: tuple(values[name]) for name in ("key", "incoming", "existed_in")}
+        values |= {name: tuple(values[name]) for name in ("key", "incoming", "existed_in", "marks")}
+        values["time"] = values["time"] and tuple(values["time"])
         return cls(**values)
 
 
@@ -106,6 +115,7 @@ class Rewritten:
     """What became of one source. `removed` rows went; `replaced` of them come in again under the same key.
 
     `unchanged` rows matched and stayed; `places` tells where they are among the incoming rows: (file, packed rows).
+    `found` rows were found at first, `above` of them have a sequence above each of the rewrite's marks.
     """
 
     path: str
@@ -115,6 +125,8 @@ class Rewritten:
     records: tuple[FileRecord, ...] = ()
     places: tuple[tuple[int, str], ...] = ()
     examples: tuple[str, ...] = ()
+    found: int = 0
+    above: tuple[int, ...] = ()
 
     @property
     def matched(self) -> int:
@@ -131,6 +143,7 @@ class Rewritten:
                 "records": tuple(FileRecord.from_dict(record) for record in values["records"]),
                 "places": tuple((int(file), packed) for file, packed in values["places"]),
                 "examples": tuple(values["examples"]),
+                "above": tuple(values["above"]),
             }
         )
 
@@ -177,17 +190,17 @@ class Rewriter:
 
     def rewrite(self, source: Source) -> Rewritten:
         positions, matches = self._find(source)
+        found = len(positions)
+        positions, above = self._by_sequence(source, positions)
         if self._rewrite.look_only:
-            return self._look(source, positions)
-        if not len(positions) and self._rewrite.find != NONE:
-            return Rewritten(source.path)
+            return replace(self._look(source, positions), found=found, above=above)
         unchanged: tuple[tuple[int, str], ...] = ()
         before = len(positions)
-        if matches is not None and self._rewrite.compare:
+        if before and matches is not None and self._rewrite.compare:
             same = self._unchanged(source, matches)
             positions, unchanged = positions[~same], _pack(matches, same)
         if not len(positions) and self._rewrite.find != NONE:
-            return Rewritten(source.path, unchanged=before, places=unchanged)
+            return Rewritten(source.path, unchanged=before, places=unchanged, found=found, above=above)
         replaced = len(positions) if matches is not None else self._write_deletions(source, positions)
         records = () if len(positions) == source.rows else self._carry(source, positions)
         return Rewritten(
@@ -197,6 +210,8 @@ class Rewriter:
             unchanged=before - len(positions),
             records=records,
             places=unchanged,
+            found=found,
+            above=above,
         )
 
     def look_at_all(self, sources: Sequence[Source], at_once: int) -> list[Rewritten]:
@@ -224,20 +239,48 @@ class Rewriter:
             matches = self._incoming.match(self._storage, source.path)
             return matches.positions, matches
         if find == BY_WHERE:
-            return self._by_where(source), None
+            return self._masked(source, self._where.fields or self._schema.fields[:1], self._where.mask), None
+        if find == BY_TIME and (time := self._rewrite.time) is not None:
+            return self._masked(source, [self._schema.find_field(time[0])], partial(_is_before, time[1])), None
         if find == BY_POSITIONS:
             stored = [self._storage.read(location).decode() for location in source.positions]
             parts = [unpack_positions(text) for text in (*source.packed, *stored)]
             return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64), None
         return np.arange(source.rows if find == ALL else 0, dtype=np.int64), None
 
-    def _by_where(self, source: Source) -> np.ndarray[Any, Any]:
+    def _masked(
+        self, source: Source, fields: Sequence[NestedField], mask: Callable[[pa.RecordBatch], pa.BooleanArray]
+    ) -> np.ndarray[Any, Any]:
         found, start = [np.empty(0, np.int64)], 0
-        for batch in read_file(self._storage, source.path, self._where.fields or self._schema.fields[:1]):
-            mask = self._where.mask(batch).to_numpy(zero_copy_only=False)
-            found.append(np.flatnonzero(mask).astype(np.int64) + start)
+        for batch in read_file(self._storage, source.path, fields):
+            found.append(np.flatnonzero(mask(batch).to_numpy(zero_copy_only=False)).astype(np.int64) + start)
             start += len(batch)
         return np.concatenate(found)
+
+    def _by_sequence(
+        self, source: Source, positions: np.ndarray[Any, Any]
+    ) -> tuple[np.ndarray[Any, Any], tuple[int, ...]]:
+        """The positions whose sequence is not above `seq_max`, and how many of all are above each mark."""
+        seq_max, marks = self._rewrite.seq_max, self._rewrite.marks
+        if not len(positions) or (seq_max is None and not marks):
+            return positions, (0,) * len(marks)
+        sequences = self._sequences(source)[positions]
+        between = np.bincount(np.searchsorted(marks, sequences), minlength=len(marks) + 1)
+        above = tuple(int(rows) for rows in between[:0:-1].cumsum()[::-1])
+        return (positions if seq_max is None else positions[sequences <= seq_max]), above
+
+    def _sequences(self, source: Source) -> np.ndarray[Any, Any]:
+        """The sequence of every row of the source. Rows that this change has staged are newer than all others."""
+        inherited = _NOT_YET if source.sequence is None else source.sequence
+        if source.fresh or self._seq is None:
+            return np.full(source.rows, inherited, dtype=np.int64)
+        parts = [np.empty(0, np.int64)]
+        for batch in read_file(self._storage, source.path, [self._seq]):
+            parts.append(batch.column(0).fill_null(inherited).to_numpy(zero_copy_only=False))
+        found = np.concatenate(parts)
+        if len(found) != source.rows:
+            raise _other_rows(source, len(found))
+        return found
 
     def _look(self, source: Source, positions: np.ndarray[Any, Any]) -> Rewritten:
         shown: Sequence[str] = ()
@@ -297,13 +340,7 @@ class Rewriter:
         if staged.problems:
             raise Corrupt("a data file holds rows that its table cannot", file=source.path, cause=staged.problems[0])
         if staged.rows + len(positions) != source.rows:
-            raise Corrupt(
-                "a data file does not hold as many rows as the catalog says",
-                file=source.path,
-                rows=staged.rows + len(positions),
-                rows_expected=source.rows,
-                advice="Nothing was changed. Run `floodmark doctor`.",
-            )
+            raise _other_rows(source, staged.rows + len(positions))
         return staged.records
 
     def _rest(
@@ -320,6 +357,23 @@ class Rewriter:
                 filled = batch.column(place).fill_null(source.sequence) if source.sequence is not None else None
                 batch = batch if filled is None else batch.set_column(place, batch.schema.field(place), filled)
             yield batch if last == first else batch.filter(pa.array(keep))
+
+
+def _is_before(before: int, batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Whether the time in the only column is before a day or a microsecond; a row without a time is not."""
+    times = batch.column(0)
+    numbers = times.view(pa.int32() if pa.types.is_date32(times.type) else pa.int64())
+    return pc.fill_null(pc.less(numbers, pa.scalar(before, numbers.type)), False)
+
+
+def _other_rows(source: Source, rows: int) -> Corrupt:
+    return Corrupt(
+        "a data file does not hold as many rows as the catalog says",
+        file=source.path,
+        rows=rows,
+        rows_expected=source.rows,
+        advice="Nothing was changed. Run `floodmark doctor`.",
+    )
 
 
 def row_bytes(storage: Storage, location: str, fields: Sequence[NestedField]) -> int:

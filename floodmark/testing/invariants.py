@@ -16,8 +16,9 @@ from sqlalchemy import select
 
 from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.history import EXPIRED
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, all_files
-from floodmark.catalog.metadata import MetadataFiles, last_sequence
+from floodmark.catalog.metadata import MetadataFiles, last_sequence, small_file_bytes
 from floodmark.model import SEQ_COLUMN, Head
 
 _READERS: dict[str, MetadataFiles] = {}
@@ -45,13 +46,18 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
         operations = list(tx.execute(select(tables.operations)))
         audit = list(tx.execute(select(tables.audit)))
         sources = list(tx.execute(select(tables.sources)))
+        floors = {row.table_id: row.deletions_floor for row in tx.execute(select(tables.upkeep))}
         deletions = list(tx.execute(select(tables.deletions)))
+        swept = _swept(commits, touched, set(tx.execute(select(tables.expired.c.version, tables.expired.c.table_id))))
+        small = {row.table_id: row.small_files for row in tx.execute(select(tables.upkeep))}
     _check_history(lake, commits, operations, sources, broken)
-    _check_tables(catalog, touched, heads, pointers, broken)
+    _check_tables(catalog, touched, swept, heads, pointers, broken)
+    _check_small_files(catalog, heads, small, broken)
     _check_journal(operations, audit, settled, broken)
     _check_rows(catalog, heads, broken)
-    _check_deletions(catalog, touched, deletions, broken)
-    files = _check_files(catalog, touched, deletions, settled, broken)
+    _check_deletions(catalog, touched, deletions, floors, broken)
+    there = [row for row in touched if (row.version, row.table_id) not in swept]
+    files = _check_files(catalog, there, deletions, floors, settled, broken)
     if broken:
         raise AssertionError("broken rules:\n- " + "\n- ".join(broken))
     return LakeFacts(
@@ -60,6 +66,14 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
         audit={row.operation: row.outcome for row in audit},
         files=frozenset(files),
     )
+
+
+def _swept(commits: list[Any], touched: list[Any], expired: set[Any]) -> set[tuple[int, str]]:
+    """The states of tables whose files a sweep has deleted: expired, and no row says that they wait for it."""
+    gone = {row.version for row in commits if row.state == EXPIRED}
+    waiting = {tuple(row) for row in expired}
+    states = {(row.version, row.table_id) for row in touched}
+    return {state for state in states if state[0] in gone and state not in waiting}
 
 
 def _check_history(lake: Any, commits: list[Any], operations: list[Any], sources: list[Any], broken: list[str]) -> None:
@@ -82,7 +96,12 @@ def _check_history(lake: Any, commits: list[Any], operations: list[Any], sources
 
 
 def _check_tables(
-    catalog: Catalog, touched: list[Any], heads: list[Any], pointers: dict[str, str], broken: list[str]
+    catalog: Catalog,
+    touched: list[Any],
+    swept: set[tuple[int, str]],
+    heads: list[Any],
+    pointers: dict[str, str],
+    broken: list[str],
 ) -> None:
     if {row.table_name for row in heads} != set(pointers):
         broken.append(f"heads {sorted(row.table_name for row in heads)} are not the pointers {sorted(pointers)}")
@@ -97,6 +116,8 @@ def _check_tables(
         if row.rows_total != expected:
             broken.append(f"{row.table_name}@{row.version}: {row.rows_total} rows, but {expected} by its counts")
         totals[row.table_id] = row.rows_total
+        if (row.version, row.table_id) in swept:
+            continue
         entries = [entry for manifest in files.manifests(row.manifest_list) for entry in files.entries(manifest)]
         rows = sum(entry.data_file.record_count for entry in entries)
         if (rows, len(entries)) != (row.rows_total, row.files_total):
@@ -149,12 +170,29 @@ def _check_rows(catalog: Catalog, heads: list[Any], broken: list[str]) -> None:
             broken.append(f"{head.table_name}: keys are there twice: {twice[:5]}")
 
 
-def _check_deletions(catalog: Catalog, touched: list[Any], deletions: list[Any], broken: list[str]) -> None:
+def _check_small_files(catalog: Catalog, heads: list[Any], small: dict[str, int | None], broken: list[str]) -> None:
+    """The count that publishes keep is the number of small files that the head's manifests name."""
+    files = _reader(catalog)
+    for head in heads:
+        limit = small_file_bytes(files.metadata(head.metadata_location))
+        manifests = files.manifests(head.manifest_list)
+        sizes = [entry.data_file.file_size_in_bytes for one in manifests for entry in files.entries(one)]
+        if head.table_id not in small:
+            broken.append(f"{head.table_name} has no row for its upkeep")
+        elif small[head.table_id] not in (None, found := sum(size < limit for size in sizes)):
+            broken.append(f"{head.table_name}: {small[head.table_id]} small files by its count, {found} really")
+
+
+def _check_deletions(
+    catalog: Catalog, touched: list[Any], deletions: list[Any], floors: dict[str, int], broken: list[str]
+) -> None:
     commits = {(row.table_id, row.version): row for row in touched}
     for file in deletions:
         commit = commits.get((file.table_id, file.version))
         if commit is None or commit.sequence != file.sequence:
             broken.append(f"{file.location} is not of a commit of its table with its sequence {file.sequence}")
+        elif file.sequence <= floors[file.table_id] and not catalog.storage.exists(file.location):
+            continue  # a sweep that was stopped had deleted it; its row still tells
         elif _parquet(catalog, file.location).num_rows != file.rows_total:
             broken.append(f"{file.location} does not hold {file.rows_total} keys")
 
@@ -182,9 +220,15 @@ def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broke
 
 
 def _check_files(
-    catalog: Catalog, touched: list[Any], deletions: list[Any], settled: bool, broken: list[str]
+    catalog: Catalog,
+    touched: list[Any],
+    deletions: list[Any],
+    floors: dict[str, int],
+    settled: bool,
+    broken: list[str],
 ) -> set[str]:
-    reachable: set[str] = {row.location for row in deletions}
+    reachable: set[str] = {row.location for row in deletions if row.sequence > floors[row.table_id]}
+    waiting = {row.location for row in deletions} - reachable
     files = _reader(catalog)
     for row in touched:
         head = Head(
@@ -216,6 +260,6 @@ def _check_files(
     }
     if missing := reachable - on_disk:
         broken.append(f"files are gone: {sorted(missing)}")
-    if settled and (extra := on_disk - reachable):
+    if settled and (extra := on_disk - reachable - waiting):
         broken.append(f"files are left over: {sorted(extra)}")
     return on_disk

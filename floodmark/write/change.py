@@ -17,8 +17,8 @@ from floodmark.catalog.adopt import Adopted
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import Operation
 from floodmark.catalog.metadata import new_metadata
-from floodmark.catalog.riders import Rider
-from floodmark.catalog.seal import CREATE, Edit, PlanAgain, Seal
+from floodmark.catalog.riders import PlanAgain, Rider
+from floodmark.catalog.seal import CREATE, Edit, Seal
 from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
@@ -28,7 +28,7 @@ from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, 
 from floodmark.storage import join
 from floodmark.write.intent import Intent
 from floodmark.write.shape import TableShape
-from floodmark.write.step import APPEND, DELETE, Step
+from floodmark.write.step import APPEND, DELETE, RETAIN, Remover, Step
 from floodmark.write.table import TableChange
 from floodmark.write.undo import delete_files, undo
 from floodmark.write.watch import watched
@@ -93,18 +93,20 @@ class Change:
         order: str | None = None,
         skip_unchanged: bool = True,
         evolve: bool = False,
+        remover: Remover | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Stage rows for a table and what they replace; returns how many rows came. Nothing refers to the files yet.
 
-        `order`: of rows with one key the last in this column's order counts; without it they are Invalid.
+        `order`: of rows with one key the last in this column's order counts; without it they are Invalid. `remover`
+        tells which rows retention takes out.
         """
         change = self._table(table)
         change.check_verb(verb)
-        step = Step(verb, where=where, skip_unchanged=skip_unchanged, evolve=evolve)
+        step = Step(verb, where=where, skip_unchanged=skip_unchanged, evolve=evolve, remover=remover)
         try:
             with watched(self._catalog.storage, change.folder, progress):
-                if verb != DELETE:
+                if verb not in (DELETE, RETAIN):
                     step = self._stage(change, step, data, order)
                 with self._lock:
                     change.take(step)
@@ -202,10 +204,11 @@ class Change:
 
         Without changed rows and without an identity to record there is nothing to publish.
         """
-        riders: tuple[Rider, ...] = () if self._intent.batch is None else (self._intent.batch,)
+        batch: tuple[Rider, ...] = () if self._intent.batch is None else (self._intent.batch,)
         for plans in range(1, PLANS_MAX + 1):
             planned = (change.edit() for change in self._tables.values())
             edits = (*(edit for edit in planned if edit is not None), *self._adopted)
+            riders = (*batch, *(rider for change in self._tables.values() for rider in change.riders()))
             if not riders and not any(edit.changes_rows or edit.action == CREATE for edit in edits):
                 return self._nothing_to_do()
             seal = Seal(edits, riders, repeatable=self._intent.batch is not None)

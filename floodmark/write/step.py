@@ -1,14 +1,59 @@
-"""One step of a change: a verb of the caller, with the rows that came in as staged files."""
+"""One step of a change: a verb of the caller with its rows as staged files, or with what takes rows out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
 
-from floodmark.model import FileRecord
+from floodmark.catalog.live import LiveFile
+from floodmark.catalog.riders import Rider
+from floodmark.model import FileRecord, Head
+from floodmark.rows.rewrite import Result
+from floodmark.rows.runner import Runner
+from floodmark.rows.stage import StageTarget
 
-APPEND, MERGE, DELETE, OVERWRITE = "append", "merge", "delete", "overwrite"
+APPEND, MERGE, DELETE, OVERWRITE, RETAIN = "append", "merge", "delete", "overwrite", "retain"
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A table at one head, and the means to look into its files and to write others."""
+
+    head: Head
+    metadata: TableMetadata
+    schema: Schema
+    files: Sequence[LiveFile]
+    runner: Runner
+    target: StageTarget
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What is taken out of a table: whole files without a look into them, and rows of others, which were rewritten."""
+
+    dropped: tuple[LiveFile, ...] = ()
+    results: tuple[Result, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        rewritten = (file.removed for result in self.results for file in result.files)
+        return sum(file.rows for file in self.dropped) + sum(rewritten)
+
+
+class Remover(Protocol):
+    """Takes rows out of a table by rules of its own. It is asked anew for every state that the change is planned on."""
+
+    def remove(self, table: TableState) -> Removed: ...
+
+    def recheck(self, table: TableState) -> None:
+        """The table is at another head than planned, with all files that were read: raise PlanAgain if it matters."""
+
+    def riders(self) -> tuple[Rider, ...]:
+        """What must hold in the publish for what was planned last."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +66,7 @@ class Step:
     where: str | None = None
     skip_unchanged: bool = True
     evolve: bool = False
+    remover: Remover | None = None
 
     @property
     def rows(self) -> int:

@@ -23,7 +23,8 @@ from floodmark.catalog.metadata import (
     new_snapshot_id,
     schema_of,
 )
-from floodmark.catalog.seal import Edit, PlanAgain
+from floodmark.catalog.riders import PlanAgain, Rider
+from floodmark.catalog.seal import Edit
 from floodmark.errors import Invalid
 from floodmark.model import FileRecord, Head
 from floodmark.rows.duplicates import find_duplicates
@@ -35,7 +36,7 @@ from floodmark.rows.stage import StageTarget
 from floodmark.rows.where import Where
 from floodmark.storage import Storage
 from floodmark.write.prune import key_fields, may_hold_keys
-from floodmark.write.step import APPEND, DELETE, MERGE, OVERWRITE, Step
+from floodmark.write.step import APPEND, DELETE, MERGE, OVERWRITE, RETAIN, Step, TableState
 from floodmark.write.working import WorkingFiles, staged_files
 
 
@@ -144,6 +145,8 @@ class TableChange:
             self._remove(step)
         elif step.verb == OVERWRITE:
             self._overwrite(step)
+        elif step.verb == RETAIN:
+            self._retain(step)
         else:
             self._append(step)
 
@@ -241,6 +244,21 @@ class TableChange:
         arrow = True if has_renamed_columns(self.metadata) else None
         return self._runner.find_positions(where, paths, self.schema, self.folder, arrow=arrow)
 
+    def _retain(self, step: Step) -> None:
+        """Take out what the step's remover says, of rows that are there; no deletion is written down for them."""
+        if step.remover is None or self.head is None:
+            raise Invalid("there is nothing to take rows out by", table=self.name)
+        there = [file for path, file in self._base().items() if path not in self._state.removed]
+        removed = step.remover.remove(self._at(self.head, there))
+        for file in removed.dropped:
+            self._state.drop(file)
+        for result in removed.results:
+            self._replace(result)
+        self._state.rows_deleted += removed.rows
+
+    def _at(self, head: Head, files: Sequence[LiveFile]) -> TableState:
+        return TableState(head, self.metadata, self.schema, files, self._runner, self.target())
+
     # ── checks of what comes in ──
 
     def _check_unique(self, step: Step) -> None:
@@ -276,14 +294,7 @@ class TableChange:
         if step.where is None or not step.incoming:
             return
         where = Where.parse(step.where, self.schema)
-        sources = [Source.of(file) for file in self._staged(step.incoming)]
-        if where.plain:
-            rewrite = Rewrite(self.target(), BY_WHERE, where=step.where, look_only=True)
-        else:
-            found = self._find_positions(where, step.paths)
-            sources = [replace(source, positions=tuple(found.get(source.path, ()))) for source in sources]
-            rewrite = Rewrite(self.target(), BY_POSITIONS, look_only=True)
-        outside = step.rows - self._runner.run(rewrite, sources).matched
+        outside = step.rows - self._count_matching(where, self._staged(step.incoming))
         if outside:
             raise Invalid(
                 "rows that come in do not match the condition that they replace",
@@ -292,6 +303,10 @@ class TableChange:
                 where=step.where,
                 advice="Leave them out, or widen the condition: a second run would not replace them.",
             )
+
+    def _count_matching(self, where: Where, files: Sequence[LiveFile]) -> int:
+        rewrite = Rewrite(self.target(), BY_WHERE, where=where.text, look_only=True)
+        return self._remove_matching(rewrite, where, files).matched
 
     # ── files ──
 
@@ -345,19 +360,23 @@ class TableChange:
             return None
         return self._state.edit(self.name, self.head, self.metadata, self.schema, self._snapshot, checked=checked)
 
+    def riders(self) -> list[Rider]:
+        """What the removers want to hold in the publish, if there will be one."""
+        removers = [step.remover for step in self._steps if step.remover is not None and self._state.changed]
+        return [rider for remover in removers for rider in remover.riders()]
+
     def recheck(self, head: Head) -> None:
         """The table is at another head than planned, with all files that were read: do rows that came matter?"""
         known = self._base()
-        came = [
-            file
-            for file in live_files(self._files, head, self.schema)
-            if file.path not in known and file.path not in self._looked
-        ]
+        now = live_files(self._files, head, self.schema)
+        came = [file for file in now if file.path not in known and file.path not in self._looked]
         for step in self._steps:
             if self.key and step.incoming and self._look_for_keys(step, came).matched:
                 raise PlanAgain(self.name, "a row with one of these keys came meanwhile")
             if step.verb in (DELETE, OVERWRITE) and self._came_inside(step, came):
                 raise PlanAgain(self.name, "a row that the condition matches came meanwhile")
+            if step.remover is not None:
+                step.remover.recheck(self._at(head, now))
         self._looked.update(file.path for file in came)
 
     def _came_inside(self, step: Step, came: Sequence[LiveFile]) -> bool:
@@ -365,10 +384,7 @@ class TableChange:
         files = [file for file in came if where.may_match(file, self.metadata)]
         if any(where.must_match(file, self.metadata) for file in files):
             return True
-        if where.plain:
-            rewrite = Rewrite(self.target(), BY_WHERE, where=where.text, look_only=True)
-            return bool(self._runner.run(rewrite, [Source.of(file) for file in files]).matched)
-        return bool(files and self._find_positions(where, [file.path for file in files]))
+        return bool(self._count_matching(where, files))
 
     def plan_again(self, head: Head, metadata: TableMetadata) -> None:
         """Take the steps again on the table's new head; rows staged for another shape are staged again first."""

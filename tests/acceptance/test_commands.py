@@ -28,13 +28,15 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 
 STATUS_KEYS = [
-    *("lake", "catalog", "format", "incarnation", "version", "tables", "rows", "files", "bytes", "last_commit"),
-    *("running", "pending", "unknown", "pins", "healed", "health"),
+    *("lake", "catalog", "format", "incarnation", "version", "tables", "rows", "files", "bytes"),
+    *("small_files", "small_file_ratio", "versions", "expired_states", "last_commit"),
+    *("running", "pending", "unknown", "pins", "healed", "last_maintenance", "due", "health"),
 ]
 COMMIT_KEYS = {"version", "outcome", "operation", "kind", "branch", "actor", "message", "committed_ms", "tables"}
 SHOW_KEYS = {
     *("table", "table_id", "location", "rows", "files", "bytes", "sequence", "version", "snapshot", "columns", "key"),
-    *("partition", "sort", "metadata_location"),
+    *("partition", "sort", "metadata_location", "small_files", "small_file_ratio", "snapshots"),
+    *("orphan_files", "orphan_bytes", "retention", "retention_column", "consumers", "last_maintenance", "due"),
 }
 
 
@@ -334,6 +336,8 @@ def test_the_settings_file_of_the_folder_names_the_lake(made: Path) -> None:
         ('[lake]\npaht = "lake"\n', "lake.paht", "path"),
         ('[laek]\npath = "lake"\n', "laek", "lake"),
         ('[spark]\nmastre = "local"\n', "spark.mastre", "master"),
+        ("[maintain]\ncompact_flies = 3\n", "maintain.compact_flies", "compact_files"),
+        ('[maintian]\ngrace = "1h"\n', "maintian", "maintain"),
     ],
 )
 def test_an_unknown_setting_names_the_nearest(made: Path, text: str, setting: str, nearest: str) -> None:

@@ -56,5 +56,24 @@ def test_a_follower_of_keyed_changes_has_what_the_table_has_without_java(tmp_pat
         assert ids(lake, "users") == [1, 2, 3]
 
 
+def test_maintenance_leaves_few_files_and_the_rows_that_the_policy_keeps_without_java(tmp_path: Path) -> None:
+    folder = str(tmp_path / "lake")
+    lines = run("maintain.py", folder, JAVA_HOME="", PATH=str(tmp_path / "empty"))
+    assert lines[:4] == [
+        "40 small files of 40; due: compact readings: 40 small files",
+        "compacted: 40 files into 1",
+        "nothing_to_do",
+        "retained: 30 rows older than 30 days",
+    ]
+    assert lines[4] == "43 snapshots can be read"
+    assert lines[5].startswith("1 can be read, ")
+    assert lines[6:] == ["swept", "0 orphan files; health: fine"]
+    with fm.open(folder, read_only=True) as lake:
+        check_lake(lake.catalog)
+        (head,) = lake.heads()
+        assert (head.rows, head.files) == (90, 1)
+
+
 def test_every_example_is_run_by_a_test() -> None:
-    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == ["keyed_changes.py", "quickstart.py"]
+    names = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    assert names == ["keyed_changes.py", "maintain.py", "quickstart.py"]

@@ -17,7 +17,8 @@ import floodmark as fm
 from floodmark import clock, failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.manifests import MERGE_AT
-from floodmark.catalog.metadata import METADATA_LOG_KEPT, SNAPSHOTS_KEPT
+from floodmark.catalog.metadata import METADATA_LOG_KEPT
+from floodmark.model import SNAPSHOTS_KEPT
 from floodmark.testing.children import Child, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
@@ -93,9 +94,9 @@ def test_commit_times_never_go_back_although_the_clock_does(lake: fm.Lake) -> No
 def test_an_expired_version_is_below_retention_and_the_head_stays(lake: fm.Lake) -> None:
     for number in range(3):
         lake.append("events", rows(number))
-    expired = lake.catalog.history.expire(FOREVER_MS)
+    expired = lake.catalog.expiry.expire(FOREVER_MS)
     assert expired == [1, 2, 3, 4]
-    assert lake.catalog.history.expire(FOREVER_MS) == []
+    assert lake.catalog.expiry.expire(FOREVER_MS) == []
     for version in expired:
         with pytest.raises(fm.BelowRetention) as caught:
             ids(lake, version=version)
@@ -109,14 +110,19 @@ def test_an_expired_version_is_below_retention_and_the_head_stays(lake: fm.Lake)
 
 
 def test_only_versions_from_before_the_moment_expire(lake: fm.Lake) -> None:
-    old = lake.append("events", rows(1))
+    older = lake.append("events", rows(1))
+    old = lake.append("events", rows(4))
     time.sleep(0.003)
     young = lake.append("events", rows(2))
     lake.append("events", rows(3))
-    assert lake.catalog.history.expire(young.committed_ms) == [1, 2, old.version]
-    assert ids(lake, version=young.version) == [1, 2]
+    assert lake.catalog.expiry.expirable(young.committed_ms) == [1, 2, older.version]
+    assert lake.catalog.expiry.expire(young.committed_ms) == [1, 2, older.version]
+    assert ids(lake, version=young.version) == [1, 2, 4]
+    # What the lake was when the window began can be read to its end.
+    assert lake.catalog.history.resolve(at_ms=young.committed_ms - 1) == old.version
+    assert lake.catalog.expiry.expire(young.committed_ms) == []
     with pytest.raises(fm.BelowRetention):
-        lake.catalog.history.resolve(at_ms=young.committed_ms - 1)
+        lake.catalog.history.resolve(version=older.version)
 
 
 def test_a_pinned_version_stays_until_it_is_let_go(lake: fm.Lake) -> None:
@@ -124,11 +130,11 @@ def test_a_pinned_version_stays_until_it_is_let_go(lake: fm.Lake) -> None:
     pin = lake.catalog.history.pin(pinned.version, holder="reader", reason="a long read")
     lake.append("events", rows(2))
     assert lake.status()["pins"] == 1
-    assert pinned.version not in lake.catalog.history.expire(FOREVER_MS)
+    assert pinned.version not in lake.catalog.expiry.expire(FOREVER_MS)
     assert ids(lake, version=pinned.version) == [1]
     lake.catalog.history.unpin(pin)
     assert lake.status()["pins"] == 0
-    assert lake.catalog.history.expire(FOREVER_MS) == [pinned.version]
+    assert lake.catalog.expiry.expire(FOREVER_MS) == [pinned.version]
     with pytest.raises(fm.BelowRetention):
         ids(lake, version=pinned.version)
 
@@ -137,11 +143,12 @@ def test_the_version_that_an_unfinished_operation_stands_on_stays(lake: fm.Lake)
     base = lake.append("events", rows(1)).version
     operation = lake.catalog.journal.begin("append", branch="main", actor="test", message="slow")
     lake.append("events", rows(2))
-    assert base not in lake.catalog.history.expire(FOREVER_MS)
+    since = lake.append("events", rows(3)).version - 1
+    assert {base, since}.isdisjoint(lake.catalog.expiry.expire(FOREVER_MS))
     assert ids(lake, version=base) == [1]
     lake.catalog.journal.abandon(operation.id)
     lake.catalog.journal.mark_cleaned(operation.id)
-    assert lake.catalog.history.expire(FOREVER_MS) == [base]
+    assert lake.catalog.expiry.expire(FOREVER_MS) == [base, since]
 
 
 # ── hundreds of commits ──
@@ -169,7 +176,7 @@ def test_old_versions_are_read_after_hundreds_of_commits_and_metadata_stays_smal
         lists = [lake.catalog.history.touched(version)[0].manifest_list for version in range(280, commits + 3)]
         assert max(len(lake.catalog.files.manifests(one)) for one in lists) <= 3 * MERGE_AT
         assert head.rows == head.files == commits
-        lake.catalog.history.expire(FOREVER_MS)
+        lake.catalog.expiry.expire(FOREVER_MS)
         with pytest.raises(fm.BelowRetention):
             ids(lake, version=150)
         assert ids(lake) == list(range(commits))

@@ -69,6 +69,11 @@ def prepare(place: Place) -> None:
         lake.append("events", rows(1, 2), batch="first")
 
 
+NOT_IN_FORMAT_1 = {"fm_pins", "fm_turns", "fm_processes", "fm_deletions"} | {
+    *("fm_expired", "fm_upkeep", "fm_consumers", "fm_maintenance")
+}
+
+
 def make_format_1(place: Place) -> None:
     """A genuine catalog of format 1 with a table and rows: its own tables, filled with the rows of a newer one."""
     donor = Place(place.path, None)
@@ -80,7 +85,7 @@ def make_format_1(place: Place) -> None:
                 for row in tx.execute(select(table)).mappings()
             ]
             for table in tables.metadata.sorted_tables
-            if table.name not in ("fm_pins", "fm_turns", "fm_processes", "fm_deletions")
+            if table.name not in NOT_IN_FORMAT_1
         }
     for left in Path(place.path).glob(f"{SQLITE_NAME}*"):
         left.unlink()
@@ -337,11 +342,20 @@ def test_every_write_verb_is_refused_read_only(place: Place) -> None:
             "transaction": lambda: lake.transaction().__enter__(),
             "recover": lambda: lake.recover(),
             "discard": lambda: lake.recover(discard=["x"]),
+            "maintain": lambda: lake.maintain.run(),
+            "compact": lambda: lake.maintain.compact("events"),
+            "retain": lambda: lake.maintain.retain(),
+            "expire": lambda: lake.maintain.expire(keep="0s"),
+            "sweep": lambda: lake.maintain.sweep(grace="0s", deep=True),
+            "policy": lambda: lake.maintain.set_policy("events", None),
         }
         for name, verb in verbs.items():
             with pytest.raises(fm.Invalid, match="read-only"):
                 verb()
             assert lake.status()["version"] == 2, name
+        # Plans are made without writing anything.
+        lake.maintain.run(keep="0s", grace="0s", dry_run=True)
+        lake.maintain.sweep(grace="0s", deep=True, dry_run=True)
     assert content(place) == before
     assert files(place) == files_before
 
@@ -353,7 +367,7 @@ def test_read_only_the_database_itself_refuses_writes(place: Place) -> None:
         with pytest.raises(Exception, match=r"(?i)read.?only"), lake.catalog.database.write() as tx:
             tx.execute(update(tables.lake).values(version=99))
         with pytest.raises(Exception, match=r"(?i)read.?only"):
-            lake.catalog.history.expire(2**60)
+            lake.catalog.expiry.expire(2**60)
     assert content(place) == before
 
 

@@ -174,7 +174,7 @@ def test_killed_while_undoing_an_error_leaves_nothing(place: Place, point: str) 
 
 def expire_all(place: Place) -> None:
     with place.open() as lake:
-        lake.catalog.history.expire(before_ms=2**60)
+        lake.catalog.expiry.expire(before_ms=2**60)
 
 
 def test_killed_after_expiring_keeps_the_head(place: Place) -> None:

@@ -75,7 +75,7 @@ class World:
         return version
 
     def expire(self) -> None:
-        self.expired = self._lakes["expire"].catalog.history.expire(before_ms=2**60)
+        self.expired = self._lakes["expire"].catalog.expiry.expire(before_ms=2**60)
 
     # ── what must hold, whatever the order was ──
 

@@ -166,7 +166,7 @@ class Model:
 
     def step_expire(self) -> None:
         with self.place.open() as lake:
-            gone = lake.catalog.history.expire(before_ms=2**60)
+            gone = lake.catalog.expiry.expire(before_ms=2**60)
         assert self.head not in gone
         self.expired.update(gone)
 

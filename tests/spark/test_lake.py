@@ -101,7 +101,7 @@ def test_an_old_version_is_read_after_hundreds_of_commits_until_its_window_ends(
     assert lake.read("events").count() == 253
     metadata = lake.catalog.files.metadata(lake.show("events")["metadata_location"])
     assert len(metadata.snapshots) < 10, "commits stay fast because metadata stays small"
-    lake.catalog.history.expire(before_ms=2**60)
+    lake.catalog.expiry.expire(before_ms=2**60)
     with pytest.raises(fm.BelowRetention):
         lake.read("events", version=old.version)
     assert lake.read("events").count() == 253

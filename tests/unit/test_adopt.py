@@ -44,9 +44,9 @@ from pyiceberg.types import (
 from floodmark.catalog.adopt import ADOPTED_UUID, Adopted, read_foreign
 from floodmark.catalog.live import live_files
 from floodmark.catalog.manifests import write_list, write_merged
-from floodmark.catalog.metadata import METADATA_LOG_KEPT, SNAPSHOTS_KEPT, MetadataFiles
+from floodmark.catalog.metadata import METADATA_LOG_KEPT, MetadataFiles
 from floodmark.errors import Corrupt, Invalid, NotFound
-from floodmark.model import Head
+from floodmark.model import SNAPSHOTS_KEPT, Head
 from floodmark.storage import Storage
 
 TABLE_ID = "0a6c1d5e-8f7b-4b53-9d0a-5f2f3f1f9c11"

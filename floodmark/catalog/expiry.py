@@ -1,0 +1,260 @@
+"""Expiry: which versions can still be read, and which states of tables only the past names.
+
+Files die in two steps (protocol 6). First, under fm_lake's lock, versions that nothing holds become `expired`: no
+window, no branch head or base, no pin, no operation at work. Taking a pin and beginning take the same lock, so a
+version is either held or gone, never both, and gone is for ever. Second, after a reader's grace, a sweep deletes the
+files of states that no version names any more: this module tells which states those are, from the catalog alone.
+Crash: each step is one transaction; what it left undone the next run finds again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy import Connection, and_, delete, func, insert, literal, select, update
+
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.catalog.history import DELETIONS_FILE, EXPIRED, LIVE, to_deletions, to_head
+from floodmark.catalog.journal import CLEANED, STAGED, STAGING
+from floodmark.failpoints import hit
+from floodmark.model import BEGINNING, MAIN, SNAPSHOTS_KEPT, DeletionsFile, Head
+
+T = TypeVar("T")
+
+# A version that touched no table has this in the place of a table: it too has a grace.
+NO_TABLE = ""
+ROWS_PER_STATEMENT = 500
+
+
+@dataclass(frozen=True)
+class TableStates:
+    """Every state of a table whose files may be there, by version; `dead` are those that nothing can read any more."""
+
+    table_id: str
+    table: str
+    states: tuple[Head, ...]
+    dead: frozenset[int]
+    deletions: tuple[DeletionsFile, ...] = ()
+
+    @property
+    def head(self) -> Head:
+        return self.states[-1]
+
+
+class Expiry:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def expirable(self, before_ms: int) -> list[int]:
+        """The versions that `expire` would mark now."""
+        with self._database.read() as tx:
+            return _unheld(tx, before_ms)
+
+    def expire(self, before_ms: int) -> list[int]:
+        """Mark the versions from before a moment that nothing holds as expired. Deletes no file.
+
+        The newest of them stays: it is what the lake was at that moment.
+        """
+        commit, touched = tables.commits, tables.commit_tables
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            gone = _unheld(tx, before_ms)
+            now = self._database.now_ms(tx)
+            for part in _parts(gone):
+                tx.execute(update(commit).where(commit.c.version.in_(part)).values(state=EXPIRED))
+                names = select(touched.c.version, touched.c.table_id, literal(now)).where(touched.c.version.in_(part))
+                tx.execute(insert(tables.expired).from_select(["version", "table_id", "expired_ms"], names))
+                with_tables = set(tx.execute(select(touched.c.version).where(touched.c.version.in_(part))).scalars())
+                bare = [{"version": one, "table_id": NO_TABLE, "expired_ms": now} for one in part]
+                bare = [row for row in bare if row["version"] not in with_tables]
+                if bare:
+                    tx.execute(insert(tables.expired), bare)
+            _raise_floors(tx, now)
+        # Crash here: the versions are expired, all their files are there.
+        hit("expire.marked")
+        return gone
+
+    # ── what a sweep may take ──
+
+    def states(self, grace_ms: int, table: str | None = None) -> list[TableStates]:
+        """The tables with a state whose files may go."""
+        return [one for one in self.all_states(grace_ms, table) if one.dead or one.deletions]
+
+    def all_states(self, grace_ms: int, table: str | None = None) -> list[TableStates]:
+        """Every table with every state whose files may be there.
+
+        Dead is what is expired, its reader's grace over, and what no version sees that is held, nor one whose
+        operation may still be writing.
+        """
+        touched, operation = tables.commit_tables, tables.operations
+        with self._database.read() as tx:
+            over = self._database.now_ms(tx) - grace_ms
+            gone, held = _gone_and_held(tx, over)
+            busy = set(tx.execute(select(operation.c.version).where(operation.c.cleaned != CLEANED)).scalars())
+            names = select(touched.c.table_id).distinct().order_by(touched.c.table_id)
+            names = names if table is None else names.where(touched.c.table_name == table)
+            found = []
+            for table_id in tx.execute(names).scalars().all():
+                states, versions = _states(tx, table_id), gone.get(table_id, set())
+                dead = frozenset(_unneeded(states, held) & (versions - busy))
+                deletions = _deletions(tx, table_id, over)
+                found.append(TableStates(table_id, states[-1].table, states, dead, deletions))
+        return found
+
+    def mark_swept(self, table: TableStates, versions: Iterable[int]) -> None:
+        """The files of these states, and the deletions files of the table that may go, are gone."""
+        row, file = tables.expired, tables.deletions
+        with self._database.write() as tx:
+            for part in _parts(sorted(versions)):
+                tx.execute(delete(row).where(row.c.table_id == table.table_id, row.c.version.in_(part)))
+            for locations in _parts([one.location for one in table.deletions]):
+                tx.execute(delete(file).where(file.c.table_id == table.table_id, file.c.location.in_(locations)))
+
+    def forget_bare(self, grace_ms: int) -> None:
+        """Versions without tables whose grace is over need no row."""
+        row = tables.expired
+        with self._database.write() as tx:
+            over = self._database.now_ms(tx) - grace_ms
+            tx.execute(delete(row).where(row.c.table_id == NO_TABLE, row.c.expired_ms <= over))
+
+    # ── figures ──
+
+    def count_live(self) -> int:
+        """How many versions can be read."""
+        commit = tables.commits
+        with self._database.read() as tx:
+            return int(tx.execute(select(func.count()).where(commit.c.state == LIVE)).scalar_one())
+
+    def count_readable(self, table_id: str) -> int:
+        """How many states of a table some version that can be read sees."""
+        touched, commit = tables.commit_tables, tables.commits
+        with self._database.read() as tx:
+            live = tx.execute(select(commit.c.version).where(commit.c.state == LIVE).order_by(commit.c.version))
+            states = select(touched.c.version).where(touched.c.table_id == table_id).order_by(touched.c.version)
+            versions, starts = list(live.scalars()), list(tx.execute(states).scalars())
+        places = [bisect_left(versions, start) for start in starts]
+        # Some version that can be read lies between this state and the next.
+        return sum(place < end for place, end in zip(places, [*places[1:], len(versions)], strict=True))
+
+    def count_dead(self, grace_ms: int) -> int:
+        """How many states a sweep would settle now; tables of which nothing has expired are not looked at."""
+        operation = tables.operations
+        with self._database.read() as tx:
+            gone, held = _gone_and_held(tx, self._database.now_ms(tx) - grace_ms)
+            busy = set(tx.execute(select(operation.c.version).where(operation.c.cleaned != CLEANED)).scalars())
+            return sum(
+                len(_unneeded(_states(tx, table_id), held) & (versions - busy)) for table_id, versions in gone.items()
+            )
+
+
+def _unheld(tx: Connection, before_ms: int) -> list[int]:
+    commit, operation = tables.commits, tables.operations
+    held = {
+        *tx.execute(select(tables.branches.c.head_version)).scalars(),
+        *tx.execute(select(tables.branches.c.base_version)).scalars(),
+        *tx.execute(select(tables.pins.c.version)).scalars(),
+    }
+    # An operation at work plans on the head that it finds, and again on newer ones: it holds its base and all since.
+    at_work = tx.execute(
+        select(func.min(operation.c.base_version)).where(tables.unfinished, operation.c.state.in_((STAGING, STAGED)))
+    ).scalar()
+    old = tx.execute(
+        select(commit.c.version)
+        .where(commit.c.committed_ms < before_ms, commit.c.state == LIVE)
+        .order_by(commit.c.version)
+    ).scalars()
+    # Without the newest: the lake was in that state when the window began.
+    return [one for one in list(old)[:-1] if one not in held and (at_work is None or one < at_work)]
+
+
+def _gone_and_held(tx: Connection, over_ms: int) -> tuple[dict[str, set[int]], list[int]]:
+    """Per table the versions whose grace is over, and all versions that somebody may still read, ascending."""
+    gone: dict[str, set[int]] = defaultdict(set)
+    held = set(tx.execute(select(tables.commits.c.version).where(tables.commits.c.state == LIVE)).scalars())
+    for row in tx.execute(select(tables.expired)):
+        if row.expired_ms <= over_ms:
+            gone[row.table_id].add(row.version)
+        else:
+            held.add(row.version)
+    return gone, sorted(held)
+
+
+def _states(tx: Connection, table_id: str) -> tuple[Head, ...]:
+    touched, commit, row = tables.commit_tables, tables.commits, tables.expired
+    query = (
+        select(touched)
+        .join(commit, commit.c.version == touched.c.version)
+        .join(row, and_(row.c.version == touched.c.version, row.c.table_id == touched.c.table_id), isouter=True)
+        .where(touched.c.table_id == table_id)
+        .where((commit.c.state == LIVE) | row.c.version.is_not(None))
+        .order_by(touched.c.version)
+    )
+    return tuple(to_head(found, MAIN) for found in tx.execute(query))
+
+
+def _unneeded(states: Sequence[Head], held: Sequence[int]) -> set[int]:
+    """The states that are what no held version sees: none lies between one and the next state of the table.
+
+    The newest few stay: the table's metadata names them to engines that read it by themselves.
+    """
+    unneeded = set()
+    for at, state in enumerate(states[:-SNAPSHOTS_KEPT]):
+        place = bisect_left(held, state.version)
+        if place == len(held) or held[place] >= states[at + 1].version:
+            unneeded.add(state.version)
+    return unneeded
+
+
+def _deletions(tx: Connection, table_id: str, over_ms: int) -> tuple[DeletionsFile, ...]:
+    """Deletions files that nobody could ask for since before the grace."""
+    file = tables.deletions
+    query = select(*DELETIONS_FILE).where(file.c.table_id == table_id, file.c.below_ms <= over_ms)
+    return tuple(to_deletions(tx.execute(query)))
+
+
+def _raise_floors(tx: Connection, now_ms: int) -> None:
+    """Deletions go with their versions, oldest first, and not before every protected consumer has passed them."""
+    file, commit, upkeep, consumer = tables.deletions, tables.commits, tables.upkeep, tables.consumers
+    lowest = (
+        select(consumer.c.table_id, func.min(consumer.c.mark).label("mark"))
+        .where(consumer.c.protected == 1)
+        .group_by(consumer.c.table_id)
+    )
+    marks: dict[str, int] = {row.table_id: row.mark for row in tx.execute(lowest)}
+    floors: dict[str, int] = {}
+    closed: set[str] = set()
+    query = (
+        select(file.c.table_id, file.c.sequence, commit.c.state, upkeep.c.deletions_floor)
+        .join(commit, commit.c.version == file.c.version)
+        .join(upkeep, upkeep.c.table_id == file.c.table_id)
+        .where(file.c.sequence > upkeep.c.deletions_floor)
+        .order_by(file.c.table_id, file.c.sequence)
+    )
+    for row in tx.execute(query):
+        passed = row.table_id not in marks or row.sequence <= marks[row.table_id]
+        if row.state != EXPIRED or not passed:
+            closed.add(row.table_id)
+        elif row.table_id not in closed:
+            floors[row.table_id] = row.sequence
+    for table_id, floor in floors.items():
+        tx.execute(update(upkeep).where(upkeep.c.table_id == table_id).values(deletions_floor=floor))
+        below = (file.c.table_id == table_id) & (file.c.sequence <= floor) & file.c.below_ms.is_(None)
+        tx.execute(update(file).where(below).values(below_ms=now_ms))
+
+
+def deletions_floor(database: Database, table_id: str) -> int:
+    """Deletions at or below this sequence are gone: who is further behind cannot be told what was deleted."""
+    with database.read() as tx:
+        if tx.execute(select(tables.lake.c.format)).scalar_one() < 4:
+            return BEGINNING  # served read-only as it is: nothing was ever swept in it
+        floor = tx.execute(select(tables.upkeep.c.deletions_floor).where(tables.upkeep.c.table_id == table_id)).scalar()
+    return BEGINNING if floor is None else int(floor)
+
+
+def _parts(values: list[T]) -> Iterable[list[T]]:
+    return (values[start : start + ROWS_PER_STATEMENT] for start in range(0, len(values), ROWS_PER_STATEMENT))

@@ -1,0 +1,340 @@
+"""`floodmark maintain`: table health. Alone it does everything in order; each part is a command of its own too.
+
+Every run ends in a named outcome per table, as a sentence, in JSON and in the exit code (I12). A dry run opens the lake
+read-only and changes nothing (I17). A run that healing refuses is recorded as refused, so it is the keeper that heals
+here, not the opening. What a forced retention takes away from consumers is said before and after.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, TypeVar
+
+import typer
+
+from floodmark.catalog.upkeep import Maintenance, Policy
+from floodmark.cli.output import size_text
+from floodmark.cli.progress import upkeep_progress
+from floodmark.errors import Invalid
+from floodmark.maintain.keeper import Keeper
+from floodmark.maintain.record import (
+    BELOW_THRESHOLD,
+    COMPACT,
+    CONFLICT,
+    EXPIRE,
+    FAILED,
+    FORCED,
+    NOTHING_TO_DO,
+    PARTIAL,
+    PLANNED,
+    PROTECTED,
+    REFUSED,
+    RETAIN,
+    Upkept,
+)
+from floodmark.report import DEFAULTS, MAINTAINED_FORMAT, count_of
+
+T = TypeVar("T")
+
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False, rich_markup_mode=None)
+
+Table = Annotated[str | None, typer.Argument(help="Only this table.")]
+Files = Annotated[
+    int | None,
+    typer.Option(min=2, help=f"Small files of a partition that are worth it (default: {DEFAULTS.compact_files})."),
+]
+Keep = Annotated[
+    str | None, typer.Option(help=f"Versions younger than this stay readable (default: {DEFAULTS.keep_versions}).")
+]
+Grace = Annotated[
+    str | None, typer.Option(help=f"How long readers of expired versions have (default: {DEFAULTS.grace}).")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+
+
+@app.callback()
+def everything(
+    context: typer.Context,
+    table: Annotated[str | None, typer.Option(help="Only this table; versions expire for all of them.")] = None,
+    files: Files = None,
+    keep: Keep = None,
+    grace: Grace = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Keep tables healthy: retain, compact, expire and sweep, in this order, or one of them."""
+    if context.invoked_subcommand is not None:
+        if dry_run or any(option is not None for option in (table, files, keep, grace)):
+            raise Invalid(
+                "this option stands before the part of maintenance that it is for",
+                advice=f"Write it behind: floodmark maintain {context.invoked_subcommand} …",
+            )
+        return
+    chosen = context.obj.settings.maintain
+    files_min = _given(files, chosen.compact_files)
+    with _keeper(context, dry_run) as keeper, upkeep_progress(context.obj.output) as progress:
+        done = keeper.run(
+            table,
+            files_min=files_min,
+            keep=_given(keep, chosen.keep_versions),
+            grace=_given(grace, chosen.grace),
+            dry_run=dry_run,
+            progress=progress,
+        )
+    lines = [f"{record.verb:<8} {sentence(record, files_min)}" for record in done.records]
+    _end(context, done, [*lines, _summary(done)])
+
+
+@app.command()
+def compact(context: typer.Context, table: Table = None, files: Files = None, dry_run: DryRun = False) -> None:
+    """Put small files together; rows and their sequences stay as they are."""
+    files_min = _given(files, context.obj.settings.maintain.compact_files)
+    with _keeper(context, dry_run) as keeper, upkeep_progress(context.obj.output) as progress:
+        done = keeper.compact(table, files_min=files_min, dry_run=dry_run, progress=progress)
+    _end(context, done, [sentence(record, files_min) for record in done.records])
+
+
+@app.command()
+def retain(
+    context: typer.Context,
+    table: Table = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also rows that a protected consumer has not had: they are lost to it.")
+    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="With --force: really do it.")] = False,
+    dry_run: DryRun = False,
+    now: Annotated[str | None, typer.Option(help="As if it were this time, like 2026-11-15T10:00:00Z.")] = None,
+) -> None:
+    """Let go of rows that the tables' policies do not keep; what a protected consumer has not had stays."""
+    if apply and dry_run:
+        raise Invalid("--apply and --dry-run do not go together")
+    output = context.obj.output
+    only_shown = dry_run or (force and not apply)
+    with _keeper(context, only_shown) as keeper, upkeep_progress(output) as progress:
+        if force and apply:
+            for record in keeper.retain(table, force=True, dry_run=True, now=now).records:
+                for line in _losses(record):
+                    output.note(line)
+        done = keeper.retain(table, force=force, dry_run=only_shown, now=now, progress=progress)
+    lines = [line for record in done.records for line in (sentence(record), *_losses(record))]
+    if force and not apply and any(record.outcome == PLANNED for record in done.records):
+        output.note("Add --apply to do it.")
+    _end(context, done, lines or ["nothing to do: no table has a retention policy"])
+
+
+@app.command()
+def expire(context: typer.Context, keep: Keep = None, dry_run: DryRun = False) -> None:
+    """Give up versions older than the window that nothing holds; their files stay until a sweep."""
+    with _keeper(context, dry_run) as keeper:
+        done = keeper.expire(keep=_given(keep, context.obj.settings.maintain.keep_versions), dry_run=dry_run)
+    _end(context, done, [sentence(record) for record in done.records])
+
+
+@app.command()
+def sweep(
+    context: typer.Context,
+    table: Table = None,
+    grace: Grace = None,
+    deep: Annotated[bool, typer.Option("--deep", help="List the lake for files that no record leads to.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete files that nothing can refer to any more."""
+    chosen = _given(grace, context.obj.settings.maintain.grace)
+    with _keeper(context, dry_run) as keeper, upkeep_progress(context.obj.output) as progress:
+        done = keeper.sweep(table, grace=chosen, deep=deep, dry_run=dry_run, progress=progress)
+    lines = [line for record in done.records for line in (sentence(record), *_listing(record))]
+    if dry_run:
+        files, size = (sum(int(record.detail.get(name, 0)) for record in done.records) for name in ("files", "bytes"))
+        lines.append(f"total: {count_of(files, 'file')}, {size_text(size)}")
+    _end(context, done, lines or ["nothing to do: no file of an expired version is left"])
+
+
+@app.command()
+def policy(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    retention: Annotated[
+        str | None, typer.Option(help='An age (90d, also m, h, w, y), a count ("1000000 rows") or a size ("10 GB").')
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Of an age: the time column.")] = None,
+    none: Annotated[bool, typer.Option("--none", help="Keep everything.")] = False,
+) -> None:
+    """Show what a table keeps, or set it."""
+    if none and retention is not None:
+        raise Invalid("--none and --retention do not go together")
+    if column is not None and retention is None:
+        raise Invalid("--column goes with --retention")
+    with _keeper(context, retention is None and not none) as keeper:
+        if retention is None and not none:
+            found = keeper.policy(table)
+        else:
+            found = keeper.set_policy(table, retention, column=column)
+    data = {"table": table, "retention": found.retention, "column": found.column}
+    context.obj.output.result(data, text=_policy_text(table, found))
+
+
+@app.command()
+def history(
+    context: typer.Context,
+    table: Table = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+) -> None:
+    """List what maintenance did, newest first."""
+    with _keeper(context, read_only=True) as keeper:
+        records = keeper.history(table, limit=limit)
+    if context.obj.output.as_json:
+        context.obj.output.result({"records": [record.as_dict() for record in records]})
+        return
+    rows = [
+        {
+            "time": record.as_dict()["at"],
+            "verb": record.verb,
+            "outcome": record.outcome,
+            "actor": record.actor,
+            "what": sentence(record),
+        }
+        for record in records
+    ]
+    context.obj.output.rows(rows, rows[0] if rows else (), name="records", empty="no maintenance yet")
+
+
+# ── opening and ending ──
+
+
+@contextmanager
+def _keeper(context: typer.Context, read_only: bool) -> Iterator[Keeper]:
+    with context.obj.open(read_only=read_only, heal=False) as lake:
+        stored = lake.catalog.lake_row().format
+        if stored < MAINTAINED_FORMAT:
+            raise Invalid(
+                "the lake's format is older than maintenance",
+                format=stored,
+                advice="Any write brings it up to date, and so does `floodmark recover`.",
+            )
+        yield lake.maintain
+
+
+def _given(option: T | None, setting: T) -> T:
+    return setting if option is None else option
+
+
+def _end(context: typer.Context, done: Upkept, lines: Sequence[str]) -> None:
+    """Show what was done, and end with the exit code of the gravest record."""
+    context.obj.output.result(done.as_dict(), text="\n".join(lines) or "nothing to do: there is no table yet")
+    if done.exit_code:
+        raise typer.Exit(done.exit_code)
+
+
+def _summary(done: Upkept) -> str:
+    """The overall outcome, and how many records have which."""
+    counts = Counter(record.outcome.replace("_", " ") for record in done.records)
+    return f"{done.outcome}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}"
+
+
+# ── sentences ──
+
+
+def sentence(record: Maintenance, files_min: int | None = None) -> str:
+    """A record as a person reads it. `files_min`: how many small files were asked for."""
+    detail = record.detail
+    if record.outcome in (FAILED, REFUSED):
+        text = f"{record.outcome}: {detail.get('error')}: {detail.get('message')}"
+    elif record.outcome == CONFLICT and "message" in detail:
+        text = f"conflict: {detail['message']}"
+    elif record.verb == COMPACT:
+        text = _compacted(record, files_min)
+    else:
+        text = {RETAIN: _retained, EXPIRE: _expired}.get(record.verb, _swept)(record)
+    unrecorded = f" (this run could not be recorded: {detail['unrecorded']})" if "unrecorded" in detail else ""
+    return f"{record.table}: {text}{unrecorded}" if record.table else f"{text}{unrecorded}"
+
+
+def _compacted(record: Maintenance, files_min: int | None) -> str:
+    detail = record.detail
+    if record.outcome == PLANNED:
+        size = size_text(detail["bytes_in"])
+        return (
+            f"would compact {count_of(detail['files_in'], 'file')} in {count_of(detail['groups'], 'group')} "
+            f"({size}, {count_of(detail['rows_in'], 'row')})"
+        )
+    if record.outcome == BELOW_THRESHOLD:
+        files_min = detail.get("files_min", files_min)
+        enough = "" if files_min is None else f", {files_min} are worth a rewrite"
+        return f"below threshold: {count_of(detail['below_threshold'], 'small file')}{enough}"
+    conflict = f"{count_of(detail.get('conflicts', 0), 'group')} of files changed meanwhile; run it again"
+    if record.outcome == CONFLICT:
+        return f"conflict: {conflict}"
+    if record.outcome == NOTHING_TO_DO:
+        hopeless = detail.get("could_not_improve", 0)
+        tried = f", {count_of(hopeless, 'group')} could not be improved" if hopeless else ""
+        return f"nothing to do: {count_of(detail['small_files'], 'small file')} of {detail['files']}{tried}"
+    versions = ", ".join(map(str, detail["versions"]))
+    text = (
+        f"compacted {count_of(detail['files_in'], 'file')} into {detail['files_out']} "
+        f"({size_text(detail['bytes_in'])} -> {size_text(detail['bytes_out'])}), "
+        f"{count_of(detail['rows'], 'row')}, version {versions}"
+    )
+    return f"partial: {text}; {conflict}" if record.outcome == PARTIAL else text
+
+
+def _retained(record: Maintenance) -> str:
+    detail = record.detail
+    if record.outcome == FORCED:
+        return f"forced, version {detail['version']}: {'; '.join(_losses(record))}"
+    policy = f"policy {detail['policy']}" + (f" by {detail['column']}" if detail.get("column") else "")
+    waiting = f"{count_of(detail['rows_protected'], 'due row')} stay: a protected consumer has not had them"
+    if record.outcome == NOTHING_TO_DO:
+        return f"nothing to do: no row is due ({policy})"
+    if record.outcome == PROTECTED:
+        return f"protected: {waiting} ({policy})"
+    files = f"{count_of(detail['files_dropped'], 'file')} dropped, {detail['files_rewritten']} rewritten"
+    kept = f"; {waiting}" if detail["rows_protected"] else ""
+    if record.outcome == PLANNED:
+        return f"would let go of {count_of(detail['rows_going'], 'row')} ({policy}): {files}{kept}"
+    return f"let go of {count_of(detail['rows_removed'], 'row')} ({policy}): {files}, version {detail['version']}{kept}"
+
+
+def _losses(record: Maintenance) -> list[str]:
+    """What a forced retention takes away, a line for each consumer that has not had all of it."""
+    verb = "will lose" if record.outcome == PLANNED else "has lost"
+    return [
+        f"{record.table}: {consumer} {verb} {count_of(rows, 'row')} that it has not had"
+        for consumer, rows in record.detail.get("lost", {}).items()
+        if rows
+    ]
+
+
+def _expired(record: Maintenance) -> str:
+    detail = record.detail
+    if record.outcome == NOTHING_TO_DO:
+        return f"nothing to do: no version from before {detail['before']} that nothing holds"
+    verb = "would expire" if record.outcome == PLANNED else "expired"
+    span = f"{detail['first']} to {detail['last']}" if detail["versions"] > 1 else str(detail["first"])
+    return f"{verb} {count_of(detail['versions'], 'version')} ({span})"
+
+
+def _swept(record: Maintenance) -> str:
+    detail = record.detail
+    kept = detail.get("unknown_files", 0)
+    unknown = f"; {count_of(kept, 'file')} of which nobody can tell whose they are, kept" if kept else ""
+    if record.outcome == NOTHING_TO_DO:
+        return f"nothing to do: no file that may go{unknown}"
+    verb = "would delete" if record.outcome == PLANNED else "deleted"
+    states = f" of {count_of(detail['states'], 'expired state')}" if detail["states"] else ""
+    what = count_of(detail["files"], "file" if record.table else "leftover file")
+    return f"{verb} {what} ({size_text(detail['bytes'])}){states}{unknown}"
+
+
+def _listing(record: Maintenance) -> list[str]:
+    """Of a dry run every file: its size, what it is, why it goes."""
+    return [
+        f"  {size_text(file['bytes']):>12}  {file['kind']:<9}  {file['file']}  {file['reason']}"
+        for file in record.detail.get("listing", ())
+    ]
+
+
+def _policy_text(table: str, found: Policy) -> str:
+    if found.retention is None:
+        return f"{table} keeps everything"
+    return f"{table} keeps {found.retention}" + (f" by {found.column}" if found.column else "")

@@ -1,0 +1,1 @@
+"""Table health: compaction, retention, expiry, sweep; each with a named outcome."""
