@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 
-from bench import bulk, cold, feed, keyed, machine, publish, reading, report, requests, small
+from bench import bulk, cold, compaction, feed, keyed, machine, publish, reading, report, requests, small, upkeep
 from bench.measure import Line
 from bench.workshop import QUICK, Sizes, Workshop
 from floodmark import clock
@@ -25,11 +25,16 @@ SECTIONS: dict[str, Callable[[Workshop], Iterator[Line]]] = {
     "cold": cold.run,
     "publish": publish.run,
     "requests": requests.run,
+    "planning": upkeep.planning,
+    "sweep": upkeep.sweep,
+    "upkeep": upkeep.run,
+    "memory": compaction.memory,
     "small": small.run,
     "bulk": bulk.run,
     "reading": reading.run,
     "keyed": keyed.run,
     "feed": feed.run,
+    "compaction": compaction.run,
 }
 OUT = Path(__file__).parent / "out"
 

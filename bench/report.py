@@ -1,10 +1,12 @@
-"""The result of a run: a table for people, JSON for programs."""
+"""The result of a run: a table for people, JSON for programs, and curves of what went on for long."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +45,60 @@ def show(console: Console, section: str, lines: list[Line]) -> None:
 
 def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+BARS = "▁▂▃▄▅▆▇█"
+SPARKS_MAX = 40
+CURVE_WIDTH, CURVE_HEIGHT, CURVE_LEFT, CURVE_TOP = 640, 84, 70, 34
+CURVE_GAP = 34
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve from 0 in one line of text; many values are put together, each bar as high as the highest of its own."""
+    size = -(-len(values) // SPARKS_MAX)
+    parts = [max(values[start : start + size]) for start in range(0, len(values), size)]
+    highest = max(parts, default=0)
+    return "".join(BARS[round(part / highest * (len(BARS) - 1))] if highest > 0 else BARS[0] for part in parts)
+
+
+def curves_svg(title: str, across: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Curves one below the other over the same axis, each from 0 to its highest value."""
+    furthest = max(at for points in curves.values() for at, _ in points)
+    parts = [_text(CURVE_LEFT, 18, title, size=13)]
+    top = CURVE_TOP
+    for name, points in curves.items():
+        parts += _curve(top, name, points, furthest)
+        top += CURVE_HEIGHT + CURVE_GAP
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x = CURVE_LEFT + share * CURVE_WIDTH
+        parts.append(_text(x, top - CURVE_GAP + 16, f"{share * furthest:,.0f}", anchor="middle"))
+    parts.append(_text(CURVE_LEFT + CURVE_WIDTH / 2, top - CURVE_GAP + 32, across, anchor="middle"))
+    width, height = CURVE_LEFT + CURVE_WIDTH + 30, top + 10
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+    style = "<style>text{font-family:sans-serif;fill:#333}</style>"
+    return "\n".join([head, style, '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>", ""])
+
+
+def _curve(top: float, name: str, points: Sequence[tuple[float, float]], furthest: float) -> list[str]:
+    highest = max(value for _, value in points) or 1.0
+    bottom = top + 16 + CURVE_HEIGHT - 16
+    high = CURVE_HEIGHT - 16
+
+    def place(at: float, value: float) -> str:
+        return f"{CURVE_LEFT + at / furthest * CURVE_WIDTH:.1f},{bottom - value / highest * high:.1f}"
+
+    line = " ".join(place(at, value) for at, value in points)
+    return [
+        _text(CURVE_LEFT, top + 10, name),
+        f'<path d="M{CURVE_LEFT} {bottom - high}V{bottom}H{CURVE_LEFT + CURVE_WIDTH}" fill="none" stroke="#999"/>',
+        _text(CURVE_LEFT - 6, bottom - high + 8, number(highest), anchor="end"),
+        _text(CURVE_LEFT - 6, bottom, "0", anchor="end"),
+        f'<polyline points="{line}" fill="none" stroke="#1f6fb4" stroke-width="1.5"/>',
+    ]
+
+
+def _text(x: float, y: float, text: str, *, size: int = 11, anchor: str = "start") -> str:
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def write(folder: Path, started: str, run: dict[str, Any], sections: Sections) -> Path:

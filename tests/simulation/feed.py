@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 import floodmark as fm
+from floodmark.catalog.expiry import deletions_floor
+from floodmark.maintain.keeper import Upkept
 
 TABLE = "people"
 SCHEMA = "id long not null, value int, part string"
@@ -89,6 +94,21 @@ def _do(target: Any, step: Mapping[str, Any], **options: Any) -> Any:
     return getattr(target, step["verb"])(TABLE, as_dicts(step["rows"]), **options)
 
 
+def compact(lake: fm.Lake) -> int:
+    """Put the table's small files together; how many versions that made."""
+    (record,) = lake.maintain.compact(TABLE, files_min=2).records
+    assert record.outcome in ("compacted", "partial", "conflict", "nothing_to_do", "below_threshold"), record.as_dict()
+    return len(record.detail["versions"])
+
+
+def forget(lake: fm.Lake, *, deep: bool = False) -> Upkept:
+    """Let everything expire that nothing holds, and delete it at once."""
+    assert lake.maintain.expire(keep="0s").outcome in ("expired", "nothing_to_do")
+    done = lake.maintain.sweep(grace="0s", deep=deep)
+    assert done.outcome in ("swept", "nothing_to_do"), done.as_dict()
+    return done
+
+
 # ── what it must have done ──
 
 
@@ -126,7 +146,10 @@ def matches(condition: list[Any] | None, key: int, row: tuple[int, str, int]) ->
 
 
 def check_history(lake: fm.Lake, dice: random.Random, *, from_version: int = 0, rows: Rows | None = None) -> Rows:
-    """Every version since `from_version` holds exactly what its commits were meant to do. Returns the newest rows."""
+    """Every version since `from_version` holds exactly what its commits were meant to do. Returns the newest rows.
+
+    Versions that have expired cannot be read any more: of them only the figures are looked at.
+    """
     rows = dict(rows or {})
     for commit in sorted(lake.history(limit=100_000), key=lambda commit: commit.version):
         if commit.version <= from_version or commit.kind == "create_table":
@@ -138,15 +161,33 @@ def check_history(lake: fm.Lake, dice: random.Random, *, from_version: int = 0, 
             }
             continue
         (touched,) = commit.tables
-        before, rows = rows, apply(rows, json.loads(commit.message), touched.sequence)
-        found = read_rows(lake, commit.version)
-        assert found == rows, f"version {commit.version}: {commit.message}: {found} is not {rows}"
+        found = None if lake.catalog.history.is_expired(commit.version) else read_rows(lake, commit.version)
+        before, rows = rows, _after(rows, commit, touched.sequence, found)
+        assert found in (None, rows), f"version {commit.version}: {commit.message}: {found} is not {rows}"
         gone = len(set(before) - set(rows))
         assert touched.rows_total == len(rows)
         assert touched.rows_added - touched.rows_deleted == len(rows) - len(before)
         assert touched.rows_deleted >= gone
     check_feed(lake, rows, dice)
     return rows
+
+
+def _after(rows: Rows, commit: fm.Commit, sequence: int, found: Rows | None) -> Rows:
+    if commit.kind == "compact":
+        return rows
+    if commit.kind == "retain":
+        assert found is not None, "retention can only be checked by reading"
+        return retained(rows, found, int(re.findall(r"retain (\d+) rows", commit.message)[0]))
+    return apply(rows, json.loads(commit.message), sequence)
+
+
+def retained(rows: Rows, found: Rows, count: int) -> Rows:
+    """Only rows that are older than the newest `count` may go; due ones that came in meanwhile may stay."""
+    newest = sorted((sequence for _, _, sequence in rows.values()), reverse=True)
+    first = newest[count - 1] if len(rows) > count else 0
+    assert {key: row for key, row in rows.items() if key in found or row[2] >= first} == found
+    assert len(found) < len(rows), "nothing went, so there should be no version"
+    return found
 
 
 def read_rows(lake: fm.Lake, version: int | None = None) -> Rows:
@@ -157,14 +198,18 @@ def read_rows(lake: fm.Lake, version: int | None = None) -> Rows:
 
 
 def check_feed(lake: fm.Lake, rows: Rows, dice: random.Random, splits: int = 3) -> None:
-    """The changes, folded by key over any split of the sequences, are the rows."""
+    """The changes, folded by key over any split of the sequences, are the rows; what is not known is refused."""
     head = lake.changes(TABLE).until
+    floor = deletions_floor(lake.catalog.database, lake.catalog.history.head(TABLE).table_id)
     for _ in range(splits):
-        low, high = sorted(dice.randint(0, head) for _ in range(2))
+        low, high = sorted(dice.randint(max(floor, 0), head) for _ in range(2))
         folded: Rows = {}
         for since, until in ((None, low), (low, high), (high, head)):
             fold(folded, changes(lake, since, until), -1 if since is None else since, until)
-        assert folded == rows, f"split at {low} and {high} of {head}"
+        assert folded == rows, f"split at {low} and {high} of {head}, deletions are known from {floor} on"
+    if floor > 0:
+        with pytest.raises(fm.BelowRetention):
+            lake.changes(TABLE, dice.randrange(floor))
 
 
 def changes(lake: fm.Lake, since: int | None, until: int | None) -> list[dict[str, Any]]:

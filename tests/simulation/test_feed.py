@@ -15,6 +15,8 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
+from floodmark.catalog.expiry import deletions_floor
+from floodmark.catalog.upkeep import Consumer
 from floodmark.failpoints import FAILPOINTS
 from floodmark.testing.children import Child, run_killed
 from floodmark.testing.database_faults import DatabaseFaults
@@ -29,33 +31,81 @@ STEPS = 500
 CHECK_EVERY = 50
 # What may refuse a random operation: a key that is there, and races lost too often.
 REFUSED = (fm.Invalid, fm.Conflict)
+UPKEEP = ("compact", "expire", "sweep", "maintain")
 
 
 def run_feed(place: Place, seed: int, steps: int) -> int:
-    """Random operations; in a third of them another writer does something in the middle. Returns how many did."""
+    """Random operations; in a third of them another writer does something in the middle. Returns how many did.
+
+    Both put small files together now and then. At every check old versions are forgotten and swept away; half of the
+    seeds have a consumer that is behind, the others let go of old rows.
+    """
     dice = random.Random(seed)
     raced = 0
     with place.open(create=True) as first, place.open() as second:
         feed.make(first, dice.choice([[], ["bucket(3, id)"], ["part"]]))
         rows, checked = feed.Rows(), first.status()["version"]
+        follower = Follower(first) if seed % 2 else None
+        if follower is None:
+            first.maintain.set_policy(feed.TABLE, f"{feed.KEYS // 3} rows")
         for step in range(steps):
-            operation, other = feed.random_operation(dice), feed.random_operation(dice)
             wanted = dice.randint(1, 6) if dice.random() < 0.35 else 0
             if wanted:
-                failpoints.observer = interrupt(second, other, wanted)
+                failpoints.observer = interrupt(second, dice, wanted)
             with suppress(*REFUSED):
-                feed.perform(first, operation)
+                act(first, dice)
             raced += bool(wanted) and failpoints.observer is None
             failpoints.observer = None
             if step % CHECK_EVERY == CHECK_EVERY - 1:
+                if follower is None:
+                    assert first.maintain.retain(feed.TABLE).outcome in ("retained", "nothing_to_do")
                 rows = feed.check_history(first, dice, from_version=checked, rows=rows)
+                if follower is not None:
+                    follower.follow(rows, dice)
+                feed.forget(first, deep=dice.random() < 0.3)
                 checked = first.status()["version"]
         check_lake(first.catalog)
+        assert feed.read_rows(first) == rows
     return raced
 
 
-def interrupt(lake: fm.Lake, operation: dict[str, object], wanted: int) -> Callable[[str], None]:
-    """Let `lake` do its operation when the other writer passes its `wanted`-th failpoint outside a transaction."""
+def act(lake: fm.Lake, dice: random.Random) -> None:
+    """One random change, or a compaction."""
+    operation = feed.random_operation(dice)
+    if dice.random() < 0.08:
+        feed.compact(lake)
+    else:
+        feed.perform(lake, operation)
+
+
+class Follower:
+    """A protected consumer: it knows the rows up to its mark, and what it has not seen is kept for it."""
+
+    def __init__(self, lake: fm.Lake) -> None:
+        self._lake = lake
+        self._known = feed.Rows()
+        self._mark = -1
+        self._put()
+
+    def _put(self) -> None:
+        head = self._lake.catalog.history.head(feed.TABLE)
+        self._lake.catalog.upkeep.put_consumer(Consumer("follower", head.table_id, self._mark))
+
+    def follow(self, rows: feed.Rows, dice: random.Random) -> None:
+        """Go on to the head, or only look how far it could; deletions are never forgotten above the mark."""
+        head = self._lake.catalog.history.head(feed.TABLE)
+        assert deletions_floor(self._lake.catalog.database, head.table_id) <= self._mark
+        found = self._lake.changes(feed.TABLE, None if self._mark < 0 else self._mark)
+        known = dict(self._known)
+        feed.fold(known, found.arrow().read_all().to_pylist(), self._mark, found.until)
+        assert known == rows
+        if dice.random() < 0.7:
+            self._known, self._mark = known, found.until
+            self._put()
+
+
+def interrupt(lake: fm.Lake, dice: random.Random, wanted: int) -> Callable[[str], None]:
+    """Let `lake` do something when the other writer passes its `wanted`-th failpoint outside a transaction."""
     passed = 0
 
     def observe(point: str) -> None:
@@ -66,7 +116,7 @@ def interrupt(lake: fm.Lake, operation: dict[str, object], wanted: int) -> Calla
         if passed == wanted:
             failpoints.observer = None
             with suppress(*REFUSED):
-                feed.perform(lake, operation)
+                act(lake, dice)
 
     return observe
 
@@ -89,6 +139,8 @@ def write_alone(place: Place, seed: int, steps: int) -> int:
     done = 0
     with place.open() as lake:
         for _ in range(steps):
+            if dice.random() < 0.1:
+                done += feed.compact(lake)
             with suppress(*REFUSED):
                 done += feed.perform(lake, feed.random_operation(dice)).outcome == "committed"
     return done
@@ -129,6 +181,11 @@ def write_in_child(place: Place, operation: dict[str, object], batch: str | None
         feed.perform(lake, operation, batch)
 
 
+def maintain_in_child(place: Place) -> None:
+    with place.open() as lake:
+        lake.maintain.run(files_min=2, keep="0s", grace="0s")
+
+
 class Troubled:
     """Random operations, each of which may be killed, lose a call of its storage or database, or come again."""
 
@@ -138,10 +195,12 @@ class Troubled:
         self.batches: dict[str, dict[str, object]] = {}
         with place.open(create=True) as lake:
             feed.make(lake, self.dice.choice([[], ["bucket(2, id)"]]))
-            self.version = lake.status()["version"]
+            self.version = self.checked = lake.status()["version"]
+        self.rows = feed.Rows()
 
     def step(self) -> None:
-        getattr(self, self.dice.choice(["write", "kill", "kill", "storage", "database", "again"]))()
+        verbs = ["write", "write", "kill", "kill", "storage", "database", "again", "maintain", "maintain_badly"]
+        getattr(self, self.dice.choice(verbs))()
 
     def next(self) -> tuple[dict[str, object], str | None]:
         operation = feed.random_operation(self.dice)
@@ -208,10 +267,39 @@ class Troubled:
                 self.told(lake, commit, operation, batch)
             assert lake.status()["version"] == self.version, "an error was not undone, or a commit was"
 
+    def maintain(self) -> None:
+        """Killed anywhere, or not at all."""
+        points = [point for point, kind in FAILPOINTS.items() if kind in UPKEEP and not point.endswith("planned_again")]
+        run_killed(maintain_in_child, self.place, failpoint=self.dice.choice(points))
+        self.maintained()
+
+    def maintain_badly(self) -> None:
+        mode, call = self.dice.choice(["before", "after"]), self.dice.randint(1, 60)
+        faulty = FaultyStorage(fail_at=call, mode=mode) if self.dice.random() < 0.5 else None
+        with self.place.open(storage=faulty, heal=False) as lake:
+            faults = None if faulty else DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode)
+            with suppress(fm.FloodmarkError):
+                lake.maintain.run(files_min=2, keep="0s", grace="0s")
+            if faults is not None:
+                faults.remove()
+        self.maintained()
+
+    def maintained(self) -> None:
+        """All that maintenance may have added is versions with the same rows."""
+        with self.place.open() as lake:
+            newer = [commit for commit in lake.history(limit=5) if commit.version > self.version]
+            assert {commit.kind for commit in newer} <= {"compact"}
+            self.version += len(newer)
+            assert lake.status()["version"] == self.version
+
     def check(self) -> None:
         with self.place.open() as lake:
+            # What a sweep that was stopped has left is ended by the next one.
+            assert lake.maintain.sweep(grace="0s").outcome in ("swept", "nothing_to_do")
             check_lake(lake.catalog)
-            feed.check_history(lake, self.dice)
+            self.rows = feed.check_history(lake, self.dice, from_version=self.checked, rows=self.rows)
+            self.checked = self.version
+            assert feed.read_rows(lake) == self.rows
 
 
 @pytest.mark.parametrize(("database", "seed"), [("sqlite", 1), ("sqlite", 2), ("postgresql", 3)])

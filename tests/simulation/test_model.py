@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -30,6 +31,12 @@ KILL_POINTS = [
     if kind in ("append", "transaction") and not point.endswith((".rewritten", ".planned_again"))
 ]
 
+UPKEEP_POINTS = [
+    point
+    for point, kind in FAILPOINTS.items()
+    if kind in ("compact", "expire", "sweep", "maintain") and not point.endswith(".planned_again")
+]
+
 Content = dict[str, list[int]]
 
 
@@ -47,6 +54,11 @@ def write(lake: fm.Lake, content: Content, batch: str | None) -> fm.Commit:
 def write_in_child(place: Place, content: Content, batch: str | None) -> None:
     with place.open() as lake:
         write(lake, content, batch)
+
+
+def maintain_in_child(place: Place) -> None:
+    with place.open() as lake:
+        lake.maintain.run(files_min=2, keep="0s", grace="0s")
 
 
 class Model:
@@ -75,7 +87,10 @@ class Model:
 
     def step(self) -> None:
         kind = self.random.choice(
-            ["write", "write", "write", "kill", "kill", "storage", "database", "again", "create", "expire"]
+            [
+                *("write", "write", "write", "kill", "kill", "storage", "database", "again", "create"),
+                *("expire", "compact", "sweep", "maintain", "maintain"),
+            ]
         )
         getattr(self, f"step_{kind}")()
 
@@ -170,10 +185,52 @@ class Model:
         assert self.head not in gone
         self.expired.update(gone)
 
+    def step_compact(self) -> None:
+        with self.place.open() as lake:
+            done = lake.maintain.compact(files_min=2)
+            assert {record.outcome for record in done.records} <= {"compacted", "nothing_to_do", "below_threshold"}
+            self.maintained(lake)
+
+    def step_sweep(self) -> None:
+        with self.place.open() as lake:
+            done = lake.maintain.sweep(grace="0s", deep=self.random.random() < 0.5)
+            assert done.outcome in ("swept", "nothing_to_do"), done.as_dict()
+
+    def step_maintain(self) -> None:
+        """All of it, killed somewhere or with a fault; whatever happened, no row is another one."""
+        how = self.random.choice(["kill", "storage", "database"])
+        if how == "kill":
+            run_killed(maintain_in_child, self.place, failpoint=self.random.choice(UPKEEP_POINTS))
+        else:
+            call, mode = self.random.randint(1, 80), self.random.choice(["before", "after"])
+            storage = FaultyStorage(fail_at=call, mode=mode) if how == "storage" else None
+            with self.place.open(heal=False, storage=storage) as lake:
+                faults = DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode) if storage is None else None
+                with suppress(fm.FloodmarkError):
+                    lake.maintain.run(files_min=2, keep="0s", grace="0s")
+                if faults is not None:
+                    faults.remove()
+        with self.place.open() as lake:
+            self.maintained(lake)
+
+    def maintained(self, lake: fm.Lake) -> None:
+        """What maintenance may have added: versions with the same rows; and it may have let go of older ones."""
+        newer = [commit for commit in lake.history(limit=100) if commit.version > self.head]
+        assert {commit.kind for commit in newer} <= {"compact"}
+        for _ in newer:
+            self.happened({})
+        assert lake.status()["version"] == self.head
+        for version in range(1, self.head):
+            if lake.catalog.history.is_expired(version):
+                self.expired.add(version)
+        assert not lake.catalog.history.is_expired(self.head)
+
     # ── what must hold ──
 
     def check(self) -> None:
         with self.place.open() as lake:
+            # What a sweep that was stopped has left is ended by the next one.
+            assert lake.maintain.sweep(grace="0s").outcome in ("swept", "nothing_to_do")
             check_lake(lake.catalog)
             for version in {self.head, self.random.randint(1, self.head)}:
                 if version in self.expired:

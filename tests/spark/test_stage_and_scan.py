@@ -243,7 +243,7 @@ from floodmark.rows.schema import table_schema
 from floodmark.rows.session import Sessions
 from floodmark.rows.stage import StageTarget, stage_dataframe
 
-settings = {"master": "local[2,4]", "spark.executorEnv.FLOODMARK_FAILPOINT": "task.file_written:2"}
+settings = {"master": "local[2,20]", "spark.executorEnv.FLOODMARK_FAILPOINT": "task.file_written:2"}
 spark = Sessions(settings).get()
 schema = table_schema("id long")
 target = StageTarget(sys.argv[1], schema.model_dump_json(), partition_spec(schema, []).model_dump_json())
