@@ -54,6 +54,7 @@ class Changes:
     until: int
     version: int
     plan: ChangePlan = field(repr=False)
+    _table_id: str = field(repr=False)
     _by_arrow: bool | None = field(repr=False)
     _catalog: Catalog = field(repr=False)
     _get_spark: Callable[[], SparkSession] = field(repr=False)
@@ -78,8 +79,31 @@ class Changes:
 
         batches = changes_batches(self._catalog.storage, self.plan)
         return pa.RecordBatchReader.from_batches(
-            changes_schema(self.plan), _in_time(self._catalog, self.version, batches)
+            changes_schema(self.plan), _in_time(self._catalog, self.version, self._deletions_there(batches))
         )
+
+    def _deletions_there(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Deletions may be swept while they are read: then the answer is that they are not known any more."""
+        try:
+            yield from batches
+        except (Corrupt, NotFound, FileNotFoundError) as error:
+            _check_floor(self._catalog, self.table, self._table_id, self.since, error)
+            raise
+
+
+def _check_floor(
+    catalog: Catalog, table: str, table_id: str, since: int | None, cause: Exception | None = None
+) -> None:
+    """Refuse a question about deletions that are gone. From the beginning nobody needs them."""
+    floor = deletions_floor(catalog.database, table_id)
+    if since is not None and BEGINNING < since < floor:
+        raise BelowRetention(
+            "what was deleted from this table since then is not known any more",
+            table=table,
+            since=since,
+            oldest=floor,
+            advice="Take the whole table anew: changes without since.",
+        ) from cause
 
 
 @contextmanager
@@ -163,21 +187,16 @@ class Reader:
                 newest=head.sequence,
                 advice="since is where you are, until is at most the newest; leave until out for all that is new.",
             )
-        floor = deletions_floor(self._catalog.database, head.table_id)
-        if BEGINNING < since_number < floor:
-            raise BelowRetention(
-                "what was deleted from this table since then is not known any more",
-                table=table,
-                since=since,
-                oldest=floor,
-                advice="Take the whole table anew: changes without since.",
-            )
         with _readable(self._catalog, version):
             schema = self.schema(head)
             files = live_files(self._catalog.files, head, schema, since_number) if since_number < last else []
         deletions = self._catalog.history.deletions(head, since_number, last) if since_number < last else []
+        # After they were read: a floor that rises from here on takes nothing from the list.
+        _check_floor(self._catalog, table, head.table_id, since)
         plan = plan_changes(schema, files, deletions, since_number, last)
-        return Changes(table, since, last, version, plan, self._by_arrow(head), self._catalog, self._get_spark)
+        return Changes(
+            table, since, last, version, plan, head.table_id, self._by_arrow(head), self._catalog, self._get_spark
+        )
 
     def _check_not_drifted(self, head: Head) -> None:
         from floodmark.catalog.build import check_not_drifted

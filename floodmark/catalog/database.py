@@ -32,6 +32,10 @@ SHOWN_QUERY = frozenset({"host", "port", "dbname", "sslmode"})
 class ReplyLost(Unavailable):
     """COMMIT was sent and its reply did not come: neither done nor undone until the catalog was asked."""
 
+    @property
+    def kind(self) -> str:
+        return Unavailable.__name__  # what a caller knows it as
+
 
 class Database:
     """One catalog database. Threads may share it; every transaction has a connection of its own."""

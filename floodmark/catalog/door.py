@@ -25,7 +25,7 @@ from floodmark.catalog.metadata import MetadataFiles, small_files_change
 from floodmark.catalog.riders import AuditRider, Rider
 from floodmark.catalog.seal import CREATE, Seal
 from floodmark.catalog.turns import NotYourTurn, Turns
-from floodmark.errors import Conflict, Corrupt, Invalid, Unavailable
+from floodmark.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import BEGINNING, MAIN, Commit, TableCommit
 from floodmark.storage import Storage
@@ -350,7 +350,8 @@ class Door:
             # The folder of the seal: nothing in it is needed any more.
             self._storage.delete_prefix(operation.folders[0])
             self._journal.mark_cleaned(operation.id, look_once_more=not last)
-        except Unavailable as error:
+        except (Unavailable, NotFound) as error:
+            # Not found: another process has cleaned it, and then swept the state of its commit.
             log.get(operation.id).warning("files of lost attempts stay for healing", cause=str(error))
             return 0
         return len(extra)

@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 # A version that touched no table has this in the place of a table: it too has a grace.
 NO_TABLE = ""
+# The end of the grace of a state that a sweep has begun to delete: long ago, for everybody.
+CONDEMNED_MS = 0
 ROWS_PER_STATEMENT = 500
 
 
@@ -89,22 +91,31 @@ class Expiry:
         """Every table with every state whose files may be there.
 
         Dead is what is expired, its reader's grace over, and what no version sees that is held, nor one whose
-        operation may still be writing.
+        operation may still be writing; and what a sweep has begun to delete, whatever grace is asked for now.
         """
         touched, operation = tables.commit_tables, tables.operations
         with self._database.read() as tx:
             over = self._database.now_ms(tx) - grace_ms
             gone, held = _gone_and_held(tx, over)
+            condemned = _condemned(tx)
             busy = set(tx.execute(select(operation.c.version).where(operation.c.cleaned != CLEANED)).scalars())
             names = select(touched.c.table_id).distinct().order_by(touched.c.table_id)
             names = names if table is None else names.where(touched.c.table_name == table)
             found = []
             for table_id in tx.execute(names).scalars().all():
                 states, versions = _states(tx, table_id), gone.get(table_id, set())
-                dead = frozenset(_unneeded(states, held) & (versions - busy))
+                dead = frozenset(_unneeded(states, held) & (versions - busy) | condemned.get(table_id, set()))
                 deletions = _deletions(tx, table_id, over)
                 found.append(TableStates(table_id, states[-1].table, states, dead, deletions))
         return found
+
+    def condemn(self, table: TableStates) -> None:
+        """Say of the dead states that their files go from now on: no later sweep may take them for whole."""
+        row = tables.expired
+        with self._database.write() as tx:
+            for part in _parts(sorted(table.dead)):
+                mine = (row.c.table_id == table.table_id) & row.c.version.in_(part)
+                tx.execute(update(row).where(mine).values(expired_ms=CONDEMNED_MS))
 
     def mark_swept(self, table: TableStates, versions: Iterable[int]) -> None:
         """The files of these states, and the deletions files of the table that may go, are gone."""
@@ -182,6 +193,13 @@ def _gone_and_held(tx: Connection, over_ms: int) -> tuple[dict[str, set[int]], l
         else:
             held.add(row.version)
     return gone, sorted(held)
+
+
+def _condemned(tx: Connection) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = defaultdict(set)
+    for row in tx.execute(select(tables.expired).where(tables.expired.c.expired_ms == CONDEMNED_MS)):
+        found[row.table_id].add(row.version)
+    return found
 
 
 def _states(tx: Connection, table_id: str) -> tuple[Head, ...]:

@@ -101,17 +101,16 @@ def compact(
     intent: Intent,
     head: Head,
     plan: CompactionPlan,
+    done: Compacted,
     progress: Callable[[int, int], None] | None = None,
-) -> Compacted:
-    """Rewrite the planned groups, batch by batch. `progress(groups done, groups in all)`."""
-    done = Compacted(hopeless=list(plan.hopeless))
+) -> None:
+    """Rewrite the planned groups, batch by batch, and count in `done`. `progress(groups done, groups in all)`."""
     finished = 0
     for batch in _batches(plan.groups):
         _Batch(catalog, get_spark, intent, head).run(batch, done)
         finished += len(batch)
         if progress is not None:
             progress(finished, len(plan.groups))
-    return done
 
 
 def _batches(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:

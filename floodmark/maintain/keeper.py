@@ -15,12 +15,14 @@ from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.upkeep import Maintenance, Policy
 from floodmark.config import MaintainSettings
-from floodmark.errors import Corrupt, FloodmarkError, Invalid
+from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid
 from floodmark.failpoints import hit
 from floodmark.maintain.record import (
     BELOW_THRESHOLD,
     COMPACT,
+    CONFLICT,
     EXPIRE,
+    FAILED,
     NOTHING_TO_DO,
     PLANNED,
     PROTECTED,
@@ -124,7 +126,14 @@ class Keeper:
             self._catalog.history.head(table)
 
         def dead() -> list[Head | None]:
-            return [states.head for states in self._catalog.expiry.states(grace_ms, table)]
+            found = {states.table_id: states.head for states in self._catalog.expiry.states(grace_ms, table)}
+            # A table whose last sweep failed is looked at again also if nothing is left to do: its record says so.
+            failed = {
+                one.table_id
+                for one in self._catalog.upkeep.newest()
+                if one.verb == SWEEP and one.outcome in (FAILED, CONFLICT)
+            }
+            return [*found.values(), *(head for head in self._heads(table) if head.table_id in failed - set(found))]
 
         # What executors left first: while it may be there, the states of their operations are not dead.
         done = [
@@ -189,10 +198,9 @@ class Keeper:
     # ── one verb on one table ──
 
     def _compact(self, run: Run, files_min: int, dry_run: bool, progress: Progress | None) -> None:
-        from floodmark.maintain.compact import compact, plan_table
+        from floodmark.maintain.compact import Compacted, compact, plan_table
 
-        assert run.head is not None
-        head = run.head
+        head = self._head(run)
         plan = plan_table(self._catalog, head, files_min=files_min)
         run.detail = {**plan.as_dict(), "files_min": files_min, "hopeless": list(plan.hopeless)}
         if dry_run:
@@ -200,16 +208,13 @@ class Keeper:
             return
         self._catalog.upkeep.counted_small_files(head, plan.small_files)
         intent = self._intent(COMPACT, f"compact {head.table}")
-        done = compact(
-            self._catalog,
-            self._get_spark,
-            intent,
-            head,
-            plan,
-            None if progress is None else lambda count, total: progress(COMPACT, head.table, count, total),
-        )
-        run.outcome = done.outcome(plan)
-        run.detail |= done.as_dict()
+        told = None if progress is None else lambda count, total: progress(COMPACT, head.table, count, total)
+        done = Compacted(hopeless=list(plan.hopeless))
+        try:
+            compact(self._catalog, self._get_spark, intent, head, plan, done, told)
+        finally:
+            run.outcome = done.outcome(plan)
+            run.detail |= done.as_dict()
 
     def _retain(
         self,
@@ -222,8 +227,7 @@ class Keeper:
     ) -> None:
         from floodmark.maintain.retain import plan_retention, retain
 
-        assert run.head is not None
-        head = run.head
+        head = self._head(run)
         policy = policies[head.table_id]
         if dry_run:
             plan = plan_retention(self._catalog, self._get_spark, head, policy, now_ms=now_ms, force=force)
@@ -262,15 +266,13 @@ class Keeper:
             self._catalog.expiry.forget_bare(grace_ms)
 
     def _sweep(self, run: Run, grace_ms: int, dry_run: bool, progress: Progress | None) -> None:
-        from floodmark.maintain.sweep import Swept, plan_sweep, sweep_table
+        from floodmark.maintain.sweep import Swept, plan_table, sweep_table
 
         assert run.head is not None
         head = run.head
-        found = self._catalog.expiry.states(grace_ms, head.table)
-        states = next((one for one in found if one.table_id == head.table_id), None)
-        if states is None:
+        plan = plan_table(self._catalog, head.table, head.table_id, grace_ms)
+        if plan is None:
             return  # another sweep was quicker
-        plan = plan_sweep(self._catalog, states)
         total = len(plan.doomed)
         told = None if progress is None else lambda count: progress(SWEEP, head.table, count, total)
         done = Swept()
@@ -303,6 +305,14 @@ class Keeper:
     def _heads(self, table: str | None) -> list[Head]:
         history = self._catalog.history
         return history.heads() if table is None else [history.head(table)]
+
+    def _head(self, run: Run) -> Head:
+        """The table as it is when its turn comes: those before it may have taken long."""
+        assert run.head is not None
+        head = self._catalog.history.head(run.head.table)
+        if head.table_id != run.head.table_id:
+            raise Conflict("the table was dropped or made again meanwhile", table=head.table, advice="Run it again.")
+        return head
 
     def _each(
         self,

@@ -132,7 +132,8 @@ def _age(file: LiveFile) -> tuple[int, str]:
 def _groups(files: Sequence[LiveFile], bytes_max: int, target_bytes: int) -> list[FileGroup]:
     """Cut files, oldest first, into groups of at most so many bytes, each at least halving its files.
 
-    A file that is larger than all that would join it is passed by: rewriting it would gain little.
+    A file that is larger than all that would join it, by bytes or by rows, is passed by: rewriting it would gain
+    little. By rows too, since a tiny file's bytes are mostly its frame.
     """
     groups: list[FileGroup] = []
     start = 0
@@ -141,9 +142,11 @@ def _groups(files: Sequence[LiveFile], bytes_max: int, target_bytes: int) -> lis
         while end < len(files) and (end == start or size + files[end].size_bytes <= bytes_max):
             size += files[end].size_bytes
             end += 1
-        if 2 * files[start].size_bytes > size or 2 * -(-size // target_bytes) > end - start:
+        group = FileGroup(tuple(files[start:end]))
+        too_large = 2 * files[start].size_bytes > size or 2 * files[start].rows > group.rows
+        if too_large or 2 * -(-size // target_bytes) > end - start:
             start += 1
             continue
-        groups.append(FileGroup(tuple(files[start:end])))
+        groups.append(group)
         start = end
     return groups

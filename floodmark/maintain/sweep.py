@@ -20,11 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.expiry import TableStates
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, Operation, all_files
-from floodmark.errors import Corrupt, NotFound
+from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.failpoints import hit
 from floodmark.model import Head
 from floodmark.storage import join, local_path
@@ -33,8 +34,13 @@ DATA, DELETIONS, MANIFEST, LIST, METADATA, LEFTOVER = "data", "deletions", "mani
 # Data before what names it.
 _ORDER = (DATA, DELETIONS, MANIFEST, LIST, METADATA)
 DELETES_AT_ONCE = 1000
+PLANS_MAX = 10
 # A file of ours: directly in the folder of the operation that wrote it.
 _OPERATION_FILE = re.compile(r"/(?:data|metadata|operations)/([0-9A-HJKMNP-TV-Z]{26})/[^/]+$")
+
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,28 @@ class Swept:
 
 
 # ── plan ──
+
+
+def plan_table(catalog: Catalog, table: str, table_id: str, grace_ms: int) -> SweepPlan | None:
+    """The files of the table that may go; None if there is nothing to sweep in it."""
+
+    def states() -> TableStates | None:
+        found = catalog.expiry.states(grace_ms, table)
+        return next((one for one in found if one.table_id == table_id), None)
+
+    return _planned(states, lambda found: None if found is None else plan_sweep(catalog, found))
+
+
+def _planned(look: Callable[[], S], plan: Callable[[S], T]) -> T:
+    """Plan on what is there. A file may be gone because another sweep found its state dead meanwhile: look again."""
+    for _ in range(PLANS_MAX):
+        found = look()
+        try:
+            return plan(found)
+        except Corrupt:
+            if look() == found:
+                raise
+    raise Conflict("other sweeps kept changing what this one planned on", advice="Run it again.")
 
 
 def plan_sweep(catalog: Catalog, states: TableStates) -> SweepPlan:
@@ -205,6 +233,8 @@ def _gone(state: Head, error: Exception) -> Corrupt:
 
 def sweep_table(catalog: Catalog, plan: SweepPlan, done: Swept, progress: Callable[[int], None] | None = None) -> None:
     """Delete what the plan names, then forget the states."""
+    catalog.expiry.condemn(plan.table)
+    # Crash here: nothing is deleted yet, and every later sweep knows that these states are not whole any more.
     hit("sweep.planned")
     for kind in _ORDER:
         files = [file for file in plan.doomed if file.kind == kind]
@@ -232,7 +262,12 @@ def plan_leftovers(catalog: Catalog, quiet_ms: int) -> list[tuple[Operation, lis
     """Operations that ended so long ago that a last look is due, and what their executors wrote since."""
     found = []
     for operation in catalog.journal.to_look_at(quiet_ms):
-        found.append((operation, _leftovers(catalog, operation)))
+        try:
+            found.append((operation, _leftovers(catalog, operation)))
+        except (NotFound, FileNotFoundError):
+            # Another sweep has looked, and then swept the states of its commit.
+            if any(one.id == operation.id for one in catalog.journal.to_look_at(quiet_ms)):
+                raise
     return found
 
 
@@ -273,7 +308,7 @@ def plan_deep(catalog: Catalog, grace_ms: int) -> tuple[list[Doomed], list[str]]
     listed = [entry for folder in _folders(catalog) for entry in all_files(catalog.storage, folder)]
     owners = {entry.location: _owner(entry.location) for entry in listed}
     states = catalog.journal.states_of(sorted(set(owners.values()) - {""}))
-    named = _everything_named(catalog, grace_ms)
+    named = _planned(lambda: catalog.expiry.all_states(grace_ms), lambda found: _everything_named(catalog, found))
     doomed, unknown = [], []
     for entry in listed:
         if entry.location in named:
@@ -306,20 +341,22 @@ def _owner(location: str) -> str:
 
 def _folders(catalog: Catalog) -> list[str]:
     """Where files of the lake are: its own folders, and tables that were adopted where they stood."""
-    folders = [join(catalog.location, "tables"), join(catalog.location, "operations")]
-    for head in catalog.history.heads():
-        location = catalog.files.metadata(head.metadata_location).location
-        if not location.startswith(catalog.location + "/"):
-            folders += [join(location, "data"), join(location, "metadata")]
-    return folders
+
+    def adopted(heads: Sequence[Head]) -> list[str]:
+        places = {catalog.files.metadata(head.metadata_location).location for head in heads}
+        foreign = sorted(place for place in places if not place.startswith(catalog.location + "/"))
+        return [join(place, part) for place in foreign for part in ("data", "metadata")]
+
+    own = [join(catalog.location, "tables"), join(catalog.location, "operations")]
+    return [*own, *_planned(catalog.history.heads, adopted)]
 
 
-def _everything_named(catalog: Catalog, grace_ms: int) -> set[str]:
+def _everything_named(catalog: Catalog, tables: Sequence[TableStates]) -> set[str]:
     """Every file that some state of some table names; dead states have a sweep of their own."""
     named = catalog.history.all_deletions()
     seen: set[str] = set()
     looked: set[str] = set()
-    for table in catalog.expiry.all_states(grace_ms):
+    for table in tables:
         for state in table.states:
             if state.version in table.dead:
                 # What a sweep that was stopped has left of it is not lost: its rows are still there.

@@ -11,7 +11,7 @@ import pytest
 import floodmark as fm
 from floodmark import clock
 from floodmark.catalog.upkeep import Consumer, Policy
-from floodmark.maintain.compact import compact, plan_table
+from floodmark.maintain.compact import Compacted, compact, plan_table
 from floodmark.maintain.retain import plan_retention, retain
 from floodmark.model import MAIN
 from floodmark.rows import runner
@@ -42,7 +42,8 @@ def lake(
             lake.append("events", rows.select("id", at.alias("at"), tags.alias("tags")))
         if request.param == "all commits in one":
             head, intent = lake.catalog.history.head("events"), Intent("compact", MAIN, "test", "")
-            compact(lake.catalog, lake.sessions.get, intent, head, plan_table(lake.catalog, head, files_min=2))
+            plan = plan_table(lake.catalog, head, files_min=2)
+            compact(lake.catalog, lake.sessions.get, intent, head, plan, Compacted())
             assert lake.catalog.history.head("events").files == 1
         monkeypatch.setattr(runner, "IN_PROCESS_ROWS_MAX", 0)
         yield lake

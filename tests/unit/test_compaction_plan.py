@@ -14,15 +14,17 @@ from floodmark.maintain.plan import SORTED_GROUP_FILES, CompactionPlan, plan_com
 TARGET = 1000
 
 
-def file(name: str, size: int, sequence: int = 1, *, partition: object = "a", spec_id: int = 0) -> LiveFile:
+def file(
+    name: str, size: int, sequence: int = 1, *, partition: object = "a", spec_id: int = 0, rows: int | None = None
+) -> LiveFile:
     data_file = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=name,
         file_format=FileFormat.PARQUET,
         partition=Record(partition),
-        record_count=10,
+        record_count=size if rows is None else rows,
         file_size_in_bytes=size,
-        value_counts={1: 10},
+        value_counts={1: size},
     )
     data_file.spec_id = spec_id
     return LiveFile(data_file, sequence, 99)
@@ -79,6 +81,12 @@ def test_a_file_that_is_larger_than_what_would_join_it_is_passed_by() -> None:
     assert names(plan([file("old", 500, 1), file("b", 20, 2), file("c", 20, 3)])) == [["b", "c"]]
     assert names(plan([file("old", 40, 1), file("b", 20, 2), file("c", 20, 3)])) == [["old", "b", "c"]]
     assert names(plan([file("old", 500, 1), file("b", 20, 2)])) == []
+
+
+def test_a_file_with_more_rows_than_those_that_would_join_it_is_passed_by() -> None:
+    """Tiny files are mostly frame: by their bytes alone a table of them would be rewritten with every few that come."""
+    tiny = [file("old", 20, 1, rows=30), file("b", 15, 2, rows=1), file("c", 15, 3, rows=1)]
+    assert names(plan(tiny)) == [["b", "c"]]
 
 
 def test_a_group_at_least_halves_its_files() -> None:
