@@ -49,8 +49,9 @@ def number(value: float) -> str:
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS_MAX = 40
-CURVE_WIDTH, CURVE_HEIGHT, CURVE_LEFT, CURVE_TOP = 640, 84, 70, 34
-CURVE_GAP = 34
+# Of a curve in pixels: what is drawn, what its name takes above it, and what is free to its left and below.
+CURVE_WIDTH, CURVE_HEIGHT, CURVE_NAME, CURVE_LEFT, CURVE_GAP = 640, 68, 16, 70, 34
+TITLE_HEIGHT = 34
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -65,33 +66,31 @@ def curves_svg(title: str, across: str, curves: Mapping[str, Sequence[tuple[floa
     """Curves one below the other over the same axis, each from 0 to its highest value."""
     furthest = max(at for points in curves.values() for at, _ in points)
     parts = [_text(CURVE_LEFT, 18, title, size=13)]
-    top = CURVE_TOP
+    bottom = TITLE_HEIGHT - CURVE_GAP
     for name, points in curves.items():
-        parts += _curve(top, name, points, furthest)
-        top += CURVE_HEIGHT + CURVE_GAP
+        bottom += CURVE_GAP + CURVE_NAME + CURVE_HEIGHT
+        parts += _curve(bottom, name, points, furthest)
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         x = CURVE_LEFT + share * CURVE_WIDTH
-        parts.append(_text(x, top - CURVE_GAP + 16, f"{share * furthest:,.0f}", anchor="middle"))
-    parts.append(_text(CURVE_LEFT + CURVE_WIDTH / 2, top - CURVE_GAP + 32, across, anchor="middle"))
-    width, height = CURVE_LEFT + CURVE_WIDTH + 30, top + 10
+        parts.append(_text(x, bottom + 16, f"{share * furthest:,.0f}", anchor="middle"))
+    parts.append(_text(CURVE_LEFT + CURVE_WIDTH / 2, bottom + 32, across, anchor="middle"))
+    width, height = CURVE_LEFT + CURVE_WIDTH + 30, bottom + 44
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
     style = "<style>text{font-family:sans-serif;fill:#333}</style>"
     return "\n".join([head, style, '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>", ""])
 
 
-def _curve(top: float, name: str, points: Sequence[tuple[float, float]], furthest: float) -> list[str]:
-    highest = max(value for _, value in points) or 1.0
-    bottom = top + 16 + CURVE_HEIGHT - 16
-    high = CURVE_HEIGHT - 16
+def _curve(bottom: float, name: str, points: Sequence[tuple[float, float]], furthest: float) -> list[str]:
+    highest, top = max(value for _, value in points) or 1.0, bottom - CURVE_HEIGHT
 
     def place(at: float, value: float) -> str:
-        return f"{CURVE_LEFT + at / furthest * CURVE_WIDTH:.1f},{bottom - value / highest * high:.1f}"
+        return f"{CURVE_LEFT + at / furthest * CURVE_WIDTH:.1f},{bottom - value / highest * CURVE_HEIGHT:.1f}"
 
     line = " ".join(place(at, value) for at, value in points)
     return [
-        _text(CURVE_LEFT, top + 10, name),
-        f'<path d="M{CURVE_LEFT} {bottom - high}V{bottom}H{CURVE_LEFT + CURVE_WIDTH}" fill="none" stroke="#999"/>',
-        _text(CURVE_LEFT - 6, bottom - high + 8, number(highest), anchor="end"),
+        _text(CURVE_LEFT, top - 6, name),
+        f'<path d="M{CURVE_LEFT} {top}V{bottom}H{CURVE_LEFT + CURVE_WIDTH}" fill="none" stroke="#999"/>',
+        _text(CURVE_LEFT - 6, top + 8, number(highest), anchor="end"),
         _text(CURVE_LEFT - 6, bottom, "0", anchor="end"),
         f'<polyline points="{line}" fill="none" stroke="#1f6fb4" stroke-width="1.5"/>',
     ]

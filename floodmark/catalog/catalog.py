@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import func, select
 
@@ -14,11 +15,16 @@ from floodmark.catalog.history import History
 from floodmark.catalog.journal import Journal
 from floodmark.catalog.processes import LEASE_MS, Heartbeat
 from floodmark.catalog.upkeep import Upkeep
+from floodmark.errors import Conflict, Corrupt, NotFound
+from floodmark.model import MAIN, Head
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
     from floodmark.catalog.door import Door
     from floodmark.catalog.metadata import MetadataFiles
+
+T = TypeVar("T")
+READS_MAX = 10
 
 
 class Catalog:
@@ -43,6 +49,20 @@ class Catalog:
         from floodmark.catalog.door import Door
 
         return Door(self.database, self.journal, self.history, self.files, self.storage)
+
+    def at_head(self, table: str, read: Callable[[Head], T], branch: str = MAIN) -> T:
+        """What `read` makes of the table's head, for somebody who holds no version yet.
+
+        A file of it may be gone because the head moved and was swept meanwhile: then the new head is read.
+        """
+        for _ in range(READS_MAX):
+            head = self.history.head(table, branch)
+            try:
+                return read(head)
+            except (Corrupt, NotFound, FileNotFoundError):
+                if self.history.head(table, branch) == head:
+                    raise
+        raise Conflict("the table kept changing while it was read", table=table, advice="Run it again.")
 
     def lake_row(self) -> Any:
         with self.database.read() as tx:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, insert, or_, select
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, true
 
 from floodmark import clock
 from floodmark.catalog import tables
@@ -212,13 +212,18 @@ class History:
         """The deletions files of a table with a sequence in (since, until], committed on the line of this head."""
         file, commit = tables.deletions, tables.commits
         with self._database.read() as tx:
-            if tx.execute(select(tables.lake.c.format)).scalar_one() < 3:
+            stored = tx.execute(select(tables.lake.c.format)).scalar_one()
+            if stored < 3:
                 return []  # served read-only as it is: nothing was deleted in it
+            # Those below the floor are as good as gone: a sweep may have begun to delete them.
+            there = file.c.below_ms.is_(None) if stored >= 4 else true()
             on_line = self._on_line(self._line(tx, head.branch, head.version))
             rows = tx.execute(
                 select(*DELETIONS_FILE)
                 .join(commit, commit.c.version == file.c.version)
-                .where(file.c.table_id == head.table_id, file.c.sequence > since, file.c.sequence <= until, on_line)
+                .where(
+                    file.c.table_id == head.table_id, file.c.sequence > since, file.c.sequence <= until, on_line, there
+                )
                 .order_by(file.c.sequence, file.c.location)
             )
             return to_deletions(rows)

@@ -25,9 +25,6 @@ from floodmark.failpoints import hit
 from floodmark.maintain.plan import CompactionPlan, FileGroup, plan_compaction
 from floodmark.maintain.record import BELOW_THRESHOLD, COMPACT, CONFLICT, NOTHING_TO_DO, PARTIAL
 from floodmark.model import Commit, FileRecord, Head
-from floodmark.rows.gather import Group, run_groups
-from floodmark.rows.rewrite import Source
-from floodmark.rows.stage import StageTarget
 from floodmark.write.intent import Intent
 from floodmark.write.undo import delete_files, undo
 from floodmark.write.working import check_records
@@ -150,7 +147,8 @@ class _Batch:
         self._sealed: Sequence[_Rewritten] = ()
 
     def run(self, groups: Sequence[FileGroup], done: Compacted) -> None:
-        location = self._catalog.files.metadata(self._head().metadata_location).location
+        read = self._catalog.files.metadata
+        location = self._catalog.at_head(self._table, lambda head: read(head.metadata_location).location)
         operation = self._catalog.journal.begin(
             KIND,
             branch=self._intent.branch,
@@ -190,6 +188,11 @@ class _Batch:
         return head
 
     def _rewrite(self, operation: Operation, head: Head, groups: Sequence[FileGroup]) -> list[_Rewritten]:
+        # Late: whoever only plans does not wait for what moves rows.
+        from floodmark.rows.gather import Group, run_groups
+        from floodmark.rows.rewrite import Source
+        from floodmark.rows.stage import StageTarget
+
         metadata = self._catalog.files.metadata(head.metadata_location)
         folder = operation.folder(metadata.location, "data")
         target = StageTarget(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 # verb, table, how far, of how much (0: nobody can tell)
 Progress = Callable[[str, str, int, int], None]
 DEFAULTS = MaintainSettings()
+T = TypeVar("T")
 
 
 class Keeper:
@@ -136,11 +137,7 @@ class Keeper:
             return [*found.values(), *(head for head in self._heads(table) if head.table_id in failed - set(found))]
 
         # What executors left first: while it may be there, the states of their operations are not dead.
-        done = [
-            self._each(
-                SWEEP, [None] if table is None else [], dry_run, lambda run: self._last_look(run, grace_ms, dry_run)
-            )
-        ]
+        done = [self._each(SWEEP, [None], dry_run, lambda run: self._last_look(run, grace_ms, dry_run))]
         done += [self._each(SWEEP, dead, dry_run, lambda run: self._sweep(run, grace_ms, dry_run, progress))]
         if deep:
             done += [self._each(SWEEP_DEEP, [None], dry_run, lambda run: self._sweep_deep(run, grace_ms, dry_run))]
@@ -200,8 +197,7 @@ class Keeper:
     def _compact(self, run: Run, files_min: int, dry_run: bool, progress: Progress | None) -> None:
         from floodmark.maintain.compact import Compacted, compact, plan_table
 
-        head = self._head(run)
-        plan = plan_table(self._catalog, head, files_min=files_min)
+        head, plan = self._at_head(run, lambda head: (head, plan_table(self._catalog, head, files_min=files_min)))
         run.detail = {**plan.as_dict(), "files_min": files_min, "hopeless": list(plan.hopeless)}
         if dry_run:
             run.outcome = PLANNED if plan.groups else (BELOW_THRESHOLD if plan.below_threshold else NOTHING_TO_DO)
@@ -227,23 +223,22 @@ class Keeper:
     ) -> None:
         from floodmark.maintain.retain import plan_retention, retain
 
-        head = self._head(run)
-        policy = policies[head.table_id]
+        assert run.head is not None
+        table, policy = run.head.table, policies[run.head.table_id]
+        options: dict[str, Any] = {"now_ms": now_ms, "force": force}
         if dry_run:
-            plan = plan_retention(self._catalog, self._get_spark, head, policy, now_ms=now_ms, force=force)
+            plan = self._at_head(
+                run, lambda head: plan_retention(self._catalog, self._get_spark, head, policy, **options)
+            )
             run.detail = plan.as_dict()
             run.outcome = PLANNED if plan.rows_going else (PROTECTED if plan.rows_protected else NOTHING_TO_DO)
             return
-        intent = self._intent(RETAIN, f"retain {policy.retention} of {head.table}")
-        run.outcome, run.detail = retain(
-            self._catalog,
-            self._get_spark,
-            intent,
-            head,
-            policy,
-            now_ms=now_ms,
-            force=force,
-            progress=None if progress is None else lambda files, _: progress(RETAIN, head.table, files, 0),
+        intent = self._intent(RETAIN, f"retain {policy.retention} of {table}")
+        told = None if progress is None else lambda files, _: progress(RETAIN, table, files, 0)
+        # What it raises is undone, so it may be done again on a head that moved.
+        run.outcome, run.detail = self._at_head(
+            run,
+            lambda head: retain(self._catalog, self._get_spark, intent, head, policy, **options, progress=told),
         )
 
     def _expire(self, run: Run, window_ms: int, dry_run: bool) -> None:
@@ -306,13 +301,19 @@ class Keeper:
         history = self._catalog.history
         return history.heads() if table is None else [history.head(table)]
 
-    def _head(self, run: Run) -> Head:
+    def _at_head(self, run: Run, read: Callable[[Head], T]) -> T:
         """The table as it is when its turn comes: those before it may have taken long."""
         assert run.head is not None
-        head = self._catalog.history.head(run.head.table)
-        if head.table_id != run.head.table_id:
-            raise Conflict("the table was dropped or made again meanwhile", table=head.table, advice="Run it again.")
-        return head
+        table_id = run.head.table_id
+
+        def same_table(head: Head) -> T:
+            if head.table_id != table_id:
+                raise Conflict(
+                    "the table was dropped or made again meanwhile", table=head.table, advice="Run it again."
+                )
+            return read(head)
+
+        return self._catalog.at_head(run.head.table, same_table)
 
     def _each(
         self,

@@ -143,7 +143,8 @@ def _gather(target: StageTarget, group: Group, storage: Storage, name: str, in_t
     columns = dict(zip(shape.file_schema.names, (field.name for field in shape.fields), strict=True))
     keys = [(columns[column], direction) for column, direction in options.sort]
     if keys:
-        rows = sorted_batches(rows, keys, sort_bytes)
+        # Rows are held twice while a run of them is put in order.
+        rows = sorted_batches(rows, keys, sort_bytes // 2)
         # They come in order: to put every row group in order again would change nothing.
         target = replace(target, sort_json=None)
     with closing(rows):

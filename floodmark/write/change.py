@@ -67,7 +67,8 @@ class Change:
     ) -> Change:
         """Write the change down before its first byte. Raises AlreadyCommitted for a batch that is there."""
         locations = [
-            catalog.files.metadata(_head(catalog, table, intent).metadata_location).location for table in tables
+            catalog.at_head(table, lambda head: catalog.files.metadata(head.metadata_location).location, intent.branch)
+            for table in tables
         ]
         operation = catalog.journal.begin(
             intent.kind,

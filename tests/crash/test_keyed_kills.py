@@ -200,6 +200,45 @@ def test_killed_after_planning_again_publishes_the_newer_plan_or_none(
         assert lake.merge("people", people(k2="bee", k9="i"), batch="monday").outcome == "already_committed"
 
 
+def more_files(place: Place) -> None:
+    with place.open() as lake:
+        lake.append("people", people(k20="t"))
+        lake.append("people", people(k21="u"))
+
+
+def merge_moved(place: Place) -> str:
+    """A merge whose files are put together under it, after it was sealed the first time."""
+
+    def observe(point: str) -> None:
+        if point == "merge.sealed":
+            failpoints.observer = None
+            with place.open(heal=False) as other:
+                assert other.maintain.compact("people", files_min=2).outcome == "compacted"
+
+    with place.open() as lake:
+        failpoints.observer = observe
+        return lake.merge("people", people(k2="bee", k20="tea", k9="i"), batch="monday").outcome
+
+
+@pytest.mark.parametrize(
+    ("point", "outcome"), [("planned_again", "rolled_back"), ("sealed:2", "rolled_forward"), ("published", None)]
+)
+def test_killed_after_its_files_were_compacted_a_merge_happens_whole_or_not_at_all(
+    place: Place, point: str, outcome: str | None
+) -> None:
+    run_child(prepare, place)
+    run_child(more_files, place)
+    before = {**BEFORE, 20: ("t", 3), 21: ("u", 4)}
+    assert run_killed(merge_moved, place, failpoint=f"merge.{point}")
+    with place.open() as lake:
+        facts = check_lake(lake.catalog)
+        assert list(facts.audit.values()) == ([outcome] if outcome else [])
+        # The compaction has a sequence too, and gives it to no row.
+        merged = {2: ("bee", 6), 9: ("i", 6), 20: ("tea", 6)}
+        assert state(lake) == (before if outcome == "rolled_back" else {**before, **merged})
+        assert feed(lake, 4) == (set() if outcome == "rolled_back" else {(key, "upsert") for key in merged})
+
+
 def write_reshaped(place: Place, kind: str, batch: str | None) -> None:
     """A write beside which another writer brings a column, after it was sealed: every kind is planned again then."""
 

@@ -16,7 +16,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.catalog.expiry import deletions_floor
-from floodmark.maintain.keeper import Upkept
+from floodmark.maintain.record import Upkept
 
 TABLE = "people"
 SCHEMA = "id long not null, value int, part string"
@@ -213,7 +213,8 @@ def check_feed(lake: fm.Lake, rows: Rows, dice: random.Random, splits: int = 3) 
 
 
 def changes(lake: fm.Lake, since: int | None, until: int | None) -> list[dict[str, Any]]:
-    return lake.changes(TABLE, since, until).arrow().read_all().to_pylist()
+    found: list[dict[str, Any]] = lake.changes(TABLE, since, until).arrow().read_all().to_pylist()
+    return found
 
 
 def fold(folded: Rows, found: list[dict[str, Any]], since: int, until: int) -> None:
