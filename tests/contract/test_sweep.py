@@ -111,7 +111,9 @@ def test_a_reader_has_its_grace_and_then_is_told(lake: fm.Lake) -> None:
 def test_pins_and_operations_at_work_hold_what_they_see(lake: fm.Lake) -> None:
     lake.append("events", rows(1, 2))
     lake.append("events", rows(3))
-    pinned = lake.delete("events", "id = 2").version
+    lake.delete("events", "id = 2")
+    # A version that did not touch the table sees it as an older one left it, which may expire.
+    pinned = lake.append("notes", rows(1)).version
     pin = lake.catalog.history.pin(pinned, holder="test", reason="a long read")
     lake.delete("events", "id = 1")
     held = lake.append("events", rows(4)).version
@@ -278,6 +280,31 @@ def test_what_executors_write_after_the_end_of_their_operation_goes(lake: fm.Lak
         assert on_disk(lake) == live
         check_lake(lake.catalog)
     assert ids(lake) == [1, 2]
+
+
+def test_a_last_look_that_failed_is_made_again(place: Place) -> None:
+    """Until it is made, the files of that operation's commit are kept: by them it is known what is left over."""
+    storage = FaultyStorage(verbs=["list"])
+    with place.open(create=True, storage=storage) as lake:
+        lake.create_table("events", EVENTS)
+        operation, folders = operation_of(lake, lake.append("events", rows(1)).version)
+        lake.delete("events", "id = 1")
+        set_cleaned(lake, operation, LOOK_ONCE_MORE)
+        late = f"{folders[1]}/late.parquet"
+        lake.catalog.storage.put(late, b"of an executor that outlived its driver")
+        commit_often(lake, count=8)
+        lake.maintain.expire(keep="0s")
+        storage.fail_at = storage.calls_seen + 1
+        failed = lake.maintain.sweep(grace="0s")
+        assert storage.fired
+        assert failed.exit_code == 4
+        assert lake.catalog.storage.exists(late)
+    with place.open() as lake:
+        done = lake.maintain.sweep(grace="0s")
+        assert done.outcome == "swept", done.as_dict()
+        assert not lake.catalog.storage.exists(late)
+        assert lake.maintain.sweep(grace="0s", deep=True).outcome == "nothing_to_do"
+        check_lake(lake.catalog)
 
 
 def test_a_deep_sweep_touches_neither_work_in_hand_nor_what_nobody_knows(lake: fm.Lake) -> None:
