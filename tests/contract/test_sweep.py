@@ -189,6 +189,25 @@ def test_deletions_stay_for_a_consumer_and_go_when_it_has_passed(lake: fm.Lake) 
     assert not [path for path in on_disk(lake) if "deletions" in Path(path).name]
 
 
+def test_deletions_stay_as_long_as_their_version_can_be_read(lake: fm.Lake) -> None:
+    lake.create_table("people", EVENTS, key=["id"])
+    lake.append("people", rows(*range(6)))
+    lake.delete("people", "id = 3")
+    version = lake.delete("people", "id = 4").version
+    pin = lake.catalog.history.pin(version, holder="test", reason="it may be asked what it deleted")
+    commit_often(lake, "people", first=50, count=8)
+    expire_and_sweep(lake)
+    # The first went with its version; the second is held, and so is what comes after it.
+    assert [row["id"] for row in deleted(lake, 2)] == [4]
+    with pytest.raises(fm.BelowRetention):
+        deleted(lake, 1)
+    lake.catalog.history.unpin(pin)
+    expire_and_sweep(lake)
+    with pytest.raises(fm.BelowRetention):
+        deleted(lake, 2)
+    check_lake(lake.catalog)
+
+
 def deleted(lake: fm.Lake, since: int | None) -> list[dict[str, Any]]:
     found = lake.changes("people", since).arrow().read_all().to_pylist()
     return [row for row in found if row["_change"] == "delete"]
