@@ -11,7 +11,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -335,36 +335,47 @@ VERBS = {
 }
 
 
+# Those that make many calls are interrupted at every second one here, and at every one in `make soak`.
+STEPS = {"sweep": 2, "deep": 2, "compact": 2, "write": 2}
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_whatever_others_do_between_two_calls_nothing_is_lost(new_place: Callable[[str], Place], verb: str) -> None:
+    assert interrupted(lambda: new_place("sqlite"), verb, STEPS.get(verb, 1)) > 4, "hardly any call was counted"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("verb", VERBS)
+def test_soak_others_between_any_two_calls(new_place: Callable[[str], Place], database: str, verb: str) -> None:
+    assert interrupted(lambda: new_place(database), verb, 1) > 4
+
+
+def interrupted(new_place: Callable[[], Place], verb: str, step: int) -> int:
+    """Let others act before the 1st call, then before the next one, … until it makes no more; how many it made."""
     dice = random.Random(verb)
-    number, acted = 0, True
-    lakes: list[fm.Lake] = []
-    judge: Judge | None = None
-    place = new_place("sqlite")
-    while acted:
-        number += 1
-        if number % LAKES_LAST == 1:
-            for lake in lakes:
-                lake.close()
-            place = new_place("sqlite")
-            lakes = [place.open(create=True), place.open()]
-            feed.make(lakes[0], [])
-            judge = Judge(lakes[0])
-        assert judge is not None
-        feed.perform(lakes[0], {"verb": "merge", "rows": [[key, number, "abc"[key % 3]] for key in range(4, 24)]})
-        feed.perform(lakes[0], {"verb": "delete", "where": ["id", "=", 4 + number % 20]})
-        between = Between(number, partial(others_act, lakes[1], dice))
-        with between.watch(place.open(storage=between, heal=False)) as lake:
-            VERBS[verb](lake, judge)
-        acted = between.acted
-        judge.check()
-        if number % 5 == 0 or not acted:
-            judge.lake.recover()
-            judge.clear()
-    assert number > 4, "hardly any call was counted"
-    for lake in lakes:
-        lake.close()
+    number, runs, acted = 1 - step, 0, True
+    with ExitStack() as lakes:
+        while acted:
+            number, runs = number + step, runs + 1
+            if runs % LAKES_LAST == 1:
+                lakes.close()
+                place = new_place()
+                first, other = (lakes.enter_context(place.open(create=True)) for _ in range(2))
+                feed.make(first, [])
+                judge = Judge(first)
+            rows = [[key, number, "abc"[key % 3]] for key in range(4, 24)]
+            feed.perform(first, {"verb": "merge", "rows": rows})
+            feed.perform(first, {"verb": "delete", "where": ["id", "=", 4 + number % 20]})
+            between = Between(number, partial(others_act, other, dice))
+            with between.watch(place.open(storage=between, heal=False)) as lake:
+                VERBS[verb](lake, judge)
+            acted = between.acted
+            judge.check()
+            if runs % 5 == 0 or not acted:
+                first.recover()
+                judge.clear()
+    return number
 
 
 # ── two real processes ──
