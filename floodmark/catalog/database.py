@@ -9,6 +9,8 @@ synchronous_commit=on, so that an acknowledged COMMIT survives power loss (I4).
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -82,7 +84,7 @@ class Database:
             cursor = connection.cursor()
             cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
             if not self.read_only:
-                cursor.execute("PRAGMA journal_mode=WAL")
+                _use_wal(cursor)
                 cursor.execute("PRAGMA synchronous=FULL")
                 cursor.execute("PRAGMA foreign_keys=ON")
             cursor.close()
@@ -199,6 +201,19 @@ class Database:
         else:
             statement = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
         return int(tx.execute(text(statement)).scalar_one())
+
+
+def _use_wal(cursor: Any) -> None:
+    """Two processes that open a new database at once: the change to WAL does not wait for the other by itself."""
+    end = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.02)
 
 
 def _undo(transaction: Any) -> None:

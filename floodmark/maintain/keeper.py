@@ -137,7 +137,9 @@ class Keeper:
             return [*found.values(), *(head for head in self._heads(table) if head.table_id in failed - set(found))]
 
         # What executors left first: while it may be there, the states of their operations are not dead.
-        done = [self._each(SWEEP, [None], dry_run, lambda run: self._last_look(run, grace_ms, dry_run))]
+        looked = self._each(SWEEP, [None], dry_run, lambda run: self._last_look(run, grace_ms, dry_run))
+        # Who asks for one table need not hear that there was nothing for the lake.
+        done = [] if table is not None and looked.outcome == NOTHING_TO_DO else [looked]
         done += [self._each(SWEEP, dead, dry_run, lambda run: self._sweep(run, grace_ms, dry_run, progress))]
         if deep:
             done += [self._each(SWEEP_DEEP, [None], dry_run, lambda run: self._sweep_deep(run, grace_ms, dry_run))]

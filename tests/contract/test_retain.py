@@ -17,7 +17,8 @@ from floodmark import clock, failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.live import live_files
 from floodmark.catalog.upkeep import Consumer, Policy
-from floodmark.maintain.compact import Compacted, compact, plan_table
+from floodmark.maintain.compact import Compacted, compact
+from floodmark.maintain.plan import CompactionPlan, FileGroup
 from floodmark.maintain.retain import plan_retention, retain
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
@@ -264,7 +265,8 @@ def together(lake: fm.Lake, table: str = "events") -> None:
     """Put all files of the table into one: rows of many commits, each with its own sequence."""
     head = lake.catalog.history.head(table)
     intent = Intent("compact", MAIN, "test", "")
-    compact(lake.catalog, no_spark, intent, head, plan_table(lake.catalog, head, files_min=2), Compacted())
+    everything = FileGroup(tuple(live_files(lake.catalog.files, head, lake.schema(table))))
+    compact(lake.catalog, no_spark, intent, head, CompactionPlan((everything,)), Compacted())
     assert fresh_files(lake, table) == [False]
 
 
