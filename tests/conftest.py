@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
+from floodmark import failpoints
 from floodmark.testing.children import preload
 from floodmark.testing.postgres import PostgresServer, postgres_server
 
@@ -79,3 +81,20 @@ def ids(lake: fm.Lake, table: str = "events", version: int | None = None) -> lis
 
 def rows(*numbers: int) -> list[dict[str, Any]]:
     return [{"id": number, "name": f"row {number}"} for number in numbers]
+
+
+@contextmanager
+def at(point: str, act: Callable[[], object]) -> Iterator[None]:
+    """Act once in the middle of an operation of this process, when the failpoint is passed; it has to be."""
+    waiting = [act]
+
+    def observe(name: str) -> None:
+        if name == point and waiting:
+            waiting.pop()()
+
+    failpoints.observer = observe
+    try:
+        yield
+    finally:
+        failpoints.observer = None
+    assert not waiting, f"{point} was never passed"

@@ -18,7 +18,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, and_, delete, func, insert, literal, select, update
 
 from floodmark.catalog import tables
-from floodmark.catalog.database import Database
+from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import DELETIONS_FILE, EXPIRED, LIVE, to_deletions, to_head
 from floodmark.catalog.journal import CLEANED, STAGED, STAGING
 from floodmark.failpoints import hit
@@ -62,24 +62,41 @@ class Expiry:
 
         The newest of them stays: it is what the lake was at that moment.
         """
-        commit, touched = tables.commits, tables.commit_tables
-        with self._database.write() as tx:
-            self._database.lock_lake(tx)
-            gone = _unheld(tx, before_ms)
-            now = self._database.now_ms(tx)
-            for part in _parts(gone):
-                tx.execute(update(commit).where(commit.c.version.in_(part)).values(state=EXPIRED))
-                names = select(touched.c.version, touched.c.table_id, literal(now)).where(touched.c.version.in_(part))
-                tx.execute(insert(tables.expired).from_select(["version", "table_id", "expired_ms"], names))
-                with_tables = set(tx.execute(select(touched.c.version).where(touched.c.version.in_(part))).scalars())
-                bare = [{"version": one, "table_id": NO_TABLE, "expired_ms": now} for one in part]
-                bare = [row for row in bare if row["version"] not in with_tables]
-                if bare:
-                    tx.execute(insert(tables.expired), bare)
-            _raise_floors(tx, now)
+        gone: list[int] = []
+        try:
+            with self._database.write() as tx:
+                gone += self._mark_expired(tx, before_ms)
+        except ReplyLost:
+            # Neither done nor undone until the catalog was asked (I13): all of it is one transaction.
+            if not gone or not self._are_expired(gone):
+                raise
         # Crash here: the versions are expired, all their files are there.
         hit("expire.marked")
         return gone
+
+    def _mark_expired(self, tx: Connection, before_ms: int) -> list[int]:
+        commit, touched = tables.commits, tables.commit_tables
+        self._database.lock_lake(tx)
+        gone = _unheld(tx, before_ms)
+        now = self._database.now_ms(tx)
+        for part in _parts(gone):
+            tx.execute(update(commit).where(commit.c.version.in_(part)).values(state=EXPIRED))
+            names = select(touched.c.version, touched.c.table_id, literal(now)).where(touched.c.version.in_(part))
+            tx.execute(insert(tables.expired).from_select(["version", "table_id", "expired_ms"], names))
+            with_tables = set(tx.execute(select(touched.c.version).where(touched.c.version.in_(part))).scalars())
+            bare = [{"version": one, "table_id": NO_TABLE, "expired_ms": now} for one in part]
+            bare = [row for row in bare if row["version"] not in with_tables]
+            if bare:
+                tx.execute(insert(tables.expired), bare)
+        _raise_floors(tx, now)
+        return gone
+
+    def _are_expired(self, versions: list[int]) -> bool:
+        """Asked under the lake's lock, so that a server still committing is waited for."""
+        commit = tables.commits
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            return tx.execute(select(commit.c.state).where(commit.c.version == versions[-1])).scalar() == EXPIRED
 
     # ── what a sweep may take ──
 

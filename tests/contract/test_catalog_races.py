@@ -8,7 +8,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +16,13 @@ import pytest
 from sqlalchemy import event, select, text, update
 
 import floodmark as fm
-from floodmark import failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.processes import Heartbeat
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
-from tests.conftest import EVENTS, Place, ids, rows
-
-
-@contextmanager
-def at(point: str, action: Callable[[], object]) -> Iterator[None]:
-    """Do something in the middle of an operation of this process, once."""
-    waiting = [action]
-
-    def observe(name: str) -> None:
-        if name == point and waiting:
-            waiting.pop()()
-
-    failpoints.observer = observe
-    try:
-        yield
-    finally:
-        failpoints.observer = None
+from tests.conftest import EVENTS, Place, at, ids, rows
 
 
 def test_rows_that_lost_a_race_get_the_sequence_of_their_own_commit(lake: fm.Lake, place: Place) -> None:

@@ -6,7 +6,6 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -25,24 +24,7 @@ from floodmark.catalog.journal import ABANDONED
 from floodmark.catalog.upkeep import Maintenance
 from floodmark.maintain import compact as compaction
 from floodmark.testing.invariants import check_lake
-from tests.conftest import EVENTS, Place, ids, rows
-
-
-@contextmanager
-def at(point: str, action: Callable[[], object]) -> Iterator[None]:
-    """Do something once in the middle of an operation of this process; it must get there."""
-    waiting = [action]
-
-    def observe(name: str) -> None:
-        if name == point and waiting:
-            waiting.pop()()
-
-    failpoints.observer = observe
-    try:
-        yield
-    finally:
-        failpoints.observer = None
-    assert not waiting, f"{point} was never passed"
+from tests.conftest import EVENTS, Place, at, ids, rows
 
 
 def compact(lake: fm.Lake, table: str, files_min: int = 2) -> Maintenance:

@@ -14,6 +14,7 @@ import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.upkeep import RECORDS_KEPT, Consumer, Maintenance
 from floodmark.model import SNAPSHOTS_KEPT
+from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 
@@ -204,4 +205,30 @@ def test_files_that_came_with_an_adopted_table_are_never_deleted(lake: fm.Lake, 
     assert ids(lake, "two") == [1, 1, 1, 2, 2, 2]
     assert foreign.load_table("default.old").scan().to_arrow().num_rows == 6
     assert ids(lake, "one") == sorted([1, 1, 1, 2, 2, 2, *range(2 + SNAPSHOTS_KEPT)])
+    check_lake(lake.catalog)
+
+
+# ── lost replies ──
+
+
+@pytest.mark.parametrize("mode", ["before", "after"])
+def test_an_expiry_is_said_to_have_happened_if_and_only_if_it_has(lake: fm.Lake, mode: str) -> None:
+    fired, number = True, 0
+    while fired:
+        number += 1
+        wanted = [lake.append("events", rows(number)).version - 1, *lake.catalog.expiry.expirable(FOREVER_MS)]
+        faults = DatabaseFaults(lake.catalog.database, fail_at=number, mode=mode)
+        try:
+            gone = lake.catalog.expiry.expire(FOREVER_MS)
+        except fm.Unavailable:
+            gone = []
+        finally:
+            faults.remove()
+        fired = faults.fired
+        assert all(lake.catalog.history.is_expired(version) for version in gone)
+        assert gone or not any(map(lake.catalog.history.is_expired, wanted)), (
+            f"fault {number} ({mode}) was told as none"
+        )
+        lake.catalog.expiry.expire(FOREVER_MS)
+    assert number > 5
     check_lake(lake.catalog)

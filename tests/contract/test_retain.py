@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +22,7 @@ from floodmark.maintain.retain import plan_retention, retain
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
 from floodmark.write.intent import Intent
-from tests.conftest import Place
+from tests.conftest import Place, at
 
 NOW = clock.parse_time_ms("2026-03-10T12:00:00Z")
 NOON = datetime(2026, 3, 10, 12)
@@ -104,23 +103,6 @@ def follow(lake: fm.Lake, name: str, mark: int, *, protected: bool = True, epoch
 def fresh_files(lake: fm.Lake, table: str = "events") -> list[bool]:
     head = lake.catalog.history.head(table)
     return [file.fresh for file in live_files(lake.catalog.files, head, lake.schema(table))]
-
-
-@contextmanager
-def at(point: str, act: Callable[[], Any]) -> Iterator[None]:
-    """Act once, when the failpoint is passed; it has to be."""
-    waiting = [act]
-
-    def observe(name: str) -> None:
-        if name == point and waiting:
-            waiting.pop()()
-
-    failpoints.observer = observe
-    try:
-        yield
-    finally:
-        failpoints.observer = None
-    assert not waiting, f"{point} was not passed"
 
 
 # ── ages ──
