@@ -1,0 +1,1 @@
+"""Ways out: sinks that ship each row once."""

@@ -1,0 +1,216 @@
+"""What a sink is set to: checked when it is added or changed, kept in the catalog, never with a secret in it (I18).
+
+Where a setting needs a secret it names where the secret is: `token_env`, `token_file`, or a value `env:NAME` in the
+properties of an Iceberg catalog. An unknown setting is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+
+from floodmark.errors import Corrupt, Invalid
+from floodmark.export.unit import Rules
+
+HTTP, FILES, ICEBERG = "http", "files", "iceberg"
+NAME_BYTES_MAX = 200
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class SinkSettings:
+    """What every kind of sink has: which rows it takes, and whether retention waits for it."""
+
+    columns: tuple[str, ...] | None = None
+    # A condition in Spark SQL that needs no Spark to evaluate, like: country = 'XX'.
+    where: str | None = None
+    protected: bool = True
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    def check(self) -> None:
+        """Raise Invalid for what can be seen to be wrong without trying it."""
+        if self.columns is not None and not self.columns:
+            raise _wrong("columns", "leave it out to take all columns")
+
+    def rules(self) -> Rules:
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
+
+
+@dataclass(frozen=True)
+class HttpSettings(SinkSettings):
+    """An endpoint that takes NDJSON by POST; `{table}` in the address is the table's name."""
+
+    kind: ClassVar[str] = HTTP
+
+    url: str = ""
+    token_env: str | None = None
+    token_file: str | None = None
+    compression: str = "gzip"
+    part_rows: int = 5_000
+    part_bytes: int = 4 * _MIB
+    # Requests that are under way at once.
+    parallel: int = 4
+    timeout_s: float = 30.0
+    # How often one part is sent before the run gives up; the next run goes on from there.
+    tries: int = 8
+    backoff_s_max: float = 30.0
+    # An endpoint that asks for more patience ends the run instead of keeping it.
+    retry_after_s_max: float = 300.0
+    # More refused rows than this in one unit look like a wrong address or shape, not like bad rows.
+    quarantine_max: int = 1_000
+
+    def check(self) -> None:
+        super().check()
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise _wrong("url", "an address like https://host/path")
+        if parts.username or parts.password:
+            raise _wrong("url", "no user or password in it: name the token with token_env or token_file")
+        if self.token_env and self.token_file:
+            raise _wrong("token_file", "one of token_env and token_file")
+        if self.compression not in ("gzip", "zstd", "none"):
+            raise _wrong("compression", "gzip, zstd or none")
+        _check_least(
+            self, part_rows=1, part_bytes=1024, parallel=1, timeout_s=0.001, tries=1, backoff_s_max=0,
+            retry_after_s_max=0, quarantine_max=0,
+        )  # fmt: skip
+
+    def rules(self) -> Rules:
+        return Rules(self.columns, self.where, "ndjson", self.compression, self.part_rows, self.part_bytes)
+
+
+@dataclass(frozen=True)
+class FilesSettings(SinkSettings):
+    """A folder or bucket that gets objects, and a manifest last for every unit."""
+
+    kind: ClassVar[str] = FILES
+
+    path: str = ""
+    format: str = "parquet"
+    # A part is written from memory in one go, so this bounds what a task holds.
+    part_bytes: int = 64 * _MIB
+    # endpoint, region and the like, if the bucket is elsewhere than the lake; credentials come from the environment.
+    storage: dict[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        super().check()
+        if not self.path:
+            raise _wrong("path", "a folder, or s3://bucket/prefix")
+        if self.format not in ("parquet", "jsonl"):
+            raise _wrong("format", "parquet or jsonl")
+        _check_least(self, part_bytes=1024)
+
+    def rules(self) -> Rules:
+        return Rules(self.columns, self.where, self.format, "none", 2**31, self.part_bytes)
+
+
+@dataclass(frozen=True)
+class IcebergSettings(SinkSettings):
+    """A table in another Iceberg catalog, by PyIceberg's catalog properties."""
+
+    kind: ClassVar[str] = ICEBERG
+
+    # type, uri, warehouse, …; a value `env:NAME` is read from the environment at each run.
+    catalog: dict[str, str] = field(default_factory=dict)
+    namespace: str = "default"
+    # `{table}` is the table's name.
+    table: str = "{table}"
+    # Like ["day(ts)"]; None: by day of the first time column, if there is one; []: not partitioned.
+    partition: tuple[str, ...] | None = None
+    # How many small files of a partition are worth a rewrite by `maintain --sink NAME --compact`.
+    compact_file_count: int = 32
+
+    def check(self) -> None:
+        super().check()
+        if not self.catalog.get("type") and not self.catalog.get("uri"):
+            raise _wrong("catalog", "PyIceberg's catalog properties, at least type or uri")
+        for name, value in self.catalog.items():
+            secret = any(word in name.lower() for word in ("secret", "password", "token", "credential"))
+            if urlsplit(value).password or (secret and not value.startswith("env:")):
+                raise _wrong(f"catalog.{name}", "a secret is named as env:VARIABLE, not written down")
+        _check_least(self, compact_file_count=2)
+
+    def rules(self) -> Rules:
+        return Rules(self.columns, self.where, "iceberg", "none", 2**31, 2**62)
+
+    def catalog_properties(self) -> dict[str, str]:
+        """The catalog's properties with what the environment holds put in."""
+        return {name: from_environment(value, f"catalog.{name}") for name, value in self.catalog.items()}
+
+
+KINDS: Mapping[str, type[HttpSettings | FilesSettings | IcebergSettings]] = {
+    HTTP: HttpSettings,
+    FILES: FilesSettings,
+    ICEBERG: IcebergSettings,
+}
+AnySettings = HttpSettings | FilesSettings | IcebergSettings
+
+
+def parse_settings(kind: str, values: Mapping[str, Any]) -> AnySettings:
+    """The settings of a sink of this kind; Invalid if one is unknown or wrong."""
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, list(KINDS), n=1, cutoff=0.0)
+        raise Invalid("there is no such kind of sink", kind=kind, kinds=",".join(KINDS), advice=f"Is it {near[0]}?")
+    known = [one.name for one in fields(KINDS[kind])]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise Invalid("there is no such setting", setting=name, kind=kind, advice=f"Did you mean {near[0]}?")
+    try:
+        settings: AnySettings = TypeAdapter(KINDS[kind]).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _wrong(".".join(map(str, first["loc"])), first["msg"]) from error
+    settings.check()
+    return settings
+
+
+def settings_from_json(kind: str, text: str) -> AnySettings:
+    """Settings as the catalog has them."""
+    try:
+        return parse_settings(kind, json.loads(text))
+    except (ValueError, Invalid) as error:
+        raise Corrupt(
+            "the settings of a sink cannot be understood", cause=error, advice="Set them anew: `floodmark sink set`."
+        ) from error
+
+
+def from_environment(value: str, setting: str) -> str:
+    if not value.startswith("env:"):
+        return value
+    found = os.environ.get(value.removeprefix("env:"))
+    if found is None:
+        raise Invalid("a variable that a setting names is not there", setting=setting, variable=value[4:])
+    return found
+
+
+def check_name(name: str) -> None:
+    """A sink's name is kept as it is, whatever it is, as long as every database and screen can show it."""
+    whole = isinstance(name, str) and bool(name) and name == name.strip() and name.isprintable()
+    if not whole or len(name.encode(errors="replace")) > NAME_BYTES_MAX:
+        raise Invalid(
+            "this is no name for a sink",
+            name=repr(name)[:80],
+            advice=f"Use 1 to {NAME_BYTES_MAX} bytes of visible characters, without blanks around them.",
+        )
+
+
+def _check_least(settings: SinkSettings, **least: float) -> None:
+    for name, value in least.items():
+        if getattr(settings, name) < value:
+            raise _wrong(name, f"at least {value}")
+
+
+def _wrong(name: str, wanted: str) -> Invalid:
+    return Invalid("a setting of the sink has the wrong form", setting=name, wanted=wanted)
