@@ -45,6 +45,19 @@ OTHER = {
     "expire": ("marked",),
     "sweep": ("planned", "data_deleted", "metadata_deleted", "marked"),
     "maintain": ("recorded",),
+    # A unit of a sink (docs/protocol.md): what is where after each step.
+    "unit": (
+        "held",  # the run holds the sink; nothing else
+        "opened",  # the intent is written down and its version pinned
+        "sealed",  # the boundaries of parts are written down, none of them is sent
+        "staged",  # Iceberg: files at the destination that nothing refers to
+        "sent",  # a part is at its destination; the catalog does not know
+        "committed",  # Iceberg: the destination's commit is there; the catalog does not know
+        "manifest",  # files: the unit's manifest is there
+        "acknowledged",  # the catalog knows of the part
+        "shipped",  # everything is there; the mark has not moved
+        "settled",  # mark, unit and pin are at their end
+    ),
     "backup": ("copied", "written"),
     "restore": ("tables_made", "copied", "stamped"),
     "task": ("file_written",),  # in an executor: kills that worker, not the driver

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from floodmark import clock
 from floodmark.catalog.backup import backup as backup_catalog
 from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.journal import ABANDONED, PUBLISHED
 from floodmark.catalog.riders import Rider
-from floodmark.errors import Incomplete, Invalid
+from floodmark.errors import Invalid
 from floodmark.model import MAIN, AuditRow, Commit, Head, HealReport
 from floodmark.reading import Changes, Moment, Reader
 from floodmark.recover.heal import Healer
+from floodmark.recover.resolve import resolve
 from floodmark.report import lake_status, table_details
 from floodmark.rows.session import Sessions
 from floodmark.storage import root_location
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame, SparkSession
 
+    from floodmark.export.sinks import LakeSinks
     from floodmark.ingest.stream import StreamWriter
     from floodmark.maintain.keeper import Keeper
     from floodmark.write.transaction import Transaction
@@ -210,6 +211,13 @@ class Lake:
         self.catalog.history.head(table)
         return StreamWriter(write, mode, query, options)
 
+    def receive(self, table: str, rows: Any, **options: Any) -> Commit:
+        """Take rows of another system, with the changes they tell (`_change`), once by their `sender` or `key`."""
+        from floodmark.ingest.receive import receive
+
+        self._ready_to_write()
+        return receive(self.catalog, self.sessions.get, self.actor, table, rows, **options)
+
     def _write(self, intent: Intent, table: str, data: Any, **options: Any) -> Commit:
         from floodmark.write.verbs import write
 
@@ -331,6 +339,13 @@ class Lake:
 
         return Keeper(self.catalog, self.sessions.get, self.actor, self._ready_to_write)
 
+    @cached_property
+    def sinks(self) -> LakeSinks:
+        """Ways out: sinks that ship each row once."""
+        from floodmark.export.sinks import LakeSinks
+
+        return LakeSinks(self.catalog, self._reader, self.sessions.get, self._ready_to_write)
+
     # ── recovery ──
 
     def recover(self, *, discard: Sequence[str] = ()) -> HealReport:
@@ -344,20 +359,7 @@ class Lake:
 
     def resolve(self, operation: str) -> Commit | None:
         """After CommitUnknown: the operation's commit, or None if it never happened and never will."""
-        found = self.catalog.journal.find(operation)
-        if found is not None and found.state not in (PUBLISHED, ABANDONED) and not self.read_only:
-            self._healer.heal()
-            found = self.catalog.journal.find(operation)
-        if found is None or found.state == ABANDONED:
-            return None
-        if found.state == PUBLISHED and found.version is not None:
-            return self.catalog.history.commit(found.version)
-        raise Incomplete(
-            "the operation is still under way",
-            operation=operation,
-            state=found.state,
-            advice="Ask again when its process has ended.",
-        )
+        return resolve(self.catalog, None if self.read_only else self._healer, operation)
 
     # ── the catalog ──
 

@@ -54,7 +54,7 @@ class Changes:
     until: int
     version: int
     plan: ChangePlan = field(repr=False)
-    _table_id: str = field(repr=False)
+    table_id: str = field(repr=False)
     _by_arrow: bool | None = field(repr=False)
     _catalog: Catalog = field(repr=False)
     _get_spark: Callable[[], SparkSession] = field(repr=False)
@@ -87,7 +87,7 @@ class Changes:
         try:
             yield from batches
         except (Corrupt, NotFound, FileNotFoundError) as error:
-            _check_floor(self._catalog, self.table, self._table_id, self.since, error)
+            _check_floor(self._catalog, self.table, self.table_id, self.since, error)
             raise
 
 

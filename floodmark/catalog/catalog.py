@@ -14,6 +14,8 @@ from floodmark.catalog.expiry import Expiry
 from floodmark.catalog.history import History
 from floodmark.catalog.journal import Journal
 from floodmark.catalog.processes import LEASE_MS, Heartbeat
+from floodmark.catalog.sinks import Sinks
+from floodmark.catalog.units import Units
 from floodmark.catalog.upkeep import Upkeep
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.model import MAIN, Head
@@ -37,6 +39,8 @@ class Catalog:
         self.history = History(database)
         self.expiry = Expiry(database)
         self.upkeep = Upkeep(database)
+        self.sinks = Sinks(database, self.heartbeat)
+        self.units = Units(database)
 
     @cached_property
     def files(self) -> MetadataFiles:

@@ -261,6 +261,11 @@ def _raise_floors(tx: Connection, now_ms: int) -> None:
         .group_by(consumer.c.table_id)
     )
     marks: dict[str, int] = {row.table_id: row.mark for row in tx.execute(lowest)}
+    # An open unit is read again until it is settled, whoever it is for.
+    unit = tables.units
+    opened = select(unit.c.table_id, func.min(unit.c.since).label("since")).where(unit.c.state == "open")
+    for one in tx.execute(opened.where(unit.c.lane == "rows").group_by(unit.c.table_id)):
+        marks[one.table_id] = min(marks.get(one.table_id, one.since), one.since)
     floors: dict[str, int] = {}
     closed: set[str] = set()
     query = (

@@ -189,4 +189,8 @@ def rider_from_dict(data: dict[str, Any]) -> Rider:
             tuple(sorted((str(one), int(data[part][one])) for one in data[part])) for part in ("counted", "lost")
         )
         return MarksRider(data["table_id"], data["seq_max"], data["forced"], counted, lost)
+    if data["type"] == "sender":
+        from floodmark.catalog.senders import SenderRider  # late: it is made of what is here
+
+        return SenderRider.from_dict(data)
     raise ValueError(f"unknown rider {data['type']!r}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 4
+FORMAT = 5
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -262,4 +262,117 @@ turns = Table(
     Column("table_id", String(36), primary_key=True),
     Column("operation", String(26), nullable=False),
     Column("until_ms", BigInteger, nullable=False),
+)
+
+# Ways out. `runner_process` and `runner_run` are the lease of the one run that is at work, if one is.
+sinks = Table(
+    "fm_sinks",
+    metadata,
+    Column("name", String(300), primary_key=True),
+    # Units, keys and objects carry this, not the name: a sink that is made again is another one.
+    Column("id", String(26), nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),
+    # A JSON list of names: a table whose state is lost is missed, not forgotten.
+    Column("table_names", Text, nullable=False),
+    Column("settings", Text, nullable=False),
+    # active, paused
+    Column("state", String(16), nullable=False),
+    Column("runner_process", String(26)),
+    Column("runner_run", String(26)),
+    # The last failure, as JSON; None once a run went well.
+    Column("error", Text),
+    Column("error_ms", BigInteger),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+)
+
+# The tables of a sink, by name, and the incarnations of table and lake that its marks belong to.
+sink_tables = Table(
+    "fm_sink_tables",
+    metadata,
+    Column("sink", String(26), primary_key=True),
+    Column("table_name", String(255), primary_key=True),
+    Column("table_id", String(36), nullable=False),
+    Column("incarnation", String(26), nullable=False),
+    # Who is at the other end, in its own words; a stranger there is refused.
+    Column("destination", Text),
+    Column("units", BigInteger, nullable=False),
+    Column("rows_sent", BigInteger, nullable=False),
+    Column("deletions_sent", BigInteger, nullable=False),
+    Column("bytes_sent", BigInteger, nullable=False),
+    Column("replays", BigInteger, nullable=False),
+    Column("retries", BigInteger, nullable=False),
+    # The unit that was settled last, as JSON.
+    Column("last_unit", Text),
+)
+
+# Intents: units that were opened, and the newest few that came to an end. state: open, settled, given_up.
+units = Table(
+    "fm_units",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("sink", String(26), nullable=False),
+    Column("table_id", String(36), nullable=False),
+    Column("lane", String(16), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("since", BigInteger, nullable=False),
+    Column("until", BigInteger, nullable=False),
+    Column("pin", String(26)),
+    # All that decides the unit's rows, parts and bytes, as JSON.
+    Column("record", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("rows_sent", BigInteger, nullable=False),
+    Column("deletions_sent", BigInteger, nullable=False),
+    Column("bytes_sent", BigInteger, nullable=False),
+    Column("quarantined", BigInteger, nullable=False),
+    Column("opened_ms", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger),
+)
+
+# The parts of open units: boundaries and digests before they are sent. state: sealed, acknowledged, quarantined.
+parts = Table(
+    "fm_parts",
+    metadata,
+    Column("unit", String(26), primary_key=True),
+    Column("first", BigInteger, primary_key=True),
+    Column("last", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("detail", Text, nullable=False),
+)
+
+# Rows that a destination refused for good, one by one.
+quarantine = Table(
+    "fm_quarantine",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("sink", String(26), nullable=False),
+    Column("table_id", String(36), nullable=False),
+    Column("unit", String(26), nullable=False),
+    Column("position", BigInteger, nullable=False),
+    # The row as it was sent, one line of JSON.
+    Column("line", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("tries", BigInteger, nullable=False),
+    Column("first_ms", BigInteger, nullable=False),
+    Column("last_ms", BigInteger, nullable=False),
+    # The open unit of the lane `retry` that sends it again, and its place there.
+    Column("retry_unit", String(26)),
+    Column("retry_position", BigInteger),
+)
+
+# What came in from other lakes' sinks: per sender the newest epoch, and in it the mark and the open unit's parts.
+senders = Table(
+    "fm_senders",
+    metadata,
+    Column("sender", String(200), primary_key=True),
+    Column("table_id", String(36), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("mark", BigInteger, nullable=False),
+    Column("since", BigInteger, nullable=False),
+    Column("until", BigInteger, nullable=False),
+    # The rows of the open unit that are in, as a JSON list of [first, last).
+    Column("ranges", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
 )

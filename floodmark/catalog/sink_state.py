@@ -1,0 +1,168 @@
+"""A sink as the catalog has it: what it is, the tables that it follows, its marks and theirs, in one query.
+
+One row per table, one view, no write: asking whether anything is new takes about as long as this query.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import and_, bindparam, literal_column, select
+
+from floodmark.catalog import tables
+from floodmark.catalog.unit import RETRY, ROWS
+from floodmark.errors import Corrupt, NotFound
+from floodmark.model import MAIN
+
+ACTIVE, PAUSED = "active", "paused"
+OPEN, SETTLED, GIVEN_UP = "open", "settled", "given_up"
+CONSUMER = "sink:"
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A table of a sink: where the sink is, and where the table is. None: that row is not there."""
+
+    table: str
+    table_id: str
+    incarnation: str
+    destination: str | None
+    mark: int | None
+    epoch: int | None
+    head_id: str | None
+    head_sequence: int | None
+    open_unit: str | None
+    retry_unit: str | None
+    units: int
+    rows: int
+    deletions: int
+    size_bytes: int
+    replays: int
+    last_unit: str | None
+
+    @property
+    def current(self) -> bool:
+        """Nothing can be new, and nothing is open."""
+        done = self.head_id == self.table_id and self.mark is not None and self.head_sequence == self.mark
+        return done and self.open_unit is None and self.retry_unit is None
+
+
+@dataclass(frozen=True)
+class Sink:
+    name: str
+    id: str
+    kind: str
+    settings: str
+    state: str
+    runner: str | None
+    error: str | None
+    error_ms: int | None
+    created_ms: int
+    # The lake's incarnation now, not that of any mark.
+    lake: str
+    tables: tuple[Followed, ...]
+    table_names: str
+
+    @property
+    def lost(self) -> list[str]:
+        """Tables that the sink was told to follow, and of which no state is there."""
+        try:
+            named = [str(name) for name in json.loads(self.table_names)]
+        except (ValueError, TypeError) as error:
+            raise Corrupt("the tables of a sink cannot be understood", sink=self.name, cause=error) from error
+        return sorted(set(named) - {one.table for one in self.tables})
+
+    @property
+    def consumer(self) -> str:
+        return CONSUMER + self.name
+
+    def table(self, name: str) -> Followed:
+        for one in self.tables:
+            if one.table == name:
+                return one
+        known = ",".join(one.table for one in self.tables)
+        raise NotFound("the sink does not follow this table", sink=self.name, table=name, tables=known)
+
+
+def _looking() -> Any:
+    """Everything about sinks and their tables in one query, a row per table."""
+    sink, lake = tables.sinks, tables.lake
+    followed, head, consumer = tables.sink_tables, tables.heads, tables.consumers
+    rows, retry = tables.units.alias("rows_unit"), tables.units.alias("retry_unit")
+
+    def is_open(unit: Any, lane: str) -> Any:
+        same = (unit.c.sink == followed.c.sink) & (unit.c.table_id == followed.c.table_id)
+        return same & (unit.c.lane == literal_column(f"'{lane}'")) & (unit.c.state == literal_column(f"'{OPEN}'"))
+
+    follower = and_(
+        consumer.c.name == literal_column(f"'{CONSUMER}'").op("||")(sink.c.name),
+        consumer.c.table_id == followed.c.table_id,
+    )
+    return (
+        select(
+            sink,
+            lake.c.incarnation.label("lake"),
+            *(column for column in followed.c if column.name != "sink"),
+            consumer.c.mark,
+            consumer.c.epoch,
+            head.c.table_id.label("head_id"),
+            head.c.sequence.label("head_sequence"),
+            rows.c.id.label("open_unit"),
+            retry.c.id.label("retry_unit"),
+        )
+        .select_from(sink)
+        .join(lake, lake.c.id == 1)
+        .join(followed, followed.c.sink == sink.c.id, isouter=True)
+        .join(head, and_(head.c.branch == MAIN, head.c.table_name == followed.c.table_name), isouter=True)
+        .join(consumer, follower, isouter=True)
+        .join(rows, is_open(rows, ROWS), isouter=True)
+        .join(retry, is_open(retry, RETRY), isouter=True)
+        .order_by(sink.c.name, followed.c.table_name)
+    )
+
+
+# Built once: making the statement takes longer than running it.
+LOOKING = _looking()
+LOOKING_FOR_ONE = LOOKING.where(tables.sinks.c.name == bindparam("name"))
+
+
+def to_sink(rows: Sequence[Any]) -> Sink:
+    row = rows[0]
+    return Sink(
+        row.name,
+        row.id,
+        row.kind,
+        row.settings,
+        row.state,
+        row.runner_run,
+        row.error,
+        row.error_ms,
+        row.created_ms,
+        row.lake,
+        tuple(
+            Followed(
+                one.table_name,
+                one.table_id,
+                one.incarnation,
+                one.destination,
+                one.mark,
+                one.epoch,
+                one.head_id,
+                one.head_sequence,
+                one.open_unit,
+                one.retry_unit,
+                one.units,
+                one.rows_sent,
+                one.deletions_sent,
+                one.bytes_sent,
+                one.replays,
+                one.last_unit,
+            )
+            for one in rows
+            if one.table_name is not None
+        ),
+        row.table_names,
+    )

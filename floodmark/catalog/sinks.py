@@ -1,0 +1,276 @@
+"""Sinks in the catalog: what they are, which tables they follow, how far they are, and which run holds them.
+
+A sink's marks are rows of fm_consumers under the name `sink:NAME`, so retention and deletions wait for them like for
+any consumer. What they belong to is written beside them: the incarnation of the table and of the lake. One run holds a
+sink at a time, by a lease that lives as long as its process: whoever finds a dead holder takes over, and says so in the
+audit for every unit that was left open (I16).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, func, insert, select, update
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.catalog.processes import Heartbeat, is_dead
+from floodmark.catalog.riders import AuditRider
+from floodmark.catalog.sink_state import (
+    ACTIVE,
+    CONSUMER,
+    GIVEN_UP,
+    LOOKING,
+    LOOKING_FOR_ONE,
+    OPEN,
+    Sink,
+    to_sink,
+)
+from floodmark.errors import Busy, Invalid, NotFound
+from floodmark.model import BEGINNING, Head
+
+
+class Sinks:
+    def __init__(self, database: Database, heartbeat: Heartbeat) -> None:
+        self._database = database
+        self._heartbeat = heartbeat
+        # Runs of this process: its heartbeat vouches for no other.
+        self._running: set[str] = set()
+
+    # ── looking ──
+
+    def find(self, name: str) -> Sink:
+        """A sink with all that decides whether it has anything to do: one view, no write."""
+        with self._database.read() as tx:
+            rows = tx.execute(LOOKING_FOR_ONE, {"name": name}).all()
+            if not rows:
+                raise _no_sink(tx, name)
+            return to_sink(rows)
+
+    def all(self) -> list[Sink]:
+        with self._database.read() as tx:
+            if tx.execute(select(tables.lake.c.format)).scalar_one() < 5:
+                return []  # served read-only as it is: it has no sinks
+            rows = tx.execute(LOOKING).all()
+            return [to_sink(list(mine)) for _, mine in groupby(rows, key=lambda row: row.name)]
+
+    # ── changing ──
+
+    def add(
+        self, name: str, kind: str, settings: str, heads: Sequence[Head], marks: dict[str, int], protected: bool
+    ) -> None:
+        """Register a sink and its marks, one per table, in one transaction."""
+        with self._database.write() as tx:
+            lake = self._database.lock_lake(tx)
+            now = self._database.now_ms(tx)
+            if tx.execute(select(tables.sinks.c.id).where(tables.sinks.c.name == name)).first() is not None:
+                raise Invalid(
+                    "there is a sink of this name", sink=name, advice="`floodmark sink set` changes its settings."
+                )
+            sink = clock.new_id()
+            tx.execute(
+                insert(tables.sinks).values(
+                    name=name,
+                    id=sink,
+                    kind=kind,
+                    table_names=json.dumps([head.table for head in heads]),
+                    settings=settings,
+                    state=ACTIVE,
+                    created_ms=now,
+                    updated_ms=now,
+                )
+            )
+            for head in heads:
+                _follow(tx, sink, head.table, head.table_id, lake.incarnation)
+                _put_mark(tx, name, head.table_id, 0, marks.get(head.table, BEGINNING), protected, now)
+
+    def set(self, name: str, settings: str, protected: bool) -> None:
+        """Other settings, from the next unit on."""
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            self._locked(tx, name)
+            now = self._database.now_ms(tx)
+            mine = tables.sinks.c.name == name
+            tx.execute(update(tables.sinks).where(mine).values(settings=settings, updated_ms=now))
+            consumer = tables.consumers
+            tx.execute(update(consumer).where(consumer.c.name == CONSUMER + name).values(protected=int(protected)))
+
+    def set_state(self, name: str, state: str) -> bool:
+        """Pause or resume; False if it is so already. A run that is under way notices before its next write."""
+        with self._database.write() as tx:
+            row = self._locked(tx, name)
+            values = {"state": state, "updated_ms": self._database.now_ms(tx)}
+            tx.execute(update(tables.sinks).where(tables.sinks.c.id == row.id).values(**values))
+            return bool(row.state != state)
+
+    def remove(self, name: str) -> None:
+        """Forget a sink, its marks, units, pins and quarantine. What it sent stays where it is."""
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            row = self._unheld(tx, name)
+            give_up_units(tx, tables.units.c.sink == row.id, self._database.now_ms(tx))
+            for table in (tables.quarantine, tables.units, tables.sink_tables):
+                tx.execute(delete(table).where(table.c.sink == row.id))
+            tx.execute(delete(tables.consumers).where(tables.consumers.c.name == CONSUMER + name))
+            tx.execute(delete(tables.sinks).where(tables.sinks.c.id == row.id))
+
+    def replay(self, name: str, head: Head, mark: int, protected: bool) -> int:
+        """A new epoch of one table, from `mark` on; an open unit is given up. Returns the epoch."""
+        with self._database.write() as tx:
+            lake = self._database.lock_lake(tx)
+            row = self._unheld(tx, name)
+            now = self._database.now_ms(tx)
+            followed, unit = tables.sink_tables, tables.units
+            mine = and_(followed.c.sink == row.id, followed.c.table_name == head.table)
+            state = tx.execute(select(followed).where(mine)).first()
+            if state is None:
+                if head.table not in json.loads(row.table_names):
+                    raise NotFound("the sink does not follow this table", sink=name, table=head.table)
+                _follow(tx, row.id, head.table, head.table_id, lake.incarnation)
+                state = tx.execute(select(followed).where(mine)).one()
+            old = state.table_id
+            give_up_units(tx, and_(unit.c.sink == row.id, unit.c.table_id.in_((old, head.table_id))), now)
+            consumer = tables.consumers
+            consumers = and_(consumer.c.name == CONSUMER + name, consumer.c.table_id.in_((old, head.table_id)))
+            known = tx.execute(select(func.max(consumer.c.epoch)).where(consumers)).scalar()
+            used = tx.execute(select(func.max(unit.c.epoch)).where(unit.c.sink == row.id)).scalar()
+            # Whatever was lost of the three, no epoch comes twice: a destination would take its rows for known ones.
+            epoch = max(0 if known is None else known, 0 if used is None else used, state.replays) + 1
+            tx.execute(delete(consumer).where(consumers))
+            _put_mark(tx, name, head.table_id, epoch, mark, protected, now)
+            tx.execute(
+                update(followed)
+                .where(mine)
+                .values(
+                    table_id=head.table_id,
+                    incarnation=lake.incarnation,
+                    destination=None,
+                    replays=followed.c.replays + 1,
+                    retries=0,
+                )
+            )
+            return int(epoch)
+
+    # ── one run at a time ──
+
+    def take(self, name: str, run: str) -> bool:
+        """Hold the sink for this run, or Busy. True if its last holder died; what that left open is in the audit."""
+        with self._database.write() as tx:
+            now = self._database.now_ms(tx)
+            self._heartbeat.beat(tx, now)
+            row = self._unheld(tx, name)
+            died = row.runner_run is not None
+            if died:
+                left = select(tables.units.c.id).where(tables.units.c.sink == row.id, tables.units.c.state == OPEN)
+                for unit in tx.execute(left).scalars().all():
+                    _audit_resumed(tx, unit, name, now)
+            held = {"runner_process": self._heartbeat.id, "runner_run": run}
+            tx.execute(update(tables.sinks).where(tables.sinks.c.id == row.id).values(**held))
+        self._heartbeat.start()
+        self._running.add(run)
+        return died
+
+    def release(self, sink: str, run: str, error: str | None) -> None:
+        """Let go of the sink, with how the run ended. Nothing is done if it was taken over meanwhile."""
+        self._running.discard(run)
+        row = tables.sinks
+        with self._database.write() as tx:
+            now = self._database.now_ms(tx)
+            values = {"runner_process": None, "runner_run": None, "error": error, "error_ms": now if error else None}
+            tx.execute(update(row).where(row.c.id == sink, row.c.runner_run == run).values(**values))
+
+    def holder(self, name: str) -> str | None:
+        """Who holds the sink now: host and pid, or None."""
+        with self._database.read() as tx:
+            row = tx.execute(_with_holder(name)).first()
+            return _holder(row) if row is not None and self._is_held(row, self._database.now_ms(tx)) else None
+
+    def _unheld(self, tx: Connection, name: str) -> Any:
+        """The sink's row, locked, if no living run holds it; else Busy."""
+        row = self._locked(tx, name)
+        if row.runner_run is None:
+            return row
+        holder = tx.execute(_with_holder(name)).one()
+        if self._is_held(holder, self._database.now_ms(tx)):
+            raise Busy("another run of this sink is at work", sink=name, holder=_holder(holder), advice="Try later.")
+        return row
+
+    def _locked(self, tx: Connection, name: str) -> Any:
+        row = tx.execute(select(tables.sinks).where(tables.sinks.c.name == name).with_for_update()).first()
+        if row is None:
+            raise _no_sink(tx, name)
+        return row
+
+    def _is_held(self, row: Any, now_ms: int) -> bool:
+        if row.runner_run is None:
+            return False
+        if row.runner_process == self._heartbeat.id:
+            return row.runner_run in self._running
+        return not is_dead(row, now_ms)
+
+
+def give_up_units(tx: Connection, which: Any, now_ms: int) -> None:
+    """End open units that will never be settled: their pins and parts go, their quarantine waits for another try."""
+    unit = tables.units
+    for row in tx.execute(select(unit.c.id, unit.c.pin).where(which, unit.c.state == OPEN)).all():
+        tx.execute(delete(tables.pins).where(tables.pins.c.id == row.pin))
+        tx.execute(delete(tables.parts).where(tables.parts.c.unit == row.id))
+        entries = tables.quarantine.c.retry_unit == row.id
+        tx.execute(update(tables.quarantine).where(entries).values(retry_unit=None, retry_position=None))
+        tx.execute(update(unit).where(unit.c.id == row.id).values(state=GIVEN_UP, pin=None, ended_ms=now_ms))
+
+
+def _audit_resumed(tx: Connection, unit: str, sink: str, now_ms: int) -> None:
+    if tx.execute(select(tables.audit.c.operation).where(tables.audit.c.operation == unit)).first() is None:
+        AuditRider("unit", OPEN, "resumed", f"the run of sink {sink} died; the next one finishes it").apply(
+            tx, unit, None, now_ms
+        )
+
+
+def _follow(tx: Connection, sink: str, table: str, table_id: str, incarnation: str) -> None:
+    zero = dict.fromkeys(("units", "rows_sent", "deletions_sent", "bytes_sent", "replays", "retries"), 0)
+    tx.execute(
+        insert(tables.sink_tables).values(
+            sink=sink, table_name=table, table_id=table_id, incarnation=incarnation, **zero
+        )
+    )
+
+
+def _put_mark(tx: Connection, name: str, table_id: str, epoch: int, mark: int, protected: bool, now_ms: int) -> None:
+    tx.execute(
+        insert(tables.consumers).values(
+            name=CONSUMER + name,
+            table_id=table_id,
+            epoch=epoch,
+            mark=mark,
+            protected=int(protected),
+            updated_ms=now_ms,
+        )
+    )
+
+
+def _with_holder(name: str) -> Any:
+    sink, process = tables.sinks, tables.processes
+    return (
+        select(sink.c.runner_run, sink.c.runner_process, process)
+        .join(process, process.c.id == sink.c.runner_process, isouter=True)
+        .where(sink.c.name == name)
+    )
+
+
+def _holder(row: Any) -> str:
+    return f"{row.host}:{row.pid}" if row.pid is not None else "this process"
+
+
+def _no_sink(tx: Connection, name: str) -> NotFound:
+    known = tx.execute(select(tables.sinks.c.name).order_by(tables.sinks.c.name)).scalars().all()
+    return NotFound(
+        "there is no such sink",
+        sink=name,
+        sinks=",".join(known) or "none",
+        advice="`floodmark sink list` shows them; `floodmark sink add` makes one.",
+    )

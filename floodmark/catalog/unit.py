@@ -1,0 +1,158 @@
+"""A unit: what a sink takes in one go, sealed before its first effect outside (I8).
+
+Everything that decides its rows, their order, its parts, their names and bytes is in this record, written down before
+anything is sent: a retry reproduces it, whatever was appended, compacted, expired or set otherwise meanwhile. Identity
+is made of ids, not of names: the lake's incarnation, the sink's id, the epoch, the table's id and the range. So a sink
+that is removed and made again, a table that is made again, a lake that is restored from a backup: none of them can be
+taken for the one that was there before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from floodmark.errors import Corrupt
+
+# How rows become bytes. A change of the text or order of rows raises it, and units of the older number are refused.
+ENCODER = 1
+# The lanes of a sink: what is new in a table, and rows of its quarantine that are sent again.
+ROWS, RETRY = "rows", "retry"
+SEALED, ACKNOWLEDGED, QUARANTINED = "sealed", "acknowledged", "quarantined"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a unit's rows are chosen, put into parts and written: the sink's settings when the unit was opened."""
+
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    format: str = "ndjson"
+    compression: str = "none"
+    part_rows: int = 5_000
+    part_bytes: int = 4 * 1024 * 1024
+    encoder: int = ENCODER
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The rows of one table with a sequence in (since, until], as they are at `version`, for one sink."""
+
+    id: str
+    lake: str
+    sink: str
+    sink_id: str
+    epoch: int
+    table: str
+    table_id: str
+    version: int
+    since: int
+    until: int
+    rules: Rules
+    lane: str = ROWS
+
+    @property
+    def sender(self) -> str:
+        """Who sends, for a receiver that keeps marks: the same in every epoch and unit of one sink, table and lane."""
+        return f"{self.lake}/{self.sink_id}/{self.table_id}/{self.lane}"
+
+    @property
+    def range(self) -> str:
+        return f"{self.since}..{self.until}"
+
+    def key(self, first: int, last: int) -> str:
+        """The idempotency key of the part that holds the rows [first, last): the same at every try."""
+        name = f"{self.sender}/{self.epoch}/{self.range}/{first}-{last}"
+        return f"fm-{hashlib.sha256(name.encode()).hexdigest()}"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Unit:
+        try:
+            values: dict[str, Any] = json.loads(text)
+            rules = dict(values.pop("rules"))
+            columns = rules.pop("columns")
+            unit = cls(**values, rules=Rules(columns=None if columns is None else tuple(columns), **rules))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Corrupt("the record of a unit cannot be understood", cause=error) from error
+        if unit.rules.encoder != ENCODER:
+            raise Corrupt(
+                "a unit was opened by another Floodmark, whose rows have another form",
+                unit=unit.id,
+                encoder=unit.rules.encoder,
+                encoder_known=ENCODER,
+                advice="Finish it with that version, or open a new epoch with `floodmark sink replay`.",
+            )
+        return unit
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a unit in the catalog: [first, last) counts rows (HTTP) or groups of source files (files).
+
+    `digest` is of the bytes before compression; a part that is made again and differs is never sent.
+    """
+
+    first: int
+    last: int
+    digest: str = ""
+    state: str = SEALED
+    # What the destination wrote for it, as JSON; for readers of the unit's end only.
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What one try of a unit brought to its destination; what earlier tries brought is in the unit's parts."""
+
+    rows: int = 0
+    deletions: int = 0
+    size_bytes: int = 0
+    parts: int = 0
+    quarantined: int = 0
+
+
+class UnitLog(Protocol):
+    """A unit's parts in the catalog, durable before this returns.
+
+    Every call raises Fenced if the run does not hold the sink any more, and Stopped if the sink was paused.
+    """
+
+    def parts(self) -> list[Part]:
+        """All parts so far, by `first`."""
+
+    def seal(self, parts: list[Part]) -> None:
+        """Write boundaries and digests down, before a part is sent."""
+
+    def acknowledge(self, parts: list[Part], destination: str | None = None) -> None:
+        """The destination has these (same first and last as sealed; `detail` is stored). `destination`: who it is.
+
+        If it is somebody else than at the last acknowledgement, this raises Corrupt, and nothing is recorded.
+        """
+
+    def split(self, whole: Part, halves: list[Part]) -> None:
+        """A refused part becomes two, both sealed, in one transaction."""
+
+    def quarantine(self, part: Part, line: bytes, reason: str) -> None:
+        """A part of one row is refused for good: kept aside with its row and the reason, and passed."""
+
+
+class Watch(Protocol):
+    """The run that a unit is shipped by: who may stop it, and who wants to know how far it is."""
+
+    def progress(self, rows: int, size_bytes: int) -> None:
+        """So much more is done."""
+
+    def check(self) -> None:
+        """Raise Stopped if somebody wants this run to end now."""
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep; True at once if somebody wants this run to end."""
+
+
+class Stopped(Exception):
+    """Somebody stopped the run or paused the sink. Not an error: the unit is resumed at its first open part."""

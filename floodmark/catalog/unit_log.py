@@ -1,0 +1,165 @@
+"""The parts of an open unit in the catalog: written down before they are sent, acknowledged after (I8).
+
+Every write asks whether the run still holds the sink: one that was taken over stops (Fenced), one whose sink was paused
+stops too. A crash leaves parts that are sealed and not acknowledged: they may be at the destination or not, and are
+sent again under the same names. A row that was refused for good is kept aside in the same transaction that passes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, insert, select, update
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.catalog.sink_state import OPEN, PAUSED
+from floodmark.catalog.unit import ACKNOWLEDGED, QUARANTINED, RETRY, SEALED, Part, Stopped, Unit
+from floodmark.errors import Corrupt, Fenced
+
+
+def check_held(tx: Connection, sink: str, run: str, *, paused: bool = False) -> None:
+    """The run still holds the sink, and nobody paused it (`paused`: what is done may be written down still)."""
+    row = tx.execute(select(tables.sinks).where(tables.sinks.c.id == sink).with_for_update()).first()
+    if row is None or row.runner_run != run:
+        raise Fenced("another run took this sink over, or it was removed", advice="Nothing is lost: stop here.")
+    if row.state == PAUSED and not paused:
+        raise Stopped
+
+
+def open_row(tx: Connection, unit: Unit) -> Any:
+    row = tx.execute(select(tables.units).where(tables.units.c.id == unit.id)).first()
+    if row is None or row.state != OPEN:
+        raise Fenced("this unit was ended by somebody else", unit=unit.id)
+    return row
+
+
+class Log:
+    """The parts of one open unit, written by the run that ships it (catalog/unit.py, UnitLog)."""
+
+    def __init__(self, database: Database, unit: Unit, run: str) -> None:
+        self._database = database
+        self._unit = unit
+        self._run = run
+
+    def parts(self) -> list[Part]:
+        row = tables.parts
+        with self._database.read() as tx:
+            found = tx.execute(select(row).where(row.c.unit == self._unit.id).order_by(row.c.first))
+            return [Part(one.first, one.last, one.digest, one.state, one.detail) for one in found]
+
+    def seal(self, parts: Sequence[Part]) -> None:
+        with self._writing() as tx:
+            self._insert(tx, parts)
+
+    def acknowledge(self, parts: Sequence[Part], destination: str | None = None) -> None:
+        row = tables.parts
+        with self._writing() as tx:
+            if destination is not None:
+                self._check_destination(tx, destination)
+            for part in parts:
+                mine = and_(row.c.unit == self._unit.id, row.c.first == part.first, row.c.last == part.last)
+                done = and_(mine, row.c.state == SEALED)
+                if tx.execute(update(row).where(done).values(state=ACKNOWLEDGED, detail=part.detail)).rowcount == 1:
+                    self._add_up(tx, part)
+                    self._deliver(tx, part)
+
+    def split(self, whole: Part, halves: Sequence[Part]) -> None:
+        row = tables.parts
+        with self._writing() as tx:
+            mine = and_(row.c.unit == self._unit.id, row.c.first == whole.first, row.c.last == whole.last)
+            if tx.execute(delete(row).where(mine, row.c.state == SEALED)).rowcount != 1:
+                raise Corrupt("a part to be halved is not there", unit=self._unit.id, first=whole.first)
+            self._insert(tx, halves)
+
+    def quarantine(self, part: Part, line: bytes, reason: str) -> None:
+        row, bad = tables.parts, tables.quarantine
+        with self._writing() as tx:
+            now = self._database.now_ms(tx)
+            mine = and_(row.c.unit == self._unit.id, row.c.first == part.first, row.c.state == SEALED)
+            if tx.execute(update(row).where(mine).values(state=QUARANTINED)).rowcount != 1:
+                return  # written down by an earlier try
+            unit = tables.units
+            more = {"quarantined": unit.c.quarantined + 1}
+            tx.execute(update(unit).where(unit.c.id == self._unit.id).values(**more))
+            if self._unit.lane == RETRY:
+                entry = and_(bad.c.retry_unit == self._unit.id, bad.c.retry_position == part.first)
+                again = {"tries": bad.c.tries + 1, "reason": reason, "last_ms": now}
+                tx.execute(update(bad).where(entry).values(**again))
+                return
+            tx.execute(
+                insert(bad).values(
+                    id=clock.new_id(),
+                    sink=self._unit.sink_id,
+                    table_id=self._unit.table_id,
+                    unit=self._unit.id,
+                    position=part.first,
+                    line=line.decode(),
+                    reason=reason,
+                    tries=1,
+                    first_ms=now,
+                    last_ms=now,
+                )
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self._database.write() as tx:
+            check_held(tx, self._unit.sink_id, self._run)
+            open_row(tx, self._unit)
+            yield tx
+
+    def _insert(self, tx: Connection, parts: Sequence[Part]) -> None:
+        if parts:
+            tx.execute(insert(tables.parts), [{"unit": self._unit.id, **asdict(part)} for part in parts])
+
+    def _add_up(self, tx: Connection, part: Part) -> None:
+        """What a part brought is in its detail: rows, deletions, bytes."""
+        detail = json.loads(part.detail) if part.detail else {"rows": part.last - part.first}
+        unit = tables.units
+        tx.execute(
+            update(unit)
+            .where(unit.c.id == self._unit.id)
+            .values(
+                rows_sent=unit.c.rows_sent + detail.get("rows", 0),
+                deletions_sent=unit.c.deletions_sent + detail.get("deletions", 0),
+                bytes_sent=unit.c.bytes_sent + detail.get("bytes", 0),
+            )
+        )
+
+    def _deliver(self, tx: Connection, part: Part) -> None:
+        """A bad row that was sent again has arrived: it is not bad any more."""
+        if self._unit.lane == RETRY:
+            bad = tables.quarantine
+            entry = and_(bad.c.retry_unit == self._unit.id, bad.c.retry_position == part.first)
+            tx.execute(delete(bad).where(entry))
+
+    def _check_destination(self, tx: Connection, destination: str) -> None:
+        state = tables.sink_tables
+        mine = and_(state.c.sink == self._unit.sink_id, state.c.table_id == self._unit.table_id)
+        known = tx.execute(select(state.c.destination).where(mine)).scalar()
+        if known is None:
+            tx.execute(update(state).where(mine).values(destination=destination))
+        elif known != destination:
+            raise Corrupt(
+                "somebody else is at the other end than before: it was made again, or restored from a backup",
+                sink=self._unit.sink,
+                table=self._unit.table,
+                known=known,
+                found=destination,
+                advice=choices(self._unit.sink, self._unit.table),
+            )
+
+
+def choices(sink: str, table: str) -> str:
+    """What an operator can do when marks and the other end do not fit: each is a new epoch, none happens by itself."""
+    command = f"floodmark sink replay {sink!r} --table {table!r} --from"
+    return (
+        f"Nothing is sent until you choose: `{command} beginning` sends every row (again), `{command} mark` goes on at"
+        f" the mark, `{command} head` sends only what comes from now on; a number goes on after that sequence."
+    )

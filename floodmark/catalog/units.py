@@ -1,0 +1,315 @@
+"""Units in the catalog: opened before their first effect outside, settled with the mark, in one transaction each.
+
+`open` and `settle` are the two ends of protocol 4. Between them a unit's parts are written down before they are sent
+and acknowledged after. Every write asks whether the run still holds the sink: one that was taken over stops (Fenced),
+one whose sink was paused stops too. Crash model: a crash anywhere leaves an open unit with its pin; the next run of the
+sink finishes that same unit. A lost reply to COMMIT is Unavailable: the next run reads what is true (I13).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, func, insert, select, update
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.catalog.history import LIVE
+from floodmark.catalog.sink_state import CONSUMER, GIVEN_UP, OPEN, SETTLED, Followed, Sink
+from floodmark.catalog.unit import RETRY, ROWS, Rules, Unit
+from floodmark.catalog.unit_log import Log, check_held, open_row
+from floodmark.errors import BelowRetention, Conflict, Corrupt, NotFound
+from floodmark.model import BEGINNING, MAIN
+
+UNITS_KEPT = 20
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A row that its destination refused for good."""
+
+    id: str
+    table: str
+    table_id: str
+    unit: str
+    position: int
+    line: str
+    reason: str
+    tries: int
+    first_ms: int
+    last_ms: int
+    retry_unit: str | None = None
+
+
+@dataclass(frozen=True)
+class Lag:
+    rows: int
+    age_ms: int
+
+
+class Units:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # ── the two ends of a unit ──
+
+    def open(self, sink: Sink, followed: Followed, rules: Rules, run: str) -> Unit | None:
+        """Write the next unit of a table down, pin what it reads, and return it; None if there is nothing new."""
+        with self._database.write() as tx:
+            lake = self._database.lock_lake(tx)
+            check_held(tx, sink.id, run)
+            mark = self._mark(tx, sink, followed)
+            head = tables.heads
+            same = and_(head.c.branch == MAIN, head.c.table_id == followed.table_id)
+            sequence = tx.execute(select(head.c.sequence).where(same)).scalar()
+            if sequence is None:
+                raise Conflict("the table is not there any more", table=followed.table)
+            if sequence <= mark.mark:
+                return None
+            branch = tables.branches
+            version = tx.execute(select(branch.c.head_version).where(branch.c.name == MAIN)).scalar_one()
+            unit = Unit(
+                clock.new_id(), lake.incarnation, sink.name, sink.id, mark.epoch, followed.table,
+                followed.table_id, version, mark.mark, sequence, rules,
+            )  # fmt: skip
+            self._insert(tx, unit, self._pin(tx, unit))
+        return unit
+
+    def settle(self, unit: Unit, run: str) -> dict[str, int]:
+        """The unit is at its destination: mark, unit and pin change together, if the mark is where the unit began.
+
+        Returns what all its tries together brought: rows, deletions, bytes, quarantined.
+        """
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            check_held(tx, unit.sink_id, run, paused=True)
+            now = self._database.now_ms(tx)
+            row = open_row(tx, unit)
+            if unit.lane == ROWS:
+                self._move_mark(tx, unit, now)
+            ended = tables.units.c.id == unit.id
+            tx.execute(update(tables.units).where(ended).values(state=SETTLED, ended_ms=now, pin=None))
+            tx.execute(delete(tables.pins).where(tables.pins.c.id == row.pin))
+            tx.execute(delete(tables.parts).where(tables.parts.c.unit == unit.id))
+            entries = tables.quarantine.c.retry_unit == unit.id
+            tx.execute(update(tables.quarantine).where(entries).values(retry_unit=None, retry_position=None))
+            brought = {
+                "rows": row.rows_sent,
+                "deletions": row.deletions_sent,
+                "bytes": row.bytes_sent,
+                "quarantined": row.quarantined,
+            }
+            self._count(tx, unit, brought, now)
+            self._forget_old(tx, unit)
+        return brought
+
+    def pass_over(self, sink: Sink, followed: Followed, until: int) -> bool:
+        """No file holds anything of the range: the mark moves alone. False if somebody else was quicker."""
+        consumer, unit = tables.consumers, tables.units
+        mine = and_(
+            consumer.c.name == sink.consumer,
+            consumer.c.table_id == followed.table_id,
+            consumer.c.epoch == followed.epoch,
+            consumer.c.mark == followed.mark,
+        )
+        same = and_(unit.c.sink == sink.id, unit.c.table_id == followed.table_id, unit.c.lane == ROWS)
+        with self._database.write() as tx:
+            # Under the lock that opening takes: no unit can begin at the old mark meanwhile.
+            self._database.lock_lake(tx)
+            if tx.execute(select(unit.c.id).where(same, unit.c.state == OPEN)).first() is not None:
+                return False
+            now = self._database.now_ms(tx)
+            return tx.execute(update(consumer).where(mine).values(mark=until, updated_ms=now)).rowcount == 1
+
+    def read(self, unit: str) -> Unit:
+        with self._database.read() as tx:
+            text = tx.execute(select(tables.units.c.record).where(tables.units.c.id == unit)).scalar()
+        if text is None:
+            raise NotFound("there is no such unit", unit=unit)
+        return Unit.from_json(text)
+
+    def lag(self, table_id: str, mark: int | None) -> Lag:
+        """How many changes of the table are newer than a mark, and how old the oldest of them is."""
+        touched, commit = tables.commit_tables, tables.commits
+        changed = touched.c.rows_added + touched.c.rows_updated + touched.c.rows_deleted
+        newer = and_(touched.c.table_id == table_id, touched.c.sequence > (BEGINNING if mark is None else mark))
+        query = (
+            select(func.sum(changed).label("rows"), func.min(commit.c.committed_ms).label("oldest"))
+            .join(commit, commit.c.version == touched.c.version)
+            # What retention takes away is shipped to nobody.
+            .where(newer, changed > 0, commit.c.kind != "retain", commit.c.branch == MAIN)
+        )
+        with self._database.read() as tx:
+            row = tx.execute(query).one()
+            now = self._database.now_ms(tx)
+        return Lag(int(row.rows or 0), 0 if row.oldest is None else max(0, now - row.oldest))
+
+    def log(self, unit: Unit, run: str) -> Log:
+        return Log(self._database, unit, run)
+
+    # ── quarantine ──
+
+    def quarantined(self, sink: Sink, table: str | None = None, limit: int | None = None) -> list[Bad]:
+        """Oldest first."""
+        row, followed = tables.quarantine, tables.sink_tables
+        named = and_(followed.c.sink == row.c.sink, followed.c.table_id == row.c.table_id)
+        query = (
+            select(row, followed.c.table_name)
+            .join(followed, named, isouter=True)
+            .where(row.c.sink == sink.id)
+            .order_by(row.c.id)
+            .limit(limit)
+        )
+        query = query if table is None else query.where(followed.c.table_name == table)
+        with self._database.read() as tx:
+            return [
+                Bad(
+                    one.id, one.table_name or "", one.table_id, one.unit, one.position, one.line, one.reason,
+                    one.tries, one.first_ms, one.last_ms, one.retry_unit,
+                )
+                for one in tx.execute(query)
+            ]  # fmt: skip
+
+    def count_quarantined(self, sink: str) -> dict[str, int]:
+        """Rows in quarantine, by table id."""
+        row = tables.quarantine
+        with self._database.read() as tx:
+            found = tx.execute(
+                select(row.c.table_id, func.count().label("rows")).where(row.c.sink == sink).group_by(row.c.table_id)
+            )
+            return {one.table_id: one.rows for one in found}
+
+    def drop_quarantined(self, sink: Sink, ids: Sequence[str]) -> int:
+        """Forget bad rows for good; those that are being sent again stay."""
+        row = tables.quarantine
+        with self._database.write() as tx:
+            mine = and_(row.c.sink == sink.id, row.c.id.in_(ids), row.c.retry_unit.is_(None))
+            return int(tx.execute(delete(row).where(mine)).rowcount)
+
+    def open_retry(
+        self, sink: Sink, followed: Followed, rules: Rules, run: str, lines: Sequence[tuple[str, str]]
+    ) -> Unit | None:
+        """A unit that sends bad rows again, with these texts; (id, line) in the order of the unit."""
+        with self._database.write() as tx:
+            lake = self._database.lock_lake(tx)
+            check_held(tx, sink.id, run)
+            row, state = tables.quarantine, tables.sink_tables
+            there = set(tx.execute(select(row.c.id).where(row.c.sink == sink.id)).scalars())
+            lines = [(entry, line) for entry, line in lines if entry in there]
+            if not lines:
+                return None
+            mine = and_(state.c.sink == sink.id, state.c.table_name == followed.table)
+            number = tx.execute(select(state.c.retries).where(mine)).scalar_one()
+            epoch = self._mark(tx, sink, followed).epoch
+            unit = Unit(
+                clock.new_id(), lake.incarnation, sink.name, sink.id, epoch, followed.table, followed.table_id,
+                lake.version, number, number + 1, rules, RETRY,
+            )  # fmt: skip
+            self._insert(tx, unit, None)
+            for place, (entry, line) in enumerate(lines):
+                again = {"line": line, "retry_unit": unit.id, "retry_position": place}
+                tx.execute(update(row).where(row.c.id == entry).values(**again))
+        return unit
+
+    def retry_lines(self, unit: Unit) -> list[tuple[int, str]]:
+        """The rows of an open unit of the lane `retry` that are not delivered yet, with their places."""
+        row = tables.quarantine
+        with self._database.read() as tx:
+            found = tx.execute(
+                select(row.c.retry_position, row.c.line)
+                .where(row.c.retry_unit == unit.id)
+                .order_by(row.c.retry_position)
+            )
+            return [(one.retry_position, one.line) for one in found]
+
+    # ── inside ──
+
+    def _mark(self, tx: Connection, sink: Sink, followed: Followed) -> Any:
+        consumer = tables.consumers
+        mine = and_(consumer.c.name == sink.consumer, consumer.c.table_id == followed.table_id)
+        row = tx.execute(select(consumer).where(mine)).first()
+        if row is None:
+            raise Corrupt("the sink's mark is gone", sink=sink.name, table=followed.table)
+        return row
+
+    def _pin(self, tx: Connection, unit: Unit) -> str:
+        state = tx.execute(select(tables.commits.c.state).where(tables.commits.c.version == unit.version)).scalar()
+        if state != LIVE:
+            raise BelowRetention("this version's window has ended", version=unit.version)
+        pin = clock.new_id()
+        tx.execute(
+            insert(tables.pins).values(
+                id=pin,
+                version=unit.version,
+                holder=CONSUMER + unit.sink,
+                reason=f"unit {unit.id}",
+                taken_ms=self._database.now_ms(tx),
+            )
+        )
+        return pin
+
+    def _insert(self, tx: Connection, unit: Unit, pin: str | None) -> None:
+        zero = dict.fromkeys(("rows_sent", "deletions_sent", "bytes_sent", "quarantined"), 0)
+        tx.execute(
+            insert(tables.units).values(
+                id=unit.id,
+                sink=unit.sink_id,
+                table_id=unit.table_id,
+                lane=unit.lane,
+                epoch=unit.epoch,
+                since=unit.since,
+                until=unit.until,
+                pin=pin,
+                record=unit.to_json(),
+                state=OPEN,
+                opened_ms=self._database.now_ms(tx),
+                **zero,
+            )
+        )
+
+    def _move_mark(self, tx: Connection, unit: Unit, now_ms: int) -> None:
+        consumer = tables.consumers
+        mine = and_(
+            consumer.c.name == CONSUMER + unit.sink,
+            consumer.c.table_id == unit.table_id,
+            consumer.c.epoch == unit.epoch,
+            consumer.c.mark == unit.since,
+        )
+        moved = tx.execute(update(consumer).where(mine).values(mark=unit.until, updated_ms=now_ms)).rowcount
+        if moved != 1:
+            raise Corrupt(
+                "the sink's mark is not where its open unit began",
+                sink=unit.sink,
+                table=unit.table,
+                since=unit.since,
+                advice=f"Open a new epoch: `floodmark sink replay {unit.sink} --table {unit.table} --from …`.",
+            )
+
+    def _count(self, tx: Connection, unit: Unit, brought: dict[str, int], now_ms: int) -> None:
+        state = tables.sink_tables
+        named = {"unit": unit.id, "since": unit.since, "until": unit.until, "version": unit.version}
+        last = {**named, **brought, "settled_ms": now_ms}
+        values: dict[str, Any] = {
+            "rows_sent": state.c.rows_sent + brought["rows"],
+            "deletions_sent": state.c.deletions_sent + brought["deletions"],
+            "bytes_sent": state.c.bytes_sent + brought["bytes"],
+        }
+        if unit.lane == RETRY:
+            values["retries"] = state.c.retries + 1
+        else:
+            values |= {"units": state.c.units + 1, "last_unit": json.dumps(last)}
+        mine = and_(state.c.sink == unit.sink_id, state.c.table_id == unit.table_id)
+        tx.execute(update(state).where(mine).values(**values))
+
+    def _forget_old(self, tx: Connection, unit: Unit) -> None:
+        row = tables.units
+        same = and_(row.c.sink == unit.sink_id, row.c.table_id == unit.table_id, row.c.state.in_((SETTLED, GIVEN_UP)))
+        oldest = tx.execute(
+            select(row.c.id).where(same).order_by(row.c.id.desc()).offset(UNITS_KEPT - 1).limit(1)
+        ).scalar()
+        if oldest is not None:
+            tx.execute(delete(row).where(same, row.c.id < oldest))

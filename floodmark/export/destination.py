@@ -1,0 +1,33 @@
+"""Where a sink ships to: one class per kind, all with the same few verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from floodmark.catalog.unit import Shipped, Unit, UnitLog, Watch
+from floodmark.export.settings import AnySettings, FilesSettings, HttpSettings
+from floodmark.rows.shipment import Shipment
+from floodmark.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Destination(Protocol):
+    def ship(self, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch) -> Shipped:
+        """Bring every part of the unit that is not acknowledged yet to its place, and acknowledge it."""
+
+
+def open_destination(settings: AnySettings, storage: Storage, get_spark: Callable[[], SparkSession]) -> Destination:
+    if isinstance(settings, HttpSettings):
+        from floodmark.export.http import HttpDestination
+
+        return HttpDestination(settings, storage, get_spark)
+    if isinstance(settings, FilesSettings):
+        from floodmark.export.files import FilesDestination
+
+        return FilesDestination(settings, storage, get_spark)
+    from floodmark.export.iceberg import IcebergDestination
+
+    return IcebergDestination(settings, storage, get_spark)

@@ -1,0 +1,92 @@
+"""What a run of a sink did: one record per table and one for the run, each with a named outcome (I12)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from floodmark.errors import BelowRetention, Corrupt, FloodmarkError
+
+SHIPPED, NOTHING_TO_DO, PLANNED = "shipped", "nothing_to_do", "planned"
+PAUSED, STOPPED, BUSY, REFUSED, FAILED = "paused", "stopped", "busy", "refused", "failed"
+# Of several tables the run has the outcome that asks for most attention.
+_BY_ATTENTION = (FAILED, REFUSED, BUSY, STOPPED, PAUSED, SHIPPED, PLANNED, NOTHING_TO_DO)
+
+
+@dataclass(frozen=True)
+class TableRun:
+    """One table of a run: what was shipped, or why not. `since` and `until` are the mark before and after."""
+
+    table: str
+    outcome: str
+    units: int = 0
+    resumed: int = 0
+    rows: int = 0
+    deletions: int = 0
+    size_bytes: int = 0
+    quarantined: int = 0
+    since: int | None = None
+    until: int | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+    error: FloodmarkError | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "table": self.table,
+            "outcome": self.outcome,
+            "units": self.units,
+            "resumed": self.resumed,
+            "rows": self.rows,
+            "deletions": self.deletions,
+            "bytes": self.size_bytes,
+            "quarantined": self.quarantined,
+            "since": self.since,
+            "until": self.until,
+            **self.detail,
+            "error": None if self.error is None else self.error.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class SinkRun:
+    """One run of one sink."""
+
+    sink: str
+    tables: tuple[TableRun, ...]
+
+    @property
+    def outcome(self) -> str:
+        return worst(table.outcome for table in self.tables)
+
+    @property
+    def rows(self) -> int:
+        return sum(table.rows for table in self.tables)
+
+    @property
+    def error(self) -> FloodmarkError | None:
+        return next((table.error for table in self.tables if table.outcome == self.outcome and table.error), None)
+
+    @property
+    def exit_code(self) -> int:
+        if self.outcome == REFUSED:
+            return Corrupt.exit_code
+        return 0 if self.error is None else self.error.exit_code
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "sink": self.sink,
+            "outcome": self.outcome,
+            "rows": self.rows,
+            "tables": [table.as_dict() for table in self.tables],
+        }
+
+
+def worst(outcomes: Any) -> str:
+    found: Sequence[str] = list(outcomes)
+    return next((outcome for outcome in _BY_ATTENTION if outcome in found), NOTHING_TO_DO)
+
+
+def outcome_of(error: FloodmarkError) -> str:
+    """Refused: nothing is sent until somebody chooses or mends something. Failed: the next run tries again."""
+    return REFUSED if isinstance(error, Corrupt | BelowRetention) else FAILED

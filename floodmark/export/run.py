@@ -1,0 +1,358 @@
+"""One run of a sink: finish the unit that is open, then take what is new, table by table (protocol 4).
+
+Asking whether anything is new reads the catalog once and writes nothing. A range that no file holds anything of moves
+the mark alone. Everything else is a unit: opened, shipped, settled, each step durable before the next (I7, I8, I9). A
+crash, an error or a stop leaves an open unit; the next run finishes that same unit before anything newer.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from floodmark import clock, log
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.sink_state import PAUSED as SINK_PAUSED
+from floodmark.catalog.sink_state import Followed, Sink
+from floodmark.catalog.unit import RETRY, Stopped, Unit, UnitLog, Watch
+from floodmark.catalog.unit_log import choices
+from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.export.record import (
+    BUSY,
+    NOTHING_TO_DO,
+    PAUSED,
+    PLANNED,
+    REFUSED,
+    SHIPPED,
+    STOPPED,
+    SinkRun,
+    TableRun,
+    outcome_of,
+)
+from floodmark.export.settings import AnySettings, settings_from_json
+from floodmark.failpoints import hit
+from floodmark.model import BEGINNING
+from floodmark.reading import Changes, Moment, Reader
+from floodmark.rows.shipment import Body, Shipment, plan_shipment
+
+if TYPE_CHECKING:
+    from floodmark.export.destination import Destination
+
+Progress = Callable[[str, int, int, int], None]
+
+
+@dataclass
+class RunWatch:
+    """Who may stop a run, and who wants to know how far it is: `progress(table, rows, rows at most, bytes)`."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    on_progress: Progress | None = None
+    table: str = ""
+    rows: int = 0
+    rows_max: int = 0
+    size_bytes: int = 0
+
+    def begin(self, table: str, rows_max: int) -> None:
+        self.table, self.rows, self.rows_max, self.size_bytes = table, 0, rows_max, 0
+        self.progress(0, 0)
+
+    def progress(self, rows: int, size_bytes: int) -> None:
+        self.rows, self.size_bytes = self.rows + rows, self.size_bytes + size_bytes
+        if self.on_progress is not None:
+            self.on_progress(self.table, self.rows, self.rows_max, self.size_bytes)
+
+    def check(self) -> None:
+        if self.stop.is_set():
+            raise Stopped
+
+    def wait(self, seconds: float) -> bool:
+        return self.stop.wait(seconds)
+
+
+class Runner:
+    def __init__(
+        self,
+        catalog: Catalog,
+        reader: Reader,
+        open_destination: Callable[[AnySettings], Destination],
+        get_ready: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._reader = reader
+        self._open_destination = open_destination
+        self._get_ready = get_ready
+
+    # ── a run ──
+
+    def run(self, name: str, watch: RunWatch, *, until_empty: bool = False) -> SinkRun:
+        sink = self._catalog.sinks.find(name)
+        if sink.state == SINK_PAUSED:
+            return SinkRun(name, tuple(TableRun(one.table, PAUSED) for one in sink.tables))
+        if is_current(sink):
+            return _nothing(sink)
+        sink = self._pass_over(sink)
+        if is_current(sink):
+            return _nothing(sink)
+        self._get_ready()
+        run = clock.new_id()
+        try:
+            self._catalog.sinks.take(name, run)
+        except Busy as error:
+            return SinkRun(name, tuple(TableRun(one.table, BUSY, error=error) for one in sink.tables))
+        # Crash here: a holder that is dead; the next run takes over.
+        hit("unit.held")
+        done: list[TableRun] = []
+        try:
+            # Read again: whoever held it before may have gone on until just now.
+            sink = self._catalog.sinks.find(name)
+            done.extend(self._table(sink, one.table, run, watch, until_empty) for one in sink.tables)
+            done.extend(_lost(sink))
+        finally:
+            self._release(sink, run, done)
+        return SinkRun(name, tuple(done))
+
+    def retry(self, name: str, table: str, lines: list[tuple[str, str]], watch: RunWatch) -> TableRun:
+        """Send rows of the quarantine again: (id, text) each. Busy if a run is at work."""
+        run = clock.new_id()
+        self._catalog.sinks.take(name, run)
+        sink = self._catalog.sinks.find(name)
+        done: list[TableRun] = []
+        try:
+            followed = sink.table(table)
+            settings = settings_from_json(sink.kind, sink.settings)
+            tally = _Tally(followed)
+            try:
+                check_followed(sink, followed)
+                self._finish_open(sink, followed, run, watch, tally)
+                unit = self._catalog.units.open_retry(sink, followed, settings.rules(), run, lines)
+                if unit is not None:
+                    hit("unit.opened")
+                    self._ship(unit, settings, run, watch, tally)
+                done.append(tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(name, table)))
+            except FloodmarkError as error:
+                done.append(tally.done(outcome_of(error), self._mark(name, table), error))
+        finally:
+            self._release(sink, run, done)
+        return done[0]
+
+    def _release(self, sink: Sink, run: str, done: list[TableRun]) -> None:
+        error = next((table.error for table in done if table.error is not None), None)
+        try:
+            self._catalog.sinks.release(sink.id, run, None if error is None else json.dumps(error.as_dict()))
+        except Unavailable as problem:
+            # Nobody vouches for this run any more: the next one takes the sink over.
+            log.get().warning("a sink could not be released", sink=sink.name, cause=str(problem))
+
+    def _table(self, sink: Sink, table: str, run: str, watch: RunWatch, until_empty: bool) -> TableRun:
+        """One table of the run; its failure does not stop the others."""
+        tally = _Tally(sink.table(table))
+        try:
+            watch.check()
+            check_followed(sink, sink.table(table))
+            settings = settings_from_json(sink.kind, sink.settings)
+            self._finish_open(sink, sink.table(table), run, watch, tally)
+            while self._take_new(sink.name, table, settings, run, watch, tally) and until_empty:
+                watch.check()
+        except Stopped:
+            paused = self._catalog.sinks.find(sink.name).state == SINK_PAUSED
+            return tally.done(PAUSED if paused else STOPPED, self._mark(sink.name, table))
+        except FloodmarkError as error:
+            return tally.done(outcome_of(error), self._mark(sink.name, table), error)
+        return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
+
+    def _finish_open(self, sink: Sink, followed: Followed, run: str, watch: RunWatch, tally: _Tally) -> None:
+        """What an earlier run left is finished first, as it was written down."""
+        settings = settings_from_json(sink.kind, sink.settings)
+        for unit_id in (followed.open_unit, followed.retry_unit):
+            if unit_id is not None:
+                try:
+                    unit = self._catalog.units.read(unit_id)
+                except Corrupt as error:
+                    error.advice = error.advice or choices(sink.name, followed.table)
+                    raise
+                tally.resumed += 1
+                self._ship(unit, settings, run, watch, tally)
+
+    def _take_new(self, name: str, table: str, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally) -> bool:
+        """Open and ship one unit of what is new now; False if there is nothing."""
+        sink = self._catalog.sinks.find(name)
+        followed = sink.table(table)
+        check_followed(sink, followed)
+        if followed.current or self._passed_over(sink, followed):
+            return False
+        plan_shipment(self._new(followed, sink.name).plan, settings.columns, settings.where)
+        unit = self._catalog.units.open(sink, followed, settings.rules(), run)
+        if unit is None:
+            return False
+        # Crash here: an open unit and its pin; nothing was sent.
+        hit("unit.opened")
+        self._ship(unit, settings, run, watch, tally)
+        return True
+
+    def _ship(self, unit: Unit, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally) -> None:
+        unit_log = self._catalog.units.log(unit, run)
+        destination = self._open_destination(settings)
+        if unit.lane == RETRY:
+            self._ship_retry(unit, destination, unit_log, watch)
+        else:
+            shipment = self.shipment(unit)
+            watch.begin(unit.table, shipment.rows_max)
+            destination.ship(unit, shipment, unit_log, watch)
+        # Crash here: the destination has everything, the mark has not moved; the next run finds every part there.
+        hit("unit.shipped")
+        tally.add(self._catalog.units.settle(unit, run))
+        hit("unit.settled")
+        log.get().info("settled", sink=unit.sink, table=unit.table, since=unit.since, until=unit.until, lane=unit.lane)
+
+    def _ship_retry(self, unit: Unit, destination: Destination, unit_log: UnitLog, watch: Watch) -> None:
+        from floodmark.export.http import HttpDestination
+
+        if not isinstance(destination, HttpDestination):
+            raise Invalid("this kind of sink refuses no rows, so there are none to send again", sink=unit.sink)
+        lines = self._catalog.units.retry_lines(unit)
+        found = (Body(place, place + 1, 0, line.encode()) for place, line in lines)
+        destination.ship_bodies(unit, found, unit_log, watch)
+
+    # ── what is new ──
+
+    def shipment(self, unit: Unit) -> Shipment:
+        """The rows of a unit, from the version that it pinned."""
+        since = None if unit.since == BEGINNING else unit.since
+        found = self._reader.changes(unit.table, since, unit.until, Moment(version=unit.version))
+        if found.table_id != unit.table_id:
+            raise Corrupt("the table of a unit is another one at its version", unit=unit.id, table=unit.table)
+        return plan_shipment(found.plan, unit.rules.columns, unit.rules.where)
+
+    def plan(self, name: str) -> SinkRun:
+        """What a run would do now. Changes nothing."""
+        sink = self._catalog.sinks.find(name)
+        return SinkRun(name, (*(self._planned(sink, one) for one in sink.tables), *_lost(sink)))
+
+    def _planned(self, sink: Sink, followed: Followed) -> TableRun:
+        here = TableRun(followed.table, NOTHING_TO_DO, since=followed.mark, until=followed.head_sequence)
+        try:
+            check_followed(sink, followed)
+            settings = settings_from_json(sink.kind, sink.settings)
+            if followed.current:
+                return here
+            changes = self._new(followed, sink.name)
+            if changes.empty and followed.open_unit is None:
+                return here
+            shipment = plan_shipment(changes.plan, settings.columns, settings.where)
+        except FloodmarkError as error:
+            return replace(here, outcome=outcome_of(error), error=error)
+        detail = {"rows_max": shipment.rows_max, "files": len(shipment.plan.files), "open_unit": followed.open_unit}
+        outcome = PAUSED if sink.state == SINK_PAUSED else PLANNED
+        return replace(here, outcome=outcome, detail=detail)
+
+    def _new(self, followed: Followed, sink: str) -> Changes:
+        mark = followed.mark if followed.mark is not None else BEGINNING
+        try:
+            return self._reader.changes(followed.table, None if mark == BEGINNING else mark, None, Moment())
+        except BelowRetention as error:
+            error.advice = choices(sink, followed.table)
+            raise
+
+    def _pass_over(self, sink: Sink) -> Sink:
+        """Move the marks of tables in which nothing is new for anybody, such as after a compaction."""
+        moved = False
+        for followed in sink.tables:
+            try:
+                check_followed(sink, followed)
+            except FloodmarkError:
+                continue  # said by the run
+            moved = (not followed.current and self._passed_over(sink, followed)) or moved
+        return self._catalog.sinks.find(sink.name) if moved else sink
+
+    def _passed_over(self, sink: Sink, followed: Followed) -> bool:
+        if followed.open_unit is not None or followed.retry_unit is not None:
+            return False
+        try:
+            changes = self._new(followed, sink.name)
+        except FloodmarkError:
+            return False  # said by the run
+        return changes.empty and self._catalog.units.pass_over(sink, followed, changes.until)
+
+    def _mark(self, name: str, table: str) -> int | None:
+        return self._catalog.sinks.find(name).table(table).mark
+
+
+@dataclass
+class _Tally:
+    followed: Followed
+    units: int = 0
+    resumed: int = 0
+    rows: int = 0
+    deletions: int = 0
+    size_bytes: int = 0
+    quarantined: int = 0
+
+    def add(self, settled: dict[str, int]) -> None:
+        self.units += 1
+        self.rows += settled["rows"]
+        self.deletions += settled["deletions"]
+        self.size_bytes += settled["bytes"]
+        self.quarantined += settled["quarantined"]
+
+    def done(self, outcome: str, mark: int | None, error: FloodmarkError | None = None) -> TableRun:
+        return TableRun(
+            self.followed.table,
+            outcome,
+            self.units,
+            self.resumed,
+            self.rows,
+            self.deletions,
+            self.size_bytes,
+            self.quarantined,
+            self.followed.mark,
+            mark,
+            error=error,
+        )
+
+
+def is_current(sink: Sink) -> bool:
+    return all(one.current and one.incarnation == sink.lake for one in sink.tables) and not sink.lost
+
+
+def _lost(sink: Sink) -> list[TableRun]:
+    return [TableRun(table, REFUSED, error=_lost_mark(sink.name, table)) for table in sink.lost]
+
+
+def _lost_mark(sink: str, table: str) -> Corrupt:
+    return Corrupt("the sink's mark is lost", sink=sink, table=table, advice=choices(sink, table))
+
+
+def check_followed(sink: Sink, followed: Followed) -> None:
+    """Refuse to go on where marks and table do not belong together: somebody has to choose."""
+    facts = {"sink": sink.name, "table": followed.table}
+    advice = choices(sink.name, followed.table)
+    if followed.head_id is None:
+        raise NotFound("the table of the sink is not there", **facts, advice="Make it again, or remove the sink.")
+    if followed.head_id != followed.table_id:
+        raise Corrupt("the table was dropped and made again: the sink's mark is of the old one", **facts, advice=advice)
+    if followed.incarnation != sink.lake:
+        raise Corrupt(
+            "the catalog was restored from a backup: the sink may have sent rows that it does not know of",
+            **facts,
+            mark=followed.mark,
+            advice=advice,
+        )
+    if followed.mark is None or followed.epoch is None:
+        raise _lost_mark(sink.name, followed.table)
+    if followed.head_sequence is None or not BEGINNING <= followed.mark <= followed.head_sequence:
+        raise Corrupt(
+            "the sink's mark is not a sequence of the table",
+            **facts,
+            mark=followed.mark,
+            newest=followed.head_sequence,
+            advice=advice,
+        )
+
+
+def _nothing(sink: Sink) -> SinkRun:
+    return SinkRun(
+        sink.name, tuple(TableRun(one.table, NOTHING_TO_DO, since=one.mark, until=one.mark) for one in sink.tables)
+    )

@@ -1,0 +1,317 @@
+"""`lake.sinks`: the ways out of a lake, as a user holds them.
+
+Adding, changing and asking are single transactions of the catalog; a run is `export/run.py`. What cannot be undone
+(remove, replay, dropping refused rows) is said by name and never happens by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from floodmark import clock
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.sink_state import ACTIVE, PAUSED, Followed, Sink
+from floodmark.catalog.units import Bad
+from floodmark.errors import Busy, FloodmarkError, Invalid
+from floodmark.export.destination import Destination, open_destination
+from floodmark.export.quarantine import current_lines
+from floodmark.export.record import BUSY, NOTHING_TO_DO, SinkRun, TableRun, outcome_of
+from floodmark.export.run import Progress, Runner, RunWatch, check_followed
+from floodmark.export.settings import (
+    FILES,
+    HTTP,
+    ICEBERG,
+    AnySettings,
+    check_name,
+    parse_settings,
+    settings_from_json,
+)
+from floodmark.model import BEGINNING, Head
+from floodmark.reading import Moment, Reader
+from floodmark.rows.shipment import plan_shipment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Where a sink begins: at the beginning, with what comes from now on, where its mark is, or behind a sequence.
+BEGINNING_NAME, HEAD_NAME, MARK_NAME = "beginning", "head", "mark"
+# What says where the rows go: another place is another sink.
+PLACE = {HTTP: (), FILES: ("path",), ICEBERG: ("catalog", "namespace", "table")}
+
+
+class LakeSinks:
+    def __init__(
+        self,
+        catalog: Catalog,
+        reader: Reader,
+        get_spark: Callable[[], SparkSession],
+        get_ready: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._reader = reader
+        self._get_spark = get_spark
+        self._get_ready = get_ready
+        self._runner = Runner(catalog, reader, self._open, get_ready)
+
+    def _open(self, settings: AnySettings) -> Destination:
+        return open_destination(settings, self._catalog.storage, self._get_spark)
+
+    # ── what they are ──
+
+    def add(
+        self, name: str, kind: str, *, tables: str | Sequence[str], start: str | int = BEGINNING_NAME, **settings: Any
+    ) -> dict[str, Any]:
+        """Register a sink. Nothing is sent before its first run.
+
+        kind: http (url, …), files (path, …) or iceberg (catalog, …). `start`: "beginning" ships what is there already,
+        "head" only what comes from now on, a number what is newer than that sequence.
+        """
+        check_name(name)
+        chosen = parse_settings(kind, settings)
+        names = [tables] if isinstance(tables, str) else list(dict.fromkeys(tables))
+        if not names:
+            raise Invalid("a sink follows at least one table", sink=name)
+        self._get_ready()
+        heads = [self._catalog.history.head(table) for table in names]
+        for head in heads:
+            self._check_rows(head, chosen)
+        marks = {head.table: _mark_at(start, head, None) for head in heads}
+        self._catalog.sinks.add(name, kind, chosen.to_json(), heads, marks, chosen.protected)
+        return self.about(name)
+
+    def set(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Change settings, from the next unit on; None puts one back to its default."""
+        sink = self._catalog.sinks.find(name)
+        known = json.loads(settings_from_json(sink.kind, sink.settings).to_json())
+        chosen = parse_settings(
+            sink.kind, {key: value for key, value in {**known, **settings}.items() if value is not None}
+        )
+        moved = [key for key in PLACE[sink.kind] if json.loads(chosen.to_json()).get(key) != known.get(key)]
+        if moved:
+            raise Invalid(
+                "a sink stays at its place: another one is another sink",
+                setting=moved[0],
+                advice="Add a sink for the new place; `--start head` if the rows are there already.",
+            )
+        self._get_ready()
+        for followed in sink.tables:
+            if followed.head_id == followed.table_id:
+                self._check_rows(self._catalog.history.head(followed.table), chosen)
+        self._catalog.sinks.set(name, chosen.to_json(), chosen.protected)
+        return self.about(name)
+
+    def pause(self, name: str) -> bool:
+        """No run ships anything until resumed; one that is under way stops at its next step. False: it was paused."""
+        self._get_ready()
+        return self._catalog.sinks.set_state(name, PAUSED)
+
+    def resume(self, name: str) -> bool:
+        self._get_ready()
+        return self._catalog.sinks.set_state(name, ACTIVE)
+
+    def remove(self, name: str) -> None:
+        """Forget a sink, its marks and its quarantine; what it sent stays where it is. Busy while it runs."""
+        self._get_ready()
+        self._catalog.sinks.remove(name)
+
+    def replay(self, name: str, *, start: str | int, table: str | None = None) -> dict[str, Any]:
+        """Open a new epoch of one table (or all): rows newer than `start` are sent again. Explicit, and counted."""
+        self._get_ready()
+        sink = self._catalog.sinks.find(name)
+        settings = settings_from_json(sink.kind, sink.settings)
+        known = {followed.table: followed for followed in sink.tables}
+        names = [*known, *sink.lost] if table is None else [table]
+        for one in names:
+            head = self._catalog.history.head(one)
+            self._catalog.sinks.replay(name, head, _mark_at(start, head, known.get(one)), settings.protected)
+        return self.about(name)
+
+    def plan_replay(self, name: str, *, start: str | int, table: str | None = None) -> list[dict[str, Any]]:
+        """What `replay` would do, per table: how many changes would be sent, again, or never. Changes nothing."""
+        sink = self._catalog.sinks.find(name)
+        known = {followed.table: followed for followed in sink.tables}
+        names = [*known, *sink.lost] if table is None else [table]
+        if table is not None and table not in sink.lost:
+            sink.table(table)
+        return [self._replayed(self._catalog.history.head(one), start, known.get(one)) for one in names]
+
+    def _replayed(self, head: Head, start: str | int, followed: Followed | None) -> dict[str, Any]:
+        begin = _mark_at(start, head, followed)
+        mark = followed.mark if followed is not None and followed.table_id == head.table_id else None
+        rows = self._catalog.units.lag(head.table_id, begin).rows
+        # Without a mark of this table nobody can tell what was sent of it: nothing, as far as is known.
+        waiting = rows if mark is None else self._catalog.units.lag(head.table_id, mark).rows
+        return {
+            "table": head.table,
+            "mark": mark,
+            "start": begin,
+            "rows": rows,
+            "again": max(0, rows - waiting),
+            "skipped": max(0, waiting - rows),
+            "open_unit": None if followed is None else followed.open_unit or followed.retry_unit,
+        }
+
+    # ── how they are ──
+
+    def status(self) -> list[dict[str, Any]]:
+        """Every sink: see `about`."""
+        return [self._about(sink) for sink in self._catalog.sinks.all()]
+
+    def about(self, name: str) -> dict[str, Any]:
+        """Where a sink is: mark and head, lag in rows and time, last unit, errors, quarantine, per table."""
+        return self._about(self._catalog.sinks.find(name))
+
+    def _about(self, sink: Sink) -> dict[str, Any]:
+        bad = self._catalog.units.count_quarantined(sink.id)
+        settings = json.loads(sink.settings)
+        return {
+            "sink": sink.name,
+            "kind": sink.kind,
+            "state": sink.state,
+            "running": self._catalog.sinks.holder(sink.name),
+            "settings": settings,
+            "error": None if sink.error is None else json.loads(sink.error),
+            "error_at": None if sink.error_ms is None else clock.format_time(sink.error_ms),
+            "quarantined": sum(bad.values()),
+            "lost": sink.lost,
+            "tables": [self._about_table(sink, one, bad.get(one.table_id, 0)) for one in sink.tables],
+        }
+
+    def _about_table(self, sink: Sink, followed: Followed, bad: int) -> dict[str, Any]:
+        lag = self._catalog.units.lag(followed.table_id, followed.mark)
+        last = None if followed.last_unit is None else json.loads(followed.last_unit)
+        if last is not None:
+            last["settled"] = clock.format_time(last.pop("settled_ms"))
+        try:
+            check_followed(sink, followed)
+            refused = None
+        except FloodmarkError as error:
+            refused = error.as_dict()
+        return {
+            "table": followed.table,
+            "mark": followed.mark,
+            "head": followed.head_sequence,
+            "epoch": followed.epoch,
+            "lag_rows": lag.rows,
+            "lag_ms": lag.age_ms,
+            "units": followed.units,
+            "rows": followed.rows,
+            "deletions": followed.deletions,
+            "bytes": followed.size_bytes,
+            "replays": followed.replays,
+            "open_unit": followed.open_unit or followed.retry_unit,
+            "last_unit": last,
+            "quarantined": bad,
+            "refused": refused,
+        }
+
+    # ── running ──
+
+    def run(
+        self,
+        name: str,
+        *,
+        until_empty: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        stop: threading.Event | None = None,
+    ) -> SinkRun:
+        """Ship what is new: first the unit that is open, if one is, then one unit per table.
+
+        With until_empty it goes on until nothing is new. `stop` ends it at once; the next run resumes. Whatever
+        happens is in the record: this raises only for a sink that is not there and a lake that is read-only.
+        """
+        if dry_run:
+            return self._runner.plan(name)
+        return self._runner.run(name, RunWatch(stop or threading.Event(), progress), until_empty=until_empty)
+
+    # ── rows that were refused ──
+
+    def quarantine(self, name: str, *, table: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        """Rows that the destination refused for good, oldest first."""
+        found = self._catalog.units.quarantined(self._catalog.sinks.find(name), table, limit)
+        return [_bad(entry) for entry in found]
+
+    def retry(self, name: str, *, ids: Sequence[str] | None = None, stop: threading.Event | None = None) -> SinkRun:
+        """Send refused rows again, as they are now; those that a newer state replaced are let go."""
+        self._get_ready()
+        sink = self._catalog.sinks.find(name)
+        settings = settings_from_json(sink.kind, sink.settings)
+        found = self._chosen(sink, ids)
+        watch = RunWatch(stop or threading.Event())
+        return SinkRun(
+            name,
+            tuple(
+                self._retry(sink, followed, settings, mine, watch)
+                for followed in sink.tables
+                if (mine := [entry for entry in found if entry.table_id == followed.table_id])
+            ),
+        )
+
+    def _retry(
+        self, sink: Sink, followed: Followed, settings: AnySettings, entries: Sequence[Bad], watch: RunWatch
+    ) -> TableRun:
+        try:
+            lines, replaced = current_lines(self._reader, self._catalog.storage, followed.table, settings, entries)
+            self._catalog.units.drop_quarantined(sink, replaced)
+            if not lines:
+                return TableRun(followed.table, NOTHING_TO_DO, detail={"replaced": len(replaced)})
+            done = self._runner.retry(sink.name, followed.table, lines, watch)
+        except Busy as error:
+            return TableRun(followed.table, BUSY, error=error)
+        except FloodmarkError as error:
+            return TableRun(followed.table, outcome_of(error), error=error)
+        done.detail["replaced"] = len(replaced)
+        return done
+
+    def drop(self, name: str, *, ids: Sequence[str] | None = None) -> int:
+        """Let refused rows go for good: all, or those with these ids. Returns how many."""
+        self._get_ready()
+        sink = self._catalog.sinks.find(name)
+        return self._catalog.units.drop_quarantined(sink, [entry.id for entry in self._chosen(sink, ids)])
+
+    def _chosen(self, sink: Sink, ids: Sequence[str] | None) -> list[Bad]:
+        found = self._catalog.units.quarantined(sink)
+        if ids is None:
+            return found
+        unknown = set(ids) - {entry.id for entry in found}
+        if unknown:
+            raise Invalid("no refused row has this id", sink=sink.name, id=sorted(unknown)[0])
+        return [entry for entry in found if entry.id in ids]
+
+    def _check_rows(self, head: Head, settings: AnySettings) -> None:
+        """Columns and filter fit the table: said now, not in the middle of a run."""
+        found = self._reader.changes(head.table, None, BEGINNING, Moment())
+        plan_shipment(found.plan, settings.columns, settings.where)
+
+
+def _mark_at(start: str | int, head: Head, followed: Followed | None) -> int:
+    if start == BEGINNING_NAME:
+        return BEGINNING
+    if start == HEAD_NAME:
+        return head.sequence
+    if start == MARK_NAME and followed is not None and followed.mark is not None:
+        if followed.table_id != head.table_id or followed.mark > head.sequence:
+            raise Invalid("the mark is not of this table", table=head.table, advice="Use beginning, head or a number.")
+        return followed.mark
+    if isinstance(start, int) and not isinstance(start, bool) and BEGINNING <= start <= head.sequence:
+        return start
+    raise Invalid(
+        "this is no place to begin",
+        start=repr(start),
+        table=head.table,
+        newest=head.sequence,
+        advice="Use beginning, head, or a sequence up to the newest; mark if there is one.",
+    )
+
+
+def _bad(entry: Bad) -> dict[str, Any]:
+    values = asdict(entry)
+    for name in ("first_ms", "last_ms"):
+        values[name.removesuffix("_ms")] = clock.format_time(values.pop(name))
+    values.pop("table_id")
+    return values
