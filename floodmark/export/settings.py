@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
+from floodmark.catalog.unit import Rules
 from floodmark.errors import Corrupt, Invalid
-from floodmark.export.unit import Rules
 
 HTTP, FILES, ICEBERG = "http", "files", "iceberg"
 NAME_BYTES_MAX = 200

@@ -32,6 +32,7 @@ from floodmark.export.settings import (
 )
 from floodmark.model import BEGINNING, Head
 from floodmark.reading import Moment, Reader
+from floodmark.rows.ndjson import holds
 from floodmark.rows.shipment import plan_shipment
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 # Where a sink begins: at the beginning, with what comes from now on, where its mark is, or behind a sequence.
 BEGINNING_NAME, HEAD_NAME, MARK_NAME = "beginning", "head", "mark"
+TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
 # What says where the rows go: another place is another sink.
 PLACE = {HTTP: (), FILES: ("path",), ICEBERG: ("catalog", "namespace", "table")}
 
@@ -286,7 +288,18 @@ class LakeSinks:
     def _check_rows(self, head: Head, settings: AnySettings) -> None:
         """Columns and filter fit the table: said now, not in the middle of a run."""
         found = self._reader.changes(head.table, None, BEGINNING, Moment())
-        plan_shipment(found.plan, settings.columns, settings.where)
+        shipment = plan_shipment(found.plan, settings.columns, settings.where)
+        if settings.rules().format not in TEXT_FORMATS:
+            return
+        for field in shipment.schema:
+            if not holds(field.type):
+                raise Invalid(
+                    "JSON has no form for this column",
+                    table=head.table,
+                    column=field.name,
+                    type=field.type,
+                    advice="Choose other columns, or a files sink with Parquet.",
+                )
 
 
 def _mark_at(start: str | int, head: Head, followed: Followed | None) -> int:

@@ -5,8 +5,9 @@ range. The answer has every key at most once. A row of the range is always at le
 the range (the deletion took the older row away), so a row hides every deletion; of deletions, the newest counts. A row
 above the range is not in the answer and hides nothing: whoever follows gets it with the next range.
 
-Spark and the caller's process give the same rows, in no promised order. Neither holds them all: deletions are matched
-against keys in chunks. A DataFrame of little is read in the caller's process too: a job takes longer than the rows. A
+Spark and the caller's process give the same rows; Spark in no promised order, the caller's process in that of the
+plan's files, then deletions in an order of their own (I8). Neither holds them all: deletions are matched against keys
+in chunks. A DataFrame of little is read in the caller's process too: a job takes longer than the rows. A
 file that is missing is an error, never fewer rows.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 CHANGE_COLUMN = "_change"
 UPSERT, DELETE = "upsert", "delete"
+# Where a key stands among those that were read with it; no key column has this name.
+_PLACE = "place"
 KEY_CHUNK_ROWS = 500_000
 KEY_CHUNK_BYTES = 64 * 1024 * 1024
 # What is read sooner than a Spark job starts; a file more is a round trip more to object storage.
@@ -137,8 +141,8 @@ def _files_of_keys(plan: ChangePlan) -> list[LiveFile]:
 
 
 def _files_of_deletions(plan: ChangePlan) -> list[LiveFile]:
-    """Deletions files as fresh data files with the sequence of their commit, newest first."""
-    newest_first = sorted(plan.deletions, key=lambda file: file.sequence, reverse=True)
+    """Deletions files as fresh data files with the sequence of their commit, newest first, then by location."""
+    newest_first = sorted(plan.deletions, key=lambda file: (-file.sequence, file.location))
     return [
         LiveFile(
             DataFile.from_args(
@@ -165,13 +169,21 @@ def changes_batches(storage: Storage, plan: ChangePlan, chunk_rows: int = KEY_CH
     for batch in arrow_batches(storage, plan.files, plan.schema, True, plan.between):
         change = pa.repeat(pa.scalar(UPSERT), len(batch))
         yield pa.RecordBatch.from_arrays([*batch.columns[:-1], change, batch.columns[-1]], schema=target)
+    yield from deletions_batches(storage, plan, chunk_rows)
+
+
+def deletions_batches(storage: Storage, plan: ChangePlan, chunk_rows: int = KEY_CHUNK_ROWS) -> Iterator[pa.RecordBatch]:
+    """Only the deletions of the changes, in the same order every time, however they are read.
+
+    The newest file first, files of one sequence by location, keys by their position: each where it comes first.
+    """
     if plan.deletions:
         for keys in _deleted_keys(storage, plan, chunk_rows):
             yield from _as_deletions(keys, plan).to_batches(READ_BATCH_ROWS)
 
 
 def _deleted_keys(storage: Storage, plan: ChangePlan, chunk_rows: int) -> Iterator[pa.Table]:
-    """The keys whose newest change in the range is a deletion, each once, with its sequence."""
+    """The keys whose newest change in the range is a deletion, each once, with its sequence, in their order."""
     names = _key_names(plan)
     keys = _key_schema(plan)
 
@@ -183,11 +195,14 @@ def _deleted_keys(storage: Storage, plan: ChangePlan, chunk_rows: int) -> Iterat
 
     for number, chunk in enumerate(deletions()):
         # Chunks come newest first: what an earlier one has is newer, or the same.
-        found = chunk.group_by(names).aggregate([(SEQ_COLUMN, "max")]).rename_columns([*names, SEQ_COLUMN])
+        placed = chunk.append_column(_PLACE, pa.array(np.arange(len(chunk))))
+        found = placed.group_by(names).aggregate([(SEQ_COLUMN, "max"), (_PLACE, "min")])
+        found = found.rename_columns([*names, SEQ_COLUMN, _PLACE])
         for newer in chain(rows(), islice(deletions(), number)):
             if len(found):
                 found = found.join(newer.select(names), keys=names, join_type="left anti")
-        yield found
+        # Groups and joins keep no order.
+        yield found.sort_by(_PLACE).drop_columns(_PLACE)
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], chunk_rows: int) -> Iterator[pa.Table]:

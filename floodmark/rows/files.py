@@ -7,21 +7,19 @@ as nothing, the second as two quotes. JSON is strict: a number that JSON does no
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import date, datetime
-from decimal import Decimal
-from math import isfinite, isnan
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from floodmark.errors import Invalid
+from floodmark.rows.ndjson import dicts, encode_text, holds, json_value, plain_text
 from floodmark.storage import Storage
+
+__all__ = ["FORMATS", "dicts", "format_for", "json_value", "write_file"]
 
 # What must be quoted in CSV: separators, quotes, and text that has no other sign of being there.
 _QUOTED = re.compile(r'[",\r\n]|^$|^\s|\s$')
@@ -65,16 +63,10 @@ def write_file(
 
 
 def _held(kind: pa.DataType, file_format: str) -> bool:
-    """CSV has plain values only, and no agreed text for bytes; the keys of JSON's objects are text."""
+    """CSV has plain values only, and no agreed text for bytes."""
     if file_format == "csv":
         return not pa.types.is_nested(kind) and not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind)
-    if file_format == "jsonl" and pa.types.is_map(kind) and not _is_text(kind.key_type):
-        return False
-    return all(_held(kind.field(at).type, file_format) for at in range(kind.num_fields))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return file_format != "jsonl" or holds(kind)
 
 
 Write = Callable[[pa.RecordBatch], None]
@@ -83,7 +75,7 @@ Write = Callable[[pa.RecordBatch], None]
 @contextmanager
 def _jsonl(stream: Any, schema: pa.Schema) -> Iterator[Write]:
     def write(batch: pa.RecordBatch) -> None:
-        stream.write("".join(f"{_json_text(row)}\n" for row in dicts(batch)).encode())
+        stream.write(encode_text(batch))
 
     yield write
 
@@ -103,35 +95,6 @@ def _parquet(stream: Any, schema: pa.Schema) -> Iterator[Write]:
         yield writer.write_batch
 
 
-def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows as dicts of Python's values; maps are dicts too."""
-    try:
-        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
-    except OverflowError as error:
-        raise Invalid(
-            "a time is beyond the years 1 to 9999", cause=error, advice="`floodmark export` writes it as Parquet."
-        ) from error
-    return rows
-
-
-def _json_text(row: dict[str, Any]) -> str:
-    try:
-        return json.dumps(row, default=_plain, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        return json.dumps(json_value(row), ensure_ascii=False)
-
-
-def json_value(value: Any) -> Any:
-    """A value with all that JSON does not know as text, at any depth."""
-    if isinstance(value, dict):
-        return {str(json_value(key)): json_value(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [json_value(item) for item in value]
-    if isinstance(value, float):
-        return value if isfinite(value) else _plain(value)
-    return value if value is None or isinstance(value, str | int) else _plain(value)
-
-
 def _csv_line(values: Iterable[Any]) -> str:
     # A line without anything on it would be taken for no row.
     return (",".join(_csv_text(value) for value in values) or '""') + "\n"
@@ -142,18 +105,5 @@ def _csv_text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = str(value if isinstance(value, str | int) else _plain(value))
+    text = str(value if isinstance(value, str | int) else plain_text(value))
     return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
-
-
-def _plain(value: Any) -> str:
-    """A value as text: times in ISO 8601, bytes in base64, decimals in full, floats as Java and Python read them."""
-    if isinstance(value, float):
-        return repr(value) if isfinite(value) else "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    raise TypeError(f"{type(value).__name__} has no form as text")

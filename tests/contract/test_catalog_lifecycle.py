@@ -70,7 +70,8 @@ def prepare(place: Place) -> None:
 
 
 NOT_IN_FORMAT_1 = {"fm_pins", "fm_turns", "fm_processes", "fm_deletions"} | {
-    *("fm_expired", "fm_upkeep", "fm_consumers", "fm_maintenance")
+    *("fm_expired", "fm_upkeep", "fm_consumers", "fm_maintenance"),
+    *("fm_sinks", "fm_sink_tables", "fm_units", "fm_parts", "fm_quarantine", "fm_senders"),
 }
 
 

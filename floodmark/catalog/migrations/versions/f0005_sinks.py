@@ -15,6 +15,14 @@ def _whole(name: str, nullable: bool = False) -> sa.Column[int]:
 
 
 def upgrade() -> None:
+    _make_sinks()
+    _make_units()
+    _make_senders()
+    _forbid_falling_marks()
+    op.execute("UPDATE fm_lake SET format = 5 WHERE id = 1")
+
+
+def _make_sinks() -> None:
     op.create_table(
         "fm_sinks",
         sa.Column("name", sa.String(300), primary_key=True),
@@ -40,6 +48,9 @@ def upgrade() -> None:
         *(_whole(name) for name in ("units", "rows_sent", "deletions_sent", "bytes_sent", "replays", "retries")),
         sa.Column("last_unit", sa.Text),
     )
+
+
+def _make_units() -> None:
     op.create_table(
         "fm_units",
         sa.Column("id", sa.String(26), primary_key=True),
@@ -75,15 +86,6 @@ def upgrade() -> None:
         sa.Column("retry_unit", sa.String(26)),
         _whole("retry_position", nullable=True),
     )
-    op.create_table(
-        "fm_senders",
-        sa.Column("sender", sa.String(200), primary_key=True),
-        sa.Column("table_id", sa.String(36), primary_key=True),
-        *(_whole(name) for name in ("epoch", "mark", "since", "until")),
-        sa.Column("ranges", sa.Text, nullable=False),
-        _whole("version"),
-        _whole("updated_ms"),
-    )
     # One unit at a time for each table of a sink: whoever else has one in mind finds out here.
     still_open = sa.text("state = 'open'")
     op.create_index(
@@ -97,8 +99,18 @@ def upgrade() -> None:
     op.create_index("fm_units_newest", "fm_units", ["sink", "table_id", "id"])
     op.create_index("fm_quarantine_place", "fm_quarantine", ["unit", "position"], unique=True)
     op.create_index("fm_quarantine_sink", "fm_quarantine", ["sink", "table_id", "id"])
-    _forbid_falling_marks()
-    op.execute("UPDATE fm_lake SET format = 5 WHERE id = 1")
+
+
+def _make_senders() -> None:
+    op.create_table(
+        "fm_senders",
+        sa.Column("sender", sa.String(200), primary_key=True),
+        sa.Column("table_id", sa.String(36), primary_key=True),
+        *(_whole(name) for name in ("epoch", "mark", "since", "until")),
+        sa.Column("ranges", sa.Text, nullable=False),
+        _whole("version"),
+        _whole("updated_ms"),
+    )
 
 
 def _forbid_falling_marks() -> None:

@@ -1,0 +1,238 @@
+"""What to do about an answer over HTTP, and how a part looks on the wire: decisions and texts without I/O.
+
+A destination that refuses what is in a part (400, 413, 422) is believed: the part is halved, down to the bad rows. One
+that cannot just now (408, 409, 425, 429, 5xx, no answer) is asked again under the same key: nobody knows whether
+it took the part (I13). Any other answer is about the address or the caller, not about rows: the run ends, and no row is
+set aside. What a destination says may hold what it was sent, so texts pass `hide` before anybody sees them (I18).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import zstandard
+
+from floodmark.catalog.unit import Part, Unit
+from floodmark.errors import Corrupt, FloodmarkError, Invalid, Unavailable
+from floodmark.rows.changes import CHANGE_COLUMN, DELETE
+
+DELIVERED, AGAIN, REFUSED, UNAUTHORIZED, WRONG = "delivered", "again", "refused", "unauthorized", "wrong"
+_AGAIN = frozenset({408, 409, 425, 429})
+_REFUSED = frozenset({400, 413, 422})
+
+BACKOFF_S_FIRST = 0.25
+# How much of an answer is kept: enough to see what is wrong, little enough for an error and a row of the quarantine.
+ANSWER_CHARACTERS_MAX = 500
+GZIP_LEVEL = 6
+ZSTD_LEVEL = 3
+_SECONDS = re.compile(r"\d+(\.\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back for one request; without a status nothing did, and `text` says why."""
+
+    status: int | None
+    text: str = ""
+    # How long the destination wants to be left alone; None if it does not say so in a way that can be understood.
+    retry_after_s: float | None = None
+    # Who answered, if it says so.
+    destination: str | None = None
+
+
+def judge(status: int | None) -> str:
+    """What an answer means; None: there was none."""
+    if status is None or status in _AGAIN or 500 <= status <= 599:
+        return AGAIN
+    if 200 <= status <= 299:
+        return DELIVERED
+    if status in _REFUSED:
+        return REFUSED
+    return UNAUTHORIZED if status == 401 else WRONG
+
+
+def asks_again(reply: Reply, retry_after_s_max: float) -> bool:
+    """Whether the same part is worth another try in this run."""
+    return judge(reply.status) == AGAIN and (reply.retry_after_s or 0.0) <= retry_after_s_max
+
+
+def wait_s(reply: Reply, tries: int, backoff_s_max: float, chance: float) -> float:
+    """How long to wait after so many tries: what the destination asked for, else twice as long each time.
+
+    `chance` is in [0, 1): parts that failed together do not come back together.
+    """
+    if reply.retry_after_s is not None:
+        return reply.retry_after_s
+    # The exponent is bounded so that any number of tries can be counted.
+    longest = min(backoff_s_max, BACKOFF_S_FIRST * 2.0 ** min(tries - 1, 60))
+    return longest * (0.5 + chance / 2)
+
+
+def retry_after_s(value: str | None, date: str | None, now: datetime) -> float | None:
+    """Seconds that Retry-After asks for, at least 0; None if it is not there or cannot be understood.
+
+    A time is compared with the answer's own Date, if it has one: clocks differ between machines.
+    """
+    if value is None:
+        return None
+    if _SECONDS.fullmatch(value.strip()):
+        return float(value)
+    until = _moment(value)
+    if until is None:
+        return None
+    return max(0.0, (until - (_moment(date) or now)).total_seconds())
+
+
+def _moment(value: str | None) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(value or "")
+        # A date without a zone is UTC, like every date of HTTP.
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+# ── the wire ──
+
+
+def address(url: str, table: str) -> str:
+    return url.replace("{table}", quote(table, safe=""))
+
+
+def place(url: str) -> str:
+    """An address for errors: without what follows the path, where some endpoints want a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+def headers(unit: Unit, part: Part, version: str) -> dict[str, str]:
+    """Everything but the token; the same at every try."""
+    compression = unit.rules.compression
+    return {
+        "Content-Type": "application/x-ndjson",
+        **({} if compression == "none" else {"Content-Encoding": compression}),
+        # The answer is looked at as it comes: only its beginning is wanted.
+        "Accept-Encoding": "identity",
+        "Idempotency-Key": unit.key(part.first, part.last),
+        "Floodmark-Sender": unit.sender,
+        "Floodmark-Epoch": str(unit.epoch),
+        "Floodmark-Unit": unit.range,
+        "Floodmark-Part": f"{part.first}-{part.last}",
+        "User-Agent": f"floodmark/{version}",
+    }
+
+
+def compress(data: bytes, compression: str) -> bytes:
+    """The same bytes for the same bytes: no time, no name, a fixed level."""
+    if compression == "gzip":
+        return gzip.compress(data, GZIP_LEVEL, mtime=0)
+    if compression == "zstd":
+        return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)
+    if compression == "none":
+        return data
+    raise Corrupt("a unit's compression is unknown", compression=compression)
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """An answer's beginning, without the secrets that it may repeat."""
+    for secret in secrets:
+        # As it is, in a JSON text that escapes slashes, in an address.
+        for form in (secret, secret.replace("/", "\\/"), quote(secret, safe="")):
+            text = text.replace(form, "…")
+    return text[:ANSWER_CHARACTERS_MAX]
+
+
+# ── parts ──
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A part and its text, one line per row; `body` is the first row of the body that it was cut from."""
+
+    part: Part
+    data: bytes
+    deletions: int
+    body: int
+
+    @property
+    def rows(self) -> int:
+        return self.part.last - self.part.first
+
+    @property
+    def name(self) -> str:
+        return f"{self.part.first}-{self.part.last}"
+
+
+def halve(parcel: Parcel) -> list[Parcel]:
+    """A part of several rows as two: rows, order and bytes are the same."""
+    lines = parcel.data.split(b"\n")
+    if lines.pop() or len(lines) != parcel.rows or parcel.rows < 2:
+        raise Corrupt("a part's text does not have one line per row", part=parcel.name, lines=len(lines))
+    middle = parcel.rows // 2
+    return [
+        _parcel(parcel.part.first, lines[:middle], parcel.body),
+        _parcel(parcel.part.first + middle, lines[middle:], parcel.body),
+    ]
+
+
+def _parcel(first: int, lines: list[bytes], body: int) -> Parcel:
+    data = b"".join(line + b"\n" for line in lines)
+    deletions = sum(json.loads(line).get(CHANGE_COLUMN) == DELETE for line in lines)
+    return Parcel(Part(first, first + len(lines), hashlib.sha256(data).hexdigest()), data, deletions, body)
+
+
+def reason(reply: Reply) -> str:
+    """Why a row is in quarantine."""
+    return f"{reply.status}: {reply.text}" if reply.text else str(reply.status)
+
+
+# ── the end of a run ──
+
+
+def failure(reply: Reply, tries: int, retry_after_s_max: float, facts: dict[str, Any]) -> FloodmarkError:
+    """The error that a part ends the run with; what is acknowledged stays so, the next run sends the rest."""
+    verdict = judge(reply.status)
+    if reply.status is None:
+        facts = {**facts, "tries": tries, "cause": reply.text}
+        return Unavailable("the endpoint does not answer", advice=_NEXT_RUN, **facts)
+    facts = {**facts, "status": reply.status, "tries": tries, "answer": reply.text or None}
+    if verdict == UNAUTHORIZED:
+        advice = (
+            "Put one that it accepts where token_env or token_file of the sink says; the next run goes on from here."
+        )
+        return Unavailable("the endpoint does not accept the token", advice=advice, **facts)
+    if verdict == WRONG:
+        advice = "Check the sink's url, and what the token may do; no row was set aside."
+        return Invalid("the endpoint does not take rows like this", advice=advice, **facts)
+    if not asks_again(reply, retry_after_s_max):
+        facts |= {"retry_after_s": reply.retry_after_s, "retry_after_s_max": retry_after_s_max}
+        advice = "Run the sink again after that time; it goes on from here."
+        return Unavailable("the endpoint asks for more patience than a run has", advice=advice, **facts)
+    return Unavailable("the endpoint did not take a part", advice=_NEXT_RUN, **facts)
+
+
+def too_many_refused(reply: Reply, quarantine_max: int, facts: dict[str, Any]) -> Invalid:
+    """So many bad rows are not bad rows."""
+    return Invalid(
+        "the endpoint refuses more rows of this unit than a sink sets aside",
+        advice=(
+            "This looks like a wrong address or shape, not like bad rows: check the sink's url and columns, or raise"
+            " quarantine_max. The unit stays open; the next run goes on from here."
+        ),
+        quarantine_max=quarantine_max,
+        status=reply.status,
+        answer=reply.text or None,
+        **facts,
+    )
+
+
+_NEXT_RUN = "Nothing is lost: the next run sends the parts that are not acknowledged, under the same keys."

@@ -1,0 +1,382 @@
+"""A receiver for sinks over HTTP: keeps every part once by its idempotency key, and misbehaves by script.
+
+What it was told to do wrong is a list of faults: a status, a lost reply, a late one, for the n-th request or for those
+that a predicate picks. What is stored and what is answered are decided apart, so every way of losing a reply can be
+played. With a ledger file, keys and rows outlive the process (`python -m floodmark.testing.receiver --ledger FILE`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import zstandard
+
+from floodmark.testing.http_bytes import BODY_BYTES_MAX, Answer, decode, read_body, read_head, write_answer
+
+# What a connection reads ahead; large bodies come in few pieces.
+BUFFER_BYTES = 1024 * 1024
+START_S_MAX = 30
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request, numbered from 1; header names in small letters."""
+
+    number: int
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    size_bytes: int
+    digest: str = ""
+    rows: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def key(self) -> str:
+        return self.headers.get("idempotency-key", "")
+
+    @property
+    def part(self) -> tuple[int, int]:
+        first, _, last = self.headers.get("floodmark-part", "0-0").partition("-")
+        return int(first), int(last)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What to do instead of a plain answer, to requests of these numbers or that `when` picks, at most `times` times.
+
+    `status`: answered so, and nothing is kept, unless it `stores` first: then only the reply is wrong. `drops`: the
+    connection is closed instead, and again nothing is kept unless it `stores`. Neither: what it would have done anyway,
+    but late by `delay_s`.
+    """
+
+    status: int | None = None
+    nth: tuple[int, ...] | None = None
+    when: Callable[[Received], bool] | None = None
+    times: int | None = None
+    stores: bool = False
+    drops: bool = False
+    delay_s: float = 0.0
+    text: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def meets(self, request: Received) -> bool:
+        by_number = self.nth is None or request.number in self.nth
+        return by_number and (self.when is None or self.when(request))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Fault:
+        """As a script file has it: `column` and `values` say in which rows a request is picked."""
+        values = dict(values)
+        column, wanted = values.pop("column", None), values.pop("values", [])
+        nth = values.pop("nth", None)
+        return cls(
+            nth=None if nth is None else tuple(nth),
+            when=None if column is None else holds(column, *wanted),
+            **values,
+        )
+
+
+def holds(column: str, *values: Any) -> Callable[[Received], bool]:
+    """Picks requests with a row that has one of these values."""
+    return lambda request: any(row.get(column) in values for row in request.rows)
+
+
+def answers(status: int, *, nth: tuple[int, ...] | None = None, text: str = "", **headers: str) -> Fault:
+    """Answer so, and store nothing; header names are written with _ for -."""
+    return Fault(status, nth, text=text, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def stores_then(status: int = 500, *, nth: tuple[int, ...] | None = None) -> Fault:
+    """Store, and answer as if it had failed."""
+    return Fault(status, nth, stores=True)
+
+
+def stores_then_drops(*, nth: tuple[int, ...] | None = None) -> Fault:
+    return Fault(None, nth, stores=True, drops=True)
+
+
+def stores_then_is_late(delay_s: float, *, nth: tuple[int, ...] | None = None) -> Fault:
+    return Fault(None, nth, stores=True, delay_s=delay_s)
+
+
+class Ledger:
+    """Keys with what came under them, and the rows; in a file, if there is one, durable before an answer is given."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.digests: dict[str, str] = {}
+        # Keys under which other bytes came again: a sender must never do that (I8).
+        self.mismatched: list[str] = []
+        self._path = path
+        if path is not None and path.exists():
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
+        text = path.read_bytes()
+        # The process died in the middle of the last line: nobody was told that it is there.
+        whole = text[: text.rfind(b"\n") + 1]
+        if len(whole) != len(text):
+            os.truncate(path, len(whole))
+        for line in whole.splitlines():
+            entry = json.loads(line)
+            self.digests[entry["key"]] = entry["digest"]
+            self.rows += entry["rows"]
+
+    def store(self, request: Received) -> bool:
+        """False if the key is known: nothing is stored again."""
+        known = self.digests.get(request.key)
+        if known is not None:
+            if known != request.digest:
+                self.mismatched.append(request.key)
+            return False
+        if self._path is not None:
+            entry = {"key": request.key, "digest": request.digest, "rows": request.rows}
+            with open(self._path, "a") as file:
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        self.digests[request.key] = request.digest
+        self.rows += request.rows
+        return True
+
+
+class Receiver:
+    """The server: in a thread of this process, as `with Receiver() as receiver`. Its settings may change while it runs.
+
+    `token`: 401 unless it comes with the request. `body_bytes_max`: 413 above. `refuses`: 422 for a part with such a
+    row. `discard`: read, count and throw away. `destination`: who it says it is.
+    """
+
+    def __init__(self, ledger: Path | None = None, *, discard: bool = False, port: int = 0) -> None:
+        self.ledger = Ledger(ledger)
+        self.discard = discard
+        self.token: str | None = None
+        self.body_bytes_max = BODY_BYTES_MAX
+        self.refuses: Callable[[dict[str, Any]], bool] | None = None
+        self.destination: str | None = None
+        self.requests: list[Received] = []
+        # What was answered, by the request's number; None if the connection was dropped.
+        self.statuses: dict[int, int | None] = {}
+        self.request_count = 0
+        self.row_count = 0
+        self.size_bytes = 0
+        # How many requests were under way at once, at most.
+        self.at_once_max = 0
+        self._at_once = 0
+        self._faults: list[Fault] = []
+        self._met: Counter[int] = Counter()
+        self._port = port
+        self._connections: set[asyncio.Task[None]] = set()
+
+    # ── for tests ──
+
+    def script(self, *faults: Fault) -> None:
+        """From now on these; the first that meets a request counts. Requests are numbered from 1 again."""
+        self._faults, self._met = list(faults), Counter()
+        self.requests, self.statuses, self.request_count = [], {}, 0
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return self.ledger.rows
+
+    @property
+    def tries(self) -> Counter[str]:
+        """How often each key came."""
+        return Counter(request.key for request in self.requests)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    # ── the server ──
+
+    def __enter__(self) -> Receiver:
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self.serve(started.set)), name="floodmark-receiver", daemon=True
+        )
+        self._thread.start()
+        if not started.wait(START_S_MAX):
+            raise RuntimeError("the receiver did not start")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(START_S_MAX)
+
+    async def serve(self, started: Callable[[], object]) -> None:
+        """Answer requests until it is ended; `started` is called when the address is known."""
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=BUFFER_BYTES)
+        self._port = server.sockets[0].getsockname()[1]
+        started()
+        await self._ended.wait()
+        server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = self._loop.create_task(self._converse(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (head := await read_head(reader)) is not None:
+                body = await read_body(reader, head[2])
+                self._at_once += 1
+                self.at_once_max = max(self.at_once_max, self._at_once)
+                try:
+                    goes_on = await self._answer(writer, *head, body)
+                finally:
+                    self._at_once -= 1
+                if not goes_on:
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the other side went away, in the middle of a request or of an answer
+        finally:
+            writer.close()
+
+    async def _answer(
+        self, writer: asyncio.StreamWriter, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> bool:
+        """False if the connection is dropped."""
+        if method == "GET":
+            await write_answer(writer, self._tell(path))
+            return True
+        self.request_count += 1
+        self.size_bytes += len(body)
+        request = Received(self.request_count, method, path, headers, len(body))
+        if self.discard:
+            first, last = request.part
+            self.row_count += last - first
+            await write_answer(writer, self._plain(200))
+            return True
+        request, problem = _decoded(request, body)
+        fault = self._fault(request)
+        answer = problem or self._decide(request, fault)
+        self.requests.append(request)
+        if fault is not None and fault.delay_s:
+            await asyncio.sleep(fault.delay_s)
+        self.statuses[request.number] = None if fault is not None and fault.drops else answer.status
+        if fault is not None and fault.drops:
+            writer.transport.abort()
+            return False
+        await write_answer(writer, answer)
+        return True
+
+    def _fault(self, request: Received) -> Fault | None:
+        for number, fault in enumerate(self._faults):
+            if (fault.times is None or self._met[number] < fault.times) and fault.meets(request):
+                self._met[number] += 1
+                return fault
+        return None
+
+    def _decide(self, request: Received, fault: Fault | None) -> Answer:
+        """Store or not, and what to say."""
+        if fault is not None and not fault.stores and (fault.drops or fault.status is not None):
+            return Answer(fault.status or 0, fault.text, fault.headers)
+        if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
+            return self._plain(401, "who are you?")
+        if request.size_bytes > self.body_bytes_max:
+            return self._plain(413, "too large")
+        refuses = self.refuses
+        if refuses is not None and any(refuses(row) for row in request.rows):
+            return self._plain(422, "a row is refused")
+        if self.ledger.store(request):
+            self.row_count += len(request.rows)
+        if fault is not None and fault.status is not None:
+            return Answer(fault.status, fault.text, fault.headers)
+        if request.key in self.ledger.mismatched:
+            return self._plain(409, "other bytes came under this key before")
+        return self._plain(200)
+
+    def _plain(self, status: int, text: str = "") -> Answer:
+        return Answer(status, text, {} if self.destination is None else {"Floodmark-Destination": self.destination})
+
+    def _tell(self, path: str) -> Answer:
+        """For who is in another process: /stats and /rows."""
+        if path == "/rows":
+            return Answer(200, "".join(json.dumps(row) + "\n" for row in self.rows))
+        stats = {
+            "requests": self.request_count,
+            "rows": self.row_count,
+            "bytes": self.size_bytes,
+            "keys": len(self.ledger.digests),
+            "mismatched": len(self.ledger.mismatched),
+        }
+        return Answer(200, json.dumps(stats))
+
+
+def _decoded(request: Received, body: bytes) -> tuple[Received, Answer | None]:
+    """The request with its rows, or what is wrong with it."""
+    try:
+        text = decode(body, request.headers.get("content-encoding", ""))
+        rows = tuple(json.loads(line) for line in text.split(b"\n") if line)
+    except (ValueError, OSError, EOFError, zstandard.ZstdError) as error:
+        return request, Answer(400, f"not NDJSON: {error}")
+    digest = hashlib.sha256(text).hexdigest()
+    found = Received(request.number, request.method, request.path, request.headers, len(body), digest, rows)
+    return found, None
+
+
+# ── a process of its own ──
+
+
+@contextmanager
+def receiver_process(*arguments: str) -> Iterator[str]:
+    """The receiver in another process, with the arguments of its command line; gives its address."""
+    command = [sys.executable, "-m", "floodmark.testing.receiver", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline() if process.stdout else ""
+            if not line:
+                raise RuntimeError(f"the receiver did not start: exit code {process.wait(START_S_MAX)}")
+            yield line.strip()
+        finally:
+            process.kill()
+
+
+def stats_of(url: str) -> dict[str, int]:
+    """What a receiver in another process counted."""
+    with urllib.request.urlopen(f"{url}/stats", timeout=START_S_MAX) as reply:
+        found: dict[str, int] = json.load(reply)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A receiver for sinks over HTTP; prints its address when it is up.")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--ledger", type=Path, help="a file that keeps keys and rows")
+    parser.add_argument("--script", type=Path, help="a JSON list of faults")
+    parser.add_argument("--discard", action="store_true", help="read, count and throw away")
+    arguments = parser.parse_args()
+    receiver = Receiver(arguments.ledger, discard=arguments.discard, port=arguments.port)
+    if arguments.script:
+        receiver.script(*(Fault.from_dict(values) for values in json.loads(arguments.script.read_text())))
+
+    def say_where() -> None:
+        sys.stdout.write(receiver.url + "\n")
+        sys.stdout.flush()
+
+    asyncio.run(receiver.serve(say_where))
+
+
+if __name__ == "__main__":
+    main()
