@@ -15,7 +15,22 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 
-from bench import bulk, cold, compaction, feed, keyed, machine, publish, reading, report, requests, small, upkeep
+from bench import (
+    bulk,
+    cold,
+    compaction,
+    feed,
+    files_sink,
+    keyed,
+    machine,
+    publish,
+    reading,
+    report,
+    requests,
+    sinks,
+    small,
+    upkeep,
+)
 from bench.measure import Line
 from bench.workshop import QUICK, Sizes, Workshop
 from floodmark import clock
@@ -29,12 +44,14 @@ SECTIONS: dict[str, Callable[[Workshop], Iterator[Line]]] = {
     "sweep": upkeep.sweep,
     "upkeep": upkeep.run,
     "memory": compaction.memory,
+    "sinks": sinks.run,
     "small": small.run,
     "bulk": bulk.run,
     "reading": reading.run,
     "keyed": keyed.run,
     "feed": feed.run,
     "compaction": compaction.run,
+    "files_sink": files_sink.run,
 }
 OUT = Path(__file__).parent / "out"
 
