@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
+from floodmark.export.file_units import read_rows, read_units
 from floodmark.failpoints import FAILPOINTS
 from floodmark.testing.children import run_killed
 from floodmark.testing.database_faults import DatabaseFaults
@@ -36,6 +37,9 @@ UPKEEP_POINTS = [
     for point, kind in FAILPOINTS.items()
     if kind in ("compact", "expire", "sweep", "maintain") and not point.endswith(".planned_again")
 ]
+
+# What a files sink passes.
+SHIP_POINTS = [f"unit.{step}" for step in ("held", "opened", "sealed", "sent", "acknowledged", "manifest", "settled")]
 
 Content = dict[str, list[int]]
 
@@ -61,6 +65,11 @@ def maintain_in_child(place: Place) -> None:
         lake.maintain.run(files_min=2, keep="0s", grace="0s")
 
 
+def ship_in_child(place: Place) -> None:
+    with place.open() as lake:
+        lake.sinks.run("out", until_empty=True)
+
+
 class Model:
     def __init__(self, place: Place, seed: int) -> None:
         self.random = random.Random(seed)
@@ -70,10 +79,13 @@ class Model:
         self.versions: dict[int, Content] = {0: {}}
         self.head = 0
         self.expired: set[int] = set()
+        self.shipped = f"{place.path}-shipped"
         with place.open(create=True) as lake:
             for table in ("events", "notes"):
                 lake.create_table(table, EVENTS)
                 self.happened({table: []})
+            # Small parts: several objects for every unit.
+            lake.sinks.add("out", "files", tables=["events", "notes"], path=self.shipped, part_bytes=1024)
 
     def happened(self, added: Content) -> None:
         """The next version: the last one and these rows."""
@@ -89,7 +101,7 @@ class Model:
         kind = self.random.choice(
             [
                 *("write", "write", "write", "kill", "kill", "storage", "database", "again", "create"),
-                *("expire", "compact", "sweep", "maintain", "maintain"),
+                *("expire", "compact", "sweep", "maintain", "maintain", "ship", "ship"),
             ]
         )
         getattr(self, f"step_{kind}")()
@@ -213,6 +225,31 @@ class Model:
         with self.place.open() as lake:
             self.maintained(lake)
 
+    def step_ship(self) -> None:
+        """A sink's run, whole, killed somewhere, or with a fault; the next one goes on from there."""
+        how = self.random.choice(["kill", "storage", "database", "whole"])
+        if how == "kill":
+            run_killed(ship_in_child, self.place, failpoint=self.random.choice(SHIP_POINTS))
+            return
+        call, mode = self.random.randint(1, 40), self.random.choice(["before", "after"])
+        storage = FaultyStorage(fail_at=call, mode=mode) if how == "storage" else None
+        with self.place.open(storage=storage) as lake:
+            faults = DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode) if how == "database" else None
+            with suppress(fm.FloodmarkError):
+                done = lake.sinks.run("out")
+                assert done.outcome in ("shipped", "nothing_to_do") or (how != "whole" and done.error), done
+            if faults is not None:
+                faults.remove()
+
+    def check_shipped(self, lake: fm.Lake) -> None:
+        """Every row of the head is at the destination, once."""
+        assert lake.sinks.run("out", until_empty=True).outcome in ("shipped", "nothing_to_do")
+        for table in ("events", "notes"):
+            units = read_units(self.shipped, table=table)
+            found = [row for unit in units for batch in read_rows(unit) for row in batch["id"].to_pylist()]
+            assert sorted(found) == sorted(self.versions[self.head][table]), table
+        assert lake.catalog.pin_count() == 0
+
     def maintained(self, lake: fm.Lake) -> None:
         """What maintenance may have added: versions with the same rows; and it may have let go of older ones."""
         newer = [commit for commit in lake.history(limit=100) if commit.version > self.head]
@@ -231,6 +268,7 @@ class Model:
         with self.place.open() as lake:
             # What a sweep that was stopped has left is ended by the next one.
             assert lake.maintain.sweep(grace="0s").outcome in ("swept", "nothing_to_do")
+            self.check_shipped(lake)
             check_lake(lake.catalog)
             for version in {self.head, self.random.randint(1, self.head)}:
                 if version in self.expired:

@@ -1,0 +1,132 @@
+"""A process that ships for ever is killed at random moments while others write; each row arrives once.
+
+The killed process begins anew each time. A writer in this process appends, merges, deletes, compacts and lets old
+versions go meanwhile. `make soak` kills a thousand times per kind of sink, and writes a line per fifty kills into the
+file that FLOODMARK_SOAK_LOG names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import floodmark as fm
+from floodmark.testing.children import Child, run_child
+from floodmark.testing.invariants import check_lake
+from tests.conftest import Place
+from tests.crash.sink_ends import End, NewEnd, ends
+from tests.crash.sink_world import (
+    EVENTS,
+    PEOPLE,
+    SINK,
+    Writer,
+    as_text,
+    check_at_rest,
+    expected,
+    make,
+    ship,
+    ship_for_ever,
+)
+
+KINDS = ("files", "http", "iceberg")
+KILLS, KILLS_SOAK, KILLS_PER_LINE = 20, 1000, 50
+
+
+@pytest.fixture
+def new_end(tmp_path: Path) -> Iterator[NewEnd]:
+    with ends(tmp_path) as make_end:
+        yield make_end
+
+
+class Storm:
+    """A lake, a writer, a sink whose process is killed again and again, and what all that must come to."""
+
+    def __init__(self, lake: fm.Lake, place: Place, end: End, seed: int) -> None:
+        make(lake)
+        lake.sinks.add(SINK, end.kind, tables=[EVENTS, PEOPLE], **end.settings)
+        self.writer = Writer(lake, seed)
+        self._lake = lake
+        self._place = place
+        self._end = end
+        self._dice = random.Random(seed)
+        self.kills = 0
+        self.writer.step()
+        started = time.monotonic()
+        run_child(ship, place)
+        # How long a process takes from its start to its end: most kills come in the middle of that.
+        self._typical_s = time.monotonic() - started
+
+    def kill(self) -> None:
+        child = Child(ship_for_ever, self._place)
+        until = time.monotonic() + self._typical_s * self._dice.uniform(0.3, 2)
+        while time.monotonic() < until:
+            self.writer.step()
+        child.process.kill()
+        assert child.wait() is None
+        assert child.killed
+        self.kills += 1
+
+    @property
+    def resumed(self) -> int:
+        return len(self._lake.audit())
+
+    def check(self) -> None:
+        """What is open is finished; then the other end has what was written, each row once, and nothing is left."""
+        done = self._lake.sinks.run(SINK, until_empty=True)
+        assert done.outcome in ("shipped", "nothing_to_do"), as_text(done)
+        assert self._end.contents() == expected(self.writer.changes)
+        check_at_rest(self._lake)
+        self._end.check_clean()
+        check_lake(self._lake.catalog)
+        assert {(row.kind, row.outcome) for row in self._lake.audit()} <= {("unit", "resumed")}
+
+    def line(self) -> str:
+        """For people who look at a soak: what was checked until now."""
+        tables = self._lake.sinks.about(SINK)["tables"]
+        told = {
+            "kind": self._end.kind,
+            "kills": self.kills,
+            "resumed": self.resumed,
+            "version": self._lake.status()["version"],
+            "units": sum(table["units"] for table in tables),
+            "rows": sum(table["rows"] for table in tables),
+            "lost": 0,
+            "doubled": 0,
+        }
+        return json.dumps(told)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_random_moments_each_row_is_shipped_once(
+    new_place: Callable[[str], Place], new_end: NewEnd, kind: str
+) -> None:
+    place = new_place("sqlite")
+    with place.open(create=True) as lake:
+        storm = Storm(lake, place, new_end(kind), seed=7)
+        for _ in range(KILLS):
+            storm.kill()
+        storm.check()
+        assert storm.resumed, "no kill met an open unit"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+def test_soak(new_place: Callable[[str], Place], new_end: NewEnd, kind: str) -> None:
+    seed = int(os.environ.get("FLOODMARK_SOAK_SEED", "0")) or random.SystemRandom().randint(1, 10**9)
+    print(f"seed {seed}")
+    log = os.environ.get("FLOODMARK_SOAK_LOG", os.devnull)
+    place = new_place("sqlite")
+    with place.open(create=True) as lake:
+        storm = Storm(lake, place, new_end(kind), seed)
+        while storm.kills < KILLS_SOAK:
+            storm.kill()
+            if storm.kills % KILLS_PER_LINE == 0:
+                storm.check()
+                with open(log, "a") as file:
+                    file.write(storm.line() + "\n")
