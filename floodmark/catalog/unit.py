@@ -125,6 +125,9 @@ class UnitLog(Protocol):
     def parts(self) -> list[Part]:
         """All parts so far, by `first`."""
 
+    def destination(self) -> str | None:
+        """Who was at the other end until now, in its own words; None if nobody said so yet."""
+
     def seal(self, parts: list[Part]) -> None:
         """Write boundaries and digests down, before a part is sent."""
 

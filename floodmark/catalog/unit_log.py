@@ -53,6 +53,12 @@ class Log:
             found = tx.execute(select(row).where(row.c.unit == self._unit.id).order_by(row.c.first))
             return [Part(one.first, one.last, one.digest, one.state, one.detail) for one in found]
 
+    def destination(self) -> str | None:
+        state = tables.sink_tables
+        mine = and_(state.c.sink == self._unit.sink_id, state.c.table_id == self._unit.table_id)
+        with self._database.read() as tx:
+            return tx.execute(select(state.c.destination).where(mine)).scalar()
+
     def seal(self, parts: Sequence[Part]) -> None:
         with self._writing() as tx:
             self._insert(tx, parts)
@@ -146,14 +152,18 @@ class Log:
         if known is None:
             tx.execute(update(state).where(mine).values(destination=destination))
         elif known != destination:
-            raise Corrupt(
-                "somebody else is at the other end than before: it was made again, or restored from a backup",
-                sink=self._unit.sink,
-                table=self._unit.table,
-                known=known,
-                found=destination,
-                advice=choices(self._unit.sink, self._unit.table),
-            )
+            raise stranger(self._unit, known, destination)
+
+
+def stranger(unit: Unit, known: str | None, found: str | None) -> Corrupt:
+    return Corrupt(
+        "somebody else is at the other end than before: it was made again, or restored from a backup",
+        sink=unit.sink,
+        table=unit.table,
+        known=known,
+        found=found,
+        advice=choices(unit.sink, unit.table),
+    )
 
 
 def choices(sink: str, table: str) -> str:

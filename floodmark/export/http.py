@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from floodmark.catalog.unit import QUARANTINED, SEALED, Part, Shipped, Unit, UnitLog, Watch
+from floodmark.catalog.unit_log import stranger
 from floodmark.errors import Corrupt
 from floodmark.export import http_policy as policy
 from floodmark.export.http_policy import Parcel
@@ -57,7 +58,7 @@ class HttpDestination:
 
     def _ship(self, unit: Unit, found: Iterable[Body], parts: list[Part], log: UnitLog, watch: Watch) -> Shipped:
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        wire = Wire(self._settings, unit, news)
+        wire = Wire(self._settings, unit, log.destination(), news)
         cutter = Cutter(found, self._settings.parallel + 1, news)
         return Try(self._settings, unit, parts, log, watch, wire, cutter, news).run()
 
@@ -197,7 +198,9 @@ class Try:
     def _refuse(self, one: Arrived) -> None:
         """Halve a part that was refused for what is in it; a single row is set aside. Anything else ends the run."""
         parcel, reply, limits = one.parcel, one.reply, self._settings
-        if policy.judge(reply.status) != policy.REFUSED:
+        if reply.status == policy.STRANGER and reply.destination is not None:
+            self._failure = self._failure or stranger(self._unit, self._log.destination(), reply.destination)
+        elif policy.judge(reply.status) != policy.REFUSED:
             error = policy.failure(reply, one.tries, limits.retry_after_s_max, self._facts(parcel))
             self._failure = self._failure or error
         elif parcel.rows > 1:

@@ -28,6 +28,8 @@ from floodmark.rows.changes import CHANGE_COLUMN, DELETE
 DELIVERED, AGAIN, REFUSED, UNAUTHORIZED, WRONG = "delivered", "again", "refused", "unauthorized", "wrong"
 _AGAIN = frozenset({408, 409, 425, 429})
 _REFUSED = frozenset({400, 413, 422})
+# A lake that is not the one that the sender expects took nothing.
+STRANGER = 412
 
 BACKOFF_S_FIRST = 0.25
 # How much of an answer is kept: enough to see what is wrong, little enough for an error and a row of the quarantine.
@@ -114,8 +116,8 @@ def place(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
 
-def headers(unit: Unit, part: Part, version: str) -> dict[str, str]:
-    """Everything but the token; the same at every try."""
+def headers(unit: Unit, part: Part, version: str, expected: str | None = None) -> dict[str, str]:
+    """Everything but the token; the same at every try. `expected`: who took the parts before this one."""
     compression = unit.rules.compression
     return {
         "Content-Type": "application/x-ndjson",
@@ -127,6 +129,7 @@ def headers(unit: Unit, part: Part, version: str) -> dict[str, str]:
         "Floodmark-Epoch": str(unit.epoch),
         "Floodmark-Unit": unit.range,
         "Floodmark-Part": f"{part.first}-{part.last}",
+        **({} if expected is None else {"Floodmark-Expect": expected}),
         "User-Agent": f"floodmark/{version}",
     }
 

@@ -91,9 +91,10 @@ class Token:
 class Wire:
     """The requests of one try, in an event loop in a thread of its own; at its end none is under way."""
 
-    def __init__(self, settings: HttpSettings, unit: Unit, news: queue.SimpleQueue[News]) -> None:
+    def __init__(self, settings: HttpSettings, unit: Unit, expected: str | None, news: queue.SimpleQueue[News]) -> None:
         self._settings = settings
         self._unit = unit
+        self._expected = expected
         self._news = news
         self._token = Token(settings)
         self.url = policy.address(settings.url, unit.table)
@@ -155,7 +156,7 @@ class Wire:
     async def _try_until_known(self, parcel: Parcel) -> Arrived:
         limits, tries = self._settings, 0
         payload = await asyncio.to_thread(policy.compress, parcel.data, self._unit.rules.compression)
-        headers = policy.headers(self._unit, parcel.part, __version__)
+        headers = policy.headers(self._unit, parcel.part, __version__, self._expected)
 
         async def attempt() -> Reply:
             nonlocal tries

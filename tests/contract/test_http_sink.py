@@ -528,6 +528,9 @@ class ListLog:
     def parts(self) -> list[Part]:
         return sorted(self.known.values(), key=lambda part: part.first)
 
+    def destination(self) -> str | None:
+        return None
+
     def seal(self, parts: list[Part]) -> None:
         self._put("seal", parts)
 
