@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, insert, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.sink_state import OPEN, PAUSED
+from floodmark.catalog.sink_state import OPEN, PAUSED, SETTLED
 from floodmark.catalog.unit import ACKNOWLEDGED, QUARANTINED, RETRY, SEALED, Part, Stopped, Unit
 from floodmark.errors import Corrupt, Fenced
 
@@ -58,6 +58,14 @@ class Log:
         mine = and_(state.c.sink == self._unit.sink_id, state.c.table_id == self._unit.table_id)
         with self._database.read() as tx:
             return tx.execute(select(state.c.destination).where(mine)).scalar()
+
+    def settled_until(self) -> int | None:
+        """The end of the unit that was settled last in this epoch; ranges without rows may have been passed since."""
+        row, unit = tables.units, self._unit
+        mine = and_(row.c.sink == unit.sink_id, row.c.table_id == unit.table_id, row.c.lane == unit.lane)
+        query = select(func.max(row.c.until)).where(mine, row.c.epoch == unit.epoch, row.c.state == SETTLED)
+        with self._database.read() as tx:
+            return tx.execute(query).scalar()
 
     def seal(self, parts: Sequence[Part]) -> None:
         with self._writing() as tx:
