@@ -153,8 +153,9 @@ def task_slots(spark: SparkSession) -> int:
     """How many tasks run at once, as Spark itself cuts what has no partitions of its own. A small job."""
     from pyspark.sql import functions as f
 
-    numbers = spark.range(0, 1 << 16).select(f.max(f.spark_partition_id()).alias("last"))
-    return int(collect_tagged(numbers, "floodmark-slots", "Spark does not answer")[0]["last"]) + 1
+    numbers = spark.range(0, 1 << 16).select(f.spark_partition_id().alias("number"))
+    last = collect_tagged(numbers.agg(f.max("number").alias("last")), "floodmark-slots", "Spark does not answer")
+    return int(last[0]["last"]) + 1
 
 
 # ── objects ──
