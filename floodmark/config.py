@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -41,19 +42,37 @@ class MaintainSettings:
 
 
 @dataclass(frozen=True)
+class ServeSettings:
+    """Where `floodmark run` serves, and the hash of the token that writers must have; never the token itself (I18)."""
+
+    bind: str = "127.0.0.1:8787"
+    token_sha256: str | None = None
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
 class Settings:
     lake: LakeSettings = field(default_factory=LakeSettings)
     maintain: MaintainSettings = field(default_factory=MaintainSettings)
+    serve: ServeSettings = field(default_factory=ServeSettings)
     # master, and any spark.* key as it is.
     spark: dict[str, str] = field(default_factory=dict)
     # endpoint, region and the like for object stores; credentials come from the environment.
     storage: dict[str, str] = field(default_factory=dict)
+    # Ways out by name: type, tables, and the settings of that kind, which are checked when the sink is added.
+    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 # The sections whose keys have names.
-SECTIONS: Mapping[str, type[LakeSettings | MaintainSettings]] = {"lake": LakeSettings, "maintain": MaintainSettings}
+SECTIONS: Mapping[str, type[LakeSettings | MaintainSettings | ServeSettings]] = {
+    "lake": LakeSettings,
+    "maintain": MaintainSettings,
+    "serve": ServeSettings,
+}
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def load_settings(path: Path | None = None) -> Settings:
@@ -90,6 +109,9 @@ def check_settings(data: Mapping[str, Any], origin: str) -> Settings:
             raise _unknown(name, [one.name for one in fields(section)], origin) from error
         raise _wrong(name, first["msg"], origin) from error
     _check_maintain(settings.maintain, origin)
+    if settings.serve.token_sha256 is not None and not _SHA256.fullmatch(settings.serve.token_sha256):
+        # Not shown: it may be the token itself.
+        raise _wrong("serve.token_sha256", "64 hexadecimal digits; `floodmark run --new-token` makes one", origin)
     return settings
 
 

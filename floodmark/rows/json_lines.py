@@ -31,7 +31,15 @@ _ADVICE = {
 }
 
 
-class NotJson(Invalid):
+class WrongLines(Invalid):
+    """The text cannot be taken for rows, whatever table they are for."""
+
+    @property
+    def kind(self) -> str:
+        return Invalid.__name__  # what a caller knows it as
+
+
+class NotJson(WrongLines):
     """A line is not one JSON object. `line` counts from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
@@ -39,15 +47,9 @@ class NotJson(Invalid):
             "a line is not a JSON object", line=line, problem=problem, advice="Send one JSON object in each line."
         )
 
-    @property
-    def kind(self) -> str:
-        return Invalid.__name__  # what a caller knows it as
 
-
-class TooManyRows(Invalid):
-    @property
-    def kind(self) -> str:
-        return Invalid.__name__
+class TooManyRows(WrongLines):
+    """More than may come at once."""
 
 
 def parse_lines(data: bytes, rows_max: int) -> list[dict[str, Any]]:

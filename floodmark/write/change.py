@@ -28,7 +28,7 @@ from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, 
 from floodmark.storage import join
 from floodmark.write.intent import Intent
 from floodmark.write.shape import TableShape
-from floodmark.write.step import APPEND, DELETE, RETAIN, Remover, Step
+from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, RETAIN, Remover, Step
 from floodmark.write.table import TableChange
 from floodmark.write.undo import delete_files, undo
 from floodmark.write.watch import watched
@@ -126,12 +126,13 @@ class Change:
         if order is not None:
             data = last_of(data, change.key, order, change.target())
         with self._lock:
-            schema = change.schema
+            # Keys have no shape that could be brought to the table's later: they are looked for as they are.
+            schema = None if step.verb == DELETE_KEYS else change.schema
             if step.evolve:
                 incoming, data = incoming_schema(data, change.target().shape())
                 # For these rows alone: the table gets it when the step is taken.
                 schema = change.evolved(incoming)
-            target = change.target(schema, fill_missing=step.evolve)
+            target = change.keys_target() if schema is None else change.target(schema, fill_missing=step.evolve)
         records = self._stage_rows(target, data)
         # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
         hit(f"{self._intent.kind}.staged")
@@ -152,6 +153,13 @@ class Change:
                 self._claim(metadata.location)
                 self._tables[table] = self._table_change(table, metadata, head)
             return self._tables[table]
+
+    def table_id(self, table: str) -> str:
+        """Which table this change is planned on under this name."""
+        head = self._table(table).head
+        if head is None:
+            raise Invalid("this transaction is about to make this table", table=table)
+        return head.table_id
 
     def _table_change(self, name: str, metadata: Any, head: Head | None) -> TableChange:
         return TableChange(

@@ -17,6 +17,8 @@ from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget
 
 APPEND, MERGE, DELETE, OVERWRITE, RETAIN = "append", "merge", "delete", "overwrite", "retain"
+# The rows that come in with it are keys, staged as files of key columns.
+DELETE_KEYS = "delete_keys"
 
 
 @dataclass(frozen=True)

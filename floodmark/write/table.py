@@ -35,8 +35,10 @@ from floodmark.rows.schema import arrow_schema
 from floodmark.rows.stage import StageTarget
 from floodmark.rows.where import Where
 from floodmark.storage import Storage
+from floodmark.write import refusals
+from floodmark.write.by_key import keys_target, rows_of_keys
 from floodmark.write.prune import key_fields, may_hold_keys
-from floodmark.write.step import APPEND, DELETE, MERGE, OVERWRITE, RETAIN, Step, TableState
+from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, RETAIN, Step, TableState
 from floodmark.write.working import WorkingFiles, staged_files
 
 
@@ -102,6 +104,9 @@ class TableChange:
             fill_missing=fill_missing,
         )
 
+    def keys_target(self) -> StageTarget:
+        return keys_target(self.target(), self.metadata, self.schema, self.spec_id)
+
     # ── steps ──
 
     def take(self, step: Step) -> None:
@@ -143,6 +148,8 @@ class TableChange:
             self._merge(step)
         elif step.verb == DELETE:
             self._remove(step)
+        elif step.verb == DELETE_KEYS:
+            self._delete_keys(step)
         elif step.verb == OVERWRITE:
             self._overwrite(step)
         elif step.verb == RETAIN:
@@ -159,12 +166,8 @@ class TableChange:
 
     def check_verb(self, verb: str) -> None:
         """Refuse what this table cannot do, before a row is staged for it."""
-        if verb == MERGE and not self.key:
-            raise Invalid(
-                "rows can only be merged into a table with a key",
-                table=self.name,
-                advice="Append them, or make a table with a key (load --create --key).",
-            )
+        if verb in (MERGE, DELETE_KEYS) and not self.key:
+            raise refusals.no_key(self.name)
 
     def _merge(self, step: Step) -> None:
         if not step.incoming:
@@ -226,6 +229,17 @@ class TableChange:
         self._state.rows_deleted += sum(file.removed for result in results for file in result.files)
         return sum(file.replaced for result in results for file in result.files)
 
+    def _delete_keys(self, step: Step) -> None:
+        """Take out the rows that have one of these keys; a key that no row has changes nothing."""
+        # The keys themselves are files of this operation that its commit does not name.
+        self._state.leftovers = True
+        held = {file.path for file in self._look_for_keys(step, self._live()).files if file.matched}
+        files = [file for file in self._live() if file.path in held]
+        rewrite = Rewrite(self.target(), BY_POSITIONS, self.key, deletions=True, existed_in=tuple(self._state.removed))
+        result = self._runner.run(rewrite, rows_of_keys(self._storage, files, step.paths, self.schema))
+        self._replace(result)
+        self._state.rows_deleted += sum(file.removed for file in result.files)
+
     def _where(self, step: Step) -> Where:
         """The step's condition; only an overwrite may mean everything by leaving it out."""
         everything = step.where is None and step.verb == OVERWRITE
@@ -266,24 +280,13 @@ class TableChange:
         twice = [] if known else find_duplicates(self._storage, step.paths, key_fields(self.schema))
         self._unique.add(step.paths)
         if twice:
-            raise Invalid(
-                "the rows hold a key more than once",
-                table=self.name,
-                examples="; ".join(twice),
-                advice='Send each key once, or merge with on_duplicate="last" and order=COLUMN (load --last-by).',
-            )
+            raise refusals.keys_twice(self.name, twice)
 
     def _check_new(self, step: Step) -> None:
         """No live row has a key that comes in."""
         found = self._look_for_keys(step, self._live())
         if found.matched:
-            raise Invalid(
-                "rows with these keys are there already",
-                table=self.name,
-                rows=found.matched,
-                examples=found.examples(),
-                advice="Merge them to replace what is there, or leave them out.",
-            )
+            raise refusals.keys_there(self.name, found.matched, found.examples())
 
     def _look_for_keys(self, step: Step, files: Sequence[LiveFile]) -> Result:
         rewrite = Rewrite(self.target(), BY_KEY, self.key, incoming=step.paths, look_only=True)
@@ -296,13 +299,7 @@ class TableChange:
         where = Where.parse(step.where, self.schema)
         outside = step.rows - self._count_matching(where, self._staged(step.incoming))
         if outside:
-            raise Invalid(
-                "rows that come in do not match the condition that they replace",
-                table=self.name,
-                rows=outside,
-                where=step.where,
-                advice="Leave them out, or widen the condition: a second run would not replace them.",
-            )
+            raise refusals.rows_outside(self.name, outside, step.where)
 
     def _count_matching(self, where: Where, files: Sequence[LiveFile]) -> int:
         rewrite = Rewrite(self.target(), BY_WHERE, where=where.text, look_only=True)

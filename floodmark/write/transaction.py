@@ -13,7 +13,7 @@ from floodmark.model import Commit
 from floodmark.write.change import Change
 from floodmark.write.intent import Intent
 from floodmark.write.shape import plan_table
-from floodmark.write.step import APPEND, DELETE, MERGE, OVERWRITE
+from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE
 from floodmark.write.verbs import check_order
 
 if TYPE_CHECKING:
@@ -70,6 +70,13 @@ class Transaction:
     def delete(self, table: str, where: str, *, progress: Progress | None = None) -> None:
         """Delete the rows that a condition matches, also those of earlier steps."""
         self._write(DELETE, table, None, where=where, progress=progress)
+
+    def delete_keys(self, table: str, keys: Any, *, progress: Progress | None = None) -> int:
+        """Delete the rows that have one of these keys (rows of the key's columns); returns how many keys came.
+
+        A key that no row has changes nothing. Rows of earlier steps go too.
+        """
+        return self._write(DELETE_KEYS, table, keys, progress=progress)
 
     def overwrite(
         self,

@@ -1,0 +1,236 @@
+"""Rows that another system sends: taken once, with the changes that they tell, in one publish.
+
+A row may tell its change in `_change` (upsert, or delete with its key); `_seq` is the sender's own and is ignored.
+Who sends is committed with the rows (I9): another lake's sink by its marks (catalog/senders.py), anybody else by a key
+of their own. So the same rows again are a no-op, whatever crashed between the two, and a healer that finds them sealed
+finishes them. An error means that nothing of the rows is in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.metadata import schema_of
+from floodmark.catalog.riders import AlreadyCommitted, Rider
+from floodmark.catalog.senders import SenderRider
+from floodmark.errors import Conflict, Invalid
+from floodmark.model import MAIN, SEQ_COLUMN, Commit, Head
+from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
+from floodmark.rows.convert import Shape, table_shape
+from floodmark.rows.dicts import rows_to_table
+from floodmark.rows.json_lines import python_values
+from floodmark.rows.keys import render_keys
+from floodmark.rows.problems import Problem, Problems
+from floodmark.rows.schema import nearest
+from floodmark.rows.stage import in_memory_batches
+from floodmark.write.change import Change
+from floodmark.write.intent import Intent, batch_rider
+from floodmark.write.prune import key_fields
+from floodmark.write.step import APPEND, DELETE_KEYS, MERGE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SENDER_CHARACTERS_MAX = 200
+NUMBER_MAX = 2**63 - 1
+EXAMPLES_MAX = 3
+# What a row tells besides its columns.
+_TOLD = frozenset({CHANGE_COLUMN, SEQ_COLUMN})
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who sends, and which part: the rows [first, last) of the unit (since, until] of an epoch."""
+
+    name: str
+    epoch: int
+    since: int
+    until: int
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        plain = self.name.isascii() and self.name.isprintable() and self.name == self.name.strip()
+        numbers = (self.epoch, self.since, self.until, self.first, self.last)
+        if not (plain and 0 < len(self.name) <= SENDER_CHARACTERS_MAX):
+            raise Invalid("this is no name of a sender", sender=repr(self.name)[:80])
+        if not (self.since < self.until and 0 <= self.first < self.last) or any(abs(n) > NUMBER_MAX for n in numbers):
+            raise Invalid(
+                "a unit is a range (since, until], and a part a range [first, last) of its rows",
+                unit=f"{self.since}..{self.until}",
+                part=f"{self.first}-{self.last}",
+            )
+
+    def rider(self, table_id: str) -> SenderRider:
+        return SenderRider(self.name, table_id, self.epoch, self.since, self.until, self.first, self.last)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What came, taken apart: rows to put in, and keys to take out."""
+
+    upserts: Any
+    deletes: Any
+    rows: int
+    deletions: int
+
+
+def receive(
+    catalog: Catalog,
+    get_spark: Callable[[], SparkSession],
+    actor: str,
+    table: str,
+    rows: Any,
+    *,
+    sender: Sender | None = None,
+    key: str | None = None,
+    table_id: str | None = None,
+    evolve: bool = False,
+    from_json: bool = False,
+    message: str = "",
+) -> Commit:
+    """Take rows (dicts, or Arrow) into a table: appended, or by the table's key merged and deleted.
+
+    `sender` or else `key` is their identity; `table_id` says which table of this name is meant. `from_json`: the dicts
+    hold JSON's forms of values. `evolve` adds columns that the table does not have; without it they are Invalid.
+    """
+    head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
+    rider: Rider | None = batch_rider(table, key) if sender is None else sender.rider(head.table_id)
+    part = _taken_apart(rows, schema, evolve=evolve, from_json=from_json)
+    _check_part(part, schema, table, sender)
+    kind = MERGE if schema.identifier_field_ids else APPEND
+    told = message or ("received" if sender is None else f"received from {sender.name}")
+    try:
+        change = Change.begin(catalog, Intent(kind, MAIN, actor, told, rider), get_spark, [table])
+    except AlreadyCommitted as already:
+        return catalog.history.commit(already.version, outcome="already_committed")
+    try:
+        # Marks are kept for one table: they must not be written down for another one that took its name.
+        if change.table_id(table) != (table_id or head.table_id):
+            raise Conflict("the table was made again meanwhile", table=table)
+        if part.rows or not part.deletions:
+            change.write(kind, table, part.upserts, evolve=evolve)
+        if part.deletions:
+            change.write(DELETE_KEYS, table, part.deletes)
+        return change.publish()
+    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
+        return change.undo(error)
+
+
+def _schema(catalog: Catalog, head: Head) -> Schema:
+    return schema_of(catalog.files.metadata(head.metadata_location), head)
+
+
+def _check_part(part: _Part, schema: Schema, table: str, sender: Sender | None) -> None:
+    if sender is not None and sender.last - sender.first != part.rows + part.deletions:
+        raise Invalid(
+            "these are not the rows of the part that they are said to be",
+            part=f"{sender.first}-{sender.last}",
+            rows=part.rows + part.deletions,
+        )
+    if part.deletions and not schema.identifier_field_ids:
+        raise Invalid(
+            "rows cannot be deleted from a table without a key",
+            table=table,
+            deletions=part.deletions,
+            advice="Send only rows to be added, or make a table with a key.",
+        )
+    if part.rows and part.deletions:
+        _check_apart(part, schema, table)
+
+
+def _check_apart(part: _Part, schema: Schema, table: str) -> None:
+    """No key is both put in and taken out: nobody could say which comes first."""
+    names = [field.name for field in key_fields(schema)]
+    upserts, deletes = (_keys(rows, schema) for rows in (part.upserts, part.deletes))
+    both = upserts.join(deletes, keys=names, join_type="inner", use_threads=False)
+    if both.num_rows:
+        raise Invalid(
+            "a key comes both as a row and as a deletion",
+            table=table,
+            rows=both.num_rows,
+            examples="; ".join(render_keys(both.select(names).slice(0, EXAMPLES_MAX))),
+            advice="Send the last change of each key alone.",
+        )
+
+
+def _key_shape(schema: Schema) -> Shape:
+    return table_shape(Schema(*key_fields(schema)).model_dump_json())
+
+
+def _keys(rows: Any, schema: Schema) -> pa.Table:
+    """The key columns of rows, in the types of the table."""
+    names = [field.name for field in key_fields(schema)]
+    if isinstance(rows, pa.Table):
+        return rows.select(names)
+    return rows_to_table([{name: row.get(name) for name in names} for row in rows], _key_shape(schema))
+
+
+# ── rows and deletions apart ──
+
+
+def _taken_apart(rows: Any, schema: Schema, *, evolve: bool, from_json: bool) -> _Part:
+    shape = table_shape(schema.model_dump_json())
+    if not isinstance(rows, list | tuple):
+        return _tables_apart(rows, shape)
+    upserts, deletes = _dicts_apart(rows)
+    _check_names(deletes, shape, evolve=evolve)
+    names = [field.name for field in key_fields(schema)]
+    keys = [{name: row.get(name) for name in names} for row in deletes]
+    if from_json:
+        python_values(upserts, shape.columns)
+        python_values(keys, [column for column in shape.columns if column.name in names])
+    return _Part(upserts, keys, len(upserts), len(keys))
+
+
+def _dicts_apart(rows: Sequence[Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows and the deletions, as dicts of their own, with only their columns."""
+    apart: dict[Any, list[dict[str, Any]]] = {UPSERT: [], DELETE: []}
+    for row in rows:
+        if not isinstance(row, dict):
+            raise Invalid("a row is not a dict", given=type(row).__name__, advice="Send a list of dicts.")
+        change = row.get(CHANGE_COLUMN)
+        if change is not None and (not isinstance(change, str) or change not in apart):
+            raise _unknown_change([change])
+        columns = {name: value for name, value in row.items() if name not in _TOLD}
+        apart[UPSERT if change is None else change].append(columns)
+    return apart[UPSERT], apart[DELETE]
+
+
+def _tables_apart(rows: Any, shape: Shape) -> _Part:
+    schema, batches = in_memory_batches(rows, shape)
+    table = pa.Table.from_batches(batches, schema)
+    columns = table.drop_columns([name for name in schema.names if name in _TOLD])
+    if CHANGE_COLUMN not in schema.names:
+        return _Part(columns, None, columns.num_rows, 0)
+    change = table.column(CHANGE_COLUMN)
+    wrong = set(change.unique().to_pylist()) - {UPSERT, DELETE, None}
+    if wrong:
+        raise _unknown_change(wrong)
+    deleted = pc.fill_null(pc.equal(change.cast(pa.string()), DELETE), False)
+    upserts, deletes = columns.filter(pc.invert(deleted)), columns.filter(deleted)
+    key = [name for name in columns.schema.names if name in {field.name for field in key_fields(shape.schema)}]
+    return _Part(upserts, deletes.select(key), upserts.num_rows, deletes.num_rows)
+
+
+def _unknown_change(found: Iterable[Any]) -> Invalid:
+    shown = ", ".join(repr(one)[:40] for one in found)
+    return Invalid(f"a change is not {UPSERT} or {DELETE}", change=shown[:200], advice=f"Leave it out for {UPSERT}.")
+
+
+def _check_names(deletes: Sequence[dict[str, Any]], shape: Shape, *, evolve: bool) -> None:
+    """Only the key of a deletion counts, but a name that the table does not have is a mistake there too."""
+    names = {column.name for column in shape.columns}
+    problems = Problems()
+    for row in deletes:
+        for name in row.keys() - names if not evolve else ():
+            advice = nearest(str(name), sorted(names)) + " Leave it out, or add the column to the table first."
+            problems.add(Problem(str(name), "the table has no such column", 1, advice))
+    problems.raise_invalid()

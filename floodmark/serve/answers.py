@@ -1,0 +1,75 @@
+"""Errors as answers: the status says what the sender should do, the body says what failed, in our words. Pure.
+
+400, 413, 422: refused for good, as it is. 404: no such table. 409: not now, or not in this order. 412: another lake or
+table is meant. 503: nothing is known to be wrong with it, send it again. Nothing of it is stored after any of them but
+one: a 503 of kind CommitUnknown, where nobody can tell yet. Sent again with the same identity, it is stored once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from floodmark.errors import (
+    Busy,
+    CommitUnknown,
+    Conflict,
+    Fenced,
+    FloodmarkError,
+    Incomplete,
+    Invalid,
+    NotFound,
+    Unavailable,
+)
+from floodmark.rows.json_lines import NotJson, TooManyRows
+from floodmark.serve.body import TooLarge, TooSlow, Undecodable, UnknownEncoding
+from floodmark.serve.claims import DESTINATION, Stranger, WrongHeader
+
+RETRY_AFTER_S = 1
+# How much of one text of an error is sent: what came in is in some of them.
+TEXT_CHARACTERS_MAX = 1_000
+# The first that fits counts.
+_STATUSES: tuple[tuple[type[FloodmarkError] | tuple[type[FloodmarkError], ...], int], ...] = (
+    ((NotJson, WrongHeader, Undecodable), 400),
+    (TooSlow, 408),
+    ((TooLarge, TooManyRows), 413),
+    (UnknownEncoding, 415),
+    (Invalid, 422),
+    (NotFound, 404),
+    (Stranger, 412),
+    (Conflict, 409),
+    ((Busy, Unavailable, Incomplete, Fenced, CommitUnknown), 503),
+)
+
+
+def status_of(error: FloodmarkError) -> int:
+    return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 500)
+
+
+def headers_of(status: int, error: Exception | None = None) -> dict[str, str]:
+    if isinstance(error, Stranger):
+        return {DESTINATION: error.destination}
+    if status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    return {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+
+
+def error_text(error: dict[str, Any]) -> bytes:
+    return json_text({"error": _shortened(error)})
+
+
+def plain_error(kind: str, message: str, advice: str = "") -> dict[str, Any]:
+    """An error that is none of a lake's."""
+    return {"kind": kind, "message": message, "facts": {}, "advice": advice}
+
+
+def json_text(data: dict[str, Any]) -> bytes:
+    """Plain ASCII: what came in may be no text that could be sent back as it is."""
+    return json.dumps(data).encode()
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shortened(one) for name, one in value.items()}
+    text = str(value)
+    return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 1]}…"

@@ -1,0 +1,147 @@
+"""The body of a request, within limits: as it was sent, and as it is once it is unpacked.
+
+Nothing grows before it was counted (I14): a body that says it is too large is refused before it is read, one that does
+not say so when it has become too large, and a small one that unpacks into a large one (a bomb) when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import zstandard
+
+from floodmark.errors import Invalid
+
+MIB = 1024 * 1024
+GZIP_BITS = 16 + zlib.MAX_WBITS
+PIECE_BYTES = 64 * 1024
+MEMBERS_MAX = 1_000
+# A block of zstd is at most 128 KiB of text and at least 4 bytes: so much is made of a piece before it is counted.
+ZSTD_PIECE_BYTES = 512
+# What a frame of zstd may want to remember; the highest usual level takes 8 MiB.
+ZSTD_WINDOW_BYTES_MAX = 32 * MIB
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may take, and how many may be under way at once."""
+
+    body_bytes_max: int = 16 * MIB
+    text_bytes_max: int = 64 * MIB
+    rows_max: int = 100_000
+    body_s_max: float = 60.0
+    workers: int = 4
+    requests_max: int = 32
+
+
+class WrongBody(Invalid):
+    """The body cannot be taken, whatever is in it."""
+
+    @property
+    def kind(self) -> str:
+        return Invalid.__name__  # what a caller knows it as
+
+
+class TooLarge(WrongBody):
+    """As it was sent, or unpacked."""
+
+
+class TooSlow(WrongBody):
+    """It did not come to its end in time."""
+
+
+class Undecodable(WrongBody):
+    """It is not in the encoding that it is said to be in."""
+
+
+class UnknownEncoding(WrongBody):
+    """It is in an encoding that is not known here."""
+
+
+async def read_body(chunks: AsyncIterator[bytes], declared: str | None, limits: Limits) -> bytes:
+    if declared is not None and declared.isascii() and declared.isdigit() and int(declared) > limits.body_bytes_max:
+        raise _too_large("body_bytes_max", limits.body_bytes_max)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_s_max):
+            async for chunk in chunks:
+                if len(body) + len(chunk) > limits.body_bytes_max:
+                    raise _too_large("body_bytes_max", limits.body_bytes_max)
+                body += chunk
+    except TimeoutError as error:
+        raise TooSlow(
+            "the body did not come in time", seconds_max=limits.body_s_max, advice="Send it again."
+        ) from error
+    return bytes(body)
+
+
+def unpack(body: bytes, encoding: str | None, text_bytes_max: int) -> bytes:
+    """The body's text."""
+    name = (encoding or "identity").strip().lower()
+    if name not in _UNPACK:
+        raise UnknownEncoding(
+            "this Content-Encoding is not known", encoding=name[:40], advice="Use gzip, zstd, or none at all."
+        )
+    text = bytearray()
+    try:
+        for piece in _UNPACK[name](body):
+            if len(text) + len(piece) > text_bytes_max:
+                raise _too_large("text_bytes_max", text_bytes_max)
+            text += piece
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise Undecodable("the body cannot be unpacked", encoding=name, cause=error) from error
+    return bytes(text)
+
+
+def _too_large(limit: str, size_bytes: int) -> TooLarge:
+    return TooLarge("the body is too large", **{limit: size_bytes}, advice="Send the rows in smaller parts.")
+
+
+def _plain(body: bytes) -> Iterator[bytes]:
+    yield body
+
+
+def _gzip(body: bytes) -> Iterator[bytes]:
+    """All members of the body, one after the other; no piece is larger than it may be."""
+    view, start, members = memoryview(body), 0, 0
+    while start < len(body):
+        members = _one_more(members)
+        member = zlib.decompressobj(GZIP_BITS)
+        while not member.eof:
+            given = view[start : start + PIECE_BYTES]
+            start += len(given)
+            piece = member.decompress(given, PIECE_BYTES)
+            if not (piece or given or member.eof):
+                raise zlib.error("it ends too early")
+            yield piece
+            while member.unconsumed_tail:
+                yield member.decompress(member.unconsumed_tail, PIECE_BYTES)
+        start -= len(member.unused_data)
+
+
+def _zstd(body: bytes) -> Iterator[bytes]:
+    view, start, frames = memoryview(body), 0, 0
+    unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES_MAX)
+    while start < len(body):
+        frames = _one_more(frames)
+        frame = unpacker.decompressobj()
+        while not frame.eof:
+            given = view[start : start + ZSTD_PIECE_BYTES]
+            if not given:
+                raise zstandard.ZstdError("it ends too early")
+            start += len(given)
+            yield frame.decompress(given)
+        start -= len(frame.unused_data)
+
+
+def _one_more(members: int) -> int:
+    """Count what a body is made of: each costs time, however small it is."""
+    if members == MEMBERS_MAX:
+        raise _too_large("members_max", MEMBERS_MAX)
+    return members + 1
+
+
+_UNPACK = {"identity": _plain, "gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}

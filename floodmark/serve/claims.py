@@ -1,0 +1,86 @@
+"""What a request says of itself in its headers: who sends, which part, and a key of the client's own. Pure, strict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from floodmark.errors import Conflict, Invalid
+from floodmark.ingest.receive import Sender
+from floodmark.write.intent import BATCH_CHARACTERS_MAX
+
+SENDER, EPOCH, UNIT, PART = "Floodmark-Sender", "Floodmark-Epoch", "Floodmark-Unit", "Floodmark-Part"
+KEY = "Idempotency-Key"
+# Who answers, and who the sender thinks that is, by what it was told before.
+DESTINATION, EXPECT = "Floodmark-Destination", "Floodmark-Expect"
+_EPOCH = re.compile(r"(\d{1,19})", re.ASCII)
+_UNIT = re.compile(r"(-?\d{1,19})\.\.(-?\d{1,19})", re.ASCII)
+_PART = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
+
+
+class WrongHeader(Invalid):
+    @property
+    def kind(self) -> str:
+        return Invalid.__name__  # what a caller knows it as
+
+
+class Stranger(Conflict):
+    """The sender means another lake or table; its marks are kept there, if anywhere. Nothing was taken."""
+
+    def __init__(self, expected: str, destination: str) -> None:
+        self.destination = destination
+        super().__init__(
+            "the sender means another lake or table than this one",
+            expected=expected[:200],
+            destination=destination,
+            advice="This one was made again, or restored from a backup. Decide at the sender what it is to get.",
+        )
+
+    @property
+    def kind(self) -> str:
+        return Conflict.__name__
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The identity of what comes: a sender's part, else a client's key, else none."""
+
+    sender: Sender | None = None
+    key: str | None = None
+
+
+def read_claim(headers: Mapping[str, str]) -> Claim:
+    """The claim of these headers, whose names are compared without case; a sender's part counts more than a key."""
+    found = {name: headers[name] for name in (SENDER, EPOCH, UNIT, PART) if name in headers}
+    if not found:
+        return Claim(key=_key(headers.get(KEY)))
+    missing = [name for name in (SENDER, EPOCH, UNIT, PART) if name not in found]
+    if missing:
+        raise WrongHeader("a sender's headers go together", missing=", ".join(missing))
+    (epoch,) = _numbers(EPOCH, found[EPOCH], _EPOCH)
+    since, until = _numbers(UNIT, found[UNIT], _UNIT)
+    first, last = _numbers(PART, found[PART], _PART)
+    try:
+        return Claim(Sender(found[SENDER], epoch, since, until, first, last))
+    except Invalid as error:
+        raise WrongHeader(error.message, **error.facts) from error
+
+
+def check_expected(headers: Mapping[str, str], destination: str) -> None:
+    if headers.get(EXPECT, destination) != destination:
+        raise Stranger(headers[EXPECT], destination)
+
+
+def _numbers(name: str, text: str, form: re.Pattern[str]) -> tuple[int, ...]:
+    match = form.fullmatch(text)
+    if match is None:
+        examples = {EPOCH: "3", UNIT: "17..42", PART: "0-5000"}
+        raise WrongHeader("a header has the wrong form", header=name, value=text[:80], example=examples[name])
+    return tuple(int(number) for number in match.groups())
+
+
+def _key(key: str | None) -> str | None:
+    if key is not None and not (0 < len(key) <= BATCH_CHARACTERS_MAX and key.isascii() and key.isprintable()):
+        raise WrongHeader("a header has the wrong form", header=KEY, value=repr(key)[:80])
+    return key

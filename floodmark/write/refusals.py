@@ -1,0 +1,44 @@
+"""What a table refuses, in words: the errors of its checks, with examples and advice. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from floodmark.errors import Invalid
+
+
+def no_key(table: str) -> Invalid:
+    return Invalid(
+        "rows can only be merged into, or deleted by key from, a table with a key",
+        table=table,
+        advice="Append them, or make a table with a key (load --create --key).",
+    )
+
+
+def keys_twice(table: str, twice: Sequence[str]) -> Invalid:
+    return Invalid(
+        "the rows hold a key more than once",
+        table=table,
+        examples="; ".join(twice),
+        advice='Send each key once, or merge with on_duplicate="last" and order=COLUMN (load --last-by).',
+    )
+
+
+def keys_there(table: str, rows: int, examples: str) -> Invalid:
+    return Invalid(
+        "rows with these keys are there already",
+        table=table,
+        rows=rows,
+        examples=examples,
+        advice="Merge them to replace what is there, or leave them out.",
+    )
+
+
+def rows_outside(table: str, rows: int, where: str) -> Invalid:
+    return Invalid(
+        "rows that come in do not match the condition that they replace",
+        table=table,
+        rows=rows,
+        where=where,
+        advice="Leave them out, or widen the condition: a second run would not replace them.",
+    )
