@@ -16,7 +16,15 @@ from typer.main import get_command
 
 from floodmark import errors
 from floodmark.cli.main import app
-from floodmark.config import CATALOG_VARIABLE, FILE_NAME, LAKE_VARIABLE, SECTIONS, MaintainSettings, Settings
+from floodmark.config import (
+    CATALOG_VARIABLE,
+    FILE_NAME,
+    LAKE_VARIABLE,
+    SECTIONS,
+    MaintainSettings,
+    ServeSettings,
+    Settings,
+)
 from floodmark.failpoints import VARIABLE as FAILPOINT_VARIABLE
 from floodmark.storage.options import KNOWN as STORAGE_OPTIONS
 
@@ -43,13 +51,17 @@ ENVIRONMENT = {
 }
 
 KEPT = MaintainSettings()
+SERVED = ServeSettings()
 SETTING_HELP = {
     "lake.path": "folder or s3:// address",
     "lake.catalog": "catalog database URL; without it SQLite in the lake's folder",
     "maintain.compact_files": f"small files of a partition that are worth a rewrite; {KEPT.compact_files}",
     "maintain.keep_versions": f"how long versions can be read; `{KEPT.keep_versions}`",
     "maintain.grace": f"how long files of expired versions stay for their readers; `{KEPT.grace}`",
+    "serve.bind": f"where `floodmark run` listens; `{SERVED.bind}`",
+    "serve.token_sha256": "the hash of the token that writers must send; `floodmark run --new-token` makes both",
     "spark": "`master`, and any `spark.*` key as Spark spells it",
+    "sinks": "`[sinks.NAME]`: `type`, `tables` and the settings of that kind, for `floodmark sink add NAME`",
     "storage": "for object stores: " + ", ".join(f"`{name}`" for name in STORAGE_OPTIONS),
 }
 

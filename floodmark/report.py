@@ -6,6 +6,7 @@ and may find nothing to do. A lake of an older format, which is served as it is,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +20,15 @@ from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STATES, to_o
 from floodmark.catalog.processes import is_dead
 from floodmark.catalog.upkeep import LAKE, Maintenance, Policy
 from floodmark.config import MaintainSettings
-from floodmark.errors import Corrupt
+from floodmark.errors import BelowRetention, Corrupt
+from floodmark.export import record as sink_record
 from floodmark.maintain.record import COMPACT, FAILED, REFUSED, RETAIN, VERBS
 from floodmark.model import Head
 
 # The format since which a catalog knows of maintenance.
 MAINTAINED_FORMAT = 4
+# And of sinks.
+SINKS_FORMAT = 5
 # Time goes on and rows grow old: a policy is looked after this often.
 RETAIN_EVERY_MS = 24 * 3_600_000
 DEFAULTS = MaintainSettings()
@@ -37,6 +41,7 @@ def lake_status(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> dict[
     commits = catalog.history.commits(limit=1)
     running, pending, unknown = _unfinished(catalog)
     upkeep = _upkeep(catalog, row.format)
+    sinks = _sinks(catalog)
     files, small = sum(head.files for head in heads), _sum(upkeep.small_files.get(head.table_id) for head in heads)
     with catalog.database.read() as tx:
         query = select(tables.audit.c.outcome, func.count()).group_by(tables.audit.c.outcome)
@@ -63,17 +68,25 @@ def lake_status(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> dict[
         "healed": healed,
         "last_maintenance": _last_of_each_verb(upkeep, heads) if upkeep.known else None,
         "due": _due(catalog, heads, upkeep, keeping) if upkeep.known else [],
-        "health": _health(unknown, pending, _unanswered(upkeep, heads)),
+        "sinks": sinks,
+        "health": _health(unknown, pending, _unanswered(upkeep, heads), sinks),
     }
 
 
-def _health(unknown: Sequence[str], pending: Sequence[str], failed: Sequence[Maintenance]) -> str:
+def _health(
+    unknown: Sequence[str],
+    pending: Sequence[str],
+    failed: Sequence[Maintenance],
+    sinks: Sequence[Mapping[str, Any]],
+) -> str:
     if unknown:
         return f"refused: {len(unknown)} operation(s) cannot be understood; see `floodmark doctor`"
     if pending:
         return f"recovery pending: {len(pending)} dead operation(s); the next write or `floodmark recover` settles them"
-    if failed:
-        return f"attention: {', '.join(map(_failure, failed))}; see `floodmark maintain history`"
+    ways_out = [_sink_failure(sink) for sink in sinks if sink["error"] is not None]
+    if failed or ways_out:
+        where = ["`floodmark maintain history`"] * bool(failed) + ["`floodmark sink status`"] * bool(ways_out)
+        return f"attention: {', '.join([*map(_failure, failed), *ways_out])}; see {' and '.join(where)}"
     return "fine"
 
 
@@ -104,6 +117,36 @@ def _is_understood(catalog: Catalog, row: Any) -> bool:
     except Corrupt:
         return False
     return True
+
+
+# ── ways out ──
+
+
+def _sinks(catalog: Catalog) -> list[dict[str, Any]]:
+    """Each sink in short; `floodmark sink status` has the rest. `lag_ms` is that of the table furthest behind."""
+    found = []
+    for sink in catalog.sinks.all():
+        lags = [catalog.units.lag(one.table_id, one.mark) for one in sink.tables]
+        found.append(
+            {
+                "sink": sink.name,
+                "kind": sink.kind,
+                "state": sink.state,
+                "tables": [one.table for one in sink.tables],
+                "lag_rows": sum(lag.rows for lag in lags),
+                "lag_ms": max((lag.age_ms for lag in lags), default=0),
+                "quarantined": sum(catalog.units.count_quarantined(sink.id).values()),
+                "error": None if sink.error is None else json.loads(sink.error),
+                "error_at": None if sink.error_ms is None else clock.format_time(sink.error_ms),
+            }
+        )
+    return found
+
+
+def _sink_failure(sink: Mapping[str, Any]) -> str:
+    kind = sink["error"]["kind"]
+    asks = kind in (Corrupt.__name__, BelowRetention.__name__)
+    return f"sink {sink['sink']} {sink_record.REFUSED if asks else sink_record.FAILED} ({kind})"
 
 
 # ── maintenance ──

@@ -6,6 +6,7 @@ Exit codes: 0 done (also "nothing to do"), 1 failed, 2 wrong usage or input, 3 c
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +29,9 @@ from floodmark.cli import (
     query,
     recover,
     restore,
+    run,
     show,
+    sink,
     status,
     tables,
 )
@@ -46,11 +49,14 @@ app = typer.Typer(
 )
 
 _READ = (init, status, doctor, tables, show, history, query, changes, export)
-_WRITE = (load, delete, adopt, recover, audit, backup, restore, demo)
+_WRITE = (load, delete, adopt, recover, audit, backup, restore, demo, run)
 
 for command in (*_READ, *_WRITE):
     app.command(command.__name__.rpartition(".")[2])(command.run)
 app.add_typer(maintain.app, name="maintain")
+app.add_typer(sink.app, name="sink")
+# No address of a database looks like this: it is a property of the catalog that a sink ships to.
+_PROPERTY = re.compile(r"[\w.-]+=")
 
 
 @app.callback()
@@ -94,10 +100,14 @@ def _globals_first(arguments: list[str]) -> list[str]:
     for argument in waiting:
         if argument == "--":
             rest.extend([argument, *waiting])
-        elif argument == "--json" or argument.startswith(("--lake=", "--catalog=", "--config=")):
+        elif argument == "--json" or argument.startswith(("--lake=", "--config=")):
             first.append(argument)
+        elif argument.startswith("--catalog="):
+            (rest if _PROPERTY.match(argument.removeprefix("--catalog=")) else first).append(argument)
         elif argument in ("--lake", "--catalog", "--config"):
-            first.extend([argument, *([value] if (value := next(waiting, None)) is not None else [])])
+            value = [found] if (found := next(waiting, None)) is not None else []
+            is_property = argument == "--catalog" and value and _PROPERTY.match(value[0])
+            (rest if is_property else first).extend([argument, *value])
         else:
             rest.append(argument)
     return first + rest

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, TypeVar
 
 import typer
@@ -17,6 +18,7 @@ import typer
 from floodmark.catalog.upkeep import Maintenance, Policy
 from floodmark.cli.output import size_text
 from floodmark.cli.progress import upkeep_progress
+from floodmark.cli.sink_opening import open_sinks
 from floodmark.errors import Invalid
 from floodmark.maintain.keeper import Keeper
 from floodmark.maintain.record import (
@@ -61,15 +63,27 @@ def everything(
     files: Files = None,
     keep: Keep = None,
     grace: Grace = None,
+    sink: Annotated[
+        str | None, typer.Option(help="With --compact: the tables that this sink ships to, in their own catalog.")
+    ] = None,
+    compact_sink: Annotated[bool, typer.Option("--compact", help="With --sink: put small files together.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Keep tables healthy: retain, compact, expire and sweep, in this order, or one of them."""
     if context.invoked_subcommand is not None:
-        if dry_run or any(option is not None for option in (table, files, keep, grace)):
+        if dry_run or compact_sink or any(option is not None for option in (table, files, keep, grace, sink)):
             raise Invalid(
                 "this option stands before the part of maintenance that it is for",
                 advice=f"Write it behind: floodmark maintain {context.invoked_subcommand} …",
             )
+        return
+    if sink is not None or compact_sink:
+        if sink is None or not compact_sink or keep is not None or grace is not None:
+            raise Invalid(
+                "--sink and --compact go together, with --table, --files and --dry-run alone",
+                advice="The lake's own tables: floodmark maintain compact.",
+            )
+        _compact_destinations(context, sink, table, files, dry_run)
         return
     chosen = context.obj.settings.maintain
     files_min = _given(files, chosen.compact_files)
@@ -199,6 +213,34 @@ def history(
     context.obj.output.rows(rows, rows[0] if rows else (), name="records", empty="no maintenance yet")
 
 
+def _compact_destinations(
+    context: typer.Context, name: str, table: str | None, files: int | None, dry_run: bool
+) -> None:
+    """Compact what an Iceberg sink ships to. Nothing of the lake is changed, and a run of the sink may go on."""
+    from floodmark.export.settings import IcebergSettings, settings_from_json
+
+    with open_sinks(context, read_only=dry_run) as lake, upkeep_progress(context.obj.output) as progress:
+        found = lake.catalog.sinks.find(name)
+        settings = settings_from_json(found.kind, found.settings)
+        if not isinstance(settings, IcebergSettings):
+            raise Invalid(
+                "only what a sink of kind iceberg ships to can be compacted",
+                sink=name,
+                kind=found.kind,
+                advice="A files sink writes whole units that nobody changes; an endpoint keeps its own rows.",
+            )
+        from floodmark.export.iceberg import IcebergDestination
+        from floodmark.export.iceberg_compact import compact_destination
+
+        destination = IcebergDestination(settings, lake.catalog.storage, lake.sessions.get)
+        records = []
+        for one in [found.table(table)] if table is not None else found.tables:
+            shown = None if progress is None else partial(progress, COMPACT, one.table)
+            done = compact_destination(destination, one.table, files, dry_run, actor=lake.actor, progress=shown)
+            records.append(done)
+    _end(context, Upkept(tuple(records)), [sentence(record, made="snapshot") for record in records])
+
+
 # ── opening and ending ──
 
 
@@ -235,23 +277,25 @@ def _summary(done: Upkept) -> str:
 # ── sentences ──
 
 
-def sentence(record: Maintenance, files_min: int | None = None) -> str:
-    """A record as a person reads it. `files_min`: how many small files were asked for."""
+def sentence(record: Maintenance, files_min: int | None = None, *, made: str = "version") -> str:
+    """A record as a person reads it. `files_min`: how many small files were asked for; `made`: what a rewrite makes."""
     detail = record.detail
     if record.outcome in (FAILED, REFUSED):
         text = f"{record.outcome}: {detail.get('error')}: {detail.get('message')}"
     elif record.outcome == CONFLICT and "message" in detail:
         text = f"conflict: {detail['message']}"
     elif record.verb == COMPACT:
-        text = _compacted(record, files_min)
+        text = _compacted(record, files_min, made)
     else:
         text = {RETAIN: _retained, EXPIRE: _expired}.get(record.verb, _swept)(record)
     unrecorded = f" (this run could not be recorded: {detail['unrecorded']})" if "unrecorded" in detail else ""
     return f"{record.table}: {text}{unrecorded}" if record.table else f"{text}{unrecorded}"
 
 
-def _compacted(record: Maintenance, files_min: int | None) -> str:
+def _compacted(record: Maintenance, files_min: int | None, made: str) -> str:
     detail = record.detail
+    if not detail:
+        return "nothing to do: the table is not there yet"
     if record.outcome == PLANNED:
         size = size_text(detail["bytes_in"])
         return (
@@ -273,7 +317,7 @@ def _compacted(record: Maintenance, files_min: int | None) -> str:
     text = (
         f"compacted {count_of(detail['files_in'], 'file')} into {detail['files_out']} "
         f"({size_text(detail['bytes_in'])} -> {size_text(detail['bytes_out'])}), "
-        f"{count_of(detail['rows'], 'row')}, version {versions}"
+        f"{count_of(detail['rows'], 'row')}, {made} {versions}"
     )
     return f"partial: {text}; {conflict}" if record.outcome == PARTIAL else text
 

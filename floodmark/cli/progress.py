@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from floodmark.cli.output import Output
+from floodmark.cli.output import Output, size_text
 
 
 @contextmanager
@@ -50,3 +50,23 @@ def upkeep_progress(output: Output) -> Iterator[Callable[[str, str, int, int], N
             if update is None
             else lambda verb, table, done, total: update(f"{verb} {table}: {done:,} of {total:,}")
         )
+
+
+@contextmanager
+def units_progress(output: Output) -> Iterator[Callable[[str, int, int, int], None] | None]:
+    """A bar of the rows of the unit that is being shipped. Gives None when nobody would see it."""
+    if output.as_json or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("shipping", total=None)
+
+        def show(table: str, rows: int, rows_max: int, size_bytes: int) -> None:
+            said = f"shipping {table}: {rows:,} of at most {rows_max:,} rows, {size_text(size_bytes)}"
+            bar.update(task, description=said, completed=rows, total=rows_max or None)
+
+        yield show

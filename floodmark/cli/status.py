@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from floodmark.cli.sink_text import sink_line
 from floodmark.report import lake_status
 
 
@@ -13,8 +14,10 @@ def run(context: typer.Context) -> None:
     """Show the lake's state and health, and what maintenance is due."""
     with context.obj.open() as lake:
         status = lake_status(lake.catalog, context.obj.settings.maintain)
-    if not context.obj.output.as_json and status["last_maintenance"] is not None:
-        status["last_maintenance"] = [_last(verb, run) for verb, run in status["last_maintenance"].items()]
+    if not context.obj.output.as_json:
+        if status["last_maintenance"] is not None:
+            status["last_maintenance"] = [_last(verb, run) for verb, run in status["last_maintenance"].items()]
+        status["sinks"] = [sink_line(sink) for sink in status["sinks"]]
     context.obj.output.result(status)
 
 

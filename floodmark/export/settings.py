@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from floodmark.catalog.unit import Rules
 from floodmark.errors import Corrupt, Invalid
+from floodmark.storage.options import checked
 
 HTTP, FILES, ICEBERG = "http", "files", "iceberg"
 NAME_BYTES_MAX = 200
@@ -109,6 +110,7 @@ class FilesSettings(SinkSettings):
             raise _wrong("path", "a folder, or s3://bucket/prefix")
         if self.format not in ("parquet", "jsonl"):
             raise _wrong("format", "parquet or jsonl")
+        checked(self.storage)
         _check_least(self, part_bytes=1024)
 
     def rules(self) -> Rules:
@@ -174,6 +176,16 @@ def parse_settings(kind: str, values: Mapping[str, Any]) -> AnySettings:
         raise _wrong(".".join(map(str, first["loc"])), first["msg"]) from error
     settings.check()
     return settings
+
+
+def settled_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings with paths of this machine from its root: a run from another folder means the same ones."""
+    found = dict(values)
+    for name in ("path", "token_file"):
+        value = found.get(name)
+        if isinstance(value, str | os.PathLike) and os.fspath(value) and "://" not in os.fspath(value):
+            found[name] = os.path.abspath(os.path.expanduser(value))
+    return found
 
 
 def settings_from_json(kind: str, text: str) -> AnySettings:

@@ -29,6 +29,7 @@ from floodmark.export.settings import (
     check_name,
     parse_settings,
     settings_from_json,
+    settled_paths,
 )
 from floodmark.model import BEGINNING, Head
 from floodmark.reading import Moment, Reader
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 # Where a sink begins: at the beginning, with what comes from now on, where its mark is, or behind a sequence.
 BEGINNING_NAME, HEAD_NAME, MARK_NAME = "beginning", "head", "mark"
 TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
-# What says where the rows go: another place is another sink.
-PLACE = {HTTP: (), FILES: ("path",), ICEBERG: ("catalog", "namespace", "table")}
+# What says where the rows go: another place is another sink. An endpoint and a catalog may move: who is there is known.
+PLACE = {HTTP: (), FILES: ("path",), ICEBERG: ("namespace", "table")}
 
 
 class LakeSinks:
@@ -73,7 +74,7 @@ class LakeSinks:
         "head" only what comes from now on, a number what is newer than that sequence.
         """
         check_name(name)
-        chosen = parse_settings(kind, settings)
+        chosen = parse_settings(kind, settled_paths(settings))
         names = [tables] if isinstance(tables, str) else list(dict.fromkeys(tables))
         if not names:
             raise Invalid("a sink follows at least one table", sink=name)
@@ -90,7 +91,7 @@ class LakeSinks:
         sink = self._catalog.sinks.find(name)
         known = json.loads(settings_from_json(sink.kind, sink.settings).to_json())
         chosen = parse_settings(
-            sink.kind, {key: value for key, value in {**known, **settings}.items() if value is not None}
+            sink.kind, {key: value for key, value in {**known, **settled_paths(settings)}.items() if value is not None}
         )
         moved = [key for key in PLACE[sink.kind] if json.loads(chosen.to_json()).get(key) != known.get(key)]
         if moved:

@@ -74,6 +74,23 @@ def test_maintenance_leaves_few_files_and_the_rows_that_the_policy_keeps_without
         assert (head.rows, head.files) == (90, 1)
 
 
+def test_a_follower_of_a_sink_has_the_rows_that_pass_its_filter_without_java(tmp_path: Path) -> None:
+    folder = str(tmp_path / "lake")
+    assert run("sinks.py", folder, JAVA_HOME="", PATH=str(tmp_path / "empty")) == [
+        "shipped: 6 rows",
+        "1 unit taken: [1, 3, 5]",
+        "nothing_to_do",
+        "3 changes behind",
+        "shipped: 3 rows, 2 of them deletions",
+        "1 unit taken: [5, 8]",
+        "the copy has the rows that the table has",
+    ]
+    with fm.open(folder, read_only=True) as lake:
+        check_lake(lake.catalog)
+        (table,) = lake.sinks.about("dutch")["tables"]
+    assert (table["mark"], table["head"], table["units"], table["open_unit"]) == (3, 3, 2, None)
+
+
 def test_every_example_is_run_by_a_test() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["keyed_changes.py", "maintain.py", "quickstart.py"]
+    assert names == ["keyed_changes.py", "maintain.py", "quickstart.py", "sinks.py"]

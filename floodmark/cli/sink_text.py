@@ -1,0 +1,234 @@
+"""What sinks are and do, in sentences: what a person reads where a program reads the record itself (I12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from floodmark.cli.output import size_text
+from floodmark.export.record import (
+    BUSY,
+    FAILED,
+    NOTHING_TO_DO,
+    PAUSED,
+    PLANNED,
+    REFUSED,
+    STOPPED,
+    SinkRun,
+    TableRun,
+)
+from floodmark.model import BEGINNING
+from floodmark.report import count_of
+
+_AGES = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+def age_text(age_ms: int) -> str:
+    """A span of time as people say it: 0.4 s, 12 s, 5 min, 3.2 h, 2.0 d."""
+    seconds = age_ms / 1000
+    for unit, size in _AGES:
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}" if unit == "min" else f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def place_text(mark: int | None) -> str | int | None:
+    return "beginning" if mark == BEGINNING else mark
+
+
+def error_text(error: Mapping[str, Any]) -> str:
+    """An error as the catalog keeps it, like the command shows one."""
+    facts = " ".join(f"{name}={value}" for name, value in error["facts"].items())
+    parts = (f"{error['kind']}: {error['message']}", f"[{facts}]" if facts else "", error["advice"])
+    return " ".join(part for part in parts if part)
+
+
+# ── runs ──
+
+
+def run_lines(run: SinkRun, *, named: bool = False) -> list[str]:
+    """A line per table; `named`: with the sink before it."""
+    lead = f"{run.sink}: " if named else ""
+    return [f"{lead}{one.table}: {table_text(run.sink, one)}" for one in run.tables]
+
+
+def table_text(sink: str, run: TableRun) -> str:
+    """One table of a run."""
+    if run.outcome in (FAILED, REFUSED, BUSY) and run.error is not None:
+        done = f"; before that {_shipped(run)}" if run.units else ""
+        return f"{run.outcome}: {run.error.kind}: {run.error}{done}"
+    if run.outcome == PLANNED:
+        return _planned(run)
+    if run.outcome == PAUSED:
+        done = f"; before that {_shipped(run)}" if run.units else ""
+        return f"paused: nothing is sent until `floodmark sink resume {sink}`{done}"
+    if run.outcome == STOPPED:
+        done = f"; before that {_shipped(run)}" if run.units else ""
+        return f"stopped: the next run goes on from here{done}"
+    if run.outcome == NOTHING_TO_DO:
+        at = "" if run.until is None else f": nothing is newer than sequence {run.until}"
+        return f"nothing to do{at}"
+    return _shipped(run) + _refused_rows(sink, run)
+
+
+def _shipped(run: TableRun) -> str:
+    deletions = f", {count_of(run.deletions, 'deletion')} among them" if run.deletions else ""
+    resumed = f", {run.resumed} of them left open by an earlier run" if run.resumed else ""
+    return (
+        f"shipped {count_of(run.rows, 'row')}{deletions} ({size_text(run.size_bytes)}) "
+        f"in {count_of(run.units, 'unit')}{resumed}, up to sequence {place_text(run.until)}"
+    )
+
+
+def _refused_rows(sink: str, run: TableRun) -> str:
+    if not run.quarantined:
+        return ""
+    return f"; {count_of(run.quarantined, 'row')} refused: see `floodmark sink quarantine list {sink}`"
+
+
+def _planned(run: TableRun) -> str:
+    first = "; the unit that is open comes first" if run.detail.get("open_unit") else ""
+    files = count_of(run.detail["files"], "file")
+    return (
+        f"would ship up to {count_of(run.detail['rows_max'], 'row')} of {files}, "
+        f"sequences {run.since + 1 if run.since is not None else '?'} to {run.until}{first}"
+    )
+
+
+def retry_lines(run: SinkRun) -> list[str]:
+    """What became of refused rows that were sent again."""
+    lines = []
+    for one in run.tables:
+        if one.error is not None:
+            text = f"{one.outcome}: {one.error.kind}: {one.error}"
+        else:
+            text = f"{count_of(one.rows, 'refused row')} arrived, {one.quarantined} refused again"
+        replaced = one.detail.get("replaced", 0)
+        newer = f", {replaced} let go because something newer replaced them" if replaced else ""
+        lines.append(f"{one.table}: {text}{newer}")
+    return lines or ["nothing to do: no row is in quarantine"]
+
+
+# ── state ──
+
+
+def sink_line(sink: Mapping[str, Any]) -> str:
+    """A sink among the lines of `status`."""
+    rows, bad = sink["lag_rows"], sink["quarantined"]
+    behind = f", {count_of(rows, 'change')} behind, the oldest for {age_text(sink['lag_ms'])}" if rows else ""
+    aside = f", {bad} in quarantine" if bad else ""
+    error = sink["error"]
+    failed = "" if error is None else f" (FAILED: {error['kind']}: {error['message']})"
+    return f"{sink['sink']} {sink['state']}{behind}{aside}{failed}"
+
+
+def list_row(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A sink in one line of `sink list`."""
+    tables = about["tables"]
+    return {
+        "sink": about["sink"],
+        "kind": about["kind"],
+        "state": _state(about),
+        "tables": [*(one["table"] for one in tables), *about["lost"]],
+        "behind": sum(one["lag_rows"] for one in tables),
+        "oldest": _oldest(max((one["lag_ms"] for one in tables), default=0)),
+        "quarantined": about["quarantined"],
+        "problem": _problem(about),
+    }
+
+
+def _oldest(lag_ms: int) -> str | None:
+    return age_text(lag_ms) if lag_ms else None
+
+
+def _state(about: Mapping[str, Any]) -> str:
+    return f"{about['state']}, running" if about["running"] else str(about["state"])
+
+
+def _problem(about: Mapping[str, Any]) -> str | None:
+    refused = next((one["refused"] for one in about["tables"] if one["refused"]), None)
+    problem = refused or about["error"]
+    if problem is None:
+        return "a mark is lost" if about["lost"] else None
+    return f"{problem['kind']}: {problem['message']}"
+
+
+def status_fields(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A sink without its tables, as `sink status` shows it."""
+    error = about["error"]
+    return {
+        "sink": about["sink"],
+        "kind": about["kind"],
+        "state": about["state"],
+        "running": about["running"],
+        "settings": about["settings"],
+        "last error": None if error is None else f"{error_text(error)} ({about['error_at']})",
+        "quarantined": about["quarantined"],
+    }
+
+
+def status_rows(about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tables of a sink, a line each."""
+    return [
+        {
+            "table": one["table"],
+            "mark": place_text(one["mark"]),
+            "head": one["head"],
+            "behind": one["lag_rows"],
+            "oldest": _oldest(one["lag_ms"]),
+            "epoch": one["epoch"],
+            "sent": one["rows"],
+            "units": one["units"],
+            "last unit": _last_unit(one["last_unit"]),
+            "open": one["open_unit"],
+            "quarantined": one["quarantined"],
+        }
+        for one in about["tables"]
+    ]
+
+
+def _last_unit(unit: Mapping[str, Any] | None) -> str | None:
+    if unit is None:
+        return None
+    return f"{unit['since'] + 1} to {unit['until']}, {count_of(unit['rows'], 'row')}, {unit['settled']}"
+
+
+def status_problems(about: Mapping[str, Any]) -> list[str]:
+    """What keeps tables of a sink from being shipped, a line each."""
+    lines = [f"{one['table']}: {error_text(one['refused'])}" for one in about["tables"] if one["refused"]]
+    return [*lines, *(f"{table}: the sink's mark is lost" for table in about["lost"])]
+
+
+# ── what cannot be undone ──
+
+
+def removal_lines(about: Mapping[str, Any]) -> list[str]:
+    """What is lost with a sink."""
+    lines = [f"  {_mark_line(one)}" for one in about["tables"]]
+    if about["quarantined"]:
+        lines.append(f"  {count_of(about['quarantined'], 'refused row')} in quarantine")
+    return [*lines, "What it sent stays where it is; a new sink of this name knows nothing of that."]
+
+
+def _mark_line(table: Mapping[str, Any]) -> str:
+    behind = f", {count_of(table['lag_rows'], 'change')} not sent" if table["lag_rows"] else ""
+    half = "; its open unit, which may be half sent" if table["open_unit"] else ""
+    return f"{table['table']}: the mark {place_text(table['mark'])} of {table['head']}{behind}{half}"
+
+
+def replay_lines(plans: Sequence[Mapping[str, Any]], *, done: bool = False) -> list[str]:
+    """What a new epoch sends (again) or never sends, a line per table."""
+    return [_replay_line(plan, done) for plan in plans]
+
+
+def _replay_line(plan: Mapping[str, Any], done: bool) -> str:
+    place = place_text(plan["start"])
+    text = "from the beginning" if place == "beginning" else f"after sequence {place}"
+    again = f", {plan['again']} of them again" if plan["again"] else ""
+    never = f"; {count_of(plan['skipped'], 'change')} that it has not had will never be sent" if plan["skipped"] else ""
+    half = "; the open unit is given up" if plan["open_unit"] else ""
+    verb = "begins" if done else "would begin"
+    return (
+        f"{plan['table']}: a new epoch {verb} {text} (mark: {place_text(plan['mark'])}): "
+        f"up to {count_of(plan['rows'], 'change')} to send{again}{never}{half}"
+    )
