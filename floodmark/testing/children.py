@@ -41,7 +41,8 @@ _PRELOADED = [
 
 def preload(*modules: str) -> None:
     """Import these too before children are forked; only before the first child."""
-    _CONTEXT.set_forkserver_preload([*_PRELOADED, *modules])
+    _PRELOADED.extend(one for one in modules if one not in _PRELOADED)
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
 
 
 preload()

@@ -26,15 +26,17 @@ from tests.crash.sink_world import (
     PEOPLE,
     SINK,
     Writer,
+    append,
     as_text,
     check_at_rest,
     expected,
     make,
+    merge,
     ship,
     ship_for_ever,
 )
 
-KINDS = ("files", "http", "iceberg")
+ENDS = ("files", "http", "iceberg", "lake")
 KILLS, KILLS_SOAK, KILLS_PER_LINE = 20, 1000, 50
 
 
@@ -56,11 +58,15 @@ class Storm:
         self._end = end
         self._dice = random.Random(seed)
         self.kills = 0
-        self.writer.step()
-        started = time.monotonic()
-        run_child(ship, place)
         # How long a process takes from its start to its end: most kills come in the middle of that.
-        self._typical_s = time.monotonic() - started
+        self._typical_s = min(self._ship() for _ in range(3))
+
+    def _ship(self) -> float:
+        for change in (append(EVENTS, range(9), "before"), merge(range(9), "before")):
+            self.writer.write(change)
+        started = time.monotonic()
+        run_child(ship, self._place)
+        return time.monotonic() - started
 
     def kill(self) -> None:
         child = Child(ship_for_ever, self._place)
@@ -90,7 +96,7 @@ class Storm:
         """For people who look at a soak: what was checked until now."""
         tables = self._lake.sinks.about(SINK)["tables"]
         told = {
-            "kind": self._end.kind,
+            "end": self._end.name,
             "kills": self.kills,
             "resumed": self.resumed,
             "version": self._lake.status()["version"],
@@ -102,13 +108,13 @@ class Storm:
         return json.dumps(told)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ENDS)
 def test_killed_at_random_moments_each_row_is_shipped_once(
-    new_place: Callable[[str], Place], new_end: NewEnd, kind: str
+    new_place: Callable[[str], Place], new_end: NewEnd, name: str
 ) -> None:
     place = new_place("sqlite")
     with place.open(create=True) as lake:
-        storm = Storm(lake, place, new_end(kind), seed=7)
+        storm = Storm(lake, place, new_end(name), seed=7)
         for _ in range(KILLS):
             storm.kill()
         storm.check()
@@ -116,14 +122,14 @@ def test_killed_at_random_moments_each_row_is_shipped_once(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
-def test_soak(new_place: Callable[[str], Place], new_end: NewEnd, kind: str) -> None:
+@pytest.mark.parametrize("name", ENDS)
+def test_soak(new_place: Callable[[str], Place], new_end: NewEnd, name: str) -> None:
     seed = int(os.environ.get("FLOODMARK_SOAK_SEED", "0")) or random.SystemRandom().randint(1, 10**9)
     print(f"seed {seed}")
     log = os.environ.get("FLOODMARK_SOAK_LOG", os.devnull)
     place = new_place("sqlite")
     with place.open(create=True) as lake:
-        storm = Storm(lake, place, new_end(kind), seed)
+        storm = Storm(lake, place, new_end(name), seed)
         while storm.kills < KILLS_SOAK:
             storm.kill()
             if storm.kills % KILLS_PER_LINE == 0:

@@ -1,0 +1,113 @@
+"""What must hold of the sinks of every lake at rest, told from the rows of the catalog alone (I7, I8, I15).
+
+Called by `check_lake`. Every broken rule is told, never just the first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from floodmark.catalog import tables
+from floodmark.catalog.history import LIVE
+from floodmark.catalog.sink_state import CONSUMER, OPEN
+from floodmark.catalog.unit import RETRY, ROWS, Unit
+from floodmark.errors import FloodmarkError
+from floodmark.model import BEGINNING, MAIN
+
+
+def check_sinks(tx: Connection, broken: list[str]) -> None:
+    """Check marks, units, pins, parts and quarantine against each other and against the tables."""
+    sinks = {row.id: row for row in tx.execute(select(tables.sinks))}
+    units = {row.id: row for row in tx.execute(select(tables.units))}
+    consumers = {(row.name, row.table_id): row for row in tx.execute(select(tables.consumers))}
+    _check_marks(tx, sinks, consumers, broken)
+    for unit in units.values():
+        if unit.sink not in sinks:
+            broken.append(f"unit {unit.id} is of a sink that is not there")
+        elif unit.state == OPEN:
+            _check_open(tx, unit, consumers.get((CONSUMER + sinks[unit.sink].name, unit.table_id)), broken)
+        elif unit.pin is not None:
+            broken.append(f"unit {unit.id} has ended and names a pin")
+    _check_pins(tx, units, broken)
+    _check_parts(tx, units, broken)
+    _check_quarantine(tx, sinks, units, broken)
+
+
+def _check_marks(
+    tx: Connection, sinks: dict[str, Any], consumers: dict[tuple[str, str], Any], broken: list[str]
+) -> None:
+    heads = {
+        row.table_id: row.sequence for row in tx.execute(select(tables.heads).where(tables.heads.c.branch == MAIN))
+    }
+    followed = {
+        (CONSUMER + sinks[row.sink].name if row.sink in sinks else "", row.table_id): row
+        for row in tx.execute(select(tables.sink_tables))
+    }
+    for (name, table_id), row in followed.items():
+        mark = consumers.get((name, table_id))
+        if not name:
+            broken.append(f"{row.table_name} is followed by a sink that is not there")
+        elif mark is None:
+            broken.append(f"{name} follows {row.table_name} and has no mark")
+        elif not BEGINNING <= mark.mark <= heads.get(table_id, mark.mark):
+            broken.append(f"{name} is at {mark.mark} of {row.table_name}, whose newest is {heads.get(table_id)}")
+    for name, table_id in consumers:
+        if name.startswith(CONSUMER) and (name, table_id) not in followed:
+            broken.append(f"the mark of {name} on {table_id} is of no sink that follows that table")
+
+
+def _check_open(tx: Connection, unit: Any, mark: Any, broken: list[str]) -> None:
+    try:
+        record = Unit.from_json(unit.record)
+    except FloodmarkError as error:
+        broken.append(f"open unit {unit.id}: {error}")
+        return
+    told = (record.id, record.sink_id, record.table_id, record.lane, record.epoch, record.since, record.until)
+    if told != (unit.id, unit.sink, unit.table_id, unit.lane, unit.epoch, unit.since, unit.until):
+        broken.append(f"open unit {unit.id} is another by its record: {told}")
+    if unit.lane == RETRY:
+        return
+    if mark is None or (mark.epoch, mark.mark) != (unit.epoch, unit.since):
+        broken.append(f"open unit {unit.id} does not begin at its sink's mark: {mark}")
+    pin = tx.execute(select(tables.pins).where(tables.pins.c.id == unit.pin)).first()
+    if pin is None:
+        broken.append(f"open unit {unit.id} has no pin")
+        return
+    state = tx.execute(select(tables.commits.c.state).where(tables.commits.c.version == pin.version)).scalar()
+    if pin.version != record.version or state != LIVE:
+        broken.append(f"open unit {unit.id} reads version {record.version}, its pin holds {pin.version} ({state})")
+
+
+def _check_pins(tx: Connection, units: dict[str, Any], broken: list[str]) -> None:
+    held = {unit.pin for unit in units.values() if unit.state == OPEN and unit.lane == ROWS}
+    for pin in tx.execute(select(tables.pins).where(tables.pins.c.holder.startswith(CONSUMER))):
+        if pin.id not in held:
+            broken.append(f"pin of version {pin.version} ({pin.holder}, {pin.reason}) is of no open unit")
+
+
+def _check_parts(tx: Connection, units: dict[str, Any], broken: list[str]) -> None:
+    parts: dict[str, list[Any]] = defaultdict(list)
+    for part in tx.execute(select(tables.parts).order_by(tables.parts.c.unit, tables.parts.c.first)):
+        parts[part.unit].append(part)
+    for unit, found in parts.items():
+        if unit not in units or units[unit].state != OPEN:
+            broken.append(f"{len(found)} parts of unit {unit}, which is not open")
+        if any(part.first >= part.last for part in found) or any(
+            before.last > after.first for before, after in pairwise(found)
+        ):
+            broken.append(f"parts of unit {unit} overlap: {[(part.first, part.last) for part in found]}")
+
+
+def _check_quarantine(tx: Connection, sinks: dict[str, Any], units: dict[str, Any], broken: list[str]) -> None:
+    for row in tx.execute(select(tables.quarantine)):
+        if row.sink not in sinks:
+            broken.append(f"row {row.id} in quarantine is of a sink that is not there")
+        if row.retry_unit is None:
+            continue
+        unit = units.get(row.retry_unit)
+        if unit is None or (unit.state, unit.lane) != (OPEN, RETRY) or row.retry_position is None:
+            broken.append(f"row {row.id} in quarantine is sent again by unit {row.retry_unit}, which is not at work")

@@ -1,0 +1,166 @@
+"""Kill runs of sinks at every failpoint and at random; whatever happens meanwhile, each row is there once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import floodmark as fm
+from floodmark import failpoints
+from floodmark.testing.children import run_child, run_killed
+from floodmark.testing.invariants import check_lake
+from tests.conftest import DATABASES, Place
+from tests.crash.sink_ends import End, FilesEnd, HttpEnd, IcebergEnd, LakeEnd, NewEnd, ends
+from tests.crash.sink_world import (
+    EVENTS,
+    FIRST,
+    LATER,
+    MEANWHILE,
+    PEOPLE,
+    SINK,
+    TWIN,
+    Change,
+    as_text,
+    check_at_rest,
+    disturb,
+    expected,
+    forget,
+    make,
+    open_units,
+    perform,
+    ship,
+)
+
+# Killed there, no unit is open: it is not yet, or not any more.
+NOT_OPEN = ("unit.held", "unit.settled")
+
+
+@pytest.fixture
+def new_end(tmp_path: Path) -> Iterator[NewEnd]:
+    with ends(tmp_path) as make_end:
+        yield make_end
+
+
+@dataclass(frozen=True)
+class Case:
+    """Which unit is under way when the process is killed: the `number`-th of `table`."""
+
+    tables: tuple[str, ...]
+    before: tuple[Change, ...]
+    killed: tuple[Change, ...]
+    table: str
+    number: int
+
+
+CASES = {
+    "events_from_the_beginning": Case((EVENTS, PEOPLE), (), tuple(FIRST), EVENTS, 0),
+    "people_from_the_beginning": Case((PEOPLE,), (), tuple(FIRST), PEOPLE, 0),
+    "people_later": Case((EVENTS, PEOPLE), tuple(FIRST), tuple(LATER), PEOPLE, 1),
+}
+ENDS: tuple[type[End], ...] = (FilesEnd, HttpEnd, IcebergEnd, LakeEnd)
+KILLS = [
+    *(
+        (end.name, point, case)
+        for end in ENDS
+        for point in sorted(end.points)
+        for case in CASES
+        if end is FilesEnd or case != "people_from_the_beginning"
+    ),
+    # Some parts are there and some are not.
+    *(
+        (end, f"unit.{step}", "events_from_the_beginning")
+        for end in ("http", "lake")
+        for step in ("sealed:2", "sent:2", "sent:3", "acknowledged:2")
+    ),
+]
+
+
+def prepare(place: Place, case: Case, end: End, twin: End) -> None:
+    """The sink, and its twin that is a run ahead: what it shipped is what the killed one has to ship."""
+    with place.open(create=True, actor="test") as lake:
+        make(lake)
+        for name, other in ((SINK, end), (TWIN, twin)):
+            lake.sinks.add(name, other.kind, tables=case.tables, **other.settings)
+        for change in case.before:
+            perform(lake, change)
+        run(lake, SINK)
+        run(lake, TWIN)
+        for change in case.killed:
+            perform(lake, change)
+        run(lake, TWIN)
+        lake.sinks.remove(TWIN)
+
+
+def run(lake: fm.Lake, sink: str = SINK) -> int:
+    """Run it until nothing is new; how many open units it resumed."""
+    done = lake.sinks.run(sink, until_empty=True)
+    assert done.outcome in ("shipped", "nothing_to_do"), as_text(done)
+    assert lake.sinks.run(sink).outcome == "nothing_to_do"
+    return sum(table.resumed for table in done.tables)
+
+
+def kill_and_finish(place: Place, case: Case, end: End, twin: End, point: str) -> None:
+    prepare(place, case, end, twin)
+    assert run_killed(ship, place, failpoint=point), f"{point} was never passed"
+    with place.open() as lake:
+        left = open_units(lake)
+        assert len(left) == (0 if point in NOT_OPEN else 1)
+        disturb(lake)
+        check_lake(lake.catalog)
+        lake.sinks.set(SINK, **end.other_settings)
+        assert run(lake) == len(left)
+        if point != "unit.held" and end.name == twin.name:
+            assert end.unit(case.table, case.number) == twin.unit(case.table, case.number)
+        check_finished(lake, case, end, left)
+        # What retention waited for may go now; nobody is told, and nothing is sent.
+        forget(lake)
+        run(lake)
+        check_finished(lake, case, end, left)
+
+
+def check_finished(lake: fm.Lake, case: Case, end: End, resumed: list[str]) -> None:
+    wanted, found = expected([*case.before, *case.killed, *MEANWHILE]), end.contents()
+    for table in case.tables:
+        assert found.of(table) == wanted.of(table)
+    assert [(row.operation, row.kind, row.outcome) for row in lake.audit()] == [
+        (unit, "unit", "resumed") for unit in resumed
+    ]
+    check_at_rest(lake)
+    end.check_clean()
+    check_lake(lake.catalog)
+    assert lake.maintain.sweep(grace="0s", deep=True).outcome in ("nothing_to_do", "swept")
+
+
+@pytest.mark.parametrize(("name", "point", "case"), KILLS)
+def test_a_killed_run_is_finished_by_the_next_one_and_each_row_is_there_once(
+    new_place: Callable[[str], Place], new_end: NewEnd, name: str, point: str, case: str
+) -> None:
+    twin = new_end("http" if name == "lake" else name)
+    kill_and_finish(new_place("sqlite"), CASES[case], new_end(name), twin, point)
+
+
+@pytest.mark.parametrize("point", sorted(HttpEnd.points))
+def test_a_killed_run_is_finished_by_the_next_one_on_a_shared_database(
+    new_place: Callable[[str], Place], new_end: NewEnd, point: str
+) -> None:
+    case = CASES["people_later"]
+    kill_and_finish(new_place("postgresql"), case, new_end("http"), new_end("http"), point)
+
+
+def passed(place: Place) -> set[str]:
+    found: set[str] = set()
+    failpoints.observer = found.add
+    ship(place)
+    return {point for point in found if point.startswith("unit.")}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_every_failpoint_that_a_run_passes_is_killed_here(
+    new_place: Callable[[str], Place], new_end: NewEnd, kind: type[End]
+) -> None:
+    place, end = new_place(DATABASES[0]), new_end(kind.name)
+    prepare(place, CASES["people_later"], end, new_end(kind.name))
+    assert run_child(passed, place) == kind.points
