@@ -143,11 +143,9 @@ class History:
                 .group_by(touched.c.table_id)
                 .subquery()
             )
-            rows = tx.execute(
-                select(touched).join(
-                    newest, and_(newest.c.table_id == touched.c.table_id, newest.c.version == touched.c.version)
-                )
-            )
+            same = and_(newest.c.table_id == touched.c.table_id, newest.c.version == touched.c.version)
+            # Of two tables of one name, the one that was made again is the newer.
+            rows = tx.execute(select(touched).join(newest, same).order_by(touched.c.version))
             return {row.table_name: to_head(row, branch) for row in rows}
 
     def _line(self, tx: Connection, branch: str, upto: int | None = None) -> list[tuple[str, int | None]]:

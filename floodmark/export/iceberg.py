@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -76,7 +76,8 @@ class IcebergDestination:
         log.seal([] if parts else [WHOLE])
         # Crash here: the destination has seen nothing of the unit.
         hit("unit.sealed")
-        return _Attempt(self, unit, shipment, log, watch).run()
+        with closing(self.place):
+            return _Attempt(self, unit, shipment, log, watch).run()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -75,8 +76,7 @@ def compact_destination(
     files_min = max(2, destination.settings.compact_file_count if file_count is None else file_count)
     run = Run(COMPACT, None)
     name, table_id = table, ""
-    with run.told():
-        place = destination.place
+    with run.told(), closing(destination.place) as place:
         name = ".".join(place.identifier(table))
         state = place.load(table)
         if state is not None:

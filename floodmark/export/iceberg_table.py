@@ -194,6 +194,12 @@ class Place:
                 advice="Look at the sink's setting `catalog`: it takes PyIceberg's catalog properties.",
             ) from error
 
+    def close(self) -> None:
+        """Let go of the catalog's connections; the next question opens it again."""
+        catalog = self.__dict__.pop("catalog", None)
+        if catalog is not None:
+            catalog.close()
+
     def identifier(self, table: str) -> tuple[str, ...]:
         return (*self._settings.namespace.split("."), self._settings.table.replace("{table}", table))
 

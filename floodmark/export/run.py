@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
@@ -110,8 +110,10 @@ class Runner:
             sink = self._catalog.sinks.find(name)
             done.extend(self._table(sink, one.table, run, watch, until_empty) for one in sink.tables)
             done.extend(_lost(sink))
-        finally:
-            self._release(sink, run, done)
+        except BaseException as error:
+            self._release(sink, run, _told(error))
+            raise
+        self._release(sink, run, _first_error(done))
         return SinkRun(name, tuple(done))
 
     def retry(self, name: str, table: str, lines: list[tuple[str, str]], watch: RunWatch) -> TableRun:
@@ -119,29 +121,38 @@ class Runner:
         run = clock.new_id()
         self._catalog.sinks.take(name, run)
         sink = self._catalog.sinks.find(name)
-        done: list[TableRun] = []
         try:
-            followed = sink.table(table)
-            settings = settings_from_json(sink.kind, sink.settings)
-            tally = _Tally(followed)
-            try:
-                check_followed(sink, followed)
-                self._finish_open(sink, followed, run, watch, tally)
-                unit = self._catalog.units.open_retry(sink, followed, settings.rules(), run, lines)
-                if unit is not None:
-                    hit("unit.opened")
-                    self._ship(unit, settings, run, watch, tally)
-                done.append(tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(name, table)))
-            except FloodmarkError as error:
-                done.append(tally.done(outcome_of(error), self._mark(name, table), error))
-        finally:
-            self._release(sink, run, done)
-        return done[0]
+            done = self._retried(sink, table, lines, run, watch)
+        except BaseException as error:
+            self._release(sink, run, _told(error))
+            raise
+        self._release(sink, run, _first_error([done]))
+        return done
 
-    def _release(self, sink: Sink, run: str, done: list[TableRun]) -> None:
-        error = next((table.error for table in done if table.error is not None), None)
+    def _retried(self, sink: Sink, table: str, lines: list[tuple[str, str]], run: str, watch: RunWatch) -> TableRun:
+        followed = sink.table(table)
+        tally = _Tally(followed)
         try:
-            self._catalog.sinks.release(sink.id, run, None if error is None else json.dumps(error.as_dict()))
+            check_followed(sink, followed)
+            settings = settings_from_json(sink.kind, sink.settings)
+            self._finish_open(sink, followed, run, watch, tally)
+            unit = self._catalog.units.open_retry(sink, followed, settings.rules(), run, lines)
+            if unit is not None:
+                hit("unit.opened")
+                self._ship(unit, settings, run, watch, tally)
+        except Stopped:
+            return self._stopped(sink.name, table, tally)
+        except FloodmarkError as error:
+            return tally.done(outcome_of(error), self._mark(sink.name, table), error)
+        return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
+
+    def _stopped(self, name: str, table: str, tally: _Tally) -> TableRun:
+        paused = self._catalog.sinks.find(name).state == SINK_PAUSED
+        return tally.done(PAUSED if paused else STOPPED, self._mark(name, table))
+
+    def _release(self, sink: Sink, run: str, error: dict[str, Any] | None) -> None:
+        try:
+            self._catalog.sinks.release(sink.id, run, None if error is None else json.dumps(error))
         except Unavailable as problem:
             # Nobody vouches for this run any more: the next one takes the sink over.
             log.get().warning("a sink could not be released", sink=sink.name, cause=str(problem))
@@ -157,8 +168,7 @@ class Runner:
             while self._take_new(sink.name, table, settings, run, watch, tally) and until_empty:
                 watch.check()
         except Stopped:
-            paused = self._catalog.sinks.find(sink.name).state == SINK_PAUSED
-            return tally.done(PAUSED if paused else STOPPED, self._mark(sink.name, table))
+            return self._stopped(sink.name, table, tally)
         except FloodmarkError as error:
             return tally.done(outcome_of(error), self._mark(sink.name, table), error)
         return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
@@ -311,6 +321,20 @@ class _Tally:
             mark,
             error=error,
         )
+
+
+def _first_error(done: Sequence[TableRun]) -> dict[str, Any] | None:
+    return next((table.error.as_dict() for table in done if table.error is not None), None)
+
+
+def _told(error: BaseException) -> dict[str, Any] | None:
+    """What nobody expected is shown like any error; whoever interrupts a run knows that they did."""
+    if not isinstance(error, Exception):
+        return None
+    if isinstance(error, FloodmarkError):
+        return error.as_dict()
+    message = f"the run broke off: {str(error)[:500]}"
+    return {"kind": type(error).__name__, "message": message, "facts": {}, "advice": "The next run resumes the unit."}
 
 
 def is_current(sink: Sink) -> bool:

@@ -28,6 +28,7 @@ from floodmark.export.file_units import MANIFEST, FileUnit, read_rows, read_unit
 from floodmark.export.files import FilesDestination, safe_name, unit_folder
 from floodmark.export.settings import FilesSettings
 from floodmark.model import BEGINNING
+from floodmark.rows import parts
 from floodmark.rows.shipment import Shipment, plan_shipment
 from floodmark.storage import Storage, join, root_location
 from floodmark.testing.faults import FaultyStorage
@@ -353,6 +354,23 @@ def test_json_lines_roll_at_the_byte(lake: fm.Lake, folder: Out) -> None:
     assert [json.loads(line)["id"] for lines in texts for line in lines] == [row["id"] for row in rows]
     assert [one.name for one in unit.objects] == [f"part-00000-{at:03d}.jsonl" for at in range(len(texts))]
     assert len(texts) > 10
+
+
+@pytest.mark.parametrize(("more", "rows"), [(-1, 9), (0, 10), (1, 10)])
+@pytest.mark.parametrize("encode_bytes", [1, 10_000_000], ids=["row by row", "at once"])
+def test_a_line_that_fits_to_the_last_byte_fits_however_rows_are_encoded(
+    lake: fm.Lake, folder: Out, monkeypatch: pytest.MonkeyPatch, encode_bytes: int, more: int, rows: int
+) -> None:
+    monkeypatch.setattr(parts, "_ENCODE_BYTES", encode_bytes)
+    since = lake.changes("Events").until
+    lake.append("Events", [{"id": number, "name": "x" * 100} for number in range(100, 145)])
+    ship(lake, folder.below("one").settings("jsonl", 1_000_000), since=since)
+    (line, *others) = folder.storage.read(folder.below("one").units()[0].locations[0]).splitlines(keepends=True)
+    assert {len(line)} == set(map(len, others))
+    ship(lake, folder.below("many").settings("jsonl", 10 * len(line) + more), since=since)
+    assert [one.rows for one in folder.below("many").units()[0].objects] == [rows] * (45 // rows) + (
+        [45 % rows] if 45 % rows else []
+    )
 
 
 def test_a_large_file_becomes_objects_of_as_many_rows(lake: fm.Lake, folder: Out) -> None:
