@@ -675,6 +675,7 @@ def test_another_shape_meanwhile_is_planned_on(
     table = elsewhere.table()
     newest = [task.file for task in table.scan("id = 2").plan_files()]
     assert [len(file.partition) for file in newest] == [len(table.spec().fields)]
+    assert [one.schema_id for one in table.metadata.snapshots][-1] == table.metadata.current_schema_id
     assert not elsewhere.unnamed()
 
 
