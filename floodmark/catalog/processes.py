@@ -92,7 +92,7 @@ class Heartbeat:
         return tx.execute(update(tables.processes).where(mine).values(beat_ms=now_ms)).rowcount == 1
 
     def disown(self, operation: str) -> None:
-        """Stop vouching for an operation whose outcome could not be told: anybody may settle it from now on."""
+        """Stop vouching for an operation, or a run of a sink, whose outcome is not known: anybody may settle it."""
         self._disowned.add(operation)
 
     def start(self) -> None:
@@ -122,6 +122,8 @@ class Heartbeat:
                     if disowned:
                         theirs = tables.operations.c.id.in_(disowned)
                         tx.execute(update(tables.operations).where(theirs).values(process=""))
+                        runs = tables.sinks.c.runner_run.in_(disowned)
+                        tx.execute(update(tables.sinks).where(runs).values(runner_process=""))
                 self._disowned -= disowned
             except Exception as error:  # noqa: BLE001 - a thread that ends would let live operations be fenced
                 # Keep trying: if the lease runs out meanwhile, healers fence us and our publish finds that out.

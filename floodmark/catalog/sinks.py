@@ -9,7 +9,7 @@ audit for every unit that was left open (I16).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -30,8 +30,8 @@ from floodmark.catalog.sink_state import (
     Sink,
     to_sink,
 )
-from floodmark.errors import Busy, Invalid, NotFound
-from floodmark.model import BEGINNING, Head
+from floodmark.errors import Busy, Conflict, Invalid, NotFound
+from floodmark.model import BEGINNING, SEQ_COLUMN, Head
 
 
 class Sinks:
@@ -88,11 +88,12 @@ class Sinks:
                 _follow(tx, sink, head.table, head.table_id, lake.incarnation)
                 _put_mark(tx, name, head.table_id, 0, marks.get(head.table, BEGINNING), protected, now)
 
-    def set(self, name: str, settings: str, protected: bool) -> None:
-        """Other settings, from the next unit on."""
+    def set(self, name: str, known: str, settings: str, protected: bool) -> None:
+        """Other settings in the place of those that are known, from the next unit on."""
         with self._database.write() as tx:
             self._database.lock_lake(tx)
-            self._locked(tx, name)
+            if self._locked(tx, name).settings != known:
+                raise Conflict("somebody else changed the sink's settings meanwhile", sink=name, advice="Try again.")
             now = self._database.now_ms(tx)
             mine = tables.sinks.c.name == name
             tx.execute(update(tables.sinks).where(mine).values(settings=settings, updated_ms=now))
@@ -118,8 +119,11 @@ class Sinks:
             tx.execute(delete(tables.consumers).where(tables.consumers.c.name == CONSUMER + name))
             tx.execute(delete(tables.sinks).where(tables.sinks.c.id == row.id))
 
-    def replay(self, name: str, head: Head, mark: int, protected: bool) -> int:
-        """A new epoch of one table, from `mark` on; an open unit is given up. Returns the epoch."""
+    def replay(self, name: str, head: Head, choose: Callable[[int | None], int], protected: bool) -> int:
+        """A new epoch of one table; an open unit is given up, and so are refused rows that are sent again anyway.
+
+        `choose` says where it begins, from the mark as it is under the lock. Returns the epoch.
+        """
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
             row = self._unheld(tx, name)
@@ -136,6 +140,9 @@ class Sinks:
             give_up_units(tx, and_(unit.c.sink == row.id, unit.c.table_id.in_((old, head.table_id))), now)
             consumer = tables.consumers
             consumers = and_(consumer.c.name == CONSUMER + name, consumer.c.table_id.in_((old, head.table_id)))
+            mine_now = and_(consumers, consumer.c.table_id == head.table_id)
+            mark = choose(tx.execute(select(consumer.c.mark).where(mine_now)).scalar())
+            _drop_refused(tx, row.id, old, None if old != head.table_id else mark)
             known = tx.execute(select(func.max(consumer.c.epoch)).where(consumers)).scalar()
             used = tx.execute(select(func.max(unit.c.epoch)).where(unit.c.sink == row.id)).scalar()
             # Whatever was lost of the three, no epoch comes twice: a destination would take its rows for known ones.
@@ -159,6 +166,17 @@ class Sinks:
 
     def take(self, name: str, run: str) -> bool:
         """Hold the sink for this run, or Busy. True if its last holder died; what that left open is in the audit."""
+        # Before it is true: another thread of this process must not take it for a dead one.
+        self._running.add(run)
+        try:
+            died = self._take(name, run)
+        except BaseException:
+            self.disown(run)
+            raise
+        self._heartbeat.start()
+        return died
+
+    def _take(self, name: str, run: str) -> bool:
         with self._database.write() as tx:
             now = self._database.now_ms(tx)
             self._heartbeat.beat(tx, now)
@@ -170,18 +188,22 @@ class Sinks:
                     _audit_resumed(tx, unit, name, now)
             held = {"runner_process": self._heartbeat.id, "runner_run": run}
             tx.execute(update(tables.sinks).where(tables.sinks.c.id == row.id).values(**held))
-        self._heartbeat.start()
-        self._running.add(run)
         return died
+
+    def disown(self, run: str) -> None:
+        """This run is over, whatever the catalog says: the heartbeat writes that down as soon as it can."""
+        self._running.discard(run)
+        self._heartbeat.disown(run)
+        self._heartbeat.start()
 
     def release(self, sink: str, run: str, error: str | None) -> None:
         """Let go of the sink, with how the run ended. Nothing is done if it was taken over meanwhile."""
-        self._running.discard(run)
         row = tables.sinks
         with self._database.write() as tx:
             now = self._database.now_ms(tx)
             values = {"runner_process": None, "runner_run": None, "error": error, "error_ms": now if error else None}
             tx.execute(update(row).where(row.c.id == sink, row.c.runner_run == run).values(**values))
+        self._running.discard(run)
 
     def holder(self, name: str) -> str | None:
         """Who holds the sink now: host and pid, or None."""
@@ -222,6 +244,14 @@ def give_up_units(tx: Connection, which: Any, now_ms: int) -> None:
         entries = tables.quarantine.c.retry_unit == row.id
         tx.execute(update(tables.quarantine).where(entries).values(retry_unit=None, retry_position=None))
         tx.execute(update(unit).where(unit.c.id == row.id).values(state=GIVEN_UP, pin=None, ended_ms=now_ms))
+
+
+def _drop_refused(tx: Connection, sink: str, table_id: str, mark: int | None) -> None:
+    """Refused rows of a table above a mark (None: all) come again by themselves, or belong to a table that is gone."""
+    bad = tables.quarantine
+    for row in tx.execute(select(bad.c.id, bad.c.line).where(bad.c.sink == sink, bad.c.table_id == table_id)).all():
+        if mark is None or json.loads(row.line).get(SEQ_COLUMN, mark + 1) > mark:
+            tx.execute(delete(bad).where(bad.c.id == row.id))
 
 
 def _audit_resumed(tx: Connection, unit: str, sink: str, now_ms: int) -> None:

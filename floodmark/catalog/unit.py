@@ -52,6 +52,8 @@ class Unit:
     until: int
     rules: Rules
     lane: str = ROWS
+    # The columns of the table's key: whoever takes the rows must mean the same by a row.
+    key: tuple[str, ...] = ()
 
     @property
     def sender(self) -> str:
@@ -62,7 +64,7 @@ class Unit:
     def range(self) -> str:
         return f"{self.since}..{self.until}"
 
-    def key(self, first: int, last: int) -> str:
+    def part_key(self, first: int, last: int) -> str:
         """The idempotency key of the part that holds the rows [first, last): the same at every try."""
         name = f"{self.sender}/{self.epoch}/{self.range}/{first}-{last}"
         return f"fm-{hashlib.sha256(name.encode()).hexdigest()}"
@@ -76,7 +78,8 @@ class Unit:
             values: dict[str, Any] = json.loads(text)
             rules = dict(values.pop("rules"))
             columns = rules.pop("columns")
-            unit = cls(**values, rules=Rules(columns=None if columns is None else tuple(columns), **rules))
+            key = tuple(values.pop("key"))
+            unit = cls(**values, key=key, rules=Rules(columns=None if columns is None else tuple(columns), **rules))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Corrupt("the record of a unit cannot be understood", cause=error) from error
         if unit.rules.encoder != ENCODER:
@@ -127,6 +130,9 @@ class UnitLog(Protocol):
 
     def destination(self) -> str | None:
         """Who was at the other end until now, in its own words; None if nobody said so yet."""
+
+    def settled_until(self) -> int | None:
+        """The end of the unit that was settled last in this epoch; ranges without rows may have been passed since."""
 
     def seal(self, parts: list[Part]) -> None:
         """Write boundaries and digests down, before a part is sent."""

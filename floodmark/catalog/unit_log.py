@@ -73,8 +73,9 @@ class Log:
 
     def acknowledge(self, parts: Sequence[Part], destination: str | None = None) -> None:
         row = tables.parts
-        with self._writing() as tx:
-            if destination is not None:
+        # Also if the sink was paused meanwhile: what is there is there.
+        with self._writing(paused=True) as tx:
+            if parts or destination is not None:
                 self._check_destination(tx, destination)
             for part in parts:
                 mine = and_(row.c.unit == self._unit.id, row.c.first == part.first, row.c.last == part.last)
@@ -122,9 +123,9 @@ class Log:
             )
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _writing(self, *, paused: bool = False) -> Iterator[Connection]:
         with self._database.write() as tx:
-            check_held(tx, self._unit.sink_id, self._run)
+            check_held(tx, self._unit.sink_id, self._run, paused=paused)
             open_row(tx, self._unit)
             yield tx
 
@@ -153,11 +154,12 @@ class Log:
             entry = and_(bad.c.retry_unit == self._unit.id, bad.c.retry_position == part.first)
             tx.execute(delete(bad).where(entry))
 
-    def _check_destination(self, tx: Connection, destination: str) -> None:
+    def _check_destination(self, tx: Connection, destination: str | None) -> None:
+        """Who is there is who was there; one who does not say so any more is somebody else, such as a proxy."""
         state = tables.sink_tables
         mine = and_(state.c.sink == self._unit.sink_id, state.c.table_id == self._unit.table_id)
         known = tx.execute(select(state.c.destination).where(mine)).scalar()
-        if known is None:
+        if known is None and destination is not None:
             tx.execute(update(state).where(mine).values(destination=destination))
         elif known != destination:
             raise stranger(self._unit, known, destination)
@@ -174,10 +176,15 @@ def stranger(unit: Unit, known: str | None, found: str | None) -> Corrupt:
     )
 
 
-def choices(sink: str, table: str) -> str:
-    """What an operator can do when marks and the other end do not fit: each is a new epoch, none happens by itself."""
+def choices(sink: str, table: str, *, mark: bool = True) -> str:
+    """What an operator can do when marks and the other end do not fit: each is a new epoch, none happens by itself.
+
+    `mark`: going on where the mark is could help.
+    """
     command = f"floodmark sink replay {sink!r} --table {table!r} --from"
+    there = f" `{command} mark` goes on at the mark," if mark else ""
     return (
-        f"Nothing is sent until you choose: `{command} beginning` sends every row (again), `{command} mark` goes on at"
-        f" the mark, `{command} head` sends only what comes from now on; a number goes on after that sequence."
+        f"Nothing is sent until you choose: `{command} beginning` sends every row (again); empty the destination first"
+        f" if rows that are gone here must go there;{there} `{command} head` sends only what comes from now on; a"
+        " number goes on after that sequence."
     )

@@ -26,6 +26,7 @@ from floodmark.errors import BelowRetention, Conflict, Corrupt, NotFound
 from floodmark.model import BEGINNING, MAIN
 
 UNITS_KEPT = 20
+IDS_PER_STATEMENT = 500
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Units:
 
     # ── the two ends of a unit ──
 
-    def open(self, sink: Sink, followed: Followed, rules: Rules, run: str) -> Unit | None:
+    def open(self, sink: Sink, followed: Followed, rules: Rules, key: tuple[str, ...], run: str) -> Unit | None:
         """Write the next unit of a table down, pin what it reads, and return it; None if there is nothing new."""
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
@@ -74,7 +75,7 @@ class Units:
             version = tx.execute(select(branch.c.head_version).where(branch.c.name == MAIN)).scalar_one()
             unit = Unit(
                 clock.new_id(), lake.incarnation, sink.name, sink.id, mark.epoch, followed.table,
-                followed.table_id, version, mark.mark, sequence, rules,
+                followed.table_id, version, mark.mark, sequence, rules, key=key,
             )  # fmt: skip
             self._insert(tx, unit, self._pin(tx, unit))
         return unit
@@ -186,12 +187,24 @@ class Units:
     def drop_quarantined(self, sink: Sink, ids: Sequence[str]) -> int:
         """Forget bad rows for good; those that are being sent again stay."""
         row = tables.quarantine
+        dropped = 0
         with self._database.write() as tx:
-            mine = and_(row.c.sink == sink.id, row.c.id.in_(ids), row.c.retry_unit.is_(None))
-            return int(tx.execute(delete(row).where(mine)).rowcount)
+            # The lock that opening a unit takes: none of them can be on its way out meanwhile.
+            self._database.lock_lake(tx)
+            for start in range(0, len(ids), IDS_PER_STATEMENT):
+                chosen = ids[start : start + IDS_PER_STATEMENT]
+                mine = and_(row.c.sink == sink.id, row.c.id.in_(chosen), row.c.retry_unit.is_(None))
+                dropped += tx.execute(delete(row).where(mine)).rowcount
+        return dropped
 
     def open_retry(
-        self, sink: Sink, followed: Followed, rules: Rules, run: str, lines: Sequence[tuple[str, str]]
+        self,
+        sink: Sink,
+        followed: Followed,
+        rules: Rules,
+        key: tuple[str, ...],
+        run: str,
+        lines: Sequence[tuple[str, str]],
     ) -> Unit | None:
         """A unit that sends bad rows again, with these texts; (id, line) in the order of the unit."""
         with self._database.write() as tx:
@@ -207,7 +220,7 @@ class Units:
             epoch = self._mark(tx, sink, followed).epoch
             unit = Unit(
                 clock.new_id(), lake.incarnation, sink.name, sink.id, epoch, followed.table, followed.table_id,
-                lake.version, number, number + 1, rules, RETRY,
+                lake.version, number, number + 1, rules, RETRY, key,
             )  # fmt: skip
             self._insert(tx, unit, None)
             for place, (entry, line) in enumerate(lines):
@@ -307,9 +320,10 @@ class Units:
 
     def _forget_old(self, tx: Connection, unit: Unit) -> None:
         row = tables.units
-        same = and_(row.c.sink == unit.sink_id, row.c.table_id == unit.table_id, row.c.state.in_((SETTLED, GIVEN_UP)))
-        oldest = tx.execute(
-            select(row.c.id).where(same).order_by(row.c.id.desc()).offset(UNITS_KEPT - 1).limit(1)
-        ).scalar()
-        if oldest is not None:
-            tx.execute(delete(row).where(same, row.c.id < oldest))
+        same = and_(row.c.sink == unit.sink_id, row.c.table_id == unit.table_id, row.c.lane == unit.lane)
+        ended = and_(same, row.c.state.in_((SETTLED, GIVEN_UP)))
+        # By what they are, not by their ids: clocks may go back.
+        newest_first = select(row.c.id).where(ended).order_by(row.c.epoch.desc(), row.c.until.desc(), row.c.id.desc())
+        old = tx.execute(newest_first.offset(UNITS_KEPT)).scalars().all()
+        if old:
+            tx.execute(delete(row).where(row.c.id.in_(old)))

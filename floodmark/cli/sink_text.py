@@ -101,6 +101,8 @@ def retry_lines(run: SinkRun) -> list[str]:
     for one in run.tables:
         if one.error is not None:
             text = f"{one.outcome}: {one.error.kind}: {one.error}"
+        elif one.outcome in (PAUSED, STOPPED):
+            text = f"{one.outcome}: nothing was sent" if not one.units else one.outcome
         else:
             text = f"{count_of(one.rows, 'refused row')} arrived, {one.quarantined} refused again"
         replaced = one.detail.get("replaced", 0)

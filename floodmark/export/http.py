@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from floodmark.catalog.unit import QUARANTINED, SEALED, Part, Shipped, Unit, UnitLog, Watch
+from floodmark.catalog.unit import QUARANTINED, RETRY, SEALED, Part, Shipped, Stopped, Unit, UnitLog, Watch
 from floodmark.catalog.unit_log import stranger
 from floodmark.errors import Corrupt
 from floodmark.export import http_policy as policy
@@ -92,9 +92,12 @@ class Try:
     def run(self) -> Shipped:
         # The wire ends first: what is cut after that is sent by nobody.
         with self._cutter, self._wire:
-            while self._failure is None and (self._cutting or self._ready or self._under_way):
-                self._send()
-                self._take(self._wait())
+            try:
+                while self._failure is None and (self._cutting or self._ready or self._under_way):
+                    self._send()
+                    self._take(self._wait())
+            except Stopped as stop:
+                self._failure = stop
         if self._failure is not None:
             # The wire is closed. What arrived until then is written down; the rest is sent again by the next run.
             self._acknowledge([one for one in self._drain() if isinstance(one, Arrived) and _delivered(one)])
@@ -209,7 +212,7 @@ class Try:
             hit("unit.sealed")
             self._open[parcel.body] += 1
             self._ready.extendleft(reversed(halves))
-        elif self._quarantined >= limits.quarantine_max:
+        elif self._unit.lane != RETRY and self._quarantined >= limits.quarantine_max:
             self._failure = self._failure or policy.too_many_refused(reply, limits.quarantine_max, self._facts(parcel))
         else:
             self._log.quarantine(parcel.part, parcel.data, policy.reason(reply))

@@ -124,11 +124,12 @@ def headers(unit: Unit, part: Part, version: str, expected: str | None = None) -
         **({} if compression == "none" else {"Content-Encoding": compression}),
         # The answer is looked at as it comes: only its beginning is wanted.
         "Accept-Encoding": "identity",
-        "Idempotency-Key": unit.key(part.first, part.last),
+        "Idempotency-Key": unit.part_key(part.first, part.last),
         "Floodmark-Sender": unit.sender,
         "Floodmark-Epoch": str(unit.epoch),
         "Floodmark-Unit": unit.range,
         "Floodmark-Part": f"{part.first}-{part.last}",
+        "Floodmark-Key": ",".join(quote(column, safe="") for column in unit.key),
         **({} if expected is None else {"Floodmark-Expect": expected}),
         "User-Agent": f"floodmark/{version}",
     }
@@ -151,7 +152,9 @@ def hide(text: str, secrets: Iterable[str]) -> str:
         # As it is, in a JSON text that escapes slashes, in an address.
         for form in (secret, secret.replace("/", "\\/"), quote(secret, safe="")):
             text = text.replace(form, "…")
-    return text[:ANSWER_CHARACTERS_MAX]
+    # Signs that a screen or a database cannot take are shown as one that says so.
+    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
+    return shown[:ANSWER_CHARACTERS_MAX]
 
 
 # ── parts ──

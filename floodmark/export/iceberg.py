@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from floodmark import clock, log
 from floodmark.catalog.live import LiveFile
@@ -48,14 +48,6 @@ TRIES_MAX = 12
 WAIT_S_MAX = 2.0
 # The whole unit is one part: it is there with one commit, or not at all.
 WHOLE = Part(0, 1)
-
-
-@runtime_checkable
-class KnowsSettled(Protocol):
-    """The log of a unit, where it also knows what the units before it came to."""
-
-    def settled_until(self) -> int | None:
-        """The end of the unit that was settled last in this epoch; ranges without rows may have been passed since."""
 
 
 class IcebergDestination:
@@ -178,8 +170,9 @@ class _Attempt:
         if self._log.destination() not in (None, state.id):
             raise self._strange(state.name, "another table is at the destination than before", sent)
         if sent is None or not mine:
-            if sent is not None and sent.epoch >= unit.epoch:
-                raise self._strange(state.name, "the destination has units of another lake, or of a newer epoch", sent)
+            if sent is not None and sent.lake == unit.lake and sent.epoch > unit.epoch:
+                raise self._strange(state.name, "the destination has units of a newer epoch", sent)
+            # Another incarnation of the lake: only the first unit of an epoch, which somebody chose, may follow it.
             self._check_end(state, sent, None)
             return None
         if state.went_back(sent):
@@ -196,10 +189,6 @@ class _Attempt:
 
     @cached_property
     def _settled(self) -> int | None:
-        if not isinstance(self._log, KnowsSettled):
-            raise TypeError(
-                "without what was settled before, a table that lost rows cannot be told from one that did not"
-            )
         return self._log.settled_until()
 
     def _strange(self, table: str, message: str, sent: Sent | None) -> Corrupt:

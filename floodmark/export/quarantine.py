@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from floodmark.catalog.units import Bad
@@ -24,15 +25,22 @@ from floodmark.storage import Storage
 Lines = list[tuple[str, str]]
 
 
-def current_lines(
-    reader: Reader, storage: Storage, table: str, settings: AnySettings, entries: Sequence[Bad]
-) -> tuple[Lines, list[str]]:
-    """What to send for each refused row (its id and a text), and the ids of those that something newer replaced."""
+@dataclass(frozen=True)
+class Again:
+    """What to send for refused rows (id and text each), and the ids of those that something newer replaced."""
+
+    lines: Lines
+    replaced: list[str]
+    key: tuple[str, ...]
+
+
+def current_lines(reader: Reader, storage: Storage, table: str, settings: AnySettings, entries: Sequence[Bad]) -> Again:
+    """The rows of a table's quarantine as they are now."""
     refused = {entry.id: _parsed(entry) for entry in entries}
     lowest = min((row[SEQ_COLUMN] for row in refused.values()), default=0)
     shipment = _changes_since(reader, table, settings, lowest - 1)
     if not shipment.key:
-        return [(entry.id, entry.line) for entry in entries], []
+        return Again([(entry.id, entry.line) for entry in entries], [], ())
     keys = {entry: _key(row, shipment.key) for entry, row in refused.items()}
     newest = _newest(shipment, storage, set(keys.values()))
     send: Lines = []
@@ -46,7 +54,7 @@ def current_lines(
             replaced.append(entry.id)
         else:
             send.append((entry.id, line))
-    return send, replaced
+    return Again(send, replaced, shipment.key)
 
 
 def _changes_since(reader: Reader, table: str, settings: AnySettings, since: int) -> Shipment:

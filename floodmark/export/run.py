@@ -8,9 +8,8 @@ crash, an error or a stop leaves an open unit; the next run finishes that same u
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock, log
@@ -19,7 +18,9 @@ from floodmark.catalog.sink_state import PAUSED as SINK_PAUSED
 from floodmark.catalog.sink_state import Followed, Sink
 from floodmark.catalog.unit import RETRY, Stopped, Unit, UnitLog, Watch
 from floodmark.catalog.unit_log import choices
+from floodmark.catalog.units import Bad
 from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.export.quarantine import current_lines
 from floodmark.export.record import (
     BUSY,
     NOTHING_TO_DO,
@@ -33,43 +34,18 @@ from floodmark.export.record import (
     outcome_of,
 )
 from floodmark.export.settings import AnySettings, settings_from_json
+from floodmark.export.watch import RunWatch
 from floodmark.failpoints import hit
 from floodmark.model import BEGINNING
 from floodmark.reading import Changes, Moment, Reader
+from floodmark.rows.ndjson import holds
 from floodmark.rows.shipment import Body, Shipment, plan_shipment
 
 if TYPE_CHECKING:
     from floodmark.export.destination import Destination
 
-Progress = Callable[[str, int, int, int], None]
-
-
-@dataclass
-class RunWatch:
-    """Who may stop a run, and who wants to know how far it is: `progress(table, rows, rows at most, bytes)`."""
-
-    stop: threading.Event = field(default_factory=threading.Event)
-    on_progress: Progress | None = None
-    table: str = ""
-    rows: int = 0
-    rows_max: int = 0
-    size_bytes: int = 0
-
-    def begin(self, table: str, rows_max: int) -> None:
-        self.table, self.rows, self.rows_max, self.size_bytes = table, 0, rows_max, 0
-        self.progress(0, 0)
-
-    def progress(self, rows: int, size_bytes: int) -> None:
-        self.rows, self.size_bytes = self.rows + rows, self.size_bytes + size_bytes
-        if self.on_progress is not None:
-            self.on_progress(self.table, self.rows, self.rows_max, self.size_bytes)
-
-    def check(self) -> None:
-        if self.stop.is_set():
-            raise Stopped
-
-    def wait(self, seconds: float) -> bool:
-        return self.stop.wait(seconds)
+TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
+KEEPS_RULES = "The unit that is open keeps its columns and filter; `floodmark sink replay` gives it up."
 
 
 class Runner:
@@ -93,10 +69,10 @@ class Runner:
             return SinkRun(name, tuple(TableRun(one.table, PAUSED) for one in sink.tables))
         if is_current(sink):
             return _nothing(sink)
+        self._get_ready()
         sink = self._pass_over(sink)
         if is_current(sink):
             return _nothing(sink)
-        self._get_ready()
         run = clock.new_id()
         try:
             self._catalog.sinks.take(name, run)
@@ -116,27 +92,30 @@ class Runner:
         self._release(sink, run, _first_error(done))
         return SinkRun(name, tuple(done))
 
-    def retry(self, name: str, table: str, lines: list[tuple[str, str]], watch: RunWatch) -> TableRun:
-        """Send rows of the quarantine again: (id, text) each. Busy if a run is at work."""
+    def retry(self, sink: Sink, table: str, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
+        """Send rows of the quarantine again. Busy if a run is at work."""
         run = clock.new_id()
-        self._catalog.sinks.take(name, run)
-        sink = self._catalog.sinks.find(name)
+        self._catalog.sinks.take(sink.name, run)
         try:
-            done = self._retried(sink, table, lines, run, watch)
+            done = self._retried(self._catalog.sinks.find(sink.name), table, entries, run, watch)
         except BaseException as error:
             self._release(sink, run, _told(error))
             raise
         self._release(sink, run, _first_error([done]))
         return done
 
-    def _retried(self, sink: Sink, table: str, lines: list[tuple[str, str]], run: str, watch: RunWatch) -> TableRun:
+    def _retried(self, sink: Sink, table: str, entries: Sequence[Bad], run: str, watch: RunWatch) -> TableRun:
         followed = sink.table(table)
         tally = _Tally(followed)
         try:
             check_followed(sink, followed)
             settings = settings_from_json(sink.kind, sink.settings)
             self._finish_open(sink, followed, run, watch, tally)
-            unit = self._catalog.units.open_retry(sink, followed, settings.rules(), run, lines)
+            # While the sink is held: what is newer than these rows cannot overtake them.
+            again = current_lines(self._reader, self._catalog.storage, table, settings, entries)
+            tally.replaced = self._catalog.units.drop_quarantined(sink, again.replaced)
+            rules, units = settings.rules(), self._catalog.units
+            unit = units.open_retry(sink, followed, rules, again.key, run, again.lines)
             if unit is not None:
                 hit("unit.opened")
                 self._ship(unit, settings, run, watch, tally)
@@ -155,6 +134,7 @@ class Runner:
             self._catalog.sinks.release(sink.id, run, None if error is None else json.dumps(error))
         except Unavailable as problem:
             # Nobody vouches for this run any more: the next one takes the sink over.
+            self._catalog.sinks.disown(run)
             log.get().warning("a sink could not be released", sink=sink.name, cause=str(problem))
 
     def _table(self, sink: Sink, table: str, run: str, watch: RunWatch, until_empty: bool) -> TableRun:
@@ -170,6 +150,8 @@ class Runner:
         except Stopped:
             return self._stopped(sink.name, table, tally)
         except FloodmarkError as error:
+            if isinstance(error, Invalid) and self._catalog.sinks.find(sink.name).table(table).open_unit is not None:
+                error.advice = f"{error.advice} {KEEPS_RULES}".strip()
             return tally.done(outcome_of(error), self._mark(sink.name, table), error)
         return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
 
@@ -193,8 +175,9 @@ class Runner:
         check_followed(sink, followed)
         if followed.current or self._passed_over(sink, followed):
             return False
-        plan_shipment(self._new(followed, sink.name).plan, settings.columns, settings.where)
-        unit = self._catalog.units.open(sink, followed, settings.rules(), run)
+        shipment = plan_shipment(self._new(followed, sink.name).plan, settings.columns, settings.where)
+        check_text(shipment, settings, table)
+        unit = self._catalog.units.open(sink, followed, settings.rules(), shipment.key, run)
         if unit is None:
             return False
         # Crash here: an open unit and its pin; nothing was sent.
@@ -263,7 +246,7 @@ class Runner:
         try:
             return self._reader.changes(followed.table, None if mark == BEGINNING else mark, None, Moment())
         except BelowRetention as error:
-            error.advice = choices(sink, followed.table)
+            error.advice = choices(sink, followed.table, mark=False)
             raise
 
     def _pass_over(self, sink: Sink) -> Sink:
@@ -299,6 +282,7 @@ class _Tally:
     deletions: int = 0
     size_bytes: int = 0
     quarantined: int = 0
+    replaced: int | None = None
 
     def add(self, settled: dict[str, int]) -> None:
         self.units += 1
@@ -319,8 +303,24 @@ class _Tally:
             self.quarantined,
             self.followed.mark,
             mark,
-            error=error,
+            {} if self.replaced is None else {"replaced": self.replaced},
+            error,
         )
+
+
+def check_text(shipment: Shipment, settings: AnySettings, table: str) -> None:
+    """Every column has a form in the sink's format: said before a unit is opened that could never be shipped."""
+    if settings.rules().format not in TEXT_FORMATS:
+        return
+    for column in shipment.schema:
+        if not holds(column.type):
+            raise Invalid(
+                "JSON has no form for this column",
+                table=table,
+                column=column.name,
+                type=column.type,
+                advice="Choose other columns, or a files sink with Parquet.",
+            )
 
 
 def _first_error(done: Sequence[TableRun]) -> dict[str, Any] | None:
@@ -333,8 +333,9 @@ def _told(error: BaseException) -> dict[str, Any] | None:
         return None
     if isinstance(error, FloodmarkError):
         return error.as_dict()
-    message = f"the run broke off: {str(error)[:500]}"
-    return {"kind": type(error).__name__, "message": message, "facts": {}, "advice": "The next run resumes the unit."}
+    # Only what kind it is: its text may hold anything, rows and secrets too.
+    advice = "The log of that run says more; the next run resumes the unit."
+    return {"kind": type(error).__name__, "message": "the run broke off", "facts": {}, "advice": advice}
 
 
 def is_current(sink: Sink) -> bool:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -76,8 +76,8 @@ class HttpSettings(SinkSettings):
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise _wrong("url", "an address like https://host/path")
-        if parts.username or parts.password:
-            raise _wrong("url", "no user or password in it: name the token with token_env or token_file")
+        if parts.username or parts.password or _names_secret(parts.query):
+            raise _wrong("url", "no user, password or key in it: name the token with token_env or token_file")
         if self.token_env and self.token_file:
             raise _wrong("token_file", "one of token_env and token_file")
         if self.compression not in ("gzip", "zstd", "none"):
@@ -138,8 +138,9 @@ class IcebergSettings(SinkSettings):
         if not self.catalog.get("type") and not self.catalog.get("uri"):
             raise _wrong("catalog", "PyIceberg's catalog properties, at least type or uri")
         for name, value in self.catalog.items():
-            secret = any(word in name.lower() for word in ("secret", "password", "token", "credential"))
-            if urlsplit(value).password or (secret and not value.startswith("env:")):
+            address = urlsplit(value)
+            shown = address.password or _names_secret(address.query) or _is_secret(name)
+            if shown and not value.startswith("env:"):
                 raise _wrong(f"catalog.{name}", "a secret is named as env:VARIABLE, not written down")
         _check_least(self, compact_file_count=2)
 
@@ -176,6 +177,16 @@ def parse_settings(kind: str, values: Mapping[str, Any]) -> AnySettings:
         raise _wrong(".".join(map(str, first["loc"])), first["msg"]) from error
     settings.check()
     return settings
+
+
+def _is_secret(name: str) -> bool:
+    """Whether what has this name is better not seen; `header.…` of a REST catalog is one, whatever it is called."""
+    words = ("secret", "password", "token", "credential", "key", "connection-string", "authorization", "sas", "sig")
+    return name.lower().startswith("header.") or any(word in name.lower() for word in words)
+
+
+def _names_secret(query: str) -> bool:
+    return any(_is_secret(name) for name, _ in parse_qsl(query, keep_blank_values=True))
 
 
 def settled_paths(values: Mapping[str, Any]) -> dict[str, Any]:

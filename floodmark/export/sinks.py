@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock
@@ -18,9 +19,9 @@ from floodmark.catalog.sink_state import ACTIVE, PAUSED, Followed, Sink
 from floodmark.catalog.units import Bad
 from floodmark.errors import Busy, FloodmarkError, Invalid
 from floodmark.export.destination import Destination, open_destination
-from floodmark.export.quarantine import current_lines
-from floodmark.export.record import BUSY, NOTHING_TO_DO, SinkRun, TableRun, outcome_of
-from floodmark.export.run import Progress, Runner, RunWatch, check_followed
+from floodmark.export.record import BUSY, SinkRun, TableRun, outcome_of
+from floodmark.export.record import PAUSED as PAUSED_RUN
+from floodmark.export.run import Runner, check_followed, check_text
 from floodmark.export.settings import (
     FILES,
     HTTP,
@@ -31,9 +32,9 @@ from floodmark.export.settings import (
     settings_from_json,
     settled_paths,
 )
+from floodmark.export.watch import Progress, RunWatch
 from floodmark.model import BEGINNING, Head
 from floodmark.reading import Moment, Reader
-from floodmark.rows.ndjson import holds
 from floodmark.rows.shipment import plan_shipment
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 # Where a sink begins: at the beginning, with what comes from now on, where its mark is, or behind a sequence.
 BEGINNING_NAME, HEAD_NAME, MARK_NAME = "beginning", "head", "mark"
-TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
 # What says where the rows go: another place is another sink. An endpoint and a catalog may move: who is there is known.
 PLACE = {HTTP: (), FILES: ("path",), ICEBERG: ("namespace", "table")}
 
@@ -104,7 +104,7 @@ class LakeSinks:
         for followed in sink.tables:
             if followed.head_id == followed.table_id:
                 self._check_rows(self._catalog.history.head(followed.table), chosen)
-        self._catalog.sinks.set(name, chosen.to_json(), chosen.protected)
+        self._catalog.sinks.set(name, sink.settings, chosen.to_json(), chosen.protected)
         return self.about(name)
 
     def pause(self, name: str) -> bool:
@@ -126,11 +126,10 @@ class LakeSinks:
         self._get_ready()
         sink = self._catalog.sinks.find(name)
         settings = settings_from_json(sink.kind, sink.settings)
-        known = {followed.table: followed for followed in sink.tables}
-        names = [*known, *sink.lost] if table is None else [table]
+        names = [*(followed.table for followed in sink.tables), *sink.lost] if table is None else [table]
         for one in names:
             head = self._catalog.history.head(one)
-            self._catalog.sinks.replay(name, head, _mark_at(start, head, known.get(one)), settings.protected)
+            self._catalog.sinks.replay(name, head, partial(_mark_at, start, head), settings.protected)
         return self.about(name)
 
     def plan_replay(self, name: str, *, start: str | int, table: str | None = None) -> list[dict[str, Any]]:
@@ -143,8 +142,8 @@ class LakeSinks:
         return [self._replayed(self._catalog.history.head(one), start, known.get(one)) for one in names]
 
     def _replayed(self, head: Head, start: str | int, followed: Followed | None) -> dict[str, Any]:
-        begin = _mark_at(start, head, followed)
         mark = followed.mark if followed is not None and followed.table_id == head.table_id else None
+        begin = _mark_at(start, head, mark)
         rows = self._catalog.units.lag(head.table_id, begin).rows
         # Without a mark of this table nobody can tell what was sent of it: nothing, as far as is known.
         waiting = rows if mark is None else self._catalog.units.lag(head.table_id, mark).rows
@@ -243,33 +242,26 @@ class LakeSinks:
         """Send refused rows again, as they are now; those that a newer state replaced are let go."""
         self._get_ready()
         sink = self._catalog.sinks.find(name)
-        settings = settings_from_json(sink.kind, sink.settings)
         found = self._chosen(sink, ids)
         watch = RunWatch(stop or threading.Event())
         return SinkRun(
             name,
             tuple(
-                self._retry(sink, followed, settings, mine, watch)
+                self._retry(sink, followed, mine, watch)
                 for followed in sink.tables
                 if (mine := [entry for entry in found if entry.table_id == followed.table_id])
             ),
         )
 
-    def _retry(
-        self, sink: Sink, followed: Followed, settings: AnySettings, entries: Sequence[Bad], watch: RunWatch
-    ) -> TableRun:
+    def _retry(self, sink: Sink, followed: Followed, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
+        if sink.state == PAUSED:
+            return TableRun(followed.table, PAUSED_RUN)
         try:
-            lines, replaced = current_lines(self._reader, self._catalog.storage, followed.table, settings, entries)
-            self._catalog.units.drop_quarantined(sink, replaced)
-            if not lines:
-                return TableRun(followed.table, NOTHING_TO_DO, detail={"replaced": len(replaced)})
-            done = self._runner.retry(sink.name, followed.table, lines, watch)
+            return self._runner.retry(sink, followed.table, entries, watch)
         except Busy as error:
             return TableRun(followed.table, BUSY, error=error)
         except FloodmarkError as error:
             return TableRun(followed.table, outcome_of(error), error=error)
-        done.detail["replaced"] = len(replaced)
-        return done
 
     def drop(self, name: str, *, ids: Sequence[str] | None = None) -> int:
         """Let refused rows go for good: all, or those with these ids. Returns how many."""
@@ -289,29 +281,19 @@ class LakeSinks:
     def _check_rows(self, head: Head, settings: AnySettings) -> None:
         """Columns and filter fit the table: said now, not in the middle of a run."""
         found = self._reader.changes(head.table, None, BEGINNING, Moment())
-        shipment = plan_shipment(found.plan, settings.columns, settings.where)
-        if settings.rules().format not in TEXT_FORMATS:
-            return
-        for field in shipment.schema:
-            if not holds(field.type):
-                raise Invalid(
-                    "JSON has no form for this column",
-                    table=head.table,
-                    column=field.name,
-                    type=field.type,
-                    advice="Choose other columns, or a files sink with Parquet.",
-                )
+        check_text(plan_shipment(found.plan, settings.columns, settings.where), settings, head.table)
 
 
-def _mark_at(start: str | int, head: Head, followed: Followed | None) -> int:
+def _mark_at(start: str | int, head: Head, mark: int | None) -> int:
+    """The mark to begin from; `mark` is the one that the sink has on this very table, if it has one."""
     if start == BEGINNING_NAME:
         return BEGINNING
     if start == HEAD_NAME:
         return head.sequence
-    if start == MARK_NAME and followed is not None and followed.mark is not None:
-        if followed.table_id != head.table_id or followed.mark > head.sequence:
+    if start == MARK_NAME and mark is not None:
+        if mark > head.sequence:
             raise Invalid("the mark is not of this table", table=head.table, advice="Use beginning, head or a number.")
-        return followed.mark
+        return mark
     if isinstance(start, int) and not isinstance(start, bool) and BEGINNING <= start <= head.sequence:
         return start
     raise Invalid(

@@ -1,8 +1,8 @@
 """Errors as answers: the status says what the sender should do, the body says what failed, in our words. Pure.
 
-400, 413, 422: refused for good, as it is. 404: no such table. 409: not now, or not in this order. 412: another lake or
-table is meant. 503: nothing is known to be wrong with it, send it again. Nothing of it is stored after any of them but
-one: a 503 of kind CommitUnknown, where nobody can tell yet. Sent again with the same identity, it is stored once.
+400, 413, 422: refused for good, as it is. 404: no such table. 409: not now, or not in this order. 412: another lake,
+table or key is meant. 503: nothing is known to be wrong with it, send it again. Nothing of it is stored after any of
+them but a 503 of kind CommitUnknown, where nobody can tell yet. Sent again with the same identity, it is stored once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from floodmark.errors import (
 )
 from floodmark.rows.json_lines import NotJson, TooManyRows
 from floodmark.serve.body import TooLarge, TooSlow, Undecodable, UnknownEncoding
-from floodmark.serve.claims import DESTINATION, Stranger, WrongHeader
+from floodmark.serve.claims import DESTINATION, OtherKey, Stranger, WrongHeader
 
 RETRY_AFTER_S = 1
 # How much of one text of an error is sent: what came in is in some of them.
@@ -36,7 +36,7 @@ _STATUSES: tuple[tuple[type[FloodmarkError] | tuple[type[FloodmarkError], ...], 
     (UnknownEncoding, 415),
     (Invalid, 422),
     (NotFound, 404),
-    (Stranger, 412),
+    ((Stranger, OtherKey), 412),
     (Conflict, 409),
     ((Busy, Unavailable, Incomplete, Fenced, CommitUnknown), 503),
 )

@@ -32,6 +32,7 @@ from floodmark.serve.answers import error_text, headers_of, json_text, plain_err
 from floodmark.serve.body import Limits, read_body, unpack
 from floodmark.serve.claims import DESTINATION, Claim, check_expected, read_claim
 from floodmark.serve.tokens import is_authorized
+from floodmark.write.prune import key_fields
 
 T = TypeVar("T")
 TRACE_CHARACTERS_MAX = 8_000
@@ -82,7 +83,7 @@ class Place:
     table: str
     table_id: str
     incarnation: str
-    keyed: bool
+    key: tuple[str, ...]
 
     @property
     def destination(self) -> str:
@@ -98,8 +99,8 @@ class Rows:
 
     def find(self, table: str) -> Place:
         head = self._lake.catalog.history.head(table)
-        keyed = bool(self._lake.schema(table).identifier_field_ids)
-        return Place(table, head.table_id, self._lake.catalog.lake_row().incarnation, keyed)
+        key = tuple(field.name for field in key_fields(self._lake.schema(table)))
+        return Place(table, head.table_id, self._lake.catalog.lake_row().incarnation, key)
 
     def take(self, place: Place, body: bytes, encoding: str | None, claim: Claim, evolve: bool) -> bytes:
         text = unpack(body, encoding, self._limits.text_bytes_max)
@@ -143,9 +144,10 @@ def create_app(lake: Lake, *, token_sha256: str | None = None, limits: Limits | 
         async with work.admitted():
             claim = read_claim(request.headers)
             place = await work.run(rows.find, table)
-            check_expected(request.headers, place.destination)
             body = await read_body(request.stream(), request.headers.get("content-length"), limits)
-            async with work.turn(place.table_id) if place.keyed else nullcontext():
+            # Not before the body is read: who is still sending may never see an answer.
+            check_expected(request.headers, place.destination, place.key)
+            async with work.turn(place.table_id) if place.key else nullcontext():
                 encoding = request.headers.get("content-encoding")
                 answer = await work.run(rows.take, place, body, encoding, claim, evolve)
         return _answer(200, answer, {DESTINATION: place.destination})

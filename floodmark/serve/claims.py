@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from floodmark.errors import Conflict, Invalid
 from floodmark.ingest.receive import Sender
@@ -14,6 +15,7 @@ SENDER, EPOCH, UNIT, PART = "Floodmark-Sender", "Floodmark-Epoch", "Floodmark-Un
 KEY = "Idempotency-Key"
 # Who answers, and who the sender thinks that is, by what it was told before.
 DESTINATION, EXPECT = "Floodmark-Destination", "Floodmark-Expect"
+TABLE_KEY = "Floodmark-Key"
 _EPOCH = re.compile(r"(\d{1,19})", re.ASCII)
 _UNIT = re.compile(r"(-?\d{1,19})\.\.(-?\d{1,19})", re.ASCII)
 _PART = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
@@ -23,6 +25,14 @@ class WrongHeader(Invalid):
     @property
     def kind(self) -> str:
         return Invalid.__name__  # what a caller knows it as
+
+
+class OtherKey(Conflict):
+    """Not to be halved or sent again: no row of the table fits."""
+
+    @property
+    def kind(self) -> str:
+        return Conflict.__name__
 
 
 class Stranger(Conflict):
@@ -67,9 +77,20 @@ def read_claim(headers: Mapping[str, str]) -> Claim:
         raise WrongHeader(error.message, **error.facts) from error
 
 
-def check_expected(headers: Mapping[str, str], destination: str) -> None:
+def check_expected(headers: Mapping[str, str], destination: str, key: Sequence[str]) -> None:
+    """A sink's rows are for this lake and table, and both mean the same by a row."""
     if headers.get(EXPECT, destination) != destination:
         raise Stranger(headers[EXPECT], destination)
+    if TABLE_KEY not in headers:
+        return
+    columns = [unquote(name) for name in headers[TABLE_KEY].split(",") if name]
+    if sorted(columns) != sorted(key):
+        raise OtherKey(
+            "the table here has another key than the one that its rows come from",
+            key=",".join(key) or "none",
+            sender_key=",".join(columns) or "none",
+            advice="Make a table with the same key: rows would replace each other, or not, against their meaning.",
+        )
 
 
 def _numbers(name: str, text: str, form: re.Pattern[str]) -> tuple[int, ...]:

@@ -80,6 +80,9 @@ class ListLog:
     def destination(self) -> str | None:
         return None
 
+    def settled_until(self) -> int | None:
+        return None
+
     def seal(self, parts: list[Part]) -> None:
         for part in parts:
             if part.first in self.states:

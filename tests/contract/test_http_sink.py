@@ -531,6 +531,9 @@ class ListLog:
     def destination(self) -> str | None:
         return None
 
+    def settled_until(self) -> int | None:
+        return None
+
     def seal(self, parts: list[Part]) -> None:
         self._put("seal", parts)
 

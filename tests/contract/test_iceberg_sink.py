@@ -35,8 +35,8 @@ from floodmark.export import iceberg
 from floodmark.export.iceberg import IcebergDestination
 from floodmark.export.iceberg_compact import compact_destination
 from floodmark.export.record import SinkRun
-from floodmark.export.run import RunWatch
 from floodmark.export.settings import IcebergSettings
+from floodmark.export.watch import RunWatch
 from floodmark.rows.shipment import plan_shipment
 from floodmark.storage import Storage
 from floodmark.testing.children import preload, run_killed

@@ -39,8 +39,8 @@ class End(Protocol):
     def unit(self, table: str, number: int) -> Any:
         """All that tells one unit of a table from any other: names, boundaries and bytes, as far as there are any."""
 
-    def check_clean(self) -> None:
-        """Nothing is there that a reader would never take."""
+    def check_clean(self, *, temporary: bool = True) -> None:
+        """Nothing is there that a reader would never take; `temporary`: nor what writes that broke off left."""
 
 
 def _points(*more: str) -> frozenset[str]:
@@ -55,7 +55,7 @@ class FilesEnd:
     def __init__(self, folder: Path) -> None:
         self._path = str(folder)
         self._storage = Storage()
-        self.settings = {"path": self._path, "format": "jsonl", "part_bytes": 1024}
+        self.settings: dict[str, Any] = {"path": self._path, "format": "jsonl", "part_bytes": 1024}
 
     def contents(self) -> Contents:
         found = {}
@@ -70,9 +70,9 @@ class FilesEnd:
         unit = read_units(self._path, table=table)[number]
         return unit.since, unit.until, unit.version, unit.objects
 
-    def check_clean(self) -> None:
+    def check_clean(self, *, temporary: bool = True) -> None:
         root = root_location(self._path)
-        assert list(self._storage.list(root, temporary=True)) == []
+        assert not (temporary and list(self._storage.list(root, temporary=True)))
         named = {join(unit.folder, name) for unit in read_units(root) for name in (MANIFEST, *_names(unit))}
         assert {entry.location for entry in self._storage.list(root)} == named
 
@@ -90,7 +90,12 @@ class HttpEnd:
 
     def __init__(self, receiver: Receiver) -> None:
         self.receiver = receiver
-        self.settings = {"url": f"{receiver.url}/{{table}}", "part_rows": 4, "parallel": 2, "backoff_s_max": 0.01}
+        self.settings: dict[str, Any] = {
+            "url": f"{receiver.url}/{{table}}",
+            "part_rows": 4,
+            "parallel": 2,
+            "backoff_s_max": 0.01,
+        }
 
     def contents(self) -> Contents:
         found: dict[str, list[dict[str, Any]]] = {EVENTS: [], PEOPLE: []}
@@ -110,7 +115,7 @@ class HttpEnd:
         mine = [request for request in requests if request.headers["floodmark-unit"] == units[number]]
         return units[number], {(request.part, request.digest) for request in mine}
 
-    def check_clean(self) -> None:
+    def check_clean(self, *, temporary: bool = True) -> None:
         assert self.receiver.ledger.mismatched == []
 
 
@@ -127,7 +132,7 @@ class IcebergEnd:
         folder.mkdir()
         uri = f"sqlite:///{folder}/catalog.db"
         self._catalog = {"name": "others", "type": "sql", "uri": uri, "warehouse": f"file://{folder}/warehouse"}
-        self.settings = {"catalog": self._catalog, "namespace": "other"}
+        self.settings: dict[str, Any] = {"catalog": self._catalog, "namespace": "other"}
 
     def contents(self) -> Contents:
         return Contents(**{name: self._rows(name) for name in (EVENTS, PEOPLE)})  # type: ignore[arg-type]
@@ -136,12 +141,12 @@ class IcebergEnd:
         snapshots = [one.snapshot_id for one in self._table(table).snapshots()]
         return self._rows(table, snapshots[number])
 
-    def check_clean(self) -> None:
+    def check_clean(self, *, temporary: bool = True) -> None:
         for name in (EVENTS, PEOPLE):
             if self._exists(name):
-                self._check_table(name)
+                self._check_table(name, temporary)
 
-    def _check_table(self, name: str) -> None:
+    def _check_table(self, name: str, temporary: bool) -> None:
         table, storage = self._table(name), Storage()
         named: set[str] = set()
         for snapshot in table.snapshots():
@@ -150,7 +155,7 @@ class IcebergEnd:
                 named.add(manifest.manifest_path)
                 named |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
         root = root_location(table.location())
-        assert list(storage.list(root, temporary=True)) == []
+        assert not (temporary and list(storage.list(root, temporary=True)))
         there = {entry.location for entry in storage.list(root) if not entry.location.endswith(".metadata.json")}
         assert there == {root_location(location) for location in named}
 
@@ -188,7 +193,7 @@ class LakeEnd:
             make(lake)
         self.serve("127.0.0.1:0")
         url = f"{self._address.read_text()}/api/tables/{{table}}/rows"
-        self.settings = {"url": url, "part_rows": 4, "parallel": 2, "backoff_s_max": 0.05, "tries": 12}
+        self.settings: dict[str, Any] = {"url": url, "part_rows": 4, "parallel": 2, "backoff_s_max": 0.05, "tries": 12}
 
     def serve(self, bind: str) -> None:
         self._address.unlink(missing_ok=True)
@@ -220,7 +225,7 @@ class LakeEnd:
     def unit(self, table: str, number: int) -> Any:
         """A lake keeps no units: it refuses parts that do not fit to those that it has."""
 
-    def check_clean(self) -> None:
+    def check_clean(self, *, temporary: bool = True) -> None:
         # What a killed sender had under way may still come to its end, as something that is there already.
         self._server.process.terminate()
         self._server.wait()

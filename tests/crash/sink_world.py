@@ -135,18 +135,19 @@ def check_row(row: dict[str, Any]) -> None:
 
 # ── the changes of the tests that kill at a failpoint ──
 
-# Two files of events, of more than one part each, with rows that are the same; two files of people.
+# Two files of events, of more than one part each, with rows that are the same. Deletions are not in the last commit of
+# a unit: that one is pinned, those before it expire.
 FIRST: Sequence[Change] = (
     append(EVENTS, [*range(20), 3, 3], "first"),
     append(EVENTS, [*range(20), 3], "first"),
     append(PEOPLE, range(12), "first"),
-    merge(range(6, 18), "second"),
     delete([1, 7]),
+    merge(range(8, 18), "second"),
 )
 LATER: Sequence[Change] = (
     append(PEOPLE, [20, 21, 22], "third"),
-    merge([0, 7, 8], "third"),
     delete([2, 22]),
+    merge([0, 7, 8], "third"),
 )
 MEANWHILE: Sequence[Change] = (
     append(EVENTS, [3, 3, 30], "first"),
@@ -188,11 +189,12 @@ def ship(place: Place) -> str:
 
 
 def ship_for_ever(place: Place) -> None:
-    """Run the sink again and again, until somebody kills this process."""
+    """Run the sink again and again, until somebody kills this process. The other end may be away for a while."""
     with place.open() as lake:
         while True:
             done = lake.sinks.run(SINK)
-            assert done.outcome in ("shipped", "nothing_to_do"), as_text(done)
+            away = all(isinstance(table.error, fm.Unavailable | None) for table in done.tables)
+            assert done.outcome in ("shipped", "nothing_to_do") or (done.outcome == "failed" and away), as_text(done)
             time.sleep(0.002)
 
 
@@ -213,13 +215,14 @@ def open_units(lake: fm.Lake) -> list[str]:
         return list(tx.execute(select(tables.units.c.id).where(tables.units.c.state == "open")).scalars())
 
 
-def check_at_rest(lake: fm.Lake) -> None:
-    """Nothing is open, held or sealed any more, and the marks are at the heads."""
+def check_at_rest(lake: fm.Lake, *, released: bool = True) -> None:
+    """Nothing is open, pinned or sealed any more, the marks are at the heads, and nobody holds the sink."""
     with lake.catalog.database.read() as tx:
         for table in (tables.pins, tables.parts, tables.quarantine):
             assert tx.execute(select(table)).all() == [], table.name
         assert set(tx.execute(select(tables.units.c.state)).scalars()) <= {"settled"}
-        assert tx.execute(select(tables.sinks.c.runner_run, tables.sinks.c.error)).all() == [(None, None)]
+        if released:
+            assert tx.execute(select(tables.sinks.c.runner_run, tables.sinks.c.error)).all() == [(None, None)]
     for about in lake.sinks.about(SINK)["tables"]:
         assert (about["mark"], about["lag_rows"], about["open_unit"]) == (about["head"], 0, None), about
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ from tests.crash.sink_world import (
     make,
     open_units,
     perform,
+    retry,
     ship,
 )
 
@@ -86,8 +89,9 @@ def prepare(place: Place, case: Case, end: End, twin: End) -> None:
             lake.sinks.add(name, other.kind, tables=case.tables, **other.settings)
         for change in case.before:
             perform(lake, change)
-        run(lake, SINK)
-        run(lake, TWIN)
+        if case.before:
+            run(lake, SINK)
+            run(lake, TWIN)
         for change in case.killed:
             perform(lake, change)
         run(lake, TWIN)
@@ -142,6 +146,16 @@ def test_a_killed_run_is_finished_by_the_next_one_and_each_row_is_there_once(
     kill_and_finish(new_place("sqlite"), CASES[case], new_end(name), twin, point)
 
 
+@pytest.mark.parametrize("case", ["people_from_the_beginning", "people_later"])
+def test_an_open_unit_holds_what_it_reads_though_nobody_waits_for_its_sink(
+    new_place: Callable[[str], Place], new_end: NewEnd, case: str
+) -> None:
+    """Deletions of the unit's range stay until it is settled, not only those that a protected mark holds."""
+    end, twin = new_end("files"), new_end("files")
+    end.settings["protected"] = twin.settings["protected"] = False
+    kill_and_finish(new_place("sqlite"), CASES[case], end, twin, "unit.opened")
+
+
 @pytest.mark.parametrize("point", sorted(HttpEnd.points))
 def test_a_killed_run_is_finished_by_the_next_one_on_a_shared_database(
     new_place: Callable[[str], Place], new_end: NewEnd, point: str
@@ -164,3 +178,67 @@ def test_every_failpoint_that_a_run_passes_is_killed_here(
     place, end = new_place(DATABASES[0]), new_end(kind.name)
     prepare(place, CASES["people_later"], end, new_end(kind.name))
     assert run_child(passed, place) == kind.points
+
+
+# ── rows that are refused ──
+
+REFUSED = (3, 5)
+
+
+def prepare_refusing(place: Place, end: HttpEnd) -> None:
+    with place.open(create=True, actor="test") as lake:
+        make(lake)
+        lake.sinks.add(SINK, end.kind, tables=[EVENTS, PEOPLE], **end.settings)
+        for change in FIRST:
+            perform(lake, change)
+    end.receiver.refuses = lambda row: row["id"] in REFUSED and row["_change"] == "upsert"
+
+
+def check_refused(lake: fm.Lake, end: HttpEnd) -> None:
+    """What was refused is kept aside, each row once, and everything else is there."""
+    kept = Counter((row["table"], json.loads(row["line"])["id"]) for row in lake.sinks.quarantine(SINK))
+    wanted, found = expected(FIRST), end.contents()
+    assert found.events == Counter({row: count for row, count in wanted.events.items() if row[0] not in REFUSED})
+    assert found.people == {number: name for number, name in wanted.people.items() if number not in REFUSED}
+    events = {(EVENTS, number): wanted.events[number, "first"] for number in REFUSED}
+    assert kept == {**events, **{(PEOPLE, number): 1 for number in REFUSED}}
+    check_lake(lake.catalog)
+
+
+@pytest.mark.parametrize("point", ["unit.sealed:2", "unit.sealed:4", "unit.sealed:7", "unit.sent:2", "unit.shipped"])
+def test_killed_while_refused_rows_are_found_each_is_kept_aside_once(
+    new_place: Callable[[str], Place], new_end: NewEnd, point: str
+) -> None:
+    place, end = new_place(DATABASES[0]), new_end("http")
+    assert isinstance(end, HttpEnd)
+    prepare_refusing(place, end)
+    assert run_killed(ship, place, failpoint=point), f"{point} was never passed"
+    with place.open() as lake:
+        disturb(lake, ())
+        assert run(lake) == 1
+        check_refused(lake, end)
+
+
+@pytest.mark.parametrize("point", [f"unit.{step}" for step in ("opened", "sealed", "sent", "acknowledged", "shipped")])
+def test_a_killed_retry_of_refused_rows_is_finished_by_the_next_run(
+    new_place: Callable[[str], Place], new_end: NewEnd, point: str
+) -> None:
+    place, end = new_place(DATABASES[0]), new_end("http")
+    assert isinstance(end, HttpEnd)
+    prepare_refusing(place, end)
+    with place.open() as lake:
+        run(lake)
+        check_refused(lake, end)
+    end.receiver.refuses = None
+    assert run_killed(retry, place, failpoint=point), f"{point} was never passed"
+    with place.open() as lake:
+        left = open_units(lake)
+        check_lake(lake.catalog)
+        assert run(lake) == len(left) == 1
+        assert {table.table: table.outcome for table in lake.sinks.retry(SINK).tables} == {PEOPLE: "shipped"}
+        assert lake.sinks.quarantine(SINK) == []
+        assert end.contents() == expected(FIRST)
+        assert [row.operation for row in lake.audit()] == left
+        check_at_rest(lake)
+        end.check_clean()
+        check_lake(lake.catalog)

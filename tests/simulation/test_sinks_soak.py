@@ -1,8 +1,9 @@
 """A process that ships for ever is killed at random moments while others write; each row arrives once.
 
-The killed process begins anew each time. A writer in this process appends, merges, deletes, compacts and lets old
-versions go meanwhile. `make soak` kills a thousand times per kind of sink, and writes a line per fifty kills into the
-file that FLOODMARK_SOAK_LOG names.
+The killed process begins anew each time; of two lakes the receiving one is killed now and then too. A writer in this
+process appends, merges, deletes, compacts and lets old versions go meanwhile. `make soak` kills a thousand times per
+kind of sink (or FLOODMARK_SOAK_KILLS times), and writes a line per fifty kills into the file that FLOODMARK_SOAK_LOG
+names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import floodmark as fm
 from floodmark.testing.children import Child, run_child
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
-from tests.crash.sink_ends import End, NewEnd, ends
+from tests.crash.sink_ends import End, LakeEnd, NewEnd, ends
 from tests.crash.sink_world import (
     EVENTS,
     PEOPLE,
@@ -35,6 +36,7 @@ from tests.crash.sink_world import (
     ship,
     ship_for_ever,
 )
+from tests.crash.test_sink_faults import Trial, fail_database_calls
 
 ENDS = ("files", "http", "iceberg", "lake")
 KILLS, KILLS_SOAK, KILLS_PER_LINE = 20, 1000, 50
@@ -71,6 +73,8 @@ class Storm:
     def kill(self) -> None:
         child = Child(ship_for_ever, self._place)
         until = time.monotonic() + self._typical_s * self._dice.uniform(0.3, 2)
+        if isinstance(self._end, LakeEnd) and self._dice.random() < 0.25:
+            self._end.restart()
         while time.monotonic() < until:
             self.writer.step()
         child.process.kill()
@@ -126,13 +130,29 @@ def test_killed_at_random_moments_each_row_is_shipped_once(
 def test_soak(new_place: Callable[[str], Place], new_end: NewEnd, name: str) -> None:
     seed = int(os.environ.get("FLOODMARK_SOAK_SEED", "0")) or random.SystemRandom().randint(1, 10**9)
     print(f"seed {seed}")
-    log = os.environ.get("FLOODMARK_SOAK_LOG", os.devnull)
+    kills, log = (
+        int(os.environ.get("FLOODMARK_SOAK_KILLS", KILLS_SOAK)),
+        os.environ.get("FLOODMARK_SOAK_LOG", os.devnull),
+    )
     place = new_place("sqlite")
     with place.open(create=True) as lake:
         storm = Storm(lake, place, new_end(name), seed)
-        while storm.kills < KILLS_SOAK:
+        while storm.kills < kills:
             storm.kill()
             if storm.kills % KILLS_PER_LINE == 0:
                 storm.check()
                 with open(log, "a") as file:
                     file.write(storm.line() + "\n")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stay_broken", [False, True], ids=["once", "for_long"])
+@pytest.mark.parametrize("mode", ["before", "after"])
+@pytest.mark.parametrize("name", ["files", "http"])
+def test_soak_every_database_call_of_a_run(
+    new_place: Callable[[str], Place], new_end: NewEnd, name: str, mode: str, stay_broken: bool
+) -> None:
+    def new_trial() -> Trial:
+        return Trial(new_place("sqlite"), new_end(name))
+
+    assert len(fail_database_calls(new_trial, mode, stay_broken=stay_broken)) > 100

@@ -20,7 +20,8 @@ FACTS = {"sink": "web", "part": "0-5"}
 
 
 def unit(compression: str = "gzip") -> Unit:
-    return Unit("u", "lake", "web", "sink", 3, "my table", "table", 7, -1, 9, Rules(compression=compression))
+    rules = Rules(compression=compression)
+    return Unit("u", "lake", "web", "sink", 3, "my table", "table", 7, -1, 9, rules, key=("id", "a,b"))
 
 
 def parcel(*rows: dict[str, object], first: int = 0) -> Parcel:
@@ -135,11 +136,12 @@ def test_headers_name_the_part_and_say_how_it_is_packed() -> None:
         "Content-Type": "application/x-ndjson",
         "Content-Encoding": "gzip",
         "Accept-Encoding": "identity",
-        "Idempotency-Key": unit().key(0, 5),
+        "Idempotency-Key": unit().part_key(0, 5),
         "Floodmark-Sender": "lake/sink/table/rows",
         "Floodmark-Epoch": "3",
         "Floodmark-Unit": "-1..9",
         "Floodmark-Part": "0-5",
+        "Floodmark-Key": "id,a%2Cb",
         "User-Agent": "floodmark/1.2",
     }
     assert "Content-Encoding" not in policy.headers(unit("none"), part, "1.2")
