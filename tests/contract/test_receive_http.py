@@ -277,8 +277,8 @@ def test_a_question_that_cannot_be_understood_is_400(client: httpx.Client, query
     ("encoding", "body"),
     [
         ("gzip", b"not gzip"),
-        ("gzip", gzip.compress(b"{}\n")[:-4]),
-        ("gzip", gzip.compress(b"{}\n") + b"more"),
+        ("gzip", gzip.compress(b"{}\n", mtime=0)[:-4]),
+        ("gzip", gzip.compress(b"{}\n", mtime=0) + b"more"),
         ("zstd", b"not zstd"),
         ("zstd", zstandard.compress(b"{}\n" * 100)[:-2]),
     ],

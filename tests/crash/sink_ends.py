@@ -47,6 +47,11 @@ def _points(*more: str) -> frozenset[str]:
     return frozenset(f"unit.{step}" for step in (*_ALWAYS, *more))
 
 
+def _check_none(root: str, storage: Storage | None) -> None:
+    left = [] if storage is None else [entry.location for entry in storage.list(root, temporary=True)]
+    assert not left, f"broken writes left {left}"
+
+
 class FilesEnd:
     name = kind = "files"
     points = _points("sent", "manifest")
@@ -72,9 +77,10 @@ class FilesEnd:
 
     def check_clean(self, *, temporary: bool = True) -> None:
         root = root_location(self._path)
-        assert not (temporary and list(self._storage.list(root, temporary=True)))
+        _check_none(root, self._storage if temporary else None)
         named = {join(unit.folder, name) for unit in read_units(root) for name in (MANIFEST, *_names(unit))}
-        assert {entry.location for entry in self._storage.list(root)} == named
+        there = {entry.location for entry in self._storage.list(root)}
+        assert there == named, f"left over: {there - named}, missing: {named - there}"
 
 
 def _names(unit: Any) -> Iterator[str]:
@@ -155,9 +161,11 @@ class IcebergEnd:
                 named.add(manifest.manifest_path)
                 named |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
         root = root_location(table.location())
-        assert not (temporary and list(storage.list(root, temporary=True)))
+        # The table's own metadata files are its catalog's, also those that it did not come to write.
+        _check_none(join(root, "data"), storage if temporary else None)
         there = {entry.location for entry in storage.list(root) if not entry.location.endswith(".metadata.json")}
-        assert there == {root_location(location) for location in named}
+        known = {root_location(location) for location in named}
+        assert there == known, f"left over: {there - known}, missing: {known - there}"
 
     def _rows(self, name: str, snapshot: int | None = None) -> Counter[tuple[int, str]] | dict[int, str]:
         if not self._exists(name):
