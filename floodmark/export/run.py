@@ -19,14 +19,14 @@ from floodmark.catalog.sink_state import Followed, Sink
 from floodmark.catalog.unit import RETRY, Stopped, Unit, UnitLog, Watch
 from floodmark.catalog.unit_log import choices
 from floodmark.catalog.units import Bad
-from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, Unavailable
+from floodmark.export.following import check_followed, is_current, lost_tables
 from floodmark.export.quarantine import current_lines
 from floodmark.export.record import (
     BUSY,
     NOTHING_TO_DO,
     PAUSED,
     PLANNED,
-    REFUSED,
     SHIPPED,
     STOPPED,
     SinkRun,
@@ -69,28 +69,37 @@ class Runner:
             return SinkRun(name, tuple(TableRun(one.table, PAUSED) for one in sink.tables))
         if is_current(sink):
             return _nothing(sink)
-        self._get_ready()
+        try:
+            self._get_ready()
+            return self._run(sink, watch, until_empty)
+        except Invalid:
+            raise  # a lake that is read-only
+        except FloodmarkError as error:
+            # The catalog failed between two steps: what is open is resumed, what is done is settled.
+            failed = (TableRun(one.table, outcome_of(error), since=one.mark, error=error) for one in sink.tables)
+            return SinkRun(name, tuple(failed))
+
+    def _run(self, sink: Sink, watch: RunWatch, until_empty: bool) -> SinkRun:
         sink = self._pass_over(sink)
         if is_current(sink):
             return _nothing(sink)
         run = clock.new_id()
         try:
-            self._catalog.sinks.take(name, run)
+            self._catalog.sinks.take(sink.name, run)
         except Busy as error:
-            return SinkRun(name, tuple(TableRun(one.table, BUSY, error=error) for one in sink.tables))
+            return SinkRun(sink.name, tuple(TableRun(one.table, BUSY, error=error) for one in sink.tables))
         # Crash here: a holder that is dead; the next run takes over.
         hit("unit.held")
-        done: list[TableRun] = []
         try:
             # Read again: whoever held it before may have gone on until just now.
-            sink = self._catalog.sinks.find(name)
-            done.extend(self._table(sink, one.table, run, watch, until_empty) for one in sink.tables)
-            done.extend(_lost(sink))
+            sink = self._catalog.sinks.find(sink.name)
+            done = [self._table(sink, one.table, run, watch, until_empty) for one in sink.tables]
+            done += lost_tables(sink)
         except BaseException as error:
             self._release(sink, run, _told(error))
             raise
         self._release(sink, run, _first_error(done))
-        return SinkRun(name, tuple(done))
+        return SinkRun(sink.name, tuple(done))
 
     def retry(self, sink: Sink, table: str, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
         """Send rows of the quarantine again. Busy if a run is at work."""
@@ -126,7 +135,10 @@ class Runner:
         return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
 
     def _stopped(self, name: str, table: str, tally: _Tally) -> TableRun:
-        paused = self._catalog.sinks.find(name).state == SINK_PAUSED
+        try:
+            paused = self._catalog.sinks.find(name).state == SINK_PAUSED
+        except FloodmarkError:
+            paused = False
         return tally.done(PAUSED if paused else STOPPED, self._mark(name, table))
 
     def _release(self, sink: Sink, run: str, error: dict[str, Any] | None) -> None:
@@ -150,7 +162,7 @@ class Runner:
         except Stopped:
             return self._stopped(sink.name, table, tally)
         except FloodmarkError as error:
-            if isinstance(error, Invalid) and self._catalog.sinks.find(sink.name).table(table).open_unit is not None:
+            if isinstance(error, Invalid) and tally.opened:
                 error.advice = f"{error.advice} {KEEPS_RULES}".strip()
             return tally.done(outcome_of(error), self._mark(sink.name, table), error)
         return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
@@ -186,6 +198,7 @@ class Runner:
         return True
 
     def _ship(self, unit: Unit, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally) -> None:
+        tally.opened = True
         unit_log = self._catalog.units.log(unit, run)
         destination = self._open_destination(settings)
         if unit.lane == RETRY:
@@ -197,6 +210,7 @@ class Runner:
         # Crash here: the destination has everything, the mark has not moved; the next run finds every part there.
         hit("unit.shipped")
         tally.add(self._catalog.units.settle(unit, run))
+        tally.opened = False
         hit("unit.settled")
         log.get().info("settled", sink=unit.sink, table=unit.table, since=unit.since, until=unit.until, lane=unit.lane)
 
@@ -222,7 +236,7 @@ class Runner:
     def plan(self, name: str) -> SinkRun:
         """What a run would do now. Changes nothing."""
         sink = self._catalog.sinks.find(name)
-        return SinkRun(name, (*(self._planned(sink, one) for one in sink.tables), *_lost(sink)))
+        return SinkRun(name, (*(self._planned(sink, one) for one in sink.tables), *lost_tables(sink)))
 
     def _planned(self, sink: Sink, followed: Followed) -> TableRun:
         here = TableRun(followed.table, NOTHING_TO_DO, since=followed.mark, until=followed.head_sequence)
@@ -270,7 +284,11 @@ class Runner:
         return changes.empty and self._catalog.units.pass_over(sink, followed, changes.until)
 
     def _mark(self, name: str, table: str) -> int | None:
-        return self._catalog.sinks.find(name).table(table).mark
+        """Where the mark is now; None if the catalog does not say so."""
+        try:
+            return self._catalog.sinks.find(name).table(table).mark
+        except FloodmarkError:
+            return None
 
 
 @dataclass
@@ -283,6 +301,8 @@ class _Tally:
     size_bytes: int = 0
     quarantined: int = 0
     replaced: int | None = None
+    # A unit is on its way.
+    opened: bool = False
 
     def add(self, settled: dict[str, int]) -> None:
         self.units += 1
@@ -336,45 +356,6 @@ def _told(error: BaseException) -> dict[str, Any] | None:
     # Only what kind it is: its text may hold anything, rows and secrets too.
     advice = "The log of that run says more; the next run resumes the unit."
     return {"kind": type(error).__name__, "message": "the run broke off", "facts": {}, "advice": advice}
-
-
-def is_current(sink: Sink) -> bool:
-    return all(one.current and one.incarnation == sink.lake for one in sink.tables) and not sink.lost
-
-
-def _lost(sink: Sink) -> list[TableRun]:
-    return [TableRun(table, REFUSED, error=_lost_mark(sink.name, table)) for table in sink.lost]
-
-
-def _lost_mark(sink: str, table: str) -> Corrupt:
-    return Corrupt("the sink's mark is lost", sink=sink, table=table, advice=choices(sink, table))
-
-
-def check_followed(sink: Sink, followed: Followed) -> None:
-    """Refuse to go on where marks and table do not belong together: somebody has to choose."""
-    facts = {"sink": sink.name, "table": followed.table}
-    advice = choices(sink.name, followed.table)
-    if followed.head_id is None:
-        raise NotFound("the table of the sink is not there", **facts, advice="Make it again, or remove the sink.")
-    if followed.head_id != followed.table_id:
-        raise Corrupt("the table was dropped and made again: the sink's mark is of the old one", **facts, advice=advice)
-    if followed.incarnation != sink.lake:
-        raise Corrupt(
-            "the catalog was restored from a backup: the sink may have sent rows that it does not know of",
-            **facts,
-            mark=followed.mark,
-            advice=advice,
-        )
-    if followed.mark is None or followed.epoch is None:
-        raise _lost_mark(sink.name, followed.table)
-    if followed.head_sequence is None or not BEGINNING <= followed.mark <= followed.head_sequence:
-        raise Corrupt(
-            "the sink's mark is not a sequence of the table",
-            **facts,
-            mark=followed.mark,
-            newest=followed.head_sequence,
-            advice=advice,
-        )
 
 
 def _nothing(sink: Sink) -> SinkRun:

@@ -19,9 +19,10 @@ from floodmark.catalog.sink_state import ACTIVE, PAUSED, Followed, Sink
 from floodmark.catalog.units import Bad
 from floodmark.errors import Busy, FloodmarkError, Invalid
 from floodmark.export.destination import Destination, open_destination
+from floodmark.export.following import check_followed
 from floodmark.export.record import BUSY, SinkRun, TableRun, outcome_of
 from floodmark.export.record import PAUSED as PAUSED_RUN
-from floodmark.export.run import Runner, check_followed, check_text
+from floodmark.export.run import Runner, check_text
 from floodmark.export.settings import (
     FILES,
     HTTP,

@@ -109,6 +109,7 @@ def test_a_run_with_nothing_new_sends_reads_and_writes_nothing(lake: fm.Lake, re
         assert ran(lake).outcome == "nothing_to_do"
     assert (receiver.request_count, begun) == (requests, [])
     assert lake.catalog.storage.counters.difference(before).total == 0
+    assert lake.sessions._spark is None
 
 
 def test_after_a_compaction_the_mark_moves_and_nothing_is_sent(
@@ -127,6 +128,7 @@ def test_after_a_compaction_the_mark_moves_and_nothing_is_sent(
         assert mark(lake, name) == lake.catalog.history.head("events").sequence != before
     assert receiver.request_count == requests
     assert sorted(tmp_path.glob("files/**/*")) == objects
+    assert lake.sessions._spark is None
 
 
 def test_as_many_rows_are_read_as_are_new(lake: fm.Lake, receiver: Receiver) -> None:

@@ -248,6 +248,7 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         # tests/crash/test_maintain_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("compact", "retain", "sweep", "maintain")),
         *(name for name in FAILPOINTS if name.endswith(".planned_again")),
+        *(name for name, kind in FAILPOINTS.items() if kind == "unit"),  # tests/crash/test_sink_kills.py
         *HEAL_POINTS,
         "abandon.fenced",
         "abandon.files_deleted",

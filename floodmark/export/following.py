@@ -1,0 +1,48 @@
+"""Whether a sink and the tables that it follows still belong together; where they do not, somebody has to choose."""
+
+from __future__ import annotations
+
+from floodmark.catalog.sink_state import Followed, Sink
+from floodmark.catalog.unit_log import choices
+from floodmark.errors import Corrupt, NotFound
+from floodmark.export.record import REFUSED, TableRun
+from floodmark.model import BEGINNING
+
+
+def is_current(sink: Sink) -> bool:
+    return all(one.current and one.incarnation == sink.lake for one in sink.tables) and not sink.lost
+
+
+def lost_tables(sink: Sink) -> list[TableRun]:
+    return [TableRun(table, REFUSED, error=_lost_mark(sink.name, table)) for table in sink.lost]
+
+
+def _lost_mark(sink: str, table: str) -> Corrupt:
+    return Corrupt("the sink's mark is lost", sink=sink, table=table, advice=choices(sink, table))
+
+
+def check_followed(sink: Sink, followed: Followed) -> None:
+    """Refuse to go on where marks and table do not belong together: somebody has to choose."""
+    facts = {"sink": sink.name, "table": followed.table}
+    advice = choices(sink.name, followed.table)
+    if followed.head_id is None:
+        raise NotFound("the table of the sink is not there", **facts, advice="Make it again, or remove the sink.")
+    if followed.head_id != followed.table_id:
+        raise Corrupt("the table was dropped and made again: the sink's mark is of the old one", **facts, advice=advice)
+    if followed.incarnation != sink.lake:
+        raise Corrupt(
+            "the catalog was restored from a backup: the sink may have sent rows that it does not know of",
+            **facts,
+            mark=followed.mark,
+            advice=advice,
+        )
+    if followed.mark is None or followed.epoch is None:
+        raise _lost_mark(sink.name, followed.table)
+    if followed.head_sequence is None or not BEGINNING <= followed.mark <= followed.head_sequence:
+        raise Corrupt(
+            "the sink's mark is not a sequence of the table",
+            **facts,
+            mark=followed.mark,
+            newest=followed.head_sequence,
+            advice=advice,
+        )
