@@ -205,6 +205,13 @@ class Sinks:
             tx.execute(update(row).where(row.c.id == sink, row.c.runner_run == run).values(**values))
         self._running.discard(run)
 
+    def forget_error(self, sink: str) -> None:
+        """Nothing is left of what failed, if no run is at work that knows better."""
+        row = tables.sinks
+        with self._database.write() as tx:
+            idle = (row.c.id == sink) & row.c.runner_run.is_(None)
+            tx.execute(update(row).where(idle).values(error=None, error_ms=None))
+
     def holder(self, name: str) -> str | None:
         """Who holds the sink now: host and pid, or None."""
         with self._database.read() as tx:

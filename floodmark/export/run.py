@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from floodmark.export.destination import Destination
 
 TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
+RELEASES_MAX = 2
 KEEPS_RULES = "The unit that is open keeps its columns and filter; `floodmark sink replay` gives it up."
 
 
@@ -67,7 +68,7 @@ class Runner:
         sink = self._catalog.sinks.find(name)
         if sink.state == SINK_PAUSED:
             return SinkRun(name, tuple(TableRun(one.table, PAUSED) for one in sink.tables))
-        if is_current(sink):
+        if is_current(sink) and sink.error is None:
             return _nothing(sink)
         try:
             self._get_ready()
@@ -82,6 +83,9 @@ class Runner:
     def _run(self, sink: Sink, watch: RunWatch, until_empty: bool) -> SinkRun:
         sink = self._pass_over(sink)
         if is_current(sink):
+            if sink.error is not None:
+                # What failed then is done: its reply was lost, or somebody passed it by.
+                self._catalog.sinks.forget_error(sink.id)
             return _nothing(sink)
         run = clock.new_id()
         try:
@@ -142,12 +146,14 @@ class Runner:
         return tally.done(PAUSED if paused else STOPPED, self._mark(name, table))
 
     def _release(self, sink: Sink, run: str, error: dict[str, Any] | None) -> None:
-        try:
-            self._catalog.sinks.release(sink.id, run, None if error is None else json.dumps(error))
-        except Unavailable as problem:
-            # Nobody vouches for this run any more: the next one takes the sink over.
-            self._catalog.sinks.disown(run)
-            log.get().warning("a sink could not be released", sink=sink.name, cause=str(problem))
+        for _ in range(RELEASES_MAX):
+            try:
+                self._catalog.sinks.release(sink.id, run, None if error is None else json.dumps(error))
+                return
+            except Unavailable as problem:
+                log.get().warning("a sink could not be released", sink=sink.name, cause=str(problem))
+        # Nobody vouches for this run any more: the next one takes the sink over.
+        self._catalog.sinks.disown(run)
 
     def _table(self, sink: Sink, table: str, run: str, watch: RunWatch, until_empty: bool) -> TableRun:
         """One table of the run; its failure does not stop the others."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from floodmark.clock import new_id
 
@@ -63,6 +65,7 @@ def s3_stand_in() -> Iterator[S3Server]:
     level = log.level
     log.setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    _one_put_at_a_time()
     server.start()
     try:
         host, port = server.get_host_and_port()
@@ -70,6 +73,20 @@ def s3_stand_in() -> Iterator[S3Server]:
     finally:
         server.stop()
         log.setLevel(level)
+
+
+def _one_put_at_a_time() -> None:
+    """S3 decides a conditional PUT at one moment; moto looks first and writes later, and threads come in between."""
+    from moto.s3.responses import S3Response
+
+    if getattr(S3Response, "floodmark_lock", None) is None:
+        put, lock = S3Response.put_object, threading.Lock()
+
+        def put_alone(self: Any) -> Any:
+            with lock:
+                return put(self)
+
+        S3Response.put_object, S3Response.floodmark_lock = put_alone, lock
 
 
 @contextmanager
