@@ -250,8 +250,14 @@ class LocalUpload:
                 os.link(self._temporary, self._path)
             except FileExistsError:
                 won = False
+            except FileNotFoundError:
+                # Somebody who found the name there has swept what others were still writing for it.
+                if not os.path.lexists(self._path):
+                    raise
+                won = False
             # Crash here: the file has two names; the temporary one is listed for a sweep, which may delete it.
-            os.unlink(self._temporary)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._temporary)
         self._settle()
         return won
 

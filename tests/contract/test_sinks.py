@@ -169,7 +169,8 @@ def test_a_unit_that_was_sent_but_not_settled_is_reproduced_whatever_happened_si
     with at(point, lose), pytest.raises(Lost):
         lake.sinks.run("out")
     first = {request.key: request.digest for request in receiver.requests}
-    assert len(first) == (5 if point == "unit.shipped" else 1)
+    # The next part may be on its way before the first one's arrival is written down.
+    assert len(first) in ([5] if point == "unit.shipped" else [1, 2])
     lake.append("logs", [{"id": 100, "name": "new", "ts": "2026-11-15T00:00:00Z"}])
     assert lake.maintain.compact("logs", files_min=2).outcome == "compacted"
     lake.maintain.set_policy("logs", "30d", column="ts")

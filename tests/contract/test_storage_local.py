@@ -11,6 +11,8 @@ import pytest
 
 from floodmark.errors import Invalid, NotFound, Unavailable
 from floodmark.storage import TEMPORARY_PREFIX, Storage, join, local_path, root_location
+from floodmark.storage.counters import Counters
+from floodmark.storage.local import LocalFiles
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.storage_contract import names
 
@@ -63,6 +65,18 @@ class TestLocal:
         spent = storage.counters.difference(before)
         assert spent.calls["fsync_dir"] == 2
         assert "fsync_file" not in spent.calls
+
+    def test_who_was_swept_while_writing_what_is_there_has_lost_the_claim(self, root: str) -> None:
+        files, path = LocalFiles(Counters()), local_path(join(root, "a/x"))
+        late, lost = files.upload(path), files.upload(local_path(join(root, "a/y")))
+        for upload in (late, lost):
+            upload.write(memoryview(b"x"))
+        files.put(path, b"x")
+        for name, _, _ in list(files.list(local_path(join(root, "a")), temporary=True)):
+            files.delete(local_path(join(root, f"a/{name}")))
+        assert late.claim() is False
+        with pytest.raises(Unavailable, match="cannot write"):
+            lost.claim()
 
     def test_a_failed_batch_syncs_no_folder_and_the_next_one_starts_anew(self, storage: Storage, root: str) -> None:
         storage.put(join(root, "a/x"), b"x")
