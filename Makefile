@@ -26,7 +26,7 @@ demo: $(READY) ## load, crash at every step, recover, and count
 	$(BIN)/floodmark demo
 
 test: lint ## everything that must hold: style, types, layers, tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY) ## the tests that start no JVM
 	$(BIN)/python -m pytest tests/unit tests/contract

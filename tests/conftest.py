@@ -18,7 +18,18 @@ from floodmark.testing.postgres import PostgresServer, postgres_server
 EVENTS = "id long not null, name string"
 DATABASES = ("sqlite", "postgresql")
 
+# Files are dealt out to workers in this order: a long one that comes last would leave the others idle.
+LONGEST_FIRST = ("simulation", "crash", "spark", "interop", "acceptance", "contract", "unit")
+
 preload("tests.conftest")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
