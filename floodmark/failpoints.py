@@ -27,13 +27,18 @@ WRITE_STEPS = (
     "published",  # COMMIT was acknowledged
     "cleaned",  # leftovers of lost attempts are gone
 )
-WRITE_KINDS = ("create_table", "append", "merge", "delete", "overwrite", "adopt", "transaction", "compact", "retain")
-# No rows come in with a delete or with maintenance, none are replaced by an append, and a new table has neither.
+WRITE_KINDS = (
+    *("create_table", "append", "merge", "delete", "overwrite", "adopt", "transaction", "compact", "retain"),
+    *("add_column", "fill", "chunk", "prune"),
+)
+# No rows come in with a delete or with maintenance, none are replaced by an append, and a new table or column has
+# neither.
 NOT_PASSED = frozenset(
     {
         *("create_table.staged", "create_table.rewritten", "create_table.planned_again"),
         *("adopt.staged", "adopt.rewritten", "adopt.planned_again"),
         *("append.rewritten", "delete.staged", "compact.staged", "retain.staged"),
+        *("add_column.staged", "add_column.rewritten", "fill.staged", "prune.staged"),
     }
 )
 
@@ -58,6 +63,7 @@ OTHER = {
         "shipped",  # everything is there; the mark has not moved
         "settled",  # mark, unit and pin are at their end
     ),
+    "job": ("made", "held", "ended"),  # made: pending; held: running, nothing done by this run; ended: all written
     "backup": ("copied", "written"),
     "restore": ("tables_made", "copied", "stamped"),
     "task": ("file_written",),  # in an executor: kills that worker, not the driver

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import func, select
 
 from floodmark.catalog import tables
+from floodmark.catalog.chunks import Chunks
 from floodmark.catalog.database import Database
 from floodmark.catalog.expiry import Expiry
 from floodmark.catalog.history import History
+from floodmark.catalog.jobs import Jobs
 from floodmark.catalog.journal import Journal
 from floodmark.catalog.processes import LEASE_MS, Heartbeat
 from floodmark.catalog.sinks import Sinks
@@ -41,6 +43,8 @@ class Catalog:
         self.upkeep = Upkeep(database)
         self.sinks = Sinks(database, self.heartbeat)
         self.units = Units(database)
+        self.jobs = Jobs(database, self.heartbeat)
+        self.chunks = Chunks(database)
 
     @cached_property
     def files(self) -> MetadataFiles:

@@ -23,7 +23,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from floodmark.catalog import tables
-from floodmark.errors import Corrupt, Invalid, Unavailable
+from floodmark.errors import Corrupt, Invalid, TooNew, Unavailable
 
 BUSY_TIMEOUT_MS = 10_000
 SQLITE_NAME = "catalog.db"
@@ -192,6 +192,14 @@ class Database:
         row = tx.execute(query.with_for_update()).first()
         if row is None:
             raise Corrupt("the catalog has no lake row", database=self.shown_url, advice="Restore it from a backup.")
+        if row.format > tables.FORMAT:
+            # Migrated while this process had it open: what it would write may be wrong by rules that it does not know.
+            raise TooNew(
+                "this lake was migrated by a newer Floodmark meanwhile",
+                format=row.format,
+                format_known=tables.FORMAT,
+                advice="Nothing was changed. Upgrade Floodmark here and open the lake again.",
+            )
         return row
 
     def now_ms(self, tx: Connection) -> int:

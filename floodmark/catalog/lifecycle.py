@@ -16,7 +16,8 @@ from sqlalchemy import Connection, insert, inspect, select, text
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.errors import Corrupt, NotFound, TooNew
+from floodmark.catalog.processes import is_dead
+from floodmark.errors import Busy, Corrupt, NotFound, TooNew
 from floodmark.failpoints import hit
 from floodmark.model import MAIN
 
@@ -101,8 +102,21 @@ def _migrate(database: Database) -> None:
         # Another process may have migrated while this one waited for the lock.
         found = _stored_format(tx)
         if found is not None and found < tables.FORMAT:
+            _check_nobody_writes(tx, database.now_ms(tx))
             upgrade(tx, "head")
             hit("migrate.migrated")  # Crash here: the transaction is undone, the old format is there as it was.
+
+
+def _check_nobody_writes(tx: Connection, now_ms: int) -> None:
+    """Writers of the old format that are at work would go on by the old rules."""
+    process = tables.processes
+    for row in tx.execute(select(process)):
+        if not is_dead(row, now_ms):
+            raise Busy(
+                "another process writes to this lake with an older Floodmark",
+                holder=f"{row.host}:{row.pid}",
+                advice="Stop it first: the lake's catalog is about to be brought up to date. Read-only opens work.",
+            )
 
 
 @contextmanager

@@ -193,4 +193,8 @@ def rider_from_dict(data: dict[str, Any]) -> Rider:
         from floodmark.catalog.senders import SenderRider  # late: it is made of what is here
 
         return SenderRider.from_dict(data)
+    if data["type"] in ("chunk", "prune", "fill"):
+        from floodmark.catalog.chunks import job_rider_from_dict
+
+        return job_rider_from_dict(data)
     raise ValueError(f"unknown rider {data['type']!r}")

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
 
+from floodmark.catalog.job_tables import make_chunks, make_jobs
+
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 5
+FORMAT = 6
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -376,3 +378,6 @@ senders = Table(
     Column("version", BigInteger, nullable=False),
     Column("updated_ms", BigInteger, nullable=False),
 )
+
+jobs = make_jobs(metadata)
+chunks = make_chunks(metadata)

@@ -8,17 +8,19 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect, select, text, update
+from sqlalchemy import insert, inspect, select, text, update
 
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.database import SQLITE_NAME, Database
 from floodmark.catalog.lifecycle import MIGRATION_LOCK, register, stored_format, upgrade
+from floodmark.catalog.processes import this_process
 from floodmark.storage import root_location
 from floodmark.testing.children import Child, run_child, run_killed
 from floodmark.testing.invariants import check_lake
@@ -72,6 +74,7 @@ def prepare(place: Place) -> None:
 NOT_IN_FORMAT_1 = {"fm_pins", "fm_turns", "fm_processes", "fm_deletions"} | {
     *("fm_expired", "fm_upkeep", "fm_consumers", "fm_maintenance"),
     *("fm_sinks", "fm_sink_tables", "fm_units", "fm_parts", "fm_quarantine", "fm_senders"),
+    *("fm_jobs", "fm_chunks"),
 }
 
 
@@ -286,7 +289,45 @@ def test_an_older_format_is_served_read_only_as_it_is(place: Place) -> None:
     assert files(place) == files_before
 
 
+def test_nothing_is_migrated_under_a_writer_that_is_at_work(place: Place) -> None:
+    make_format_1(place)
+    me = this_process()
+    with database_of(place) as database:
+        row = {**asdict(me), "id": "01OLD", "lease_ms": 60_000}
+        with database.write() as tx:
+            tx.execute(insert(tables.processes).values(**row, beat_ms=database.now_ms(tx)))
+        before = content(place)
+        with pytest.raises(fm.Busy, match="older Floodmark") as caught:
+            place.open()
+        assert caught.value.facts["holder"] == f"{me.host}:{me.pid}"
+        assert content(place) == before
+        with database.write() as tx:
+            tx.execute(update(tables.processes).values(started="another process of this pid"))
+    with place.open() as lake:
+        assert lake.status()["format"] == tables.FORMAT
+        check_lake(lake.catalog)
+
+
 # ── newer formats ──
+
+
+def test_a_writer_whose_lake_was_migrated_meanwhile_writes_nothing_more(place: Place) -> None:
+    prepare(place)
+    with place.open() as lake:
+        lake.append("events", rows(3))
+        set_format(place, tables.FORMAT + 1)
+        before, files_before = content(place), files(place)
+        with pytest.raises(fm.TooNew, match="meanwhile"):
+            lake.append("events", rows(4))
+        set_format(place, tables.FORMAT)
+        assert ids(lake) == [1, 2, 3]
+        after = content(place)
+        assert {**after, "fm_processes": None} == {**before, "fm_lake": after["fm_lake"], "fm_processes": None}
+        data = [
+            {path: digest for path, digest in found.items() if SQLITE_NAME not in path}
+            for found in (files(place), files_before)
+        ]
+        assert data[0] == data[1]
 
 
 def test_a_newer_format_is_refused_with_advice_and_nothing_changes(place: Place) -> None:

@@ -1,0 +1,1 @@
+"""Backfills: years of history in chunks, and a new column for old rows."""

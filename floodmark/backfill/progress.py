@@ -1,0 +1,90 @@
+"""How far a run of a job is: told to the caller at every step, to the catalog at most once a second.
+
+The first word of a run is written at once, so that figures of an earlier run do not stand; one that came too soon
+after another is written when a cancel is looked for next, and the last one with the end of the job. An error of the
+caller's callback ends the run with that error: it is told, not swallowed. That the catalog does not answer for a while
+ends no run here: its next publish, or its end, finds out whether it is back. A request to cancel is found between two
+steps and while waiting, never in the middle of a publish.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from floodmark import log
+from floodmark.catalog.jobs import Held, Jobs
+from floodmark.errors import Unavailable
+
+Step = Callable[[int, int | None], None]
+WRITE_EVERY_S = 1.0
+LOOK_EVERY_S = 0.25
+
+
+class Cancelled(Exception):
+    """Somebody asked that the run stops here; what is done stays."""
+
+
+class Progress:
+    """Safe for several threads: steps of workers come in the order in which they are told."""
+
+    def __init__(self, jobs: Jobs, held: Held, callback: Step | None = None, every_s: float = WRITE_EVERY_S) -> None:
+        self._jobs = jobs
+        self._held = held
+        self._callback = callback
+        self._every_s = every_s
+        self._lock = threading.RLock()
+        self._told: tuple[int, int | None] | None = None
+        self._written: tuple[int, int | None] | None = None
+        self._tried_s = float("-inf")
+        self._looked_s = float("-inf")
+        # None until a step was told.
+        self.processed: int | None = None
+        self.total: int | None = None
+        # How often the catalog was written to, and how often it did not answer.
+        self.writes = 0
+        self.errors = 0
+
+    def step(self, processed: int, total: int | None) -> None:
+        """So much of so much is done. Raises Cancelled if somebody asked for it, and what the callback raises."""
+        with self._lock:
+            self.processed, self.total = processed, total
+            if self._callback is not None and self._told != (processed, total):
+                self._callback(processed, total)
+            self._told = (processed, total)
+            self.check()
+
+    def check(self) -> None:
+        """Raise Cancelled if somebody asked for it; the catalog is asked a few times a second at most."""
+        with self._lock:
+            now_s = time.monotonic()
+            is_due = self._told != self._written and now_s - self._tried_s >= self._every_s
+            if not is_due and now_s - self._looked_s < LOOK_EVERY_S:
+                return
+            self._looked_s = now_s
+            try:
+                goes_on = self._write(now_s) if is_due else not self._jobs.wants_cancel(self._held)
+            except Unavailable as error:
+                # These figures are for people. What was told is written later; at the end it has to be.
+                self.errors += 1
+                log.get(job=self._held.name).warning("progress could not be written", cause=str(error))
+                return
+            if not goes_on:
+                raise Cancelled
+
+    def _write(self, now_s: float) -> bool:
+        """Write down what was told last; False if somebody asked to cancel."""
+        assert self._told is not None
+        self._tried_s = now_s
+        goes_on = self._jobs.progress(self._held, *self._told, first=self._written is None)
+        self._written = self._told
+        self.writes += 1
+        return goes_on
+
+    def wait(self, wait_s: float) -> None:
+        """Do nothing for a while, and look for a cancel meanwhile."""
+        end_s = time.monotonic() + wait_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOOK_EVERY_S))
+            self.check()

@@ -1,0 +1,31 @@
+"""What a run of a backfill came to: a named outcome, the job as it is now, and an exit code (I12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DONE, NOTHING_TO_DO, CANCELLED, FAILED, TIMED_OUT = "done", "nothing_to_do", "cancelled", "failed", "timed_out"
+
+
+@dataclass(frozen=True)
+class BackfillRun:
+    """done: all of it is there, some of it by this run. nothing_to_do: it was there. timed_out: the tip did not come.
+
+    `job` has the figures (floodmark/catalog/job.py); `error` says why a run failed.
+    """
+
+    outcome: str
+    job: Mapping[str, Any]
+    error: Mapping[str, Any] | None = None
+
+    @property
+    def exit_code(self) -> int:
+        if self.outcome in (DONE, NOTHING_TO_DO, CANCELLED):
+            return 0
+        return int((self.error or {}).get("exit_code", 1))
+
+    def as_dict(self) -> dict[str, Any]:
+        error = None if self.error is None else dict(self.error)
+        return {"outcome": self.outcome, **self.job, "error": error}

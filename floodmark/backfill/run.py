@@ -1,0 +1,94 @@
+"""One run of a job, from its lease to its end: whatever happens inside becomes a named outcome (I12).
+
+Crash anywhere: the job is `running` and its owner dead, which is shown as interrupted; what is done stays, and the next
+run goes on from there. An end that cannot be written is raised: such a job has not ended well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from floodmark import log
+from floodmark.backfill import record
+from floodmark.backfill.progress import Cancelled, Progress, Step
+from floodmark.backfill.record import BackfillRun
+from floodmark.catalog import job as states
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.jobs import Held
+from floodmark.errors import Fenced, FloodmarkError, Incomplete
+from floodmark.reading import Reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TEXT_CHARACTERS_MAX = 2_000
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a backfill works with: the lake's parts, and `get_ready`, which heals before a write."""
+
+    catalog: Catalog
+    reader: Reader
+    get_spark: Callable[[], SparkSession]
+    actor: str
+    get_ready: Callable[[], None]
+
+
+class TimedOut(Incomplete):
+    """What was waited for did not come in time; nothing was left behind."""
+
+
+def run_job(room: Room, held: Held, callback: Step | None, work: Callable[[Progress], bool]) -> BackfillRun:
+    """Do the work of a job that this run holds, and end the job. `work` says whether there was anything to do."""
+    progress = Progress(room.catalog.jobs, held, callback)
+    try:
+        busy = work(progress)
+    except Cancelled:
+        _end(room, held, states.CANCELLED, progress)
+        return BackfillRun(record.CANCELLED, _job(room, held))
+    except Fenced:
+        room.catalog.jobs.disown(held.run)
+        raise
+    except Exception as error:  # noqa: BLE001 - the edge of a run: told in its record, and the trace is in the log
+        told = _told(error)
+        if not isinstance(error, FloodmarkError):
+            log.get().exception("a backfill failed", job=held.name)
+        try:
+            _end(room, held, states.FAILED, progress, told)
+        except FloodmarkError as second:
+            raise error from second
+        outcome = record.TIMED_OUT if isinstance(error, TimedOut) else record.FAILED
+        return BackfillRun(outcome, _job(room, held), told)
+    except BaseException:
+        # Somebody pressed Ctrl-C, or the process is told to go: what is done stays, as after a cancel.
+        _end(room, held, states.CANCELLED, progress)
+        raise
+    _end(room, held, states.DONE, progress)
+    return BackfillRun(record.DONE if busy else record.NOTHING_TO_DO, _job(room, held))
+
+
+def _end(room: Room, held: Held, state: str, progress: Progress, error: Mapping[str, Any] | None = None) -> None:
+    room.catalog.jobs.end(held, state, progress.processed, progress.total, error)
+
+
+def _job(room: Room, held: Held) -> dict[str, Any]:
+    return room.catalog.jobs.find(held.id).as_dict()
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """An error as the job keeps it; the name of a chunk is among its facts."""
+    if isinstance(error, FloodmarkError):
+        told = {**error.as_dict(), "exit_code": error.exit_code}
+    else:
+        told = {"kind": type(error).__name__, "message": str(error), "facts": {}, "advice": "", "exit_code": 1}
+    told["message"] = _shortened(told["message"])
+    told["facts"] = {name: _shortened(text) for name, text in told["facts"].items()}
+    return told
+
+
+def _shortened(text: str) -> str:
+    """Errors of Spark are as long as its plans: the log has all of it, the job enough to know what it was."""
+    return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 1]}…"

@@ -1,0 +1,218 @@
+"""What jobs have done, written in the publishes that did it: chunks of history, and rows that were filled (I2).
+
+A chunk is `done` for a table exactly when its rows are there: the row of fm_chunks and the rows of the table become
+true together, whoever publishes them, the run itself or a healer. A chunk belongs to an incarnation of its table: of
+one that was made again nothing is done. Below a retention floor it becomes `pruned` with the rows that go; if the floor
+is lowered, it is loaded again like one that never was there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.catalog.job_rows import knows_jobs
+from floodmark.catalog.riders import AlreadyCommitted, Rider
+from floodmark.errors import Conflict, Corrupt, Fenced
+
+DONE, PRUNED = "done", "pruned"
+
+
+@dataclass(frozen=True)
+class ChunkState:
+    chunk: int
+    table: str
+    table_id: str
+    state: str
+    rows: int
+    version: int
+    done_ms: int
+
+
+class Chunks:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, job: str, within: range | None = None) -> list[ChunkState]:
+        """All chunks that a job has loaded, whatever became of their tables since; by number and table."""
+        row = tables.chunks
+        query = select(row).where(_of_job(job, within)).order_by(row.c.chunk, row.c.table_name)
+        with self._database.read() as tx:
+            if not knows_jobs(tx):
+                return []
+            return [
+                ChunkState(one.chunk, one.table_name, one.table_id, one.state, one.rows_total, one.version, one.done_ms)
+                for one in tx.execute(query)
+            ]
+
+    def done(self, job: str, within: range | None = None) -> list[tuple[str, str, int]]:
+        """Table, its incarnation and number of every chunk whose rows are there: there may be millions."""
+        row = tables.chunks
+        query = select(row.c.table_name, row.c.table_id, row.c.chunk).where(_of_job(job, within), row.c.state == DONE)
+        with self._database.read() as tx:
+            return [(one[0], one[1], one[2]) for one in tx.execute(query)] if knows_jobs(tx) else []
+
+    def newest(self, job: str, table: str, table_id: str) -> int | None:
+        """The highest number of a chunk that was loaded into this incarnation of a table."""
+        row = tables.chunks
+        mine = _of_job(job) & (row.c.table_name == table) & (row.c.table_id == table_id)
+        with self._database.read() as tx:
+            return tx.execute(select(func.max(row.c.chunk)).where(mine)).scalar() if knows_jobs(tx) else None
+
+    def has_done(self, job: str, table: str, table_id: str) -> bool:
+        """Whether any chunk of a job is done for this incarnation of a table."""
+        row = tables.chunks
+        mine = (row.c.table_name == table) & (row.c.table_id == table_id) & (row.c.state == DONE)
+        query = select(row.c.chunk).where(_of_job(job), mine).limit(1)
+        with self._database.read() as tx:
+            return knows_jobs(tx) and tx.execute(query).first() is not None
+
+
+def _of_job(job: str, within: range | None = None) -> ColumnElement[bool]:
+    row = tables.chunks
+    mine = row.c.job == job
+    return mine if within is None else mine & (row.c.chunk >= within.start) & (row.c.chunk < within.stop)
+
+
+@dataclass(frozen=True)
+class LoadedTable:
+    """A table that a chunk comes into: which one, and with how many rows."""
+
+    table: str
+    table_id: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class ChunkRider:
+    """A chunk of a job comes into its tables once. Their rows are known when they are staged, not before."""
+
+    job: str
+    chunk: int
+    tables: tuple[LoadedTable, ...]
+
+    def check(self, tx: Connection) -> None:
+        _check_job(tx, self.job)
+        known = {one.table: one.table_id for one in self.tables}
+        row = tables.chunks
+        found = tx.execute(select(row).where(row.c.job == self.job, row.c.chunk == self.chunk)).all()
+        # What was pruned is not there: whoever brings it again has a lower floor.
+        there = [one for one in found if known.get(one.table_name) == one.table_id and one.state == DONE]
+        if there and len(there) == len(known):
+            raise AlreadyCommitted(max(one.version for one in there))
+        if there:
+            raise Conflict(
+                "another run has loaded this chunk into some of its tables",
+                chunk=self.chunk,
+                tables=",".join(one.table_name for one in there),
+            )
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        row = tables.chunks
+        for one in self.tables:
+            mine = (row.c.job == self.job) & (row.c.chunk == self.chunk) & (row.c.table_name == one.table)
+            tx.execute(delete(row).where(mine))  # of an earlier incarnation of the table, or pruned
+            tx.execute(
+                insert(row).values(
+                    job=self.job,
+                    chunk=self.chunk,
+                    table_name=one.table,
+                    table_id=one.table_id,
+                    state=DONE,
+                    rows_total=one.rows,
+                    version=version,
+                    operation=operation,
+                    done_ms=now_ms,
+                )
+            )
+        _count(tx, self.job, sum(one.rows for one in self.tables), 0, now_ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        loaded = [[one.table, one.table_id, one.rows] for one in self.tables]
+        return {"type": "chunk", "job": self.job, "chunk": self.chunk, "tables": loaded}
+
+
+@dataclass(frozen=True)
+class PruneRider:
+    """The rows of a table's chunks go; the chunks say so. `chunks`: ranges of numbers, the upper one exclusive.
+
+    One that came after `version`, when this was planned, is not marked: its rows may be there.
+    """
+
+    job: str
+    table: str
+    table_id: str
+    version: int
+    chunks: tuple[tuple[int, int], ...]
+
+    def check(self, tx: Connection) -> None:
+        _check_job(tx, self.job)
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        row = tables.chunks
+        mine = (row.c.table_name == self.table) & (row.c.table_id == self.table_id) & (row.c.state == DONE)
+        for low, high in self.chunks:
+            planned = _of_job(self.job, range(low, high)) & mine & (row.c.version <= self.version)
+            tx.execute(update(row).where(planned).values(state=PRUNED))
+
+    def as_dict(self) -> dict[str, Any]:
+        known = {"job": self.job, "table": self.table, "table_id": self.table_id, "version": self.version}
+        return {"type": "prune", **known, "chunks": [list(one) for one in self.chunks]}
+
+
+@dataclass(frozen=True)
+class FillRider:
+    """Rows of a table get their new column by one run of a job; each row once, so that counts add up.
+
+    Checked under the lake's lock: a run that was taken over while it rewrote files publishes nothing more.
+    """
+
+    job: str
+    run: str
+    rows: int
+    unfilled: int
+
+    def check(self, tx: Connection) -> None:
+        owner = _check_job(tx, self.job)
+        if owner != self.run:
+            raise Fenced(
+                "another run has taken this job over", job=self.job, advice="Look at `floodmark backfill show`."
+            )
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        _count(tx, self.job, self.rows, self.unfilled, now_ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"type": "fill", "job": self.job, "run": self.run, "rows": self.rows, "unfilled": self.unfilled}
+
+
+def job_rider_from_dict(data: dict[str, Any]) -> Rider:
+    if data["type"] == "chunk":
+        loaded = tuple(LoadedTable(str(table), str(table_id), int(rows)) for table, table_id, rows in data["tables"])
+        return ChunkRider(data["job"], int(data["chunk"]), loaded)
+    if data["type"] == "prune":
+        chunks = tuple((int(low), int(high)) for low, high in data["chunks"])
+        return PruneRider(data["job"], data["table"], data["table_id"], int(data["version"]), chunks)
+    return FillRider(data["job"], data["run"], int(data["rows"]), int(data["unfilled"]))
+
+
+def _check_job(tx: Connection, job: str) -> str | None:
+    row = tx.execute(select(tables.jobs.c.owner_run).where(tables.jobs.c.id == job)).first()
+    if row is None:
+        raise Corrupt("the job vanished from the catalog", job=job, advice="Nothing was published. Start it again.")
+    return None if row.owner_run is None else str(row.owner_run)
+
+
+def _count(tx: Connection, job: str, rows: int, unfilled: int, now_ms: int) -> None:
+    row = tables.jobs
+    counted = {
+        "rows_done": row.c.rows_done + rows,
+        "unfilled": row.c.unfilled + unfilled,
+        "publishes": row.c.publishes + 1,
+        "updated_ms": now_ms,
+    }
+    tx.execute(update(row).where(row.c.id == job).values(counted))
