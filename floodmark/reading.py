@@ -208,6 +208,13 @@ class Reader:
 
         return schema_of(self._catalog.files.metadata(head.metadata_location), head)
 
+    def filled_columns(self, head: Head) -> tuple[str, ...]:
+        """The columns that the table fills by an expression where rows do not bring them."""
+        from floodmark.catalog.fills import fills_of
+
+        properties = self._catalog.files.metadata(head.metadata_location).properties
+        return tuple(fill.column for fill in fills_of(properties, self.schema(head)))
+
     def _scan(self, head: Head, with_seq: bool) -> DataFrame:
         from floodmark.catalog.live import live_files
         from floodmark.rows.scan import scan, scan_with_seq

@@ -37,6 +37,7 @@ from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEnt
 from pyiceberg.types import DoubleType, FloatType, LongType, NestedField, PrimitiveType
 
 from floodmark import clock
+from floodmark.catalog.fills import FILL_PREFIX
 from floodmark.catalog.metadata import METADATA_LOG_KEPT, MetadataFiles, parse_metadata
 from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.model import MAIN, RESERVED_COLUMNS, SEQ_COLUMN, SNAPSHOTS_KEPT
@@ -50,6 +51,8 @@ ADOPTED_UUID = "floodmark.adopted-uuid"
 NAME_MAPPING = "schema.name-mapping.default"
 # They tell other engines to delete metadata files or snapshots that the lake's history still needs.
 _EXPIRING = ("write.metadata.delete-after-commit.", "write.metadata.previous-versions-max", "history.expire.")
+# Nor is a column bound to an expression that nobody has checked here.
+_LEFT_OUT = (*_EXPIRING, FILL_PREFIX)
 _METADATA_NAME = re.compile(r"(?:v(\d+)|(\d+)-[^/]+?)(?:\.gz)?\.metadata\.json(?:\.gz)?")
 _VERSION_HINT = "version-hint.text"
 _GZIP = b"\x1f\x8b"
@@ -367,7 +370,7 @@ def _taken_over(
             "schemas": [*metadata.schemas, schema],
             "current_schema_id": schema.schema_id,
             "properties": {
-                name: value for name, value in metadata.properties.items() if not name.startswith(_EXPIRING)
+                name: value for name, value in metadata.properties.items() if not name.startswith(_LEFT_OUT)
             },
             "snapshots": kept,
             "snapshot_log": _snapshot_log(metadata, head, ids),

@@ -33,6 +33,7 @@ from floodmark.catalog.manifests import (
 )
 from floodmark.catalog.metadata import (
     MetadataFiles,
+    add_properties,
     add_schema,
     add_snapshot,
     last_sequence,
@@ -73,7 +74,7 @@ class Attempt:
 
     @property
     def moved(self) -> list[BuiltTable]:
-        return [built for built in self.tables if built.edit.action == CREATE or built.edit.changes_rows]
+        return [built for built in self.tables if built.edit.changes_table]
 
 
 class Builder:
@@ -149,10 +150,12 @@ class Builder:
         head = self._check_still_right(edit, current)
         assert current is not None
         metadata = self._files.metadata(current.pointer)
-        if not edit.changes_rows:
+        if not edit.changes_table:
             return BuiltTable(edit, current.pointer, head, head, metadata)  # it only depends on what is there
         if edit.schema is not None:
             metadata = add_schema(metadata, Schema.model_validate_json(edit.schema))
+        if edit.properties:
+            metadata = add_properties(metadata, edit.properties)
         return self._build_snapshot(edit, head, metadata, current.pointer, current.kept_snapshots, attempt)
 
     def _build_snapshot(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from cachetools import LRUCache
@@ -125,6 +125,10 @@ def add_schema(metadata: TableMetadata, schema: Schema) -> TableMetadata:
             "last_column_id": max(metadata.last_column_id, schema.highest_field_id),
         }
     )
+
+
+def add_properties(metadata: TableMetadata, properties: Mapping[str, str]) -> TableMetadata:
+    return metadata.model_copy(update={"properties": {**metadata.properties, **properties}})
 
 
 def totals_after(edit: Edit, head: Head) -> tuple[int, int, int]:

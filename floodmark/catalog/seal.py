@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from floodmark.catalog.riders import Rider, rider_from_dict
@@ -38,10 +38,11 @@ class Edit:
     """The change of one table: `write` adds and removes files, `create` makes the table with `metadata`.
 
     schema_id and spec_id are those that the files were staged for; base_schema_id is the table's own when `schema`
-    (JSON) adds columns to it. `snapshot` is chosen here, once, so that every attempt of every process to publish this
-    edit makes the same snapshot. `checked`: it is right only beside the rows that were there at base_snapshot (keys,
-    conditions), so whoever publishes it on another snapshot checks first; `needed` names files that it read and did
-    not replace, which must still be live then. `same_rows`: the files added hold the rows of the files removed.
+    (JSON) adds columns to it; `properties` are added to the table's. `snapshot` is chosen here, once, so that every
+    attempt of every process to publish this edit makes the same snapshot. `checked`: it is right only beside the rows
+    that were there at base_snapshot (keys, conditions), so whoever publishes it on another snapshot checks first;
+    `needed` names files that it read and did not replace, which must still be live then. `same_rows`: the files added
+    hold the rows of the files removed.
     """
 
     action: str
@@ -64,6 +65,7 @@ class Edit:
     schema: str | None = None
     base_schema_id: int | None = None
     metadata: str | None = None
+    properties: dict[str, str] = field(default_factory=dict)
     # Of a table that is adopted with the rows it has: its files and bytes; rows_added are its rows.
     adopted_files: int = 0
     adopted_bytes: int = 0
@@ -76,6 +78,11 @@ class Edit:
     @property
     def changes_rows(self) -> bool:
         return bool(self.added or self.removed)
+
+    @property
+    def changes_table(self) -> bool:
+        """Whether the table gets a new state; otherwise the operation only depends on the one that is there."""
+        return self.action == CREATE or self.changes_rows or self.schema is not None or bool(self.properties)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

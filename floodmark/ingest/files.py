@@ -9,7 +9,7 @@ breaks; empty text and no text are both null. Reading changes nothing, so a fail
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from floodmark.errors import Invalid, NotFound
@@ -91,23 +91,32 @@ def _quoted(name: str) -> str:
 
 
 def read_files(
-    spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType, *, all_needed: bool = True
+    spark: SparkSession,
+    paths: Sequence[str],
+    file_format: str,
+    columns: StructType,
+    *,
+    all_needed: bool = True,
+    filled: Collection[str] = (),
 ) -> DataFrame:
     """The rows of the files with the table's columns and types; whatever does not fit is an error, never a null.
 
-    all_needed=False: columns that a CSV file does not have are left out instead of missed.
+    all_needed=False: columns that a CSV file does not have are left out instead of missed. `filled`: so are these
+    columns always, if no file has them: the table fills them by itself.
     """
     if file_format == "parquet":
         return _read(spark, paths, "parquet")
     if file_format == "csv":
         options = _csv_options(spark, paths)
         header = _read(spark, paths, "csv", inferSchema="false", **options).columns
-        _check_names(header, columns.names, all_needed=all_needed)
+        needed = [name for name in columns.names if name not in filled or name in header]
+        _check_names(header, needed, all_needed=all_needed)
         types = type(columns)([columns[name] for name in header])
         return _typed(spark, paths, "csv", types, enforceSchema="false", **options)
     # Names only: every value as text, so the pass is cheap and no type is guessed.
     found = _read(spark, paths, "json", primitivesAsString="true", mode="FAILFAST").columns
     _check_names(found, columns.names, all_needed=False)
+    columns = type(columns)([one for one in columns.fields if one.name not in filled or one.name in found])
     for name in found:
         # Spark would read such a key as text, and fail where it is used.
         if _OTHER_KEYS.search(columns[name].dataType.json()):

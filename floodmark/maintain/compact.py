@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from floodmark import log
 from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.fills import absent_fields, fills_of
 from floodmark.catalog.journal import Operation
 from floodmark.catalog.live import live_files
 from floodmark.catalog.metadata import new_snapshot_id, schema_of, small_file_bytes, target_file_bytes
@@ -79,7 +80,9 @@ class Compacted:
 def plan_table(catalog: Catalog, head: Head, *, files_min: int) -> CompactionPlan:
     """What a compaction of this head would do: from metadata and the record of earlier runs alone."""
     metadata = catalog.files.metadata(head.metadata_location)
-    files = live_files(catalog.files, head, schema_of(metadata, head))
+    schema = schema_of(metadata, head)
+    files = live_files(catalog.files, head, schema)
+    fills = fills_of(metadata.properties, schema)
     tried = catalog.upkeep.records(table_id=head.table_id, verb=KIND, limit=1)
     return plan_compaction(
         files,
@@ -89,6 +92,7 @@ def plan_table(catalog: Catalog, head: Head, *, files_min: int) -> CompactionPla
         files_min=max(2, files_min),
         is_sorted=bool(metadata.sort_order().fields),
         hopeless=frozenset(tried[0].detail.get("hopeless", ())) if tried else frozenset(),
+        absent=lambda file: absent_fields(file, fills, schema),
     )
 
 
@@ -194,17 +198,22 @@ class _Batch:
         from floodmark.rows.stage import StageTarget
 
         metadata = self._catalog.files.metadata(head.metadata_location)
+        schema = schema_of(metadata, head)
+        fills = fills_of(metadata.properties, schema)
         folder = operation.folder(metadata.location, "data")
         target = StageTarget(
             folder=folder,
-            schema_json=schema_of(metadata, head).model_dump_json(),
+            schema_json=schema.model_dump_json(),
             spec_json=metadata.specs()[head.spec_id].model_dump_json(),
             sort_json=metadata.sort_order().model_dump_json(),
             properties=dict(metadata.properties),
             storage_options=self._catalog.storage.options,
             settled=True,
         )
-        work = [Group(at, tuple(map(Source.of, group.files))) for at, group in enumerate(groups)]
+        work = [
+            Group(at, tuple(Source.of(file, absent=absent_fields(file, fills, schema)) for file in group.files))
+            for at, group in enumerate(groups)
+        ]
         self._used_spark = True  # until it is known that it was not: an error in the middle must not say so
         gathered, self._used_spark = run_groups(
             self._catalog.storage, self._get_spark, f"floodmark-{operation.id}", target, work

@@ -1,7 +1,8 @@
 """Which files of a table are worth putting together: pure planning, from records of live files alone.
 
 Small files of one partition, in the order of their rows' sequences, make groups of bounded bytes: rows of about one age
-stay together, so that readers of what is new need not open old files (decisions 0011 and 0015). A file that is larger
+stay together, so that readers of what is new need not open old files (decisions 0011 and 0015). Files that lack a
+column which is still to be filled are never put together with files that have it (decision 0019). A file that is larger
 than all that would join it is left out: so each row is rewritten O(log n) times however often small files come, and a
 table whose files cannot be improved gives no group.
 """
@@ -9,7 +10,7 @@ table whose files cannot be improved gives no group.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -85,10 +86,12 @@ def plan_compaction(
     files_min: int,
     is_sorted: bool = False,
     hopeless: Collection[str] = (),
+    absent: Callable[[LiveFile], tuple[int, ...]] | None = None,
 ) -> CompactionPlan:
     """The groups of partitions that have at least `files_min` small files to put together.
 
-    `hopeless`: fingerprints of groups that could not be improved when they were tried.
+    `hopeless`: fingerprints of groups that could not be improved when they were tried. `absent`: the columns that a
+    file lacks and that wait to be filled.
     """
     partitions: dict[tuple[object, ...], list[LiveFile]] = defaultdict(list)
     count = small = other_layout = 0
@@ -100,7 +103,7 @@ def plan_compaction(
         if file.spec_id != spec_id:
             other_layout += 1  # its partition is not one of the table's present ones
             continue
-        partitions[_partition(file)].append(file)
+        partitions[*_partition(file), () if absent is None else absent(file)].append(file)
     group_bytes = target_bytes * (SORTED_GROUP_FILES if is_sorted else 1)
     groups: list[FileGroup] = []
     known: list[str] = []

@@ -34,7 +34,7 @@ from floodmark.maintain.policy import (
     span,
 )
 from floodmark.model import BEGINNING, Head
-from floodmark.rows.rewrite import ALL, BY_TIME, Rewrite, Rewritten, Source
+from floodmark.rows.rewrite import ALL, BY_TIME, Rewrite, Rewritten
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget
 from floodmark.write.intent import Intent
@@ -196,10 +196,10 @@ class Retention:
         marks = removal.marks
         seq_max = removal.seq_max if removal.seq_max in marks else None  # above all rows: no need to read sequences
         rewrite = Rewrite(table.target, ALL, look_only=look_only, seq_max=seq_max, marks=marks)
-        results = [table.runner.run(rewrite, [Source.of(file) for file in removal.opened])]
+        results = [table.runner.run(rewrite, [table.source(file) for file in removal.opened])]
         if rule.column is not None:
             time = (rule.column.field_id, rule.before(self._now_ms))
-            searched = [Source.of(file) for file in removal.searched]
+            searched = [table.source(file) for file in removal.searched]
             results.append(table.runner.run(replace(rewrite, find=BY_TIME, time=time), searched))
         removed = Removed(removal.dropped, tuple(results))
         looked = [file for result in results for file in result.files]
@@ -290,7 +290,7 @@ def _counter(table: TableState) -> CountAbove:
 
     def count_above(files: Sequence[LiveFile], edges: Sequence[int]) -> Sequence[int]:
         rewrite = Rewrite(table.target, ALL, look_only=True, marks=tuple(edges))
-        found = table.runner.run(rewrite, [Source.of(file) for file in files]).files
+        found = table.runner.run(rewrite, [table.source(file) for file in files]).files
         return [sum(file.above[place] for file in found) for place in range(len(edges))]
 
     return count_above

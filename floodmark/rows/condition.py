@@ -49,7 +49,7 @@ _SIGNS = frozenset({"=", "==", "!=", "<>", "<", "<=", ">", ">=", "(", ")", ","})
 _PREFIX = re.compile(r"'[^%_]*%?'")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 # For PyIceberg these could be columns. For Spark they are operators, literals, functions, or begin a query.
-_NO_COLUMN = re.compile(
+NO_COLUMN = re.compile(
     r"and|or|not|is|in|like|between|null|true|false|nan|case|when|then|else|end|exists|any|all|some|distinct|interval"
     r"|cast|select|from|with|values|table|map|reduce|user|\w+_user|current_\w+|localtime\w*",
     re.IGNORECASE,
@@ -92,7 +92,7 @@ def read(text: str) -> BooleanExpression | None:
         tree = parse_iceberg(" ".join(tokens))
     except (ParseBaseException, ValueError, TypeError, RecursionError):
         return None
-    return None if any(_NO_COLUMN.fullmatch(column_name(predicate)) for predicate in predicates(tree)) else tree
+    return None if any(NO_COLUMN.fullmatch(column_name(predicate)) for predicate in predicates(tree)) else tree
 
 
 def predicates(tree: BooleanExpression) -> Iterator[UnboundPredicate]:

@@ -1,6 +1,6 @@
 """What a failed Spark job means for the caller: rows that cannot be computed are Invalid, the rest may be retried.
 
-Spark says what happened in its SQL states (22: the data, 42: the query), also deep in a chain of causes, and in two
+Spark says what happened in its SQL states (21, 22: the data, 42: the query), also deep in a chain of causes, and in two
 kinds of exceptions; people get one sentence.
 """
 
@@ -32,7 +32,7 @@ def spark_failures(message: str) -> Iterator[None]:
 
 def spark_error(error: Exception, message: str) -> FloodmarkError:
     text = str(error)
-    if any(state.startswith(("22", "42")) for state in _STATE.findall(text)):
+    if any(state.startswith(("21", "22", "42")) for state in _STATE.findall(text)):
         return Invalid(message, cause=_cause(text), advice="Correct it: Spark cannot compute its rows.")
     return Unavailable(
         message, cause=_cause(text), advice="Look at the cause; nothing was written, so it can be repeated."

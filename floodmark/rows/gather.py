@@ -55,10 +55,7 @@ class Group:
     @classmethod
     def from_json(cls, text: str) -> Group:
         values: dict[str, Any] = json.loads(text)
-        sources = [
-            Source(**{**one, "packed": tuple(one["packed"]), "positions": tuple(one["positions"])})
-            for one in values["sources"]
-        ]
+        sources = [Source.from_dict(one) for one in values["sources"]]
         return cls(values["number"], tuple(sources))
 
 
@@ -126,7 +123,11 @@ def gather(
     sort_bytes: int = SORT_BYTES_MAX,
 ) -> Gathered:
     """Write the rows of all sources to as few files as their size allows, and read them back to prove it."""
-    settled = replace(target, settled=True)
+    # Files that lack a column stay without it, and are never put together with others (catalog/fills.py).
+    lacks = {source.absent for source in group.sources}
+    if len(lacks) > 1:
+        raise ValueError("a group mixes files that lack a column with others")
+    settled = replace(target, settled=True).without(*lacks or [()])
     name = clock.new_id()
     try:
         return _gather(settled, group, storage, name, in_task, sort_bytes)

@@ -1,4 +1,5 @@
-"""Rows on their way in: which of several with one key counts, if the caller named a column that tells their order."""
+"""Rows on their way in: which of several with one key counts, if the caller named a column that tells their order; and
+which of them bring the columns that an expression would fill."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from floodmark.catalog.fills import Fill, lacking
 from floodmark.errors import Invalid
 from floodmark.rows.duplicates import last_of_dataframe, last_of_table
 from floodmark.rows.schema import nearest
-from floodmark.rows.stage import StageTarget, in_memory_batches
+from floodmark.rows.stage import StageTarget, in_memory_batches, incoming_schema
 
 
 def last_of(data: Any, key: Sequence[str], order: str, target: StageTarget) -> Any:
@@ -51,3 +53,21 @@ def _last_of_dicts(rows: Sequence[dict[str, Any]], key: Sequence[str], order: st
 def _before(one: Any, other: Any) -> bool:
     """Null is the lowest."""
     return other is not None and (one is None or bool(one < other))
+
+
+def by_lacking(data: Any, fills: Sequence[Fill], target: StageTarget) -> list[tuple[Any, tuple[Fill, ...]]]:
+    """The rows in parts, with the fills whose columns the rows of a part do not bring. A null that is sent is brought.
+
+    Dicts are told apart one by one, other rows by their columns. Stage what is returned: the given rows may be used up.
+    """
+    if not fills:
+        return [(data, ())]
+    if isinstance(data, list | tuple):
+        if not data or not all(isinstance(row, dict) for row in data):
+            return [(data, ())]
+        parts: dict[tuple[Fill, ...], list[Any]] = {}
+        for row in data:
+            parts.setdefault(lacking(fills, row), []).append(row)
+        return [(rows, missing) for missing, rows in parts.items()]
+    schema, rows = incoming_schema(data, target.shape())
+    return [(rows, lacking(fills, schema.names))]

@@ -65,6 +65,12 @@ def take_rows(
     return pa.Table.from_batches(parts)
 
 
+def row_bytes(storage: Storage, location: str, fields: Sequence[NestedField]) -> int:
+    """About how much memory a row of the file takes."""
+    first = next(read_file(storage, location, fields, batch_rows=1024), None)
+    return 1 if first is None or not len(first) else max(1, first.nbytes // len(first))
+
+
 def _read(
     storage: Storage,
     location: str,

@@ -11,9 +11,7 @@ that nothing refers to (I3).
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -33,7 +31,9 @@ from floodmark.rows.compare import same_rows
 from floodmark.rows.convert import table_shape
 from floodmark.rows.deletions import DeletionsWriter
 from floodmark.rows.keys import KeySet, Matches, examples, read_keys
-from floodmark.rows.project import read_file, take_rows
+from floodmark.rows.matching import judged, not_newer
+from floodmark.rows.packed import pack_positions, unpack_positions
+from floodmark.rows.project import read_file
 from floodmark.rows.schema import user_fields
 from floodmark.rows.stage import StageTarget, stage_batches
 from floodmark.rows.where import Where
@@ -41,9 +41,6 @@ from floodmark.storage import Storage
 
 # How the rows that go are found.
 BY_KEY, BY_WHERE, BY_POSITIONS, BY_TIME, ALL, NONE = "key", "where", "positions", "time", "all", "none"
-# How much of the rows that are there is held at once to be compared with those that come in.
-COMPARE_BYTES_MAX = 64 * 1024 * 1024
-COMPARE_ROWS_MIN = 1024
 # Above every sequence: of rows whose commit is still to come.
 _NOT_YET = 2**63 - 1
 
@@ -53,6 +50,7 @@ class Source:
     """A file to look into. `sequence` is None if this change staged it.
 
     Positions that were found before come packed: in `packed` themselves, or in the objects that `positions` names.
+    `absent`: columns that wait to be filled (rows/fill.py); rows that are carried over are written without them too.
     """
 
     path: str
@@ -62,14 +60,25 @@ class Source:
     fresh: bool
     packed: tuple[str, ...] = ()
     positions: tuple[str, ...] = ()
+    absent: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, file: LiveFile, positions: Sequence[str] = ()) -> Source:
-        return cls(file.path, file.rows, file.size_bytes, file.sequence, file.fresh, positions=tuple(positions))
+    def of(cls, file: LiveFile, positions: Sequence[str] = (), absent: Sequence[int] = ()) -> Source:
+        places, ids = tuple(positions), tuple(absent)
+        return cls(file.path, file.rows, file.size_bytes, file.sequence, file.fresh, positions=places, absent=ids)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Source:
+        return cls(**{**values, **{name: tuple(values[name]) for name in ("packed", "positions", "absent")}})
 
     @property
     def stays_fresh(self) -> bool:
         return self.fresh and self.sequence is None
+
+    @property
+    def settled(self) -> bool:
+        """Not known: some row may have no sequence of its own."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ class Rewrite:
     """What is done to each source; plain values, so that it travels to executors.
 
     incoming: staged files whose keys replace rows of the table. compare: rows that come in as they already are stay.
+    newest_by: so do rows that are no older than what comes in, by this column; of an empty name, all that are there.
     deletions: keys of rows that go, and do not come in again, are written down; of rows that this change has staged
     only those whose key is in one of the files `existed_in`. look_only: count, give examples, write nothing.
     source_schema_json: the schema that the sources' columns are named by, if it is not the target's.
@@ -90,6 +100,7 @@ class Rewrite:
     incoming: tuple[str, ...] = ()
     where: str = ""
     compare: bool = False
+    newest_by: str | None = None
     deletions: bool = False
     existed_in: tuple[str, ...] = ()
     look_only: bool = False
@@ -196,9 +207,9 @@ class Rewriter:
             return replace(self._look(source, positions), found=found, above=above)
         unchanged: tuple[tuple[int, str], ...] = ()
         before = len(positions)
-        if before and matches is not None and self._rewrite.compare:
-            same = self._unchanged(source, matches)
-            positions, unchanged = positions[~same], _pack(matches, same)
+        if before and matches is not None:
+            stay = self._staying(source, matches)
+            positions, unchanged = positions[~stay], _pack(matches, stay)
         if not len(positions) and self._rewrite.find != NONE:
             return Rewritten(source.path, unchanged=before, places=unchanged, found=found, above=above)
         replaced = len(positions) if matches is not None else self._write_deletions(source, positions)
@@ -288,21 +299,17 @@ class Rewriter:
             shown = examples(self._storage, source.path, self._key, positions[:3])
         return Rewritten(source.path, removed=len(positions), examples=tuple(shown))
 
-    def _unchanged(self, source: Source, matches: Matches) -> np.ndarray[Any, Any]:
-        """For each match, whether the row that comes in equals the one that is there, in all columns."""
-        fields = user_fields(self._schema)
-        same = np.zeros(len(matches.positions), dtype=bool)
-        piece = max(COMPARE_ROWS_MIN, COMPARE_BYTES_MAX // row_bytes(self._storage, source.path, fields))
-        for start in range(0, len(same), piece):
-            end = min(start + piece, len(same))
-            there = take_rows(self._storage, source.path, fields, matches.positions[start:end])
-            for number in np.unique(matches.files[start:end]):
-                which = np.flatnonzero(matches.files[start:end] == number)
-                places = matches.places[start:end][which]
-                order = np.argsort(places, kind="stable")
-                come = take_rows(self._storage, self._rewrite.incoming[number], fields, places[order])
-                same[start + which[order]] = same_rows(there.take(pa.array(which[order])), come)
-        return same
+    def _staying(self, source: Source, matches: Matches) -> np.ndarray[Any, Any]:
+        """For each match, whether the row that is there stays: the one that comes in is the same, or no newer."""
+        rewrite, stay = self._rewrite, np.zeros(len(matches.positions), dtype=bool)
+        if rewrite.newest_by == "":
+            return ~stay
+        compared = partial(judged, self._storage, source.path, rewrite.incoming)
+        if rewrite.compare:
+            stay |= compared(user_fields(self._schema), matches, same_rows)
+        if rewrite.newest_by is not None:
+            stay |= compared([self._schema.find_field(rewrite.newest_by)], matches, not_newer)
+        return stay
 
     # ── what is written ──
 
@@ -333,8 +340,9 @@ class Rewriter:
         settled = not source.stays_fresh
         if settled and self._seq is None:
             raise Corrupt("the table has no column for its rows' sequences", file=source.path)
-        fields = [*user_fields(self._schema), *([self._seq] if settled and self._seq else [])]
-        target = replace(self._rewrite.target, settled=settled)
+        own = [field for field in user_fields(self._schema) if field.field_id not in source.absent]
+        fields = [*own, *([self._seq] if settled and self._seq else [])]
+        target = replace(self._rewrite.target, settled=settled).without(source.absent)
         batches = self._rest(source, fields, positions)
         staged = stage_batches(target, batches, clock.new_id(), storage=self._storage, in_task=self._in_task)
         if staged.problems:
@@ -376,24 +384,9 @@ def _other_rows(source: Source, rows: int) -> Corrupt:
     )
 
 
-def row_bytes(storage: Storage, location: str, fields: Sequence[NestedField]) -> int:
-    """About how much memory a row of the file takes."""
-    first = next(read_file(storage, location, fields, batch_rows=1024), None)
-    return 1 if first is None or not len(first) else max(1, first.nbytes // len(first))
-
-
 def _pack(matches: Matches, same: np.ndarray[Any, Any]) -> tuple[tuple[int, str], ...]:
     """The places of unchanged rows among the incoming ones, by file, small enough to travel."""
     return tuple(
         (int(number), pack_positions(np.sort(matches.places[same & (matches.files == number)])))
         for number in np.unique(matches.files[same])
     )
-
-
-def pack_positions(positions: np.ndarray[Any, Any]) -> str:
-    """Ascending positions as a short text."""
-    return base64.b85encode(zlib.compress(np.diff(positions, prepend=0).astype(np.int64).tobytes())).decode()
-
-
-def unpack_positions(text: str) -> np.ndarray[Any, Any]:
-    return np.cumsum(np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.int64))

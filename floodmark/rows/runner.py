@@ -18,13 +18,17 @@ from pyiceberg.schema import Schema
 
 from floodmark import clock
 from floodmark.model import FileRecord
-from floodmark.rows.rewrite import BY_KEY, Result, Rewrite, Rewriter, Rewritten, Source, pack_positions
+from floodmark.rows.packed import pack_positions
+from floodmark.rows.rewrite import BY_KEY, Result, Rewrite, Rewriter, Rewritten, Source
 from floodmark.rows.tasks import collect_tagged, run_tasks
 from floodmark.rows.where import Where
 from floodmark.storage import Storage, join
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from floodmark.catalog.fills import Fill
+    from floodmark.rows.stage import StageTarget
 
 IN_PROCESS_BYTES_MAX = 64 * 1024 * 1024
 # Rows that compress well are much work for few bytes.
@@ -90,6 +94,37 @@ class Runner:
             result.deletions += [FileRecord.from_dict(record) for record in values["deletions"]]
         return result
 
+    def fill(
+        self,
+        target: StageTarget,
+        sources: Sequence[Source],
+        fills: Sequence[Fill],
+        *,
+        table: str,
+        source_schema: Schema,
+        tables: Callable[[str], DataFrame],
+    ) -> tuple[FileRecord, ...]:
+        """Files of the target with the rows of the sources, and with these columns filled."""
+        from floodmark.rows.fill import run_fill
+
+        try:
+            filled, used_spark = run_fill(
+                self._storage,
+                self._get_spark,
+                self._tag,
+                target,
+                sources,
+                fills,
+                table=table,
+                source_schema=source_schema,
+                tables=tables,
+            )
+        except BaseException:
+            self.used_spark = True  # perhaps: an error in the middle does not say
+            raise
+        self.used_spark |= used_spark
+        return filled.records
+
     def check(self, where: Where, schema: Schema) -> None:
         """Refuse a condition that cannot be evaluated on this table, before anything is looked at. Runs no job."""
         if not where.plain:
@@ -124,10 +159,7 @@ def _rewrite_task(rewrite_json: str, task: str) -> Iterator[str]:
     rewrite = Rewrite.from_json(rewrite_json)
     storage = Storage(rewrite.target.storage_options)
     rewriter = Rewriter(rewrite, storage, in_task=True)
-    sources = [
-        Source(**{**one, "packed": tuple(one["packed"]), "positions": tuple(one["positions"])})
-        for one in json.loads(task)
-    ]
+    sources = [Source.from_dict(one) for one in json.loads(task)]
     try:
         with storage.batch():
             files = [asdict(rewriter.rewrite(source)) for source in sources]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -27,8 +27,6 @@ from floodmark.storage import Storage, local_path
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-    from floodmark.catalog.live import LiveFile
 
 SCAN_TASKS_MAX = 256
 LOOKUP_BY_VALUE_MAX = 32
@@ -47,6 +45,22 @@ _READ_OPTIONS = {
     "datetimeRebaseMode": "CORRECTED",
     "int96RebaseMode": "CORRECTED",
 }
+
+
+class Sequenced(Protocol):
+    """A file whose rows have sequences: none of them its own (fresh), all of them (settled), or who knows which."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def sequence(self) -> int | None: ...
+
+    @property
+    def fresh(self) -> bool: ...
+
+    @property
+    def settled(self) -> bool: ...
 
 
 def scan(
@@ -73,7 +87,7 @@ def scan(
 
 def scan_with_seq(
     spark: SparkSession,
-    files: Sequence[LiveFile],
+    files: Sequence[Sequenced],
     schema: Schema,
     *,
     between: Between | None = None,
@@ -144,11 +158,11 @@ def _has_connector(spark: SparkSession) -> bool:
     return spark.conf.get("spark.hadoop.fs.s3.impl", None) is not None
 
 
-def _name(file: LiveFile) -> str:
+def _name(file: Sequenced) -> str:
     return file.path.rpartition("/")[2]
 
 
-def _distinct(files: Sequence[LiveFile]) -> bool:
+def _distinct(files: Sequence[Sequenced]) -> bool:
     """Whether the sequence of every row is known from its file's name, or is the same for all."""
     if len({file.sequence for file in files}) <= 1:
         return True
@@ -163,7 +177,7 @@ def _in_range(between: Between) -> Column:
 
 
 def _scan_inheriting(
-    spark: SparkSession, files: Sequence[LiveFile], schema: Schema, between: Between | None
+    spark: SparkSession, files: Sequence[Sequenced], schema: Schema, between: Between | None
 ) -> DataFrame:
     """The rows of files whose rows have, all or some of them, the sequence of their file."""
     from pyspark.sql import functions as F
@@ -177,7 +191,7 @@ def _scan_inheriting(
     return rows.filter(_in_range(between)) if mixed and between is not None else rows
 
 
-def _add_inherited(spark: SparkSession, rows: DataFrame, files: Sequence[LiveFile]) -> DataFrame:
+def _add_inherited(spark: SparkSession, rows: DataFrame, files: Sequence[Sequenced]) -> DataFrame:
     """The rows with a column more: the sequence of the file that each of them is in."""
     from pyspark.sql import functions as F
 

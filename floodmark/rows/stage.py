@@ -9,12 +9,15 @@ driver stops waiting, the job's tasks are stopped by their tag. A crash leaves f
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortDirection, SortOrder
 
 from floodmark import clock, failpoints
@@ -63,6 +66,10 @@ class StageTarget:
     # Optional columns that the rows do not have are null.
     fill_missing: bool = False
 
+    def without(self, field_ids: tuple[int, ...]) -> StageTarget:
+        """The same for files that do not hold these columns."""
+        return replace(self, schema_json=_schema_without(self.schema_json, field_ids)) if field_ids else self
+
     def shape(self) -> Shape:
         return table_shape(self.schema_json, self.settled)
 
@@ -73,6 +80,14 @@ class StageTarget:
         sort = SortOrder.model_validate_json(self.sort_json) if self.sort_json else SortOrder()
         size = int(self.properties.get("write.target-file-size-bytes", self.target_file_bytes))
         return WriteOptions.of(self.properties, size, _sort_keys(sort, shape))
+
+
+@lru_cache(maxsize=256)
+def _schema_without(schema_json: str, field_ids: tuple[int, ...]) -> str:
+    schema = table_shape(schema_json).schema
+    kept = [column for column in schema.fields if column.field_id not in field_ids]
+    keys = list(schema.identifier_field_ids)
+    return Schema(*kept, schema_id=schema.schema_id, identifier_field_ids=keys).model_dump_json()
 
 
 @dataclass(frozen=True)
@@ -233,7 +248,7 @@ def stage_dataframe(target: StageTarget, df: DataFrame, operation_id: str) -> li
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _stage_task(target, names, batches)
 
-    with _batch_size(plain):
+    with batch_size(plain):
         rows = collect_tagged(
             plain.mapInArrow(stage, _RESULT_SCHEMA), f"floodmark-{operation_id}", "Spark could not stage the rows"
         )
@@ -275,20 +290,50 @@ def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.Reco
 
 
 @contextmanager
-def _batch_size(df: DataFrame) -> Iterator[None]:
+def batch_size(df: DataFrame) -> Iterator[None]:
     """Sizes of Arrow batches that suit the DataFrame's columns, unless somebody chose them; put back at the end."""
     kinds = [field.dataType for field in df.schema.fields]
     if any(kind.typeName() in ("binary", "array", "map", "struct") for kind in kinds):
         wanted = _BIG
     else:
         wanted = _TEXT if any(kind.typeName() == "string" for kind in kinds) else _NUMBERS
-    spark = df.sparkSession
-    before = {key: str(spark.conf.get(key)) for key in wanted}
-    changed = {key: value for key, value in wanted.items() if before[key] == _SPARK_DEFAULTS[key] != value}
-    for key, value in changed.items():
-        spark.conf.set(key, value)
-    try:
+    with _BATCH_SIZES.held(df.sparkSession, wanted):
         yield
-    finally:
-        for key in changed:
-            spark.conf.set(key, before[key])
+
+
+class _BatchSizes:
+    """Settings of sessions that jobs of several threads share: the first sets them, the last puts them back.
+
+    While jobs of different kinds are at work, the smallest limit of any of them holds for all.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By session: itself, what was set before, and what each job at work wants.
+        self._held: dict[int, tuple[Any, dict[str, str], list[dict[str, str]]]] = {}
+
+    @contextmanager
+    def held(self, spark: Any, wanted: dict[str, str]) -> Iterator[None]:
+        with self._lock:
+            before = {key: str(spark.conf.get(key)) for key in wanted}
+            _, before, jobs = self._held.setdefault(id(spark), (spark, before, []))
+            jobs.append(wanted)
+            self._set(spark, before, jobs)
+        try:
+            yield
+        finally:
+            with self._lock:
+                jobs.remove(wanted)
+                self._set(spark, before, jobs)
+                if not jobs:
+                    del self._held[id(spark)]
+
+    def _set(self, spark: Any, before: dict[str, str], jobs: list[dict[str, str]]) -> None:
+        for key, value in before.items():
+            limits = [job[key] for job in jobs]
+            # What somebody chose is left alone.
+            if value == _SPARK_DEFAULTS[key]:
+                spark.conf.set(key, min(limits, key=int) if limits else value)
+
+
+_BATCH_SIZES = _BatchSizes()

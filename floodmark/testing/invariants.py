@@ -23,6 +23,7 @@ from floodmark.model import SEQ_COLUMN, Head
 from floodmark.testing.sink_invariants import check_sinks
 
 _READERS: dict[str, MetadataFiles] = {}
+_NOT_IN_THE_JOURNAL = {("unit", "resumed"), ("job", "resumed"), ("job", "cancelled")}
 
 
 @dataclass(frozen=True)
@@ -216,8 +217,8 @@ def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broke
     if settled and any(state not in (PUBLISHED, ABANDONED) for state in states.values()):
         broken.append(f"unfinished operations: {states}")
     for row in audit:
-        if (row.kind, row.outcome) == ("unit", "resumed"):
-            continue  # of a unit of a sink, which is no operation of the journal
+        if (row.kind, row.outcome) in _NOT_IN_THE_JOURNAL:
+            continue  # of a unit of a sink, or of a run of a job
         expected = PUBLISHED if row.outcome == "rolled_forward" else ABANDONED
         if states.get(row.operation) != expected:
             broken.append(f"audit says {row.outcome} of {row.operation}, the journal {states.get(row.operation)}")

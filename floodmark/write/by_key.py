@@ -14,9 +14,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import VoidTransform
 
-from floodmark.catalog.live import LiveFile
 from floodmark.rows.keys import KeySet
-from floodmark.rows.rewrite import Source, pack_positions
+from floodmark.rows.packed import pack_positions
+from floodmark.rows.rewrite import Source
 from floodmark.rows.stage import StageTarget
 from floodmark.storage import Storage
 from floodmark.write.prune import key_fields
@@ -47,10 +47,8 @@ def _keys_spec(spec: PartitionSpec, schema: Schema) -> PartitionSpec:
     return PartitionSpec(*fields, spec_id=spec.spec_id)
 
 
-def rows_of_keys(storage: Storage, files: Sequence[LiveFile], keys: Sequence[str], schema: Schema) -> list[Source]:
+def rows_of_keys(storage: Storage, files: Sequence[Source], keys: Sequence[str], schema: Schema) -> list[Source]:
     """Those of `files` that hold one of the keys, with the positions of these rows: no more of them than keys."""
     known = KeySet(storage, keys, key_fields(schema))
     found = ((file, known.match(storage, file.path).positions) for file in files)
-    return [
-        replace(Source.of(file), packed=(pack_positions(positions),)) for file, positions in found if len(positions)
-    ]
+    return [replace(file, packed=(pack_positions(positions),)) for file, positions in found if len(positions)]

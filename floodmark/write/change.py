@@ -22,11 +22,12 @@ from floodmark.catalog.seal import CREATE, Edit, Seal
 from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
-from floodmark.rows.incoming import last_of
+from floodmark.rows.incoming import by_lacking, last_of
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
 from floodmark.storage import join
 from floodmark.write.intent import Intent
+from floodmark.write.other_tables import tables_at_head
 from floodmark.write.shape import TableShape
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, RETAIN, Remover, Step
 from floodmark.write.table import TableChange
@@ -50,8 +51,10 @@ class Change:
         self._intent = intent
         self.operation = operation
         self._runner = Runner(catalog.storage, get_spark, operation.id)
+        self._others = tables_at_head(catalog, get_spark, intent.branch)
         self._tables: dict[str, TableChange] = {}
         self._adopted: list[Edit] = []
+        self._staged: dict[str, list[FileRecord]] = {}
         self._leftovers = False
         # A transaction may be filled by several threads.
         self._lock = threading.RLock()
@@ -93,24 +96,33 @@ class Change:
         where: str | None = None,
         order: str | None = None,
         skip_unchanged: bool = True,
+        newest_by: str | None = None,
         evolve: bool = False,
         remover: Remover | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Stage rows for a table and what they replace; returns how many rows came. Nothing refers to the files yet.
 
-        `order`: of rows with one key the last in this column's order counts; without it they are Invalid. `remover`
-        tells which rows retention takes out.
+        `order`: of rows with one key the last in this column's order counts; without it they are Invalid. `newest_by`:
+        of a merge, rows that are there and no older by this column stay. `remover`: which rows retention takes out.
         """
         change = self._table(table)
         change.check_verb(verb)
-        step = Step(verb, where=where, skip_unchanged=skip_unchanged, evolve=evolve, remover=remover)
+        step = Step(
+            verb,
+            where=where,
+            skip_unchanged=skip_unchanged,
+            newest_by=newest_by,
+            evolve=evolve,
+            remover=remover,
+        )
         try:
             with watched(self._catalog.storage, change.folder, progress):
                 if verb not in (DELETE, RETAIN):
                     step = self._stage(change, step, data, order)
                 with self._lock:
                     change.take(step)
+                    self._staged.setdefault(table, []).extend(step.incoming)
         except BaseException:
             # A caller may catch this and still publish the rest: whole files of this part may be there.
             self._leftovers = True
@@ -120,6 +132,14 @@ class Change:
             # Crash here: what the rows replace is rewritten, in the operation's own folder; healing deletes it.
             hit(f"{self._intent.kind}.rewritten")
         return step.rows
+
+    def staged(self, table: str) -> tuple[FileRecord, ...]:
+        """The files of the rows that came in for a table, as they were staged."""
+        return tuple(self._staged.get(table, ()))
+
+    def identify(self, rider: Rider) -> None:
+        """Give the change its identity anew: what is only known now that its rows are staged is sealed with it."""
+        self._intent = replace(self._intent, batch=rider)
 
     def _stage(self, change: TableChange, step: Step, data: Any, order: str | None) -> Step:
         """Stage the rows that come in as files of their own: evaluated once, whatever is planned with them."""
@@ -133,7 +153,14 @@ class Change:
                 # For these rows alone: the table gets it when the step is taken.
                 schema = change.evolved(incoming)
             target = change.keys_target() if schema is None else change.target(schema, fill_missing=step.evolve)
-        records = self._stage_rows(target, data)
+            fills = () if schema is None else change.fills
+        records: list[FileRecord] = []
+        for rows, missing in by_lacking(data, fills, target):
+            staged = self._stage_rows(target.without(tuple(fill.field_id for fill in missing)), rows)
+            if missing and staged and schema is not None:
+                self._leftovers = True
+                staged = list(change.staged_again(staged, schema, target, missing))
+            records += staged
         # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
         hit(f"{self._intent.kind}.staged")
         return replace(step, incoming=tuple(records), schema=schema)
@@ -170,6 +197,7 @@ class Change:
             storage=self._catalog.storage,
             runner=self._runner,
             folder=self.operation.folder(metadata.location, "data"),
+            tables=self._others,
         )
 
     def _claim(self, table_location: str) -> None:
@@ -218,7 +246,7 @@ class Change:
             planned = (change.edit() for change in self._tables.values())
             edits = (*(edit for edit in planned if edit is not None), *self._adopted)
             riders = (*batch, *(rider for change in self._tables.values() for rider in change.riders()))
-            if not riders and not any(edit.changes_rows or edit.action == CREATE for edit in edits):
+            if not riders and not any(edit.changes_table for edit in edits):
                 return self._nothing_to_do()
             seal = Seal(edits, riders, repeatable=self._intent.batch is not None)
             sealed_apart = self._catalog.journal.seal(self.operation, seal)

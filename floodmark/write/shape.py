@@ -11,6 +11,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 
+from floodmark.catalog.fills import FILL_PREFIX
 from floodmark.errors import Invalid
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.schema import table_schema
@@ -38,6 +39,7 @@ def plan_table(
 ) -> TableShape:
     """`schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
     check_name(name)
+    _check_properties(name, properties or {})
     iceberg = table_schema(schema, key)
     return TableShape(name, iceberg, partition_spec(iceberg, partition), sort_order(iceberg, sort), properties or {})
 
@@ -48,4 +50,15 @@ def check_name(name: str) -> None:
             "this cannot be a table's name",
             table=repr(name),
             advice="Use letters, digits and underscores, not starting with a digit.",
+        )
+
+
+def _check_properties(name: str, properties: Mapping[str, str]) -> None:
+    """What binds a column to an expression comes with the column, which was checked then."""
+    if reserved := sorted(key for key in properties if key.startswith(FILL_PREFIX)):
+        raise Invalid(
+            "these properties are Floodmark's own",
+            table=name,
+            properties=", ".join(reserved),
+            advice="Leave them out; `floodmark backfill column` fills a column by an expression.",
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
+from floodmark.catalog.fills import Fill, absent_fields, fills_of
 from floodmark.catalog.live import LiveFile
 from floodmark.catalog.riders import Rider
 from floodmark.model import FileRecord, Head
-from floodmark.rows.rewrite import Result
+from floodmark.rows.rewrite import Result, Source
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget
 
@@ -31,6 +33,14 @@ class TableState:
     files: Sequence[LiveFile]
     runner: Runner
     target: StageTarget
+
+    def source(self, file: LiveFile) -> Source:
+        """The file to be looked into, or to be written again."""
+        return Source.of(file, absent=absent_fields(file, self._fills, self.schema))
+
+    @cached_property
+    def _fills(self) -> tuple[Fill, ...]:
+        return fills_of(self.metadata.properties, self.schema)
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,8 @@ class Step:
     schema: Schema | None = None
     where: str | None = None
     skip_unchanged: bool = True
+    # Of a merge: rows that are no older by this column stay; of an empty name, all that are there.
+    newest_by: str | None = None
     evolve: bool = False
     remover: Remover | None = None
 

@@ -8,13 +8,13 @@ the new head, without asking the caller for the rows a second time (protocol 1, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
+from floodmark.catalog.fills import lacking
 from floodmark.catalog.live import LiveFile, live_files
 from floodmark.catalog.metadata import (
     MetadataFiles,
@@ -28,21 +28,23 @@ from floodmark.catalog.seal import Edit
 from floodmark.errors import Invalid
 from floodmark.model import FileRecord, Head
 from floodmark.rows.duplicates import find_duplicates
-from floodmark.rows.evolve import evolve_schema
-from floodmark.rows.rewrite import ALL, BY_KEY, BY_POSITIONS, BY_WHERE, NONE, Result, Rewrite, Source
+from floodmark.rows.rewrite import ALL, BY_KEY, BY_POSITIONS, BY_WHERE, Result, Rewrite
 from floodmark.rows.runner import Runner
 from floodmark.rows.schema import arrow_schema
-from floodmark.rows.stage import StageTarget
 from floodmark.rows.where import Where
 from floodmark.storage import Storage
 from floodmark.write import refusals
-from floodmark.write.by_key import keys_target, rows_of_keys
+from floodmark.write.by_key import rows_of_keys
 from floodmark.write.prune import key_fields, may_hold_keys
+from floodmark.write.shaped import ShapedTable
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, RETAIN, Step, TableState
 from floodmark.write.working import WorkingFiles, staged_files
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
-class TableChange:
+
+class TableChange(ShapedTable):
     def __init__(
         self,
         name: str,
@@ -53,59 +55,22 @@ class TableChange:
         storage: Storage,
         runner: Runner,
         folder: str,
+        tables: Callable[[str], DataFrame],
     ) -> None:
-        """`head` is None for a table that the same change makes: then `metadata` is its first."""
-        self.name = name
-        self.metadata = metadata
-        self.head = head
-        self._files = files
-        self._storage = storage
-        self._runner = runner
-        self.folder = folder
-        self.schema = metadata.schema() if head is None else schema_of(metadata, head)
+        super().__init__(
+            name, metadata, head, files=files, storage=storage, runner=runner, folder=folder, tables=tables
+        )
         self._snapshot = new_snapshot_id()
         self._steps: list[Step] = []
-        self._state = WorkingFiles(folder)
+        self._state = WorkingFiles(self.folder)
         # Files that came after planning and were looked at: none of their rows matter to the steps.
         self._looked: set[str] = set()
         # Staged files whose keys are unique; looking once is enough.
         self._unique: set[tuple[str, ...]] = set()
 
     @property
-    def spec_id(self) -> int:
-        return self.metadata.default_spec_id if self.head is None else self.head.spec_id
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return tuple(column.name for column in key_fields(self.schema))
-
-    @property
     def leftovers(self) -> bool:
         return self._state.leftovers
-
-    # ── the shape of the table, and where rows are staged ──
-
-    def evolved(self, incoming: pa.Schema) -> Schema:
-        """The table's schema with what rows of this Arrow schema bring: columns, wider numbers. Changes nothing yet."""
-        known = [schema.schema_id for schema in self.metadata.schemas]
-        found = evolve_schema(
-            self.schema, incoming, last_column_id=self.metadata.last_column_id, next_schema_id=max(known) + 1
-        )
-        return self.schema if found is None else found
-
-    def target(self, schema: Schema | None = None, *, fill_missing: bool = False) -> StageTarget:
-        return StageTarget(
-            folder=self.folder,
-            schema_json=(schema or self.schema).model_dump_json(),
-            spec_json=self.metadata.specs()[self.spec_id].model_dump_json(),
-            sort_json=self.metadata.sort_order().model_dump_json(),
-            properties=dict(self.metadata.properties),
-            storage_options=self._storage.options,
-            fill_missing=fill_missing,
-        )
-
-    def keys_target(self) -> StageTarget:
-        return keys_target(self.target(), self.metadata, self.schema, self.spec_id)
 
     # ── steps ──
 
@@ -133,15 +98,12 @@ class TableChange:
             self.schema, self.metadata = wanted, add_schema(self.metadata, wanted)
         if step.schema == wanted or not (anew or step.evolve) or not step.incoming:
             return step
-        # Columns that came meanwhile are null in rows that were sent before.
+        # Columns that came meanwhile are filled in rows that were sent before, or null.
         target = self.target(fill_missing=True)
         target.conformer(arrow_schema(step.schema)).problems.raise_invalid()
+        fills = lacking(self.fills, [field.name for field in step.schema.fields])
         self._state.leftovers = True
-        rewrite = Rewrite(target, NONE, source_schema_json=step.schema.model_dump_json())
-        sources = [Source(record.path, record.rows, record.size_bytes, None, True) for record in step.incoming]
-        result = self._runner.run(rewrite, sources)
-        records = tuple(record for file in result.files for record in file.records)
-        return replace(step, incoming=records, schema=wanted)
+        return replace(step, incoming=self.staged_again(step.incoming, step.schema, target, fills), schema=wanted)
 
     def _apply(self, step: Step) -> None:
         if step.verb == MERGE:
@@ -174,8 +136,15 @@ class TableChange:
             return
         self._check_unique(step)
         result = self._runner.run(
-            Rewrite(self.target(), BY_KEY, self.key, incoming=step.paths, compare=step.skip_unchanged),
-            [Source.of(file) for file in self._may_hold(step, self._live())],
+            Rewrite(
+                self.target(),
+                BY_KEY,
+                self.key,
+                incoming=step.paths,
+                compare=step.skip_unchanged,
+                newest_by=step.newest_by,
+            ),
+            self._sources(self._may_hold(step, self._live())),
         )
         self._replace(result)
         unchanged: dict[int, list[str]] = {}
@@ -220,7 +189,7 @@ class TableChange:
             deletions=bool(self.key),
             existed_in=tuple(self._state.removed),
         )
-        results = [self._runner.run(rewrite, [Source.of(file) for file in whole] if self.key else [])]
+        results = [self._runner.run(rewrite, self._sources(whole) if self.key else [])]
         gone = {file.path for file in whole}
         rest = [file for file in files if file.path not in gone]
         results.append(self._remove_matching(replace(rewrite, find=BY_WHERE), where, rest))
@@ -236,7 +205,7 @@ class TableChange:
         held = {file.path for file in self._look_for_keys(step, self._live()).files if file.matched}
         files = [file for file in self._live() if file.path in held]
         rewrite = Rewrite(self.target(), BY_POSITIONS, self.key, deletions=True, existed_in=tuple(self._state.removed))
-        result = self._runner.run(rewrite, rows_of_keys(self._storage, files, step.paths, self.schema))
+        result = self._runner.run(rewrite, rows_of_keys(self._storage, self._sources(files), step.paths, self.schema))
         self._replace(result)
         self._state.rows_deleted += sum(file.removed for file in result.files)
 
@@ -247,9 +216,10 @@ class TableChange:
 
     def _remove_matching(self, rewrite: Rewrite, where: Where, files: Sequence[LiveFile]) -> Result:
         if where.plain or not files:
-            return self._runner.run(rewrite, [Source.of(file) for file in files])
+            return self._runner.run(rewrite, self._sources(files))
         found = self._find_positions(where, [file.path for file in files])
-        sources = [Source.of(file, found[file.path]) for file in files if file.path in found]
+        sources = self._sources([file for file in files if file.path in found])
+        sources = [replace(source, positions=tuple(found[source.path])) for source in sources]
         return self._runner.run(replace(rewrite, find=BY_POSITIONS), sources)
 
     def _find_positions(self, where: Where, paths: Sequence[str]) -> Mapping[str, Sequence[str]]:
@@ -290,7 +260,7 @@ class TableChange:
 
     def _look_for_keys(self, step: Step, files: Sequence[LiveFile]) -> Result:
         rewrite = Rewrite(self.target(), BY_KEY, self.key, incoming=step.paths, look_only=True)
-        return self._runner.run(rewrite, [Source.of(file) for file in self._may_hold(step, files)])
+        return self._runner.run(rewrite, self._sources(self._may_hold(step, files)))
 
     def _check_inside(self, step: Step) -> None:
         """Rows that overwrite a part of a table belong to that part: otherwise a second run would not replace them."""
@@ -341,9 +311,8 @@ class TableChange:
         if unchanged:
             self._state.leftovers = True
             cut = {records[number].path: tuple(packed) for number, packed in unchanged.items()}
-            sources = [
-                replace(Source.of(file), packed=cut[file.path]) for file in self._staged(records) if file.path in cut
-            ]
+            sources = self._sources([file for file in self._staged(records) if file.path in cut])
+            sources = [replace(source, packed=cut[source.path]) for source in sources]
             result = self._runner.run(Rewrite(self.target(), BY_POSITIONS), sources)
             kept += [record for file in result.files for record in file.records]
         return kept

@@ -55,6 +55,18 @@ def test_partitions_are_never_mixed() -> None:
     ]
 
 
+def test_files_that_lack_a_column_are_never_mixed_with_others() -> None:
+    files = [file(f"{name}{number}", 10, number) for number in range(3) for name in ("has", "lacks", "lacks both ")]
+    absent = {"has": (), "lacks": (7,), "lacks both ": (7, 9)}
+    found = plan(files, absent=lambda one: absent[one.path[:-1]])
+    assert sorted(map(sorted, names(found))) == [
+        ["has0", "has1", "has2"],
+        ["lacks both 0", "lacks both 1", "lacks both 2"],
+        ["lacks0", "lacks1", "lacks2"],
+    ]
+    assert len(names(plan(files))) == 1, "without columns to be filled they are alike"
+
+
 def test_a_group_holds_at_most_one_target_file_and_a_sorted_one_a_few() -> None:
     files = [file(f"{number:03d}", 90, number) for number in range(40)]
     assert all(group.size_bytes <= TARGET for group in plan(files).groups)

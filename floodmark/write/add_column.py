@@ -1,0 +1,217 @@
+"""A new column for a table, without a row: one publish of its schema, and of the expression that fills it; or of none.
+
+From that publish on files without the column are unfilled and writes fill it themselves (decision 0019). The snapshot
+has the files of the one before it, so readers of changes see nothing new. A write that was staged before finds that the
+table's shape changed, and plans again. A column may be unbound from its expression: then it is as any other. If no file
+holds it yet, it may be bound anew, which is another shape too: what was staged as null meanwhile must not pass for
+filled. Crash anywhere: the old shape or the new; a healer undoes what is not published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import IcebergType, NestedField
+
+from floodmark import log
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.fills import Fill, absent_fields, fill_property, fills_of, is_unbound, unbound_property
+from floodmark.catalog.journal import Operation
+from floodmark.catalog.live import live_files
+from floodmark.catalog.metadata import new_snapshot_id, schema_of
+from floodmark.catalog.riders import AlreadyCommitted, PlanAgain, Rider
+from floodmark.catalog.seal import WRITE, Edit, Seal
+from floodmark.errors import Conflict, Invalid
+from floodmark.failpoints import hit
+from floodmark.model import Commit, Head
+from floodmark.rows.evolve import evolve_schema
+from floodmark.rows.schema import arrow_schema, arrow_type, user_fields
+from floodmark.write.intent import Intent
+from floodmark.write.undo import undo
+
+KIND = "add_column"
+PLANS_MAX = 12
+
+
+def add_column(
+    catalog: Catalog,
+    intent: Intent,
+    table: str,
+    name: str,
+    kind: IcebergType,
+    fill_expression: str | None,
+    riders: Sequence[Rider] = (),
+) -> Commit:
+    """Add an optional column; with an expression, it is filled by that. `Invalid` if there is one of this name.
+
+    One that was unbound from its expression, and that no file holds, is bound anew if it has the same type.
+    """
+    return _change(
+        catalog,
+        intent,
+        table,
+        riders,
+        lambda head, snapshot: _edit(catalog, head, snapshot, name, kind, fill_expression),
+    )
+
+
+def unbind_column(catalog: Catalog, intent: Intent, table: str, name: str, riders: Sequence[Rider] = ()) -> Commit:
+    """Let the column be filled by its expression no more. `Invalid` if it is not."""
+    return _change(catalog, intent, table, riders, lambda head, snapshot: _unbound(catalog, head, snapshot, name))
+
+
+def _change(
+    catalog: Catalog, intent: Intent, table: str, riders: Sequence[Rider], plan: Callable[[Head, int], Edit]
+) -> Commit:
+    location = catalog.at_head(
+        table, lambda head: catalog.files.metadata(head.metadata_location).location, intent.branch
+    )
+    try:
+        operation = catalog.journal.begin(
+            KIND,
+            branch=intent.branch,
+            actor=intent.actor,
+            message=intent.message,
+            batch=intent.batch,
+            table_locations=[location],
+        )
+    except AlreadyCommitted as already:
+        return catalog.history.commit(already.version, outcome="already_committed")
+    # Crash here: a row in the journal, no file; healing rolls it back.
+    hit(f"{KIND}.begun")
+    batch = () if intent.batch is None else (intent.batch,)
+    try:
+        first = catalog.history.head(table, intent.branch)
+        snapshot = new_snapshot_id()
+        for plans in range(1, PLANS_MAX + 1):
+            head = catalog.history.head(table, intent.branch)
+            if head.table_id != first.table_id:
+                raise Conflict("the table was dropped or made again meanwhile", table=table)
+            seal = Seal((plan(head, snapshot),), (*batch, *riders), repeatable=bool(batch))
+            try:
+                return _publish(catalog, operation, seal, leftovers=plans > 1)
+            except PlanAgain as again:
+                log.get(operation.id, kind=KIND).info("planning again", table=table, reason=again.reason)
+                # Crash here: the seal for a shape that the table does not have any more; no healer publishes it.
+                hit(f"{KIND}.planned_again")
+        raise Conflict("the table's shape kept changing", table=table, plans=PLANS_MAX, advice="Run it again.")
+    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
+        return undo(catalog, operation, error, certain=True)
+    finally:
+        catalog.journal.active.discard(operation.id)
+
+
+def _publish(catalog: Catalog, operation: Operation, seal: Seal, *, leftovers: bool) -> Commit:
+    sealed_apart = catalog.journal.seal(operation, seal)
+    # Crash here: a repeatable operation is finished by a healer, any other is undone.
+    hit(f"{KIND}.sealed")
+    return catalog.door.publish(operation, seal, points=KIND, leftovers=leftovers or sealed_apart)
+
+
+def _edit(catalog: Catalog, head: Head, snapshot: int, name: str, kind: IcebergType, expression: str | None) -> Edit:
+    """The table with one optional column more, before the hidden one; `Invalid` if it cannot have it."""
+    metadata = catalog.files.metadata(head.metadata_location)
+    schema = schema_of(metadata, head)
+    there = find_column(schema, name)
+    if there is not None:
+        if expression is None or not can_bind_anew(catalog, metadata, head, there, kind):
+            raise Invalid(
+                "the table has a column of this name",
+                table=head.table,
+                column=there.name,
+                advice="Give the new column another name.",
+            )
+        return _bound_anew(metadata, schema, head, snapshot, Fill(there.field_id, there.name, expression))
+    evolved = evolve_schema(
+        schema,
+        arrow_schema(schema).append(pa.field(name, arrow_type(kind))),
+        last_column_id=metadata.last_column_id,
+        next_schema_id=max(known.schema_id for known in metadata.schemas) + 1,
+    )
+    if evolved is None:
+        raise Invalid("a column needs a name", table=head.table, column=repr(name))
+    field_id = next(field.field_id for field in evolved.fields if field.name == name)
+    fills = [] if expression is None else [fill_property(Fill(field_id, name, expression))]
+    return Edit(
+        WRITE,
+        head.table,
+        head.table_id,
+        metadata.location,
+        evolved.schema_id,
+        head.spec_id,
+        snapshot=snapshot,
+        base_snapshot=head.snapshot,
+        schema=evolved.model_dump_json(),
+        base_schema_id=head.schema_id,
+        properties=dict(fills),
+    )
+
+
+def find_column(schema: Schema, name: str) -> NestedField | None:
+    """A column of the user's by its name, in any case."""
+    return next((field for field in user_fields(schema) if field.name.lower() == name.lower()), None)
+
+
+def can_bind_anew(
+    catalog: Catalog, metadata: TableMetadata, head: Head, column: NestedField, kind: IcebergType | None = None
+) -> bool:
+    """Whether the column was unbound and no live file holds it; and, if `kind` is given, whether it has that type."""
+    schema = schema_of(metadata, head)
+    if not is_unbound(metadata.properties, column.field_id):
+        return False
+    if kind is not None and not arrow_type(kind).equals(arrow_type(column.field_type)):
+        return False
+    fill = Fill(column.field_id, column.name, "")
+    return all(absent_fields(file, [fill], schema) for file in live_files(catalog.files, head, schema))
+
+
+def _bound_anew(metadata: TableMetadata, schema: Schema, head: Head, snapshot: int, fill: Fill) -> Edit:
+    # A schema of its own, of the same columns: a write that was staged while the column was as any other plans again.
+    number = max(known.schema_id for known in metadata.schemas) + 1
+    return Edit(
+        WRITE,
+        head.table,
+        head.table_id,
+        metadata.location,
+        number,
+        head.spec_id,
+        snapshot=snapshot,
+        base_snapshot=head.snapshot,
+        # A file that came meanwhile may hold the column.
+        checked=True,
+        schema=schema.model_copy(update={"schema_id": number}).model_dump_json(),
+        base_schema_id=head.schema_id,
+        properties=dict([fill_property(fill)]),
+    )
+
+
+def bound_column(metadata: TableMetadata, schema: Schema, head: Head, name: str) -> NestedField:
+    """A column that an expression fills; `Invalid` if it is not one."""
+    column = find_column(schema, name)
+    if column is None or all(fill.field_id != column.field_id for fill in fills_of(metadata.properties, schema)):
+        raise Invalid(
+            "no expression fills this column",
+            table=head.table,
+            column=name,
+            advice="Nothing was changed; writers compute nothing for it.",
+        )
+    return column
+
+
+def _unbound(catalog: Catalog, head: Head, snapshot: int, name: str) -> Edit:
+    metadata = catalog.files.metadata(head.metadata_location)
+    column = bound_column(metadata, schema_of(metadata, head), head, name)
+    return Edit(
+        WRITE,
+        head.table,
+        head.table_id,
+        metadata.location,
+        head.schema_id,
+        head.spec_id,
+        snapshot=snapshot,
+        base_snapshot=head.snapshot,
+        properties=dict([unbound_property(column.field_id)]),
+    )
