@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame, SparkSession
 
+    from floodmark.backfill.backfills import LakeBackfills
     from floodmark.export.sinks import LakeSinks
     from floodmark.ingest.stream import StreamWriter
     from floodmark.maintain.keeper import Keeper
@@ -299,23 +300,17 @@ class Lake:
         """The table's Iceberg schema at the head."""
         return self._reader.schema(self.catalog.history.head(table))
 
+    def filled_columns(self, table: str) -> tuple[str, ...]:
+        """The columns that rows need not bring: the table fills them by an expression."""
+        return self._reader.filled_columns(self.catalog.history.head(table))
+
     # ── questions of state: no Spark ──
 
     def heads(self) -> list[Head]:
         return self.catalog.history.heads()
 
     def tables(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "table": head.table,
-                "rows": head.rows,
-                "files": head.files,
-                "bytes": head.size_bytes,
-                "sequence": head.sequence,
-                "version": head.version,
-            }
-            for head in self.heads()
-        ]
+        return [head.summary() for head in self.heads()]
 
     def show(self, table: str) -> dict[str, Any]:
         """One table: its columns, layout, size and place."""
@@ -345,6 +340,13 @@ class Lake:
         from floodmark.export.sinks import LakeSinks
 
         return LakeSinks(self.catalog, self._reader, self.sessions.get, self._ready_to_write)
+
+    @cached_property
+    def backfill(self) -> LakeBackfills:
+        """Long work in small steps: years of history, a new column for old rows; and its jobs."""
+        from floodmark.backfill.backfills import LakeBackfills
+
+        return LakeBackfills(self.catalog, self._reader, self.sessions.get, self.actor, self._ready_to_write)
 
     # ── recovery ──
 

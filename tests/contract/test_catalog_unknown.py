@@ -18,15 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.types import LongType
 
 import floodmark as fm
 from floodmark import failpoints
+from floodmark.catalog.chunks import ChunkRider, LoadedTable
+from floodmark.model import MAIN
 from floodmark.testing.children import Child
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import WRITES as WRITES_OF_STORAGE
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.postgres import CutProxy, PostgresServer
+from floodmark.write.add_column import add_column
+from floodmark.write.change import Change
+from floodmark.write.intent import Intent
+from floodmark.write.step import APPEND
 from tests.conftest import EVENTS, Place, ids, rows
 
 # The catalog is read in full after every fault; a new lake now and then keeps that quick.
@@ -34,6 +41,7 @@ FAULTS_PER_LAKE = 14
 # The keys that a deleting or overwriting write finds; more than there are calls to fail.
 PEOPLE = range(200)
 VERSIONS_PREPARED = 4
+JOB = "years"
 
 
 def prepare(place: Place) -> None:
@@ -42,6 +50,8 @@ def prepare(place: Place) -> None:
         lake.create_table("notes", EVENTS)
         lake.create_table("people", EVENTS, key=["id"])
         lake.append("people", rows(*PEOPLE))
+        jobs = lake.catalog.jobs
+        jobs.end(jobs.start(JOB, "history", ["events"], {}, {}, "chunks", "test"), "done", 0, 0)
 
 
 # ── writes that are tried, each with a number of its own ──
@@ -79,6 +89,23 @@ def overwrite(lake: fm.Lake, number: int) -> fm.Commit:
     return lake.overwrite("people", [{"id": number, "name": "overwritten"}], where=f"id = {number}")
 
 
+def chunk(lake: fm.Lake, number: int) -> fm.Commit:
+    """As a history backfill loads it."""
+    table_id = lake.catalog.history.head("events").table_id
+    rider = ChunkRider(lake.catalog.jobs.find(JOB).id, number, (LoadedTable("events", table_id, 1),))
+    change = Change.begin(lake.catalog, Intent("chunk", MAIN, "test", "", rider), lake.sessions.get, ["events"])
+    try:
+        change.write(APPEND, "events", rows(number))
+        return change.publish()
+    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
+        return change.undo(error)
+
+
+def new_column(lake: fm.Lake, number: int) -> fm.Commit:
+    intent = Intent("add_column", MAIN, "test", "")
+    return add_column(lake.catalog, intent, "notes", f"more{number}", LongType(), "id")
+
+
 WRITES: dict[str, Callable[[fm.Lake, int], fm.Commit]] = {
     "append": append,
     "append_batch": append_batch,
@@ -87,6 +114,8 @@ WRITES: dict[str, Callable[[fm.Lake, int], fm.Commit]] = {
     "merge": merge,
     "delete": delete,
     "overwrite": overwrite,
+    "chunk": chunk,
+    "add_column": new_column,
 }
 
 
@@ -94,6 +123,9 @@ def numbers(lake: fm.Lake, kind: str) -> list[int]:
     """The numbers whose write happened, read from what is there: all of a write, or none of it."""
     if kind == "create_table":
         return sorted(int(table["table"][4:]) for table in lake.tables() if table["table"].startswith("more"))
+    if kind == "add_column":
+        names = lake.read_arrow("notes").schema.names
+        return sorted(int(name[4:]) for name in names if name.startswith("more"))
     if kind in ("merge", "delete", "overwrite"):
         people = {row["id"]: row["name"] for row in lake.read_arrow("people").read_all().to_pylist()}
         if kind == "delete":
@@ -106,6 +138,8 @@ def numbers(lake: fm.Lake, kind: str) -> list[int]:
         return sorted(number for number, name in people.items() if name != f"row {number}")
     events, notes = ids(lake, "events"), ids(lake, "notes")
     assert notes == (events if kind == "transaction" else [])
+    done = [one.chunk for one in lake.catalog.chunks.of(lake.catalog.jobs.find(JOB).id)]
+    assert done == (events if kind == "chunk" else [])
     return events
 
 
@@ -151,8 +185,8 @@ def test_a_lost_reply_to_commit_is_resolved_by_asking(place: Place, mode: str) -
             facts = check_lake(lake.catalog)
             assert (facts.version, facts.audit) == (version + 1, {})
     with place.open() as lake:
-        # By the length of their names: append, append_batch and transaction went into events.
-        assert ids(lake) == [6, 11, 12]
+        # By the length of their names: chunk, append, append_batch and transaction went into events.
+        assert ids(lake) == [5, 6, 11, 12]
         assert ids(lake, "notes") == [11]
 
 
@@ -187,7 +221,7 @@ def test_a_connection_cut_in_commit_is_resolved_by_asking(
             facts = check_lake(lake.catalog)
             assert (facts.version, facts.audit) == (version + 1, {})
     with place.open() as lake:
-        assert ids(lake) == [6, 11, 12]
+        assert ids(lake) == [5, 6, 11, 12]
         assert ids(lake, "notes") == [11]
 
 
@@ -385,7 +419,7 @@ def test_whichever_storage_call_fails_the_answer_is_true(
         trial.write(lake, number, mend)
         trial.check(number)
         fired = storage.fired
-    assert number > (1 if kind == "create_table" else 3), "hardly any call was counted"
+    assert number > (1 if kind in ("create_table", "add_column") else 3), "hardly any call was counted"
     assert trial.errors > 0
 
 

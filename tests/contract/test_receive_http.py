@@ -437,4 +437,5 @@ def test_what_nobody_thought_of_is_500_without_a_trace(lake: fm.Lake, client: ht
 
 def test_the_app_is_described(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
-    assert set(described["paths"]) == {"/healthz", "/api/tables/{table}/rows"}
+    jobs = {"/readyz", "/api/jobs", "/api/jobs/{id}/cancel"}
+    assert set(described["paths"]) == {"/healthz", "/api/tables/{table}/rows", *jobs}

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 import floodmark as fm
+from floodmark.backfill.geometry import Chunk
+from floodmark.backfill.record import BackfillRun
+from floodmark.backfill.sources import CallSource
 from floodmark.export.file_units import read_rows, read_units
 from floodmark.failpoints import FAILPOINTS
 from floodmark.testing.children import run_killed
@@ -40,6 +43,14 @@ UPKEEP_POINTS = [
 
 # What a files sink passes.
 SHIP_POINTS = [f"unit.{step}" for step in ("held", "opened", "sealed", "sent", "acknowledged", "manifest", "settled")]
+
+# What a column backfill and a history pass; which of them a run comes to depends on what there is to do.
+FILL_POINTS, CHUNK_POINTS = (
+    [point for point, kind in FAILPOINTS.items() if kind in kinds and not point.endswith(".planned_again")]
+    for kinds in (("job", "add_column", "fill"), ("job", "chunk"))
+)
+HISTORY = "history"
+CHUNK_IDS = 1_000_000
 
 Content = dict[str, list[int]]
 
@@ -70,6 +81,26 @@ def ship_in_child(place: Place) -> None:
         lake.sinks.run("out", until_empty=True)
 
 
+def read_chunk(chunk: Chunk) -> list[dict[str, Any]]:
+    """Two rows for every chunk, of numbers that nobody else writes."""
+    assert isinstance(chunk.start, int)
+    return rows(CHUNK_IDS + chunk.start, CHUNK_IDS + chunk.start + 1)
+
+
+def load_history(lake: fm.Lake, tip: int) -> BackfillRun:
+    source = CallSource("tests.simulation.test_model:read_chunk", tip=tip)
+    return lake.backfill.history(HISTORY, source, ["events", "notes"], chunk=2, first=0, workers=1, retries=1)
+
+
+def fill_column(lake: fm.Lake, table: str, column: str) -> BackfillRun:
+    return lake.backfill.column(table, column, "name", batch_rows=20, pause="0ms")
+
+
+def backfill_in_child(place: Place, run: Callable[..., BackfillRun], *arguments: Any) -> None:
+    with place.open() as lake:
+        run(lake, *arguments)
+
+
 class Model:
     def __init__(self, place: Place, seed: int) -> None:
         self.random = random.Random(seed)
@@ -79,6 +110,10 @@ class Model:
         self.versions: dict[int, Content] = {0: {}}
         self.head = 0
         self.expired: set[int] = set()
+        self.tip = 0
+        self.columns: dict[str, list[str]] = {}
+        # Backfills that may not be at their end.
+        self.started: list[tuple[Any, ...]] = []
         self.shipped = f"{place.path}-shipped"
         with place.open(create=True) as lake:
             for table in ("events", "notes"):
@@ -101,7 +136,7 @@ class Model:
         kind = self.random.choice(
             [
                 *("write", "write", "write", "kill", "kill", "storage", "database", "again", "create"),
-                *("expire", "compact", "sweep", "maintain", "maintain", "ship", "ship"),
+                *("expire", "compact", "sweep", "maintain", "maintain", "ship", "ship", "chunks", "column"),
             ]
         )
         getattr(self, f"step_{kind}")()
@@ -241,6 +276,60 @@ class Model:
             if faults is not None:
                 faults.remove()
 
+    def step_chunks(self) -> None:
+        """The source of a history has come further: its new chunks are loaded."""
+        self.tip += 2 * self.random.randint(1, 2)
+        self.backfill(CHUNK_POINTS, load_history, self.tip)
+
+    def step_column(self) -> None:
+        table = self.random.choice(sorted(self.versions[self.head]))
+        columns = self.columns.setdefault(table, [])
+        columns.append(f"c{len(columns)}")
+        self.backfill(FILL_POINTS, fill_column, table, columns[-1])
+
+    def backfill(self, points: list[str], run: Callable[..., BackfillRun], *arguments: Any) -> None:
+        """Whole, killed somewhere, or with a fault; what is not done then is done by a later run."""
+        self.started.append((run, *arguments))
+        how = self.random.choice(["whole", "kill", "kill", "storage", "database"])
+        if how == "kill":
+            run_killed(backfill_in_child, self.place, run, *arguments, failpoint=self.random.choice(points))
+        else:
+            call, mode = self.random.randint(1, 60), self.random.choice(["before", "after"])
+            storage = FaultyStorage(fail_at=call, mode=mode) if how == "storage" else None
+            with self.place.open(storage=storage, heal=storage is None) as lake:
+                faults = DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode) if how == "database" else None
+                with suppress(fm.Unavailable, fm.CommitUnknown):
+                    done = run(lake, *arguments)
+                    assert done.outcome == "done" or (how != "whole" and done.error), done.as_dict()
+                if faults is not None:
+                    faults.remove()
+        with self.place.open() as lake:
+            self.backfilled(lake)
+
+    def backfilled(self, lake: fm.Lake) -> None:
+        """Versions that backfills have added: chunks with their rows, or the same rows with a column more."""
+        chunks = [chunk for job in lake.catalog.jobs.all() for chunk in lake.catalog.chunks.of(job.id)]
+        for commit in reversed(lake.history(limit=1000)):
+            if commit.version > self.head:
+                new = [chunk for chunk in chunks if chunk.version == commit.version]
+                assert commit.kind == "chunk" if new else commit.kind in ("add_column", "fill")
+                self.happened({one.table: [CHUNK_IDS + 2 * one.chunk, CHUNK_IDS + 2 * one.chunk + 1] for one in new})
+        assert lake.status()["version"] == self.head
+
+    def check_backfilled(self, lake: fm.Lake) -> None:
+        """Each chunk is there once; every row has what its columns are filled by, whoever wrote it and when."""
+        for run, *arguments in self.started:
+            assert run(lake, *arguments).outcome in ("done", "nothing_to_do")
+        self.started.clear()
+        self.backfilled(lake)
+        assert {job.status for job in lake.catalog.jobs.all()} <= {"done"}
+        for table in ("events", "notes"):
+            loaded = [number for number in self.versions[self.head][table] if number >= CHUNK_IDS]
+            assert sorted(loaded) == list(range(CHUNK_IDS, CHUNK_IDS + self.tip))
+        for table, columns in self.columns.items():
+            for row in lake.read_arrow(table).read_all().to_pylist():
+                assert {row[column] for column in columns} == {row["name"]}, table
+
     def check_shipped(self, lake: fm.Lake) -> None:
         """Every row of the head is at the destination, once."""
         assert lake.sinks.run("out", until_empty=True).outcome in ("shipped", "nothing_to_do")
@@ -268,6 +357,7 @@ class Model:
         with self.place.open() as lake:
             # What a sweep that was stopped has left is ended by the next one.
             assert lake.maintain.sweep(grace="0s").outcome in ("swept", "nothing_to_do")
+            self.check_backfilled(lake)
             self.check_shipped(lake)
             check_lake(lake.catalog)
             for version in {self.head, self.random.randint(1, self.head)}:

@@ -1,0 +1,234 @@
+"""`lake.backfill`: long work made of small steps, each once, that anyone can watch, stop and go on with.
+
+Thin: every verb checks its input and is one call into the rooms beside it. Input that is wrong makes no job and changes
+nothing. Looking needs no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from floodmark import clock
+from floodmark.backfill.progress import Step
+from floodmark.backfill.record import BackfillRun
+from floodmark.backfill.run import Room
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.job import COLUMN, HISTORY, UNKNOWN, Job
+from floodmark.errors import Invalid
+from floodmark.model import Commit
+from floodmark.reading import Reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from floodmark.backfill.column import ColumnSpec
+    from floodmark.backfill.history import HistorySpec
+
+BATCH_ROWS = 2_000_000
+BATCH_BYTES = 256 * 1024 * 1024
+
+
+class LakeBackfills:
+    def __init__(
+        self,
+        catalog: Catalog,
+        reader: Reader,
+        get_spark: Callable[[], SparkSession],
+        actor: str,
+        get_ready: Callable[[], None],
+    ) -> None:
+        self._room = Room(catalog, reader, get_spark, actor, get_ready)
+        self._catalog = catalog
+
+    # ── history ──
+
+    def history(
+        self, name: str, source: Any, tables: str | Sequence[str] | Mapping[str, Any], *, progress: Step | None = None,
+        actor: str | None = None, **options: Any,
+    ) -> BackfillRun:  # fmt: skip
+        """Load years of history in chunks, each once: all that is wanted and not done, from the catalog alone.
+
+        `source` has `tip()` and `read(chunk)`; a path template or a function will do. `tables`: a name, names, or a
+        mapping to what comes into each (None: the chunk's rows; Spark SQL over `chunk`). `options`: see
+        `history_spec`. `progress(chunks done, chunks in all)` is called after every chunk.
+        """
+        from floodmark.backfill.history import run_history
+
+        spec = self.history_spec(name, source, tables, **options)
+        return run_history(self._room, spec, actor or self._room.actor, progress)
+
+    def history_spec(
+        self,
+        name: str,
+        source: Any,
+        tables: str | Sequence[str] | Mapping[str, Any],
+        *,
+        chunk: Any,
+        first: Any,
+        last: Any = None,
+        align: Any = None,
+        column: str | None = None,
+        order: str = "newest",
+        workers: int = 2,
+        rows_min: int | None = None,
+        rows_max: int | None = None,
+        rows_exact: bool = False,
+        keep: str | int | None = None,
+        follow: bool = False,
+        tip_wait: str = "0s",
+        call_deadline: str = "60s",
+        retries: int = 5,
+    ) -> HistorySpec:
+        """What a history backfill is. `chunk`: the size of a chunk, a number or a span of time like 1d.
+
+        `first` is part of the range, `last` is not; without `last` it goes up to the source's tip. `column`: where a
+        row is in the range; rows outside their chunk are refused. rows_min, rows_max: per chunk; rows_exact: one row
+        for every number of the range. `keep`: chunks below the tip or now by this much are skipped, and pruned.
+        `follow`: go on with new chunks until cancelled. `tip_wait`: how long to wait for a tip that is not there yet.
+        """
+        from floodmark.backfill.geometry import Geometry
+        from floodmark.backfill.history import HistorySpec
+        from floodmark.backfill.sources import to_source
+
+        if order not in ("newest", "oldest"):
+            raise Invalid("chunks come newest or oldest first", order=order, advice="Use newest or oldest.")
+        _check_positive(workers=workers, retries=retries)
+        return HistorySpec(
+            name=name,
+            source=to_source(source),
+            tables=_outputs(tables),
+            geometry=Geometry.of(first, last, chunk, align),
+            column=column,
+            order=order,
+            workers=workers,
+            rows_min=rows_min,
+            rows_max=rows_max,
+            rows_exact=rows_exact,
+            keep=keep,
+            follow=follow,
+            tip_wait_s=clock.parse_duration_ms(tip_wait) / 1000,
+            call_deadline_s=clock.parse_duration_ms(call_deadline) / 1000,
+            retries=retries,
+        )
+
+    def read(self, name: str, first: Any, last: Any, *, table: str | None = None) -> DataFrame:
+        """The rows of a range of a history, if all of it is there: else BelowRetention or Incomplete, never no rows."""
+        from floodmark.backfill.coverage import read_range
+
+        return read_range(self._room, self._of_kind(name, HISTORY), first, last, table)
+
+    def check_range(self, name: str, first: Any, last: Any, *, table: str | None = None) -> None:
+        """Whether all of a range is there, for a table or for all of the job's: else BelowRetention or Incomplete."""
+        from floodmark.backfill.coverage import check_range
+
+        check_range(self._room, self._of_kind(name, HISTORY), first, last, table)
+
+    def coverage(self, name: str) -> dict[str, Any]:
+        """What a history has and has not, per table: ranges, gaps, and what was pruned."""
+        from floodmark.backfill.coverage import coverage
+
+        return coverage(self._room, self._of_kind(name, HISTORY))
+
+    # ── a column ──
+
+    def column(
+        self, table: str, column: str, expression: str, *, progress: Step | None = None, actor: str | None = None,
+        **options: Any,
+    ) -> BackfillRun:  # fmt: skip
+        """Add a column and fill it for the rows that are there, in small batches that nobody waits for.
+
+        `expression` is Spark SQL over the row; new writes that do not bring the column fill it by the same expression.
+        `options`: see `column_spec`. `progress(rows done, rows in all)` is called after every batch.
+        """
+        from floodmark.backfill.column import run_column
+
+        spec = self.column_spec(table, column, expression, **options)
+        return run_column(self._room, spec, actor or self._room.actor, progress)
+
+    def column_spec(
+        self,
+        table: str,
+        column: str,
+        expression: str,
+        *,
+        join: str | None = None,
+        on: str | None = None,
+        announce: bool = False,
+        batch_rows: int = BATCH_ROWS,
+        batch_bytes: int = BATCH_BYTES,
+        pause: str = "100ms",
+    ) -> ColumnSpec:
+        """What a column backfill is. `join` ("orders o") and `on` ("o.user_id = users.id"): from rows that match there.
+
+        Rows keep their sequences, unless `announce` gives them new ones so that consumers see them. A batch has at most
+        batch_rows rows and batch_bytes bytes, and is followed by a pause.
+        """
+        from floodmark.backfill.column import ColumnSpec, fold
+
+        _check_positive(batch_rows=batch_rows, batch_bytes=batch_bytes)
+        pause_s = clock.parse_duration_ms(pause) / 1000
+        return ColumnSpec(table, column, fold(expression, join, on), announce, batch_rows, batch_bytes, pause_s)
+
+    def unbind(self, table: str, column: str, *, actor: str | None = None) -> Commit:
+        """Let a column be filled by its expression no more: writers compute nothing, what is unfilled stays null."""
+        from floodmark.backfill.unbind import unbind
+
+        return unbind(self._room, table, column, actor or self._room.actor)
+
+    # ── jobs ──
+
+    def plan(self, spec: HistorySpec | ColumnSpec) -> dict[str, Any]:
+        """What a backfill would do now; changes nothing."""
+        from floodmark.backfill import column, history
+
+        if isinstance(spec, column.ColumnSpec):
+            return column.plan(self._room, spec)
+        return history.plan(self._room, spec)
+
+    def resume(self, name: str, *, progress: Step | None = None, actor: str | None = None) -> BackfillRun:
+        """Go on with a job that was cancelled, failed, or whose process died, as it was started."""
+        from floodmark.backfill import column, history
+
+        job, actor = self._catalog.jobs.find(name), actor or self._room.actor
+        if job.kind == COLUMN:
+            return column.run_column(self._room, column.spec_from_job(job), actor, progress)
+        return history.run_history(self._room, history.spec_from_job(self._of_kind(name, HISTORY)), actor, progress)
+
+    def list(self) -> list[dict[str, Any]]:
+        """Every job, newest first."""
+        return [job.as_dict() for job in self._catalog.jobs.all()]
+
+    def show(self, name: str) -> dict[str, Any]:
+        return self._catalog.jobs.find(name).as_dict()
+
+    def cancel(self, name: str) -> dict[str, Any]:
+        """Ask a job to stop after the batch or chunk it is at; what is done stays."""
+        self._room.get_ready()
+        return self._catalog.jobs.cancel(name).as_dict()
+
+    def ack(self, name: str) -> dict[str, Any]:
+        """Say that a failure was seen: the job needs no attention any more."""
+        self._room.get_ready()
+        return self._catalog.jobs.acknowledge(name).as_dict()
+
+    def _of_kind(self, name: str, kind: str) -> Job:
+        job = self._catalog.jobs.find(name)
+        if job.kind != kind or job.status == UNKNOWN:
+            raise Invalid(f"this is no {kind} backfill", job=name, kind=job.kind, status=job.status)
+        return job
+
+
+def _outputs(tables: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(tables, str):
+        return {tables: None}
+    found = dict(tables) if isinstance(tables, Mapping) else dict.fromkeys(tables)
+    if not found:
+        raise Invalid("a history comes into at least one table")
+    return found
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise Invalid(f"{name} must be a whole number above 0", given=repr(number))

@@ -1,0 +1,275 @@
+"""History backfill: years of rows in chunks, each of them once.
+
+A plan is wanted minus done, per output table, from the catalog alone: so gaps that earlier runs left are filled like
+everything else, and a run that finds nothing missing does nothing. Each chunk is one publish (load.py). When all that
+is complete is loaded, a run ends, waits for the source to come to the end of the range, or follows it for ever.
+Crash anywhere: chunks are done or not, and the next run takes those that are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tenacity import Retrying
+
+from floodmark.backfill.brake import Brake, retrying
+from floodmark.backfill.context import Context
+from floodmark.backfill.executor import Executor
+from floodmark.backfill.geometry import TIME, Geometry, PlannedChunk, gaps, plan_chunks, range_text, value_text
+from floodmark.backfill.ledger import Ledger
+from floodmark.backfill.load import Loader
+from floodmark.backfill.progress import Progress, Step
+from floodmark.backfill.prune import database_now_ms, due, floor_of, floor_start, prune
+from floodmark.backfill.record import BackfillRun
+from floodmark.backfill.run import Room, run_job
+from floodmark.backfill.sources import Source, bind
+from floodmark.backfill.spec import HistorySpec, check_spec, kept_definition, kept_parts, kept_units, spec_from_job
+from floodmark.backfill.tip import Tip
+from floodmark.catalog.job import CHUNKS, HISTORY, Job
+from floodmark.catalog.jobs import Held
+from floodmark.errors import Fenced, Invalid, NotFound, Unavailable
+from floodmark.model import Head
+
+__all__ = ["HistorySpec", "plan", "run_history", "spec_from_job"]
+
+# So many chunks are planned at a time; the catalog is asked again after them.
+PLANNED_MAX = 10_000
+SHOWN_MAX = 10
+
+
+def run_history(room: Room, spec: HistorySpec, actor: str, callback: Step | None = None) -> BackfillRun:
+    """Load all that is wanted and not done. What is wrong in the spec makes no job; Busy if a living run has it."""
+    check_spec(room, spec)
+    source = _bound(room, spec)
+    _find_job(room, spec)
+    room.get_ready()
+    jobs = room.catalog.jobs
+    held = jobs.start(spec.name, HISTORY, list(spec.tables), spec.pinned(), spec.settings(), CHUNKS, actor)
+    return run_job(room, held, callback, lambda progress: _Run(room, spec, source, held, actor, progress).work())
+
+
+def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
+    """What a run would do now: the source is asked for its tip, nothing is changed."""
+    if isinstance(spec, Job):
+        spec = spec_from_job(spec)
+    check_spec(room, spec)
+    source, job = _bound(room, spec), _find_job(room, spec)
+    tip = Tip(source, spec, Brake(None)).ask()
+    outlook = Outlook.look(room, spec, None if job is None else job.id, tip)
+    missing = gaps(outlook.complete, None, outlook.ledger.done, list(spec.tables), spec.geometry)
+    return {
+        "job": spec.name,
+        "tables": list(spec.tables),
+        "tip": None if tip is None else value_text(tip),
+        "floor": outlook.floor_text,
+        "chunks": outlook.total,
+        "done": outlook.processed,
+        "to_load": len(outlook.complete) - outlook.ledger.complete(outlook.complete),
+        "not_complete_yet": len(outlook.kept) - len(outlook.complete),
+        "to_prune": {table: len(found) for table, found in due(room, spec, outlook.ledger, outlook.floor).items()},
+        "next": [one.chunk.name for one in outlook.planned(SHOWN_MAX)],
+        "gaps": [list(range_text(start, end)) for start, end in missing[:SHOWN_MAX]],
+    }
+
+
+# ── one look ──
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is wanted and what is done, at one look.
+
+    `kept`: chunks of the range that are not below the floor; of an open range, as far as the source has come.
+    `complete`: those of them that the source has.
+    """
+
+    geometry: Geometry
+    newest_first: bool
+    ledger: Ledger
+    floor: int | None
+    kept: range
+    complete: range
+
+    @classmethod
+    def look(cls, room: Room, spec: HistorySpec, job: str | None, tip: Any, known: Ledger | None = None) -> Outlook:
+        """`known`: what the run knows to be done, so that not all of it is read for every look."""
+        geometry = spec.geometry
+        floor = floor_of(geometry, kept_units(geometry, spec.keep), tip, database_now_ms(room.catalog))
+        complete = geometry.wanted(tip)
+        goal = complete if geometry.last is None else geometry.wanted(None)
+        first = goal.start if floor is None else min(max(goal.start, geometry.below(floor)), goal.stop)
+        is_known = known is not None and known.is_current(room.catalog)
+        ledger = known if known is not None and is_known else Ledger.read(room.catalog, job, list(spec.tables))
+        kept, complete = range(first, goal.stop), range(first, max(first, complete.stop))
+        return cls(geometry, spec.newest_first, ledger, floor, kept, complete)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the source has come as far as the range goes."""
+        return self.complete.stop == self.kept.stop
+
+    @property
+    def total(self) -> int:
+        return len(self.kept)
+
+    @property
+    def processed(self) -> int:
+        return self.ledger.complete(self.kept)
+
+    @property
+    def floor_text(self) -> str | None:
+        geometry = self.geometry
+        return None if self.floor is None else value_text(geometry.shown(floor_start(geometry, self.floor)))
+
+    def planned(self, limit: int = PLANNED_MAX) -> list[PlannedChunk]:
+        done, tables = self.ledger.done, list(self.ledger.done)
+        return plan_chunks(self.complete, None, done, tables, self.newest_first, self.geometry, limit=limit)
+
+
+class _Run:
+    def __init__(
+        self, room: Room, spec: HistorySpec, source: Source, held: Held, actor: str, progress: Progress
+    ) -> None:
+        self._room = room
+        self._spec = spec
+        self._held = held
+        self._actor = actor
+        self._progress = progress
+        self._brake = Brake(progress)
+        self._tip = Tip(source, spec, self._brake)
+        self._loader = Loader(room, spec, source, held.id, actor, self._brake)
+        self._ledger: Ledger | None = None
+
+    def work(self) -> bool:
+        """Plan and load until nothing is missing; whether there was anything to do."""
+        spec, busy = self._spec, False
+        tip = self._tip.ask()
+        while True:
+            outlook = self._look(tip)
+            self._progress.step(outlook.processed, outlook.total)
+            busy = self._prune(tip, outlook) or busy
+            planned = outlook.planned()
+            if planned:
+                self._load(planned, outlook)
+                busy = True
+            elif outlook.is_reached and not (spec.follow and spec.geometry.last is None):
+                return busy
+            else:
+                tip = self._tip.wait(outlook.complete.stop, partial(self._is_floor_above, outlook.kept.start))
+
+    def _look(self, tip: Any) -> Outlook:
+        found = None
+        for attempt in self._tries("the plan"):
+            with attempt:
+                found = Outlook.look(self._room, self._spec, self._held.id, tip, self._ledger)
+        assert found is not None  # the last try raises
+        self._ledger = found.ledger
+        return found
+
+    def _is_floor_above(self, number: int) -> bool:
+        """Whether the floor of a range of time has risen above a chunk, while nothing new came."""
+        geometry, keep = self._spec.geometry, kept_units(self._spec.geometry, self._spec.keep)
+        if keep is None or geometry.unit != TIME:
+            return False
+        try:
+            floor = floor_of(geometry, keep, None, database_now_ms(self._room.catalog))
+        except Unavailable:
+            return False
+        return floor is not None and geometry.below(floor) > number
+
+    def _prune(self, tip: Any, outlook: Outlook) -> bool:
+        room, spec, pruned = self._room, self._spec, 0
+        for attempt in self._tries("pruning"):
+            with attempt:
+                if attempt.retry_state.attempt_number > 1:
+                    room.get_ready()
+                    outlook = Outlook.look(room, spec, self._held.id, tip)
+                    self._ledger = outlook.ledger
+                pruned = prune(room, spec, self._held.id, self._actor, outlook.ledger, outlook.floor, self._brake.check)
+        return pruned > 0
+
+    def _tries(self, what: str) -> Retrying:
+        return retrying(self._brake, self._spec.retries, self._spec.retry_s, what)
+
+    def _load(self, planned: Sequence[PlannedChunk], outlook: Outlook) -> None:
+        spec = self._spec
+        executor = Executor(
+            lambda one, tries: self._load_one(one, tries, outlook.ledger),
+            self._progress,
+            self._brake,
+            workers=spec.workers,
+            tries=spec.retries,
+            retry_s=spec.retry_s,
+        )
+        executor.run(planned, outlook.processed, outlook.total)
+
+    def _load_one(self, one: PlannedChunk, tries: int, ledger: Ledger) -> None:
+        try:
+            self._loader.load(one, tries, ledger)
+        except Fenced as error:
+            # A healer took the chunk's operation for a dead one's. Fenced again if the job itself was taken over.
+            self._room.catalog.jobs.wants_cancel(self._held)
+            raise Unavailable("the operation of a chunk was taken over", chunk=one.chunk.name, cause=error) from error
+
+
+# ── before a job is made ──
+
+
+def _bound(room: Room, spec: HistorySpec) -> Source:
+    """The source at work for this lake: of path templates, for example, the columns are those of the table."""
+
+    def head() -> Head | None:
+        return next((room.catalog.history.head(table) for table in spec.plain_tables), None)
+
+    def schema() -> Any:
+        found = head()
+        return None if found is None else room.reader.schema(found)
+
+    def filled() -> Sequence[str]:
+        found = head()
+        return () if found is None else room.reader.filled_columns(found)
+
+    return bind(spec.source, Context(room.catalog, room.get_spark, spec.geometry, schema, filled))
+
+
+def _find_job(room: Room, spec: HistorySpec) -> Job | None:
+    """The job of this name, if there is one. `Invalid` if it is another one, in words that people know."""
+    try:
+        job = room.catalog.jobs.find(spec.name)
+    except NotFound:
+        return None
+    if job.kind != HISTORY:
+        raise Invalid("there is a job of this name, and it is another one", job=spec.name, kind=job.kind)
+    geometry, column, _ = kept_parts(job)
+    different = spec.geometry.differences(geometry)
+    if column != spec.column:
+        different.append(f"column {spec.column}, was {column}")
+    if different:
+        raise Invalid(
+            "there is a job of this name, and it is another one",
+            job=spec.name,
+            different="; ".join(different),
+            advice="What a job is does not change once it was started. Choose another name.",
+        )
+    _check_definitions(room, spec, job)
+    return job
+
+
+def _check_definitions(room: Room, spec: HistorySpec, job: Job) -> None:
+    """A table has all its chunks by one definition: those that are done would not be computed again."""
+    kept = kept_parts(job)[2]["tables"]
+    for table, definition in spec.tables.items():
+        if table not in kept or kept[table] == kept_definition(definition):
+            continue
+        if room.catalog.chunks.has_done(job.id, table, room.catalog.history.head(table).table_id):
+            raise Invalid(
+                "chunks of this table were made by another definition",
+                job=spec.name,
+                table=table,
+                definition=definition,
+                was=kept[table],
+                advice="Load into a new table, or choose another name for the job.",
+            )

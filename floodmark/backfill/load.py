@@ -1,0 +1,257 @@
+"""One chunk into its tables: read, staged, checked, and published with its `done`, all at once (I2).
+
+The chunk's identity (job, number, tables) is sealed with its rows, so a crash anywhere is finished by a healer or
+leaves nothing, and a chunk whose reply was lost is found to be done. Rows that are too few, too many or outside of the
+chunk are Invalid: nothing is marked, nothing is published. Other writers of the same tables go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from floodmark.backfill.brake import Brake, call_source
+from floodmark.backfill.geometry import Chunk, PlannedChunk, value_text
+from floodmark.backfill.ledger import Ledger
+from floodmark.backfill.outputs import Outputs, is_frame, order_of
+from floodmark.backfill.ranges import TableRange
+from floodmark.backfill.run import Room
+from floodmark.backfill.sources import Source, explain
+from floodmark.backfill.spec import HistorySpec, has_column, table_range
+from floodmark.catalog.chunks import DONE, ChunkRider, LoadedTable
+from floodmark.catalog.riders import AlreadyCommitted
+from floodmark.errors import Invalid
+from floodmark.model import MAIN, FileRecord
+from floodmark.rows.project import read_file
+from floodmark.rows.scan import scan
+from floodmark.write.change import Change
+from floodmark.write.intent import Intent
+from floodmark.write.step import APPEND, MERGE
+
+KIND = "chunk"
+_DAY_US = 86_400_000_000
+
+
+class Loader:
+    """Loads chunks of one job; its threads share it."""
+
+    def __init__(self, room: Room, spec: HistorySpec, source: Source, job: str, actor: str, brake: Brake) -> None:
+        self._room = room
+        self._spec = spec
+        self._source = source
+        self._job = job
+        self._actor = actor
+        self._brake = brake
+
+    def load(self, planned: PlannedChunk, tries: int, ledger: Ledger) -> None:
+        """Load a chunk into the tables that miss it. Later tries ask the catalog first what came of those before."""
+        number, tables, now = planned.chunk.number, planned.tables, ledger
+        if tries > 1:
+            self._room.get_ready()
+            now = Ledger.read(self._room.catalog, self._job, list(self._spec.tables), number)
+            tables = now.missing(number)
+        if tables:
+            self._load(planned.chunk, order_of(tables, self._spec.tables), now)
+        ledger.add(number, planned.tables)
+
+    def _load(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> None:
+        data = self._from_lake(chunk, tables, ledger)
+        from_source = data is None
+        if from_source:
+            what = f"read({chunk.name})"
+            data = call_source(what, self._spec.call_deadline_s, self._brake, lambda: self._source.read(chunk))
+        try:
+            self._publish(chunk, tables, data, ledger, from_source=from_source)
+        except Invalid as error:
+            # Spark says that a record does not fit, not which: the source may know. Nothing is left of the try by now.
+            known = explain(self._source, chunk) if from_source and "chunk" not in error.facts else None
+            raise (known or error) from error
+
+    def _publish(self, chunk: Chunk, tables: Sequence[str], data: Any, ledger: Ledger, *, from_source: bool) -> None:
+        known = tuple(LoadedTable(table, ledger.table_ids[table], 0) for table in tables)
+        message = f"{self._spec.name}: chunk {chunk.name}"
+        intent = Intent(KIND, MAIN, self._actor, message, ChunkRider(self._job, chunk.number, known))
+        try:
+            change = Change.begin(self._room.catalog, intent, self._room.get_spark, tables)
+        except AlreadyCommitted:
+            return
+        try:
+            rows = self._stage(change, chunk, tables, data, from_source=from_source)
+            loaded = (LoadedTable(table, change.table_id(table), rows[table]) for table in tables)
+            change.identify(ChunkRider(self._job, chunk.number, tuple(loaded)))
+            change.publish()
+        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
+            change.undo(error)
+
+    # ── where the rows come from ──
+
+    def _from_lake(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> Any:
+        """The chunk's rows from a table that took them as they are, if all of them are still there; else None.
+
+        Rows that others brought into the chunk's range, or took from it, would be taken for the source's. A table with
+        a key has of each key the newest row only.
+        """
+        spec = self._spec
+        start, end = spec.geometry.ends(chunk.number)
+        for table in spec.plain_tables:
+            if table in tables or chunk.number not in ledger.done[table] or spec.column is None:
+                continue
+            if self._is_keyed(table) or not has_column(self._room, table, spec):
+                continue
+            now = table_range(self._room, spec.geometry, table, spec.column)
+            if self._is_as_loaded(now, chunk.number):
+                return now.rows(start, end)
+        return None
+
+    def _is_as_loaded(self, now: TableRange, number: int) -> bool:
+        """Whether a table has the rows of a chunk as they came: as many, and none that is newer than the chunk."""
+        states = self._room.catalog.chunks.of(self._job, range(number, number + 1))
+        mine = (now.head.table, now.head.table_id)
+        loaded = next((one for one in states if one.state == DONE and (one.table, one.table_id) == mine), None)
+        start, end = self._spec.geometry.ends(number)
+        if loaded is None or now.count(start, end) != loaded.rows:
+            return False
+        touched = {part.table_id: part for part in self._room.catalog.history.commit(loaded.version).tables}
+        part = touched.get(loaded.table_id)
+        # A chunk without rows touches no table.
+        return not loaded.rows or (part is not None and not now.has_newer(start, end, part.sequence))
+
+    # ── stage and check ──
+
+    def _stage(
+        self, change: Change, chunk: Chunk, tables: Sequence[str], data: Any, *, from_source: bool
+    ) -> dict[str, int]:
+        """Stage what comes into each table; how many rows each has."""
+        spec = self._spec
+        plain = [table for table in tables if spec.tables[table] is None]
+        # These get all rows; one with a key may get fewer, so nothing is counted or computed by it.
+        whole = [table for table in plain if not self._is_keyed(table)]
+        counted = from_source and not whole and self._is_counted
+        # Staged for a table as they are, the rows are computed once anyway.
+        uses = 1 if whole and is_frame(data) else len(tables) + counted
+        rows: dict[str, int] = {}
+        with Outputs(spec.tables, data, self._room.get_spark, uses) as outputs:
+            if counted:
+                self._check_rows(chunk, outputs.count())
+            for table in [*whole, *(table for table in tables if table not in whole)]:
+                verb, options = self._verb(table)
+                rows[table] = change.write(verb, table, outputs.of(table), **options)
+                if table not in plain:
+                    continue
+                records = change.staged(table)
+                self._check_range(chunk, table, records)
+                if table not in whole:
+                    continue
+                if rows[table] != rows[whole[0]]:
+                    raise Invalid(
+                        "tables got different numbers of a chunk's rows", chunk=chunk.name, table=table,
+                        rows=rows[table], others=rows[whole[0]],
+                    )  # fmt: skip
+                if table == whole[0] and from_source:
+                    self._check_rows(chunk, rows[table])
+                    self._check_distinct(chunk, table, records)
+                if table == whole[0] and self._is_read_again(tables, data):
+                    outputs.staged(self._staged_rows(table, records))
+        return rows
+
+    def _is_keyed(self, table: str) -> bool:
+        return bool(self._room.reader.schema(self._room.catalog.history.head(table)).identifier_field_ids)
+
+    def _is_read_again(self, tables: Sequence[str], data: Any) -> bool:
+        """Whether others of these tables are computed from what was staged for the first."""
+        computed = any(self._spec.tables[table] is not None for table in tables)
+        return computed or (len(tables) > 1 and is_frame(data))
+
+    def _staged_rows(self, table: str, records: Iterable[FileRecord]) -> Any:
+        catalog = self._room.catalog
+        schema = self._room.reader.schema(catalog.history.head(table))
+        paths = [record.path for record in records]
+        return scan(self._room.get_spark(), paths, schema, storage_options=catalog.storage.options)
+
+    def _verb(self, table: str) -> tuple[str, dict[str, Any]]:
+        """How rows come into a table. With a key, history never takes the place of what is newer.
+
+        By the range column the newest row of a key counts, whatever comes first. Without it, chunks that come newest
+        first leave what is there; oldest first, they replace it.
+        """
+        spec = self._spec
+        if not self._is_keyed(table):
+            return APPEND, {}
+        if has_column(self._room, table, spec):
+            return MERGE, {"order": spec.column, "newest_by": spec.column}
+        return MERGE, {"newest_by": "" if spec.newest_first else None}
+
+    @property
+    def _is_counted(self) -> bool:
+        return self._spec.rows_exact or self._spec.rows_min is not None or self._spec.rows_max is not None
+
+    def _check_rows(self, chunk: Chunk, rows: int) -> None:
+        spec = self._spec
+        low, high = spec.rows_min, spec.rows_max
+        if spec.rows_exact:
+            start, end = spec.geometry.ends(chunk.number)
+            low = high = end - start
+        if low is not None and rows < low:
+            raise Invalid("a chunk has too few rows", chunk=chunk.name, rows=rows, rows_min=low)
+        if high is not None and rows > high:
+            raise Invalid("a chunk has too many rows", chunk=chunk.name, rows=rows, rows_max=high)
+
+    def _check_distinct(self, chunk: Chunk, table: str, records: Iterable[FileRecord]) -> None:
+        """One row for every number means each number once: the one column of what was staged is read again."""
+        spec = self._spec
+        if not spec.rows_exact or spec.column is None:
+            return
+        column = table_range(self._room, spec.geometry, table, spec.column).column
+        storage = self._room.catalog.storage
+        batches = (batch for record in records for batch in read_file(storage, record.path, [column]))
+        values = np.concatenate([np.empty(0, np.int64), *(batch.column(0).to_numpy() for batch in batches)])
+        numbers = len(np.unique(values))
+        if numbers != len(values):
+            raise Invalid(
+                "a chunk has several rows for one number",
+                chunk=chunk.name,
+                column=spec.column,
+                rows=len(values),
+                numbers=numbers,
+            )
+
+    def _check_range(self, chunk: Chunk, table: str, records: Iterable[FileRecord]) -> None:
+        """Rows belong to their chunk: by the statistics that were written with them, so nothing is read again."""
+        spec = self._spec
+        if spec.column is None:
+            return
+        start, end = spec.geometry.ends(chunk.number)
+        column = table_range(self._room, spec.geometry, table, spec.column)
+        for record in records:
+            span = staged_span(column, record)
+            if span is None:
+                raise Invalid(
+                    "rows of a chunk have no value in the range column",
+                    chunk=chunk.name,
+                    table=table,
+                    column=spec.column,
+                    rows=record.null_counts.get(column.column.field_id),
+                )
+            if span[0] < start or span[1] >= end:
+                raise Invalid(
+                    "rows of a chunk are outside of its range",
+                    chunk=chunk.name,
+                    table=table,
+                    column=spec.column,
+                    lowest=value_text(spec.geometry.shown_within(span[0])),
+                    highest=value_text(spec.geometry.shown_within(span[1])),
+                )
+
+
+def staged_span(column: TableRange, record: FileRecord) -> tuple[int, int] | None:
+    """The lowest and the highest inner value in a staged file; None if some row has none, or it cannot be told."""
+    field = column.column.field_id
+    low, high = record.lower_bounds.get(field), record.upper_bounds.get(field)
+    if record.value_counts.get(field) != record.rows or record.null_counts.get(field) != 0 or not (low and high):
+        return None
+    unit = _DAY_US if column.by_day else 1
+    found = [int.from_bytes(base64.b64decode(bound), "little", signed=True) * unit for bound in (low, high)]
+    return found[0], found[1]

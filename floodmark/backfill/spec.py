@@ -1,0 +1,251 @@
+"""What a history backfill is: the part that stays for good (the geometry, the range column), and the settings of a run.
+
+Everything is checked before a job is made. Settings are kept with the job as JSON, so that another process can go on
+with it; a definition that is a Python function cannot be kept, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from floodmark.backfill.geometry import NUMBER, TIME, Geometry, span_us
+from floodmark.backfill.ranges import TableRange
+from floodmark.backfill.run import Room
+from floodmark.backfill.sources import CallSource, PathSource, Source, TableSource, source_as_dict, source_from_dict
+from floodmark.catalog.job import Job
+from floodmark.errors import Corrupt, Invalid
+from floodmark.rows.query import named_tables, query_body
+
+# The view that a definition knows the chunk's rows by.
+CHUNK = "chunk"
+NEWEST, OLDEST = "newest", "oldest"
+
+# What comes into a table: the chunk's rows as they are, Spark SQL over `chunk`, or a function of its DataFrame.
+Definition = str | Callable[[Any], Any] | None
+
+_KEPT = (
+    "order",
+    "workers",
+    "rows_min",
+    "rows_max",
+    "rows_exact",
+    "keep",
+    "follow",
+    "tip_wait_s",
+    "call_deadline_s",
+    "retries",
+)
+
+
+@dataclass(frozen=True)
+class HistorySpec:
+    """`column`: where a row is in the range. `keep`: how much below the tip, or before now, is kept (see prune.py).
+
+    `retries`: how often a chunk is tried; between two tries retry_s, doubled each time. poll_s: how often the tip is
+    asked for while it is waited for.
+    """
+
+    name: str
+    source: Source
+    tables: Mapping[str, Definition]
+    geometry: Geometry
+    column: str | None = None
+    order: str = NEWEST
+    workers: int = 2
+    rows_min: int | None = None
+    rows_max: int | None = None
+    rows_exact: bool = False
+    keep: str | int | None = None
+    follow: bool = False
+    tip_wait_s: float = 0.0
+    call_deadline_s: float = 60.0
+    retries: int = 5
+    poll_s: float = 1.0
+    retry_s: float = 1.0
+
+    @property
+    def plain_tables(self) -> list[str]:
+        """The tables that the chunk's rows come into as they are."""
+        return [table for table, definition in self.tables.items() if definition is None]
+
+    @property
+    def newest_first(self) -> bool:
+        return self.order == NEWEST
+
+    def pinned(self) -> dict[str, Any]:
+        return {**self.geometry.as_dict(), "column": self.column}
+
+    def settings(self) -> dict[str, Any]:
+        tables = {table: kept_definition(definition) for table, definition in self.tables.items()}
+        kept = {name: getattr(self, name) for name in _KEPT}
+        return {"source": source_as_dict(self.source), "tables": tables, **kept}
+
+
+def kept_units(geometry: Geometry, keep: str | int | None) -> int | None:
+    """`keep` as an inner value."""
+    if keep is None:
+        return None
+    return geometry.value(keep) if geometry.unit == NUMBER else span_us(keep)
+
+
+def spec_from_job(job: Job) -> HistorySpec:
+    """The spec that a job was last started with. `Invalid` if it cannot be made from what the catalog keeps."""
+    geometry, column, settings = kept_parts(job)
+    tables = {table: _definition(job.name, table, kept) for table, kept in settings["tables"].items()}
+    try:
+        kept = {name: settings[name] for name in _KEPT}
+    except KeyError as error:
+        raise Corrupt("the kept settings of a job cannot be understood", job=job.name, missing=error) from error
+    return HistorySpec(
+        name=job.name,
+        source=source_from_dict(settings["source"]),
+        tables=tables,
+        geometry=geometry,
+        column=column,
+        **kept,
+    )
+
+
+def kept_parts(job: Job) -> tuple[Geometry, str | None, Mapping[str, Any]]:
+    """A job's geometry, range column and settings: what can be told without its source."""
+    try:
+        kept = json.loads(job.spec)
+        pinned, settings = dict(kept["pinned"]), kept["settings"]
+        column = pinned.pop("column")
+        if not isinstance(settings["tables"], dict) or "source" not in settings:
+            raise ValueError("its tables or its source are not there")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Corrupt("the kept settings of a job cannot be understood", job=job.name, cause=error) from error
+    return Geometry.from_dict(pinned), column, settings
+
+
+def kept_definition(definition: Definition) -> Any:
+    """A definition as the catalog keeps it."""
+    if definition is None or isinstance(definition, str):
+        return definition
+    return {"function": getattr(definition, "__qualname__", type(definition).__name__)}
+
+
+def _definition(job: str, table: str, kept: Any) -> Definition:
+    if kept is None or isinstance(kept, str):
+        return kept
+    raise Invalid(
+        "what comes into a table was a function, which the catalog cannot keep",
+        job=job,
+        table=table,
+        advice="Start the job again by the same call, with the same name: it goes on from where it is.",
+    )
+
+
+# ── checks ──
+
+
+def check_spec(room: Room, spec: HistorySpec) -> None:
+    """Refuse what cannot be loaded, before anything exists. Needs no Spark and does not ask the source."""
+    _check_numbers(spec)
+    if not spec.tables:
+        raise Invalid("a history comes into at least one table", job=spec.name)
+    if isinstance(spec.source, TableSource) and spec.source.table in spec.tables:
+        raise Invalid("a table cannot be its own source", table=spec.source.table, job=spec.name)
+    for table, definition in spec.tables.items():
+        room.catalog.history.head(table)
+        if table.lower() == CHUNK:
+            raise Invalid("this name stands for the chunk's rows in definitions", table=table)
+        if definition is not None and not callable(definition):
+            query_body(definition)
+    _check_references(spec)
+    _check_column(room, spec)
+    _check_end(spec)
+    kept = kept_units(spec.geometry, spec.keep)
+    if kept is not None and kept <= 0:
+        raise Invalid("what is kept is above zero", keep=spec.keep)
+
+
+def _check_numbers(spec: HistorySpec) -> None:
+    if spec.order not in (NEWEST, OLDEST):
+        raise Invalid("chunks come newest or oldest first", order=spec.order, advice="Use newest or oldest.")
+    for name in ("workers", "retries"):
+        if getattr(spec, name) < 1:
+            raise Invalid(f"{name} must be a whole number above 0", given=getattr(spec, name))
+    if spec.tip_wait_s < 0 or spec.call_deadline_s <= 0:
+        raise Invalid("these times must be above 0", tip_wait_s=spec.tip_wait_s, call_deadline_s=spec.call_deadline_s)
+    low, high = spec.rows_min or 0, spec.rows_max
+    if low < 0 or (high is not None and high < low):
+        raise Invalid("no chunk can have so many rows", rows_min=spec.rows_min, rows_max=high)
+    if spec.rows_exact and spec.geometry.unit != NUMBER:
+        raise Invalid("only a range of numbers has one row for every number", advice="Use rows_min and rows_max.")
+
+
+def references(table: str, definition: str, tables: Mapping[str, Definition]) -> list[str]:
+    """The other tables of the job that a definition names; their names stand for their rows of the chunk."""
+    return named_tables(definition, {name: None for name in tables if name != table})
+
+
+def _check_references(spec: HistorySpec) -> None:
+    """A definition must not need itself, through whatever others."""
+
+    def needed(table: str) -> Iterator[str]:
+        definition = spec.tables[table]
+        yield from references(table, definition, spec.tables) if isinstance(definition, str) else ()
+
+    for start in spec.tables:
+        seen: set[str] = set()
+        waiting = list(needed(start))
+        while waiting:
+            table = waiting.pop()
+            if table == start:
+                raise Invalid("this definition names itself through others", table=start)
+            if table not in seen:
+                seen.add(table)
+                waiting += needed(table)
+
+
+def _check_column(room: Room, spec: HistorySpec) -> None:
+    if spec.column is None:
+        if spec.keep is not None:
+            raise Invalid(
+                "what is to go below a floor is told by the range column",
+                keep=spec.keep,
+                advice="Name it: column=…",
+            )
+        return
+    for table in spec.plain_tables or list(spec.tables):
+        # A table that is computed may do without, unless no other has it.
+        if spec.tables[table] is None or not any(has_column(room, one, spec) for one in spec.tables):
+            table_range(room, spec.geometry, table, spec.column)
+
+
+def _check_end(spec: HistorySpec) -> None:
+    """A range without an end needs a source that can tell how far it has come."""
+    source, geometry = spec.source, spec.geometry
+    if geometry.last is not None or not isinstance(source, CallSource | PathSource):
+        return
+    # Files by the time of their rows go up to now.
+    if source.tip_given is None and not (isinstance(source, PathSource) and geometry.unit == TIME):
+        raise no_tip(spec.name)
+
+
+def no_tip(job: str) -> Invalid:
+    return Invalid(
+        "the source does not know how far it has come, and the range has no end",
+        job=job,
+        advice="Give the range an end, or the source a tip.",
+    )
+
+
+def table_range(room: Room, geometry: Geometry, table: str, column: str) -> TableRange:
+    return TableRange.at_head(room.catalog, room.get_spark, geometry, table, column)
+
+
+def has_column(room: Room, table: str, spec: HistorySpec) -> bool:
+    """Whether the table has the job's range column, of the history's kind."""
+    if spec.column is None:
+        return False
+    try:
+        table_range(room, spec.geometry, table, spec.column)
+    except Invalid:
+        return False
+    return True
