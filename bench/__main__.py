@@ -16,6 +16,7 @@ import structlog
 from rich.console import Console
 
 from bench import (
+    backfills,
     bulk,
     cold,
     compaction,
@@ -52,6 +53,7 @@ SECTIONS: dict[str, Callable[[Workshop], Iterator[Line]]] = {
     "feed": feed.run,
     "compaction": compaction.run,
     "files_sink": files_sink.run,
+    "backfills": backfills.run,
 }
 OUT = Path(__file__).parent / "out"
 

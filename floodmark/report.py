@@ -24,6 +24,7 @@ from floodmark.errors import BelowRetention, Corrupt
 from floodmark.export import record as sink_record
 from floodmark.maintain.record import COMPACT, FAILED, REFUSED, RETAIN, VERBS
 from floodmark.model import Head
+from floodmark.report_jobs import JobsSeen, not_ready, see_jobs, trouble_text
 
 # The format since which a catalog knows of maintenance.
 MAINTAINED_FORMAT = 4
@@ -41,7 +42,7 @@ def lake_status(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> dict[
     commits = catalog.history.commits(limit=1)
     running, pending, unknown = _unfinished(catalog)
     upkeep = _upkeep(catalog, row.format)
-    sinks = _sinks(catalog)
+    sinks, jobs = _sinks(catalog), see_jobs(catalog)
     files, small = sum(head.files for head in heads), _sum(upkeep.small_files.get(head.table_id) for head in heads)
     with catalog.database.read() as tx:
         query = select(tables.audit.c.outcome, func.count()).group_by(tables.audit.c.outcome)
@@ -69,7 +70,9 @@ def lake_status(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> dict[
         "last_maintenance": _last_of_each_verb(upkeep, heads) if upkeep.known else None,
         "due": _due(catalog, heads, upkeep, keeping) if upkeep.known else [],
         "sinks": sinks,
-        "health": _health(unknown, pending, _unanswered(upkeep, heads), sinks),
+        "jobs": jobs.shown,
+        "jobs_error": jobs.error,
+        "health": _health(unknown, pending, _unanswered(upkeep, heads), sinks, jobs),
     }
 
 
@@ -78,16 +81,21 @@ def _health(
     pending: Sequence[str],
     failed: Sequence[Maintenance],
     sinks: Sequence[Mapping[str, Any]],
+    jobs: JobsSeen,
 ) -> str:
-    if unknown:
-        return f"refused: {len(unknown)} operation(s) cannot be understood; see `floodmark doctor`"
-    if pending:
-        return f"recovery pending: {len(pending)} dead operation(s); the next write or `floodmark recover` settles them"
+    found = [not_ready(jobs.error)] if jobs.error is not None else []
     ways_out = [_sink_failure(sink) for sink in sinks if sink["error"] is not None]
-    if failed or ways_out:
+    if unknown:
+        found.append(f"refused: {len(unknown)} operation(s) cannot be understood; see `floodmark doctor`")
+    elif pending:
+        settled = "the next write or `floodmark recover` settles them"
+        found.append(f"recovery pending: {len(pending)} dead operation(s); {settled}")
+    elif failed or ways_out or jobs.troubles:
         where = ["`floodmark maintain history`"] * bool(failed) + ["`floodmark sink status`"] * bool(ways_out)
-        return f"attention: {', '.join([*map(_failure, failed), *ways_out])}; see {' and '.join(where)}"
-    return "fine"
+        where += ["`floodmark backfill list`"] * bool(jobs.troubles)
+        troubles = [*map(_failure, failed), *ways_out, *trouble_text(jobs.troubles)]
+        found.append(f"attention: {', '.join(troubles)}; see {' and '.join(where)}")
+    return "; ".join(found) or "fine"
 
 
 def _unfinished(catalog: Catalog) -> tuple[list[str], list[str], list[str]]:

@@ -50,7 +50,8 @@ def run(
         evolve = evolve and not new
         if evolve:
             columns = evolved_columns(lake.spark, files, found_format, columns)
-        frame = read_files(lake.spark, files, found_format, columns, all_needed=not evolve)
+        filled = () if new else lake.filled_columns(table)
+        frame = read_files(lake.spark, files, found_format, columns, all_needed=not evolve, filled=filled)
         note = message or f"{mode} {len(files)} file(s)"
         try:
             with staging_progress(context.obj.output) as progress:

@@ -16,6 +16,7 @@ import typer
 from floodmark.cli import (
     adopt,
     audit,
+    backfill,
     backup,
     changes,
     delete,
@@ -55,6 +56,7 @@ for command in (*_READ, *_WRITE):
     app.command(command.__name__.rpartition(".")[2])(command.run)
 app.add_typer(maintain.app, name="maintain")
 app.add_typer(sink.app, name="sink")
+app.add_typer(backfill.app, name="backfill")
 # No address of a database looks like this: it is a property of the catalog that a sink ships to.
 _PROPERTY = re.compile(r"[\w.-]+=")
 

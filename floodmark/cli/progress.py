@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -68,5 +69,34 @@ def units_progress(output: Output) -> Iterator[Callable[[str, int, int, int], No
         def show(table: str, rows: int, rows_max: int, size_bytes: int) -> None:
             said = f"shipping {table}: {rows:,} of at most {rows_max:,} rows, {size_text(size_bytes)}"
             bar.update(task, description=said, completed=rows, total=rows_max or None)
+
+        yield show
+
+
+@contextmanager
+def job_progress(output: Output, name: str, unit: str) -> Iterator[Callable[[int, int | None], None] | None]:
+    """A bar of a job: how much of how much, how fast, and how long it will take. None when nobody would see it."""
+    if output.as_json or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    said = TextColumn("{task.fields[said]}")
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), said, TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None, said="looking what is done")
+        begun: list[tuple[float, int]] = []
+
+        def show(processed: int, total: int | None) -> None:
+            now_s = time.monotonic()
+            if not begun:
+                # What an earlier run did is not this one's pace.
+                begun.append((now_s, processed))
+                bar.reset(task, total=total, completed=processed)
+            text = f"{processed:,} {unit}" if total is None else f"{processed:,} of {total:,} {unit}"
+            spent_s, done = now_s - begun[0][0], processed - begun[0][1]
+            pace = f", {done / spent_s:,.1f}/s" if done > 0 and spent_s > 0 else ""
+            bar.update(task, completed=processed, total=total, said=text + pace)
 
         yield show

@@ -99,13 +99,14 @@ def _read(settings: Mapping[str, Any]) -> dict[str, Any]:
     read = dict(settings)
     for name, value in settings.items():
         if name.endswith("_bytes") and isinstance(value, str):
-            read[name] = _size_bytes(name, value)
+            read[name] = parse_size(name, value)
         elif name in ("columns", "partition") and isinstance(value, str):
             read[name] = [value]
     return read
 
 
-def _size_bytes(name: str, text: str) -> int:
+def parse_size(name: str, text: str) -> int:
+    """The bytes of a text like 4MiB, 256MB or 4194304."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise Invalid("this is not a size", setting=name, value=repr(text), advice="Write it like 4MiB or 4194304.")

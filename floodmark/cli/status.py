@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from floodmark.cli.backfill_text import job_line
 from floodmark.cli.sink_text import sink_line
 from floodmark.report import lake_status
 
@@ -18,6 +19,8 @@ def run(context: typer.Context) -> None:
         if status["last_maintenance"] is not None:
             status["last_maintenance"] = [_last(verb, run) for verb, run in status["last_maintenance"].items()]
         status["sinks"] = [sink_line(sink) for sink in status["sinks"]]
+        if status["jobs"] is not None:
+            status["jobs"] = [job_line(job) for job in status["jobs"]]
     context.obj.output.result(status)
 
 

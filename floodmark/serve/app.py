@@ -1,8 +1,9 @@
-"""The lake over HTTP: rows come in, each once, and are committed before they are answered (I4, I9).
+"""The lake over HTTP: rows come in, each once, and are committed before they are answered (I4, I9); jobs are watched.
 
 A request is checked before it is read, read within limits, and done by a few worker threads (I14). Merges into one
 keyed table go one after the other: side by side they would plan each other's work again. What a lost answer or a killed
-server leaves is known by the sender's identity when it is sent again, to this process or to the next one.
+server leaves is known by the sender's identity when it is sent again, to this process or to the next one. Questions
+of state have threads of their own and a deadline: writers that are slow do not make them wait.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ from floodmark import log
 from floodmark.errors import Busy, CommitUnknown, FloodmarkError, Unavailable
 from floodmark.lake import Lake
 from floodmark.model import Commit
+from floodmark.report_jobs import cancel_outcome
 from floodmark.rows.json_lines import parse_lines
 from floodmark.serve.answers import error_text, headers_of, json_text, plain_error, status_of
 from floodmark.serve.body import Limits, read_body, unpack
 from floodmark.serve.claims import DESTINATION, Claim, check_expected, read_claim
+from floodmark.serve.ready import ANSWER_S_MAX, readiness, unready
 from floodmark.serve.tokens import is_authorized
 from floodmark.write.prune import key_fields
 
 T = TypeVar("T")
 TRACE_CHARACTERS_MAX = 8_000
+# Threads for questions of state.
+ASKERS = 2
 
 
 class Work:
@@ -43,6 +48,7 @@ class Work:
 
     def __init__(self, limits: Limits) -> None:
         self._pool = futures.ThreadPoolExecutor(limits.workers, thread_name_prefix="floodmark-serve")
+        self._askers = futures.ThreadPoolExecutor(ASKERS, thread_name_prefix="floodmark-ask")
         self._requests_max = limits.requests_max
         self._under_way = 0
         self._running: set[futures.Future[Any]] = set()
@@ -65,14 +71,26 @@ class Work:
             yield
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        future = self._pool.submit(function, *arguments)
+        return await self._begun(self._pool, function, *arguments)
+
+    async def ask(self, function: Callable[..., T], *arguments: Any) -> T:
+        """A question that changes nothing; `Unavailable` if there is no answer in time."""
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                return await self._begun(self._askers, function, *arguments)
+        except TimeoutError as error:
+            raise Unavailable("there was no answer in time", seconds=ANSWER_S_MAX, advice="Ask again.") from error
+
+    async def _begun(self, pool: futures.Executor, function: Callable[..., T], *arguments: Any) -> T:
+        future = pool.submit(function, *arguments)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
         return await asyncio.wrap_future(future)
 
     def close(self, wait_s: float) -> bool:
         """Whether all that was begun came to its end in this time."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._askers):
+            pool.shutdown(wait=False, cancel_futures=True)
         return not futures.wait(list(self._running), timeout=wait_s).not_done
 
 
@@ -152,8 +170,43 @@ def create_app(lake: Lake, *, token_sha256: str | None = None, limits: Limits | 
                 answer = await work.run(rows.take, place, body, encoding, claim, evolve)
         return _answer(200, answer, {DESTINATION: place.destination})
 
+    _answer_questions(app, lake, work, token_sha256)
+    _change_jobs(app, lake, work, token_sha256)
     _handle_errors(app)
     return app
+
+
+def _answer_questions(app: FastAPI, lake: Lake, work: Work, token_sha256: str | None) -> None:
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Whether the lake is fit for work: 200, or 503 with reasons; `health` is what `floodmark status` says."""
+        try:
+            found = await work.ask(readiness, lake)
+        except Unavailable as error:
+            found = unready(str(error))
+        return _answer(200 if found["ready"] else 503, json_text(found))
+
+    @app.get("/api/jobs")
+    async def jobs(request: Request) -> Response:
+        """Every job, newest first, with the figures of `floodmark backfill list --all --json`."""
+        # Settings tell paths, tables and expressions: not to everybody who can reach the port.
+        if token_sha256 is not None:
+            _check_caller(request, token_sha256)
+        return _answer(200, json_text({"jobs": await work.ask(lambda: lake.backfill.list())}))
+
+
+def _change_jobs(app: FastAPI, lake: Lake, work: Work, token_sha256: str | None) -> None:
+    def cancel(job: str) -> dict[str, Any]:
+        before = lake.backfill.show(job)
+        after = lake.backfill.cancel(before["id"])
+        return {"outcome": cancel_outcome(before, after), **after}
+
+    @app.post("/api/jobs/{id}/cancel")
+    async def cancel_job(request: Request, id: str) -> Response:
+        """Ask a job, by id or name, to stop after its batch or chunk; what is done stays."""
+        _check_caller(request, token_sha256)
+        async with work.admitted():
+            return _answer(200, json_text(await work.run(cancel, id)))
 
 
 _DESCRIBED = {

@@ -30,7 +30,8 @@ from tests.conftest import EVENTS, Place, ids, rows
 STATUS_KEYS = [
     *("lake", "catalog", "format", "incarnation", "version", "tables", "rows", "files", "bytes"),
     *("small_files", "small_file_ratio", "versions", "expired_states", "last_commit"),
-    *("running", "pending", "unknown", "pins", "healed", "last_maintenance", "due", "sinks", "health"),
+    *("running", "pending", "unknown", "pins", "healed", "last_maintenance", "due", "sinks"),
+    *("jobs", "jobs_error", "health"),
 ]
 COMMIT_KEYS = {"version", "outcome", "operation", "kind", "branch", "actor", "message", "committed_ms", "tables"}
 SHOW_KEYS = {

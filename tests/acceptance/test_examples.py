@@ -91,6 +91,28 @@ def test_a_follower_of_a_sink_has_the_rows_that_pass_its_filter_without_java(tmp
     assert (table["mark"], table["head"], table["units"], table["open_unit"]) == (3, 3, 2, None)
 
 
+def test_a_backfill_that_failed_goes_on_and_a_new_column_is_filled_without_java(tmp_path: Path) -> None:
+    folder = str(tmp_path / "lake")
+    lines = run("backfill.py", folder, JAVA_HOME="", PATH=str(tmp_path / "empty"))
+    assert lines[:7] == [
+        *(f"  {done} of 7" for done in range(5)),
+        "failed: the archive is closed at night",
+        "not all of it is there: 2024-01-01..2024-01-02",
+    ]
+    assert lines[7:14] == [
+        *(f"  {done} of 7" for done in range(4, 8)),
+        "done: 168 rows, the source was asked 8 times",
+        "nothing_to_do",
+        "loaded [['2024-01-01', '2024-01-08']]",
+    ]
+    steps = [int(line.split()[0]) for line in lines[14:] if line.endswith(" of 168")]
+    assert (steps[0], steps[-1], len(steps) >= 4, steps == sorted(set(steps))) == (0, 168, True, True)
+    assert lines[-2:] == ["done: 168 rows filled", "all 169 rows have it; health: fine"]
+    with fm.open(folder, read_only=True) as lake:
+        check_lake(lake.catalog)
+        assert [job["status"] for job in lake.backfill.list()] == ["done", "done"]
+
+
 def test_every_example_is_run_by_a_test() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["keyed_changes.py", "maintain.py", "quickstart.py", "sinks.py"]
+    assert names == ["backfill.py", "keyed_changes.py", "maintain.py", "quickstart.py", "sinks.py"]

@@ -1,0 +1,174 @@
+"""What backfills and their jobs are and come to, in sentences: what a person reads where a program reads the record."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from floodmark.backfill.record import CANCELLED, DONE, NOTHING_TO_DO, TIMED_OUT, BackfillRun
+from floodmark.catalog.job import COLUMN, INTERRUPTED, PENDING, RUNNING
+from floodmark.cli.output import size_text
+from floodmark.cli.sink_text import age_text, error_text
+from floodmark.report import count_of
+
+RANGES_MAX = 10
+
+
+# ── jobs ──
+
+
+def progress_text(job: Mapping[str, Any]) -> str:
+    """How far it is: 3 of 9 chunks (33.3 %)."""
+    if job["total"] is None:
+        return f"{job['processed']:,} {job['unit']}"
+    return f"{job['processed']:,} of {job['total']:,} {job['unit']} ({job['percent']:.1f} %)"
+
+
+def pace_text(job: Mapping[str, Any]) -> str:
+    """How fast it is, and how long it will take; nothing if that cannot be told."""
+    parts = [] if job["rate"] is None else [f"{rate_text(job['rate'])} {job['unit']}/s"]
+    parts += [] if job["eta_s"] is None else [f"{age_text(round(job['eta_s'] * 1000))} left"]
+    return ", ".join(parts)
+
+
+def rate_text(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def job_line(job: Mapping[str, Any]) -> str:
+    """A job in a list of the lake's state."""
+    parts = [f"{job['job']} {job['status']}", progress_text(job)]
+    parts += [pace_text(job)] if job["status"] == RUNNING and pace_text(job) else []
+    parts += [error_text(job["error"])] if job["error"] else []
+    return ", ".join(parts)
+
+
+def job_row(job: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "job": job["job"],
+        "kind": job["kind"],
+        "status": "stopping" if job["cancel_asked"] else job["status"],
+        "progress": progress_text(job),
+        "pace": pace_text(job) or None,
+        "rows": job["rows"],
+        "updated": job["updated"],
+        "error": None if job["error"] is None else f"{job['error']['kind']}: {job['error']['message']}",
+    }
+
+
+def job_fields(job: Mapping[str, Any], coverage: Mapping[str, Any] | None) -> dict[str, Any]:
+    """One job on a screen: figures, settings, and how it failed."""
+    shown = {name: job[name] for name in ("job", "id", "kind", "tables", "status")}
+    shown |= {"progress": progress_text(job), "pace": pace_text(job) or None}
+    shown |= {name: job[name] for name in ("rows", *(["unfilled"] if job["kind"] == COLUMN else []), "publishes")}
+    shown |= {name: job[name] for name in ("actor", "holder", "created", "started", "updated", "ended")}
+    shown |= {"acknowledged": job["acknowledged"]} if job["acknowledged"] else {}
+    shown |= {"error": error_text(job["error"])} if job["error"] else {}
+    settings = {**job["settings"], **_history_settings(job["settings"], coverage)}
+    return shown | {name: value for name, value in settings.items() if name not in shown and value not in (None, False)}
+
+
+def _history_settings(settings: Mapping[str, Any], coverage: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A history's range as people write it; nothing for other jobs."""
+    if coverage is None:
+        return {}
+    size = settings["size"]
+    queries = {table: query for table, query in settings["tables"].items() if query is not None}
+    return {
+        "range": f"{coverage['first']}..{coverage['last'] or 'open'}",
+        "chunk": age_text(size // 1000) if settings["unit"] == "time" else size,
+        "definitions": queries or None,
+        **dict.fromkeys(("first", "last", "size", "origin", "unit")),
+    }
+
+
+def next_step(job: Mapping[str, Any]) -> str | None:
+    """What somebody may do about a job that is not at work and not done."""
+    if job["status"] in (PENDING, INTERRUPTED, CANCELLED, "failed"):
+        return f"go on with `{resume_command(job['job'])}`"
+    return None
+
+
+def resume_command(name: str) -> str:
+    return f"floodmark backfill resume {shlex.quote(name)}"
+
+
+# ── runs ──
+
+
+def run_text(run: BackfillRun) -> str:
+    """One run, and what of its job is done."""
+    job = run.job
+    if run.outcome == DONE:
+        return f"done: {job['job']}, {_counts(job)}"
+    if run.outcome == NOTHING_TO_DO:
+        return f"nothing to do: {job['job']} is complete, {_counts(job)}"
+    word = "timed out" if run.outcome == TIMED_OUT else run.outcome
+    return f"{word}: {job['job']}, {progress_text(job)} done; what is done stays; {next_step(job) or 'it goes on'}"
+
+
+def _counts(job: Mapping[str, Any]) -> str:
+    if job["kind"] == COLUMN:
+        parts = [f"{count_of(job['rows'], 'row')} filled"]
+        parts += [f"{job['unfilled']} of them with null"] if job["unfilled"] else []
+    else:
+        parts = [count_of(job["processed"], "chunk"), count_of(job["rows"], "row")]
+    return ", ".join([*parts, f"{count_of(job['publishes'], 'commit')} in all"])
+
+
+# ── plans ──
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    return _column_plan(plan) if plan.get("kind") == COLUMN else _history_plan(plan)
+
+
+def _column_plan(plan: Mapping[str, Any]) -> list[str]:
+    name = f"{plan['table']}.{plan['column']}"
+    added = [f"would add {name} {plan['type']}: {plan['expression']}"] if plan["adds_column"] else []
+    if not plan["files"]:
+        return [*added, f"nothing to do: no row lacks {name}"]
+    where = f"{count_of(plan['files'], 'file')} of {size_text(plan['bytes'])}"
+    how = "1 batch" if plan["batches"] == 1 else f"{plan['batches']} batches"
+    cuts = f", {count_of(plan['cuts'], 'file')} cut first" if plan["cuts"] else ""
+    announced = "; consumers will see them" if plan["announce"] else ""
+    return [*added, f"would fill {count_of(plan['rows'], 'row')} in {where}, in {how}{cuts}{announced}"]
+
+
+def _history_plan(plan: Mapping[str, Any]) -> list[str]:
+    chunks = f"{count_of(plan['to_load'], 'chunk')} into {', '.join(plan['tables'])}"
+    lines = [f"would load {chunks}" if plan["to_load"] else "nothing to load now"]
+    lines[0] += f"; {plan['done']:,} of {plan['chunks']:,} are done"
+    if plan["next"]:
+        more = ", …" if plan["to_load"] > len(plan["next"]) else ""
+        lines.append(f"first {', '.join(plan['next'])}{more}")
+    if plan["not_complete_yet"]:
+        lines.append(f"{count_of(plan['not_complete_yet'], 'chunk')} not complete yet: tip {plan['tip'] or 'unknown'}")
+    pruned = {table: count for table, count in plan["to_prune"].items() if count}
+    return lines + [f"would prune {count_of(count, 'chunk')} of {table}" for table, count in pruned.items()]
+
+
+# ── coverage ──
+
+
+def is_complete(coverage: Mapping[str, Any]) -> bool:
+    """Whether every table has all of the history that can be told; of one where nothing is loaded, nothing can."""
+    tables = coverage["tables"].values()
+    return all(one["chunks"] and not one["gaps"] for one in tables)
+
+
+def coverage_lines(coverage: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for table, one in coverage["tables"].items():
+        parts = [f"{count_of(one['chunks'], 'chunk')}, {count_of(one['rows'], 'row')}"]
+        for word in ("loaded", "gaps", "pruned"):
+            parts += [f"{word} {_ranges(one[word])}"] if one[word] else []
+        lines.append(f"{table}: {'; '.join(parts)}")
+    return lines + ([f"floor {coverage['floor']}"] if coverage["floor"] is not None else [])
+
+
+def _ranges(ranges: Sequence[Sequence[str]]) -> str:
+    shown = [f"{start}..{end}" for start, end in ranges[:RANGES_MAX]]
+    left = len(ranges) - len(shown)
+    return ", ".join(shown) + (f" and {left} more" if left else "")

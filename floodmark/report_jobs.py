@@ -1,0 +1,86 @@
+"""What the lake says of its jobs: those that matter now, and what of them needs somebody.
+
+Fails closed: if the jobs cannot be read, or one of them cannot be understood, the rest of the lake's state is still
+told, and health says that it is not ready, and why. Nothing that is not known to be well is taken for well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from floodmark import log
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.job import CANCELLED, FAILED, INTERRUPTED, UNKNOWN, Job
+
+NOT_READY = "not ready"
+TROUBLES_MAX = 5
+REASON_CHARACTERS_MAX = 300
+# What a list of the lake's state has of a job; `floodmark backfill show` has the rest.
+_SHORT = (
+    *("job", "id", "kind", "tables", "status", "processed", "total", "unit", "percent", "rate", "eta_s"),
+    *("rows", "unfilled", "error", "holder", "cancel_asked", "started", "updated", "ended"),
+)
+
+
+@dataclass(frozen=True)
+class JobsSeen:
+    """The jobs that matter now, in short; None if they cannot be read, and why. `troubles` ask for somebody."""
+
+    shown: list[dict[str, Any]] | None
+    error: str | None = None
+    troubles: tuple[str, ...] = ()
+
+
+def see_jobs(catalog: Catalog) -> JobsSeen:
+    try:
+        jobs = shown_jobs(catalog)
+        short = [_in_short(job) for job in jobs]
+    except Exception as error:  # noqa: BLE001 - whatever it is: a health answer that fails here must not look well
+        log.get().warning("jobs cannot be read", cause=str(error))
+        return JobsSeen(None, _reason(error))
+    return JobsSeen(short, None, tuple(text for text in map(_trouble, jobs) if text))
+
+
+def shown_jobs(catalog: Catalog) -> list[Job]:
+    """Jobs at work or waiting, those that died or cannot be understood, and failures that nobody has seen yet."""
+    with catalog.database.read() as tx:
+        now_ms = catalog.database.now_ms(tx)
+    return [job for job in catalog.jobs.all() if job.is_shown(now_ms)]
+
+
+def not_ready(error: str) -> str:
+    return f"{NOT_READY}: jobs cannot be read ({error})"
+
+
+def trouble_text(troubles: Sequence[str]) -> list[str]:
+    """The first few, and how many there are besides."""
+    left = len(troubles) - TROUBLES_MAX
+    return [*troubles[:TROUBLES_MAX], *([f"{left} more jobs"] if left > 0 else [])]
+
+
+def cancel_outcome(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What asking a job to stop came to: it is stopped, it will stop, or it was at its end."""
+    if after["cancel_asked"]:
+        return "asked"
+    return CANCELLED if after["status"] == CANCELLED != before["status"] else "nothing_to_do"
+
+
+def _in_short(job: Job) -> dict[str, Any]:
+    whole = job.as_dict()
+    return {name: whole[name] for name in _SHORT}
+
+
+def _trouble(job: Job) -> str | None:
+    if job.status == FAILED:
+        kind = (job.error or {}).get("kind", "unknown")
+        return f"job {job.name} failed ({kind})"
+    if job.status == INTERRUPTED:
+        return f"job {job.name} interrupted"
+    return f"job {job.name} in an unknown state ({job.state})" if job.status == UNKNOWN else None
+
+
+def _reason(error: Exception) -> str:
+    text = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return text if len(text) <= REASON_CHARACTERS_MAX else f"{text[: REASON_CHARACTERS_MAX - 1]}…"
