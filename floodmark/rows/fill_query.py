@@ -37,6 +37,7 @@ from floodmark.rows.zone import in_utc
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 Tables = Callable[[str], "DataFrame"]
 
@@ -220,17 +221,19 @@ def query_type(spark: SparkSession, schema: Schema, table: str, expression: str,
         if "*" in expression and query.select(rows, value).columns != query.select(wider, value).columns:
             raise Invalid("an expression names its columns", expression=expression, advice="Name them, not the star.")
         check_functions(spark, expression, table)
-        check_plan(query.explain(_unknown_rows(spark, schema), f"{value} AS value"), expression, table)
+        unknown = _Query(spark, view, table, expression, lambda name: _unknown(spark, tables(name).schema))
+        plan = unknown.explain(_unknown(spark, spark_schema(schema, all_nullable=True)), f"{value} AS value")
+        check_plan(plan, expression, table)
     return found.field_type
 
 
-def _unknown_rows(spark: SparkSession, schema: Schema) -> DataFrame:
+def _unknown(spark: SparkSession, columns: StructType) -> DataFrame:
     """Rows of which Spark knows nothing while it plans: what is left of an expression then is computed for each."""
 
     def untouched(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
 
-    return spark.range(0).mapInArrow(untouched, spark_schema(schema, all_nullable=True))
+    return spark.range(0).mapInArrow(untouched, columns)
 
 
 def _unused(schema: Schema) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 import floodmark as fm
 from floodmark.catalog.fills import FILL_PREFIX, Fill, fills_of
+from floodmark.cli.main import main
 from floodmark.errors import Busy, Invalid, NotFound
 from floodmark.rows import fill as filling
 from floodmark.testing.invariants import check_lake
@@ -227,3 +230,12 @@ def test_an_adopted_table_binds_no_column(sqlite_lake: fm.Lake, tmp_path: Path) 
     location = foreign_table(tmp_path, pa.schema([("id", pa.int64())]), [pa.table({"id": [1]})], bound, {})
     sqlite_lake.adopt("old", location)
     assert sqlite_lake.filled_columns("old") == ()
+
+
+def test_the_command_unbinds(sqlite_lake: fm.Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    sqlite_lake.append("events", rows(1))
+    assert backfill(sqlite_lake).outcome == "done"
+    with suppress(SystemExit):
+        main(["--lake", sqlite_lake.location, "--json", "backfill", "unbind", "events", "nick"])
+    assert json.loads(capsys.readouterr().out)["outcome"] == "unbound"
+    assert fills(sqlite_lake) == []

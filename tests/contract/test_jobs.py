@@ -180,6 +180,39 @@ def test_nothing_said_is_the_same_as_nothing(lake: fm.Lake) -> None:
     assert start(lake, pinned={"something new": None}).resumed
 
 
+def test_a_job_that_begins_anew_may_be_another_one_as_long_as_no_row_is_done(place: Place, lake: fm.Lake) -> None:
+    held = start(lake)
+    with place.open() as other, pytest.raises(Invalid, match="another one"):
+        start(other, pinned={"size": 20}, anew=True)  # of one that is at work
+    lake.catalog.jobs.end(held, FAILED, 0, 9, {"kind": "X", "message": "x"})
+    held = start(lake, pinned={"size": 20}, anew=True)
+    assert (find(lake).settings["size"], held.pinned["size"]) == (20, 20)
+    apply(lake, FillRider(held.id, held.run, 1, 0))
+    lake.catalog.jobs.end(held, CANCELLED, 1, 9)
+    with pytest.raises(Invalid, match="another one"):
+        start(lake, pinned={"size": 30}, anew=True)
+    assert start(lake, pinned={"size": 20}, anew=True).resumed
+
+
+@pytest.mark.parametrize("before", ["new", "cancelled"])
+def test_a_cancel_while_a_job_is_started_is_not_lost(place: Place, lake: fm.Lake, before: str) -> None:
+    with place.open() as other:
+        if before == "cancelled":
+            lake.catalog.jobs.end(start(lake), CANCELLED, 1, 9)
+
+        def meanwhile() -> None:
+            if before == "cancelled":
+                other.catalog.jobs.end(start(other), CANCELLED, 2, 9)
+            else:
+                other.catalog.jobs.cancel("years")
+
+        with at("job.made", meanwhile), pytest.raises(Conflict, match="cancelled while it was started"):
+            start(lake)
+        assert find(lake).status == "cancelled"
+        # Who starts it now knows that.
+        assert start(lake).id == find(lake).id
+
+
 # ── runs that die ──
 
 

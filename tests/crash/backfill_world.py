@@ -56,7 +56,7 @@ def person(number: int, name: str, at: int = OLD) -> Row:
 # ── a column ──
 
 COLUMN_JOB, COLUMN = "people.nick", "nick"
-# The first file has more rows than a batch: it is cut first, so the second batch is the first that fills something.
+# The first file has more rows than a batch: it is cut, and its parts are filled after the other file.
 FILES = (range(6), range(6, 9))
 COLUMN_OPTIONS = {"batch_rows": 4, "pause": "0ms"}
 
