@@ -41,7 +41,7 @@ bench: $(READY) ## figures: a table, and JSON in bench/out
 	$(BIN)/python -m bench
 
 soak: $(READY) ## long random runs with kills
-	$(BIN)/python -m pytest tests/simulation -m soak --timeout=0
+	$(BIN)/python -m pytest -m soak --timeout=0
 
 docs: $(READY) ## write the generated pages again
 	$(BIN)/python -m docs.generate

@@ -24,7 +24,17 @@ LONGEST_FIRST = ("simulation", "crash", "spark", "interop", "acceptance", "contr
 preload("tests.conftest")
 
 
+class _NONE:
+    id = ""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # What such a test shows does not depend on the database; `make soak` runs it on the other one too.
+        if item.get_closest_marker("mostly_sqlite") and "postgresql" in getattr(item, "callspec", _NONE).id:
+            item.add_marker(pytest.mark.soak)
+
     def place(item: pytest.Item) -> int:
         folder = item.path.parent.name
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)

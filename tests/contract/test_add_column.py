@@ -32,6 +32,8 @@ from floodmark.write.add_column import add_column
 from floodmark.write.intent import Intent
 from tests.conftest import Place, at, ids, rows
 
+pytestmark = pytest.mark.mostly_sqlite
+
 KEYED = "id long not null, name string"
 
 

@@ -26,6 +26,8 @@ from floodmark.errors import Busy, CommitUnknown, Fenced, Invalid, NotFound, Una
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 
+pytestmark = pytest.mark.mostly_sqlite
+
 State = dict[int, tuple[Any, ...]]
 Steps = list[tuple[int, int | None]]
 

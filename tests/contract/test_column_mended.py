@@ -20,6 +20,8 @@ from floodmark.rows import fill as filling
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, rows
 
+pytestmark = pytest.mark.mostly_sqlite
+
 
 @pytest.fixture
 def sqlite_lake(new_place: Callable[[str], Place]) -> Iterator[fm.Lake]:

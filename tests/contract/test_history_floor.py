@@ -18,6 +18,8 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 from tests.history_world import Numbers, chunk_rows, history, number_rows, room_of, run
 
+pytestmark = pytest.mark.mostly_sqlite
+
 Row = dict[str, Any]
 
 

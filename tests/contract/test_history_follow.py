@@ -19,6 +19,8 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.history_world import Numbers, chunk_rows, history, number_rows, numbers_done, run, steps_of
 
+pytestmark = pytest.mark.mostly_sqlite
+
 
 @pytest.fixture
 def lake(place: Place) -> Iterator[fm.Lake]:

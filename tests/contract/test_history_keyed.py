@@ -11,6 +11,8 @@ from floodmark.backfill.geometry import Chunk
 from floodmark.testing.invariants import check_lake
 from tests.history_world import Numbers, history, room_of, run
 
+pytestmark = pytest.mark.mostly_sqlite
+
 STATES = "id long not null, at long, name string"
 
 

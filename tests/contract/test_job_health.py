@@ -23,6 +23,8 @@ from tests.contract.test_catalog_lifecycle import make_format_1
 from tests.contract.test_jobs import find, now_ms, set_job, start, start_and_die
 from tests.contract.test_receive_http import lines, post, served, told
 
+pytestmark = pytest.mark.mostly_sqlite
+
 ERROR = {"kind": "Unavailable", "message": "the source is away", "facts": {}, "advice": "", "exit_code": 4}
 
 

@@ -26,7 +26,7 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 from tests.simulation import feed
 
-SEEDS = [1, 2, 3, 4]
+SEEDS = [1, 2]
 STEPS = 500
 CHECK_EVERY = 50
 # What may refuse a random operation: a key that is there, and races lost too often.

@@ -268,7 +268,7 @@ class Model:
             return
         call, mode = self.random.randint(1, 40), self.random.choice(["before", "after"])
         storage = FaultyStorage(fail_at=call, mode=mode) if how == "storage" else None
-        with self.place.open(storage=storage) as lake:
+        with self.place.open(storage=storage, heal=storage is None) as lake:
             faults = DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode) if how == "database" else None
             with suppress(fm.FloodmarkError):
                 done = lake.sinks.run("out")
