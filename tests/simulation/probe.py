@@ -269,7 +269,7 @@ class Found:
         return found
 
 
-def probe(place: Place, job: Job, column: str, *, rounds: int = 40, **options: Any) -> Found:
+def probe(place: Place, job: Job, column: str, *, rounds: int = 30, **options: Any) -> Found:
     """Run a job beside others. The table is there; `rounds` of calls are made before, and as many after."""
     with place.open(actor="others") as lake:
         Others(lake).round()
