@@ -1,8 +1,8 @@
 """Nobody waits for a column backfill: probed from another process, only while the job is live.
 
 Others at work on the machine only add time, so a problem that one probe of a few does not find is noise; a version that
-is bad on purpose must fail each time. On SQLite, where all of the catalog's work is done by the threads that are watched:
-how long a database server waited for a core, nobody can tell apart. `python -m bench --only backfills` probes both.
+is bad on purpose must fail each time. On SQLite, where the threads that are watched do all of the catalog's work: how
+long a database server waited for a core, nobody can tell apart. `python -m bench --only backfills` probes both.
 """
 
 from __future__ import annotations
