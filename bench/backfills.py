@@ -1,13 +1,14 @@
 """Backfills: what chunks, batches and progress cost, and whether others wait for a job that is live.
 
-History: the same rows, made by the same expressions, once as chunks of a job and once as one plain Spark write. Each
-chunk is a publish of its own with its `done`, checked to be within its range, and durable; Spark's side is one job that
-proves nothing and leaves the disk to the system. A column: the job, from a lake that is put back before each turn, and
-the line that anybody would write: read these files, add the column, write them, with the lake's codec and level;
-besides, the same through `lake.overwrite`. Sides are measured in turns, in a session at work.
+History: the same rows, by the same expressions, as chunks of a job and as one plain Spark write. Each chunk is checked,
+a publish of its own with its `done`, and durable; Spark's write is one job that leaves the disk to the system. Chunks
+as DataFrames are a Spark job each; a function that returns Arrow tables, read from files of such rows, needs none.
+
+A column: the job, on a lake that is put back before each turn, and the line that anybody would write: read these files,
+add the column, write them, with the lake's codec and level; besides, the same through `lake.overwrite`.
 
 Progress: the time inside of it, as a share of the run's. The probe (tests/simulation/probe.py) calls from this process
-while the job runs in another; times in all are those that somebody would see, `own` is without waiting for a core.
+while the job runs in another: in all is what somebody would see, the other figure is without waiting for a core.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.manifest import clear_manifest_cache
 from sqlalchemy.exc import SQLAlchemyError
 
 import floodmark
+from bench.compaction import events
 from bench.keyed import ZSTD
 from bench.machine import own_busy_s
 from bench.measure import Goal, Line, Samples, not_measured, rate, ratio, timed, times_in_turns, took
 from bench.workshop import FIRST_MS, KEYS, QUICK, SCHEMA, TABLE, Workshop
+from floodmark.backfill.geometry import Chunk
 from floodmark.backfill.progress import Progress
 from floodmark.backfill.record import BackfillRun
 from floodmark.lake import Lake
@@ -151,13 +156,14 @@ def rows_between(spark: SparkSession, first: int, last: int) -> DataFrame:
 
 def _history(shop: Workshop, chunks: int, goal: Goal) -> Iterator[Line]:
     sizes, sides, spark = _sizes(shop), _Sides(), shop.spark
-    case = f"{chunks} × {sizes.rows // chunks:,}"
+    case, folder = f"{chunks} × {sizes.rows // chunks:,}", shop.new_path("history-input")
     shop.say(f"a history of {case} rows")
+    _write_files(folder, sizes.rows, chunks)
 
-    def load() -> float:
+    def load(name: str, read: Read) -> float:
         with shop.new_lake("history") as lake:
             lake.create_table(TABLE, SCHEMA)
-            took_s = sides.timed("ours", lambda: _load(lake, spark, sizes.rows, chunks))
+            took_s = sides.timed(name, lambda: _load(lake, read, sizes.rows, chunks))
             if lake.tables()[0]["rows"] != sizes.rows:
                 raise RuntimeError(f"the history has {lake.tables()[0]['rows']} rows of {sizes.rows}")
         shutil.rmtree(lake.location.removeprefix("file://"))
@@ -169,24 +175,53 @@ def _history(shop: Workshop, chunks: int, goal: Goal) -> Iterator[Line]:
         shutil.rmtree(path)
         return took_s
 
+    def read_arrow(chunk: Chunk) -> pa.Table:
+        return pq.read_table(folder / f"{chunk.start}.parquet")
+
+    measures = partial(load, "frames", _frames(spark)), partial(load, "arrow", read_arrow), write
     # The first ones compile code and start Python workers; what is asked for is a session at work.
-    times_in_turns(1, load, write)
-    ours, plain = times_in_turns(sizes.repeats, load, write)
-    yield rate(f"history, {case}", ours, sizes.rows, "2 workers; each chunk a publish, durable")
+    times_in_turns(2, *measures)
+    frames, arrow, plain = times_in_turns(sizes.repeats, *measures)
+    shutil.rmtree(folder)
+    yield rate(f"history, {case}, DataFrames", frames, sizes.rows, "2 workers; each chunk a publish, durable")
+    yield rate(f"history, {case}, Arrow", arrow, sizes.rows, "the same; chunks read from Parquet files, no Spark")
     yield rate(f"one plain Spark write, beside {case}", plain, sizes.rows, "snappy (Spark's default), not durable")
-    # Rows in a second, so the quicker one is below.
-    yield ratio(f"rows/s, history against plain, {case}", plain, ours, goal=goal)
-    cpu = sides.cpu("plain", sizes.repeats), sides.cpu("ours", sizes.repeats)
-    note = f"{cpu[0].median:.1f} s and {cpu[1].median:.1f} s"
-    yield ratio(f"rows per CPU second, history against plain, {case}", *cpu, note=note)
-    yield sides.overhead(f"history, {case}", "ours", sizes.repeats)
+    plain_cpu = sides.cpu("plain", sizes.repeats)
+    for name, form, times in (("frames", "DataFrames", frames), ("arrow", "Arrow", arrow)):
+        # Rows in a second, so the quicker one is below.
+        yield ratio(
+            f"rows/s, history against plain, {case}, {form}", plain, times, goal=goal if name == "frames" else None
+        )
+        cpu = sides.cpu(name, sizes.repeats)
+        note = f"{plain_cpu.median:.1f} s and {cpu.median:.1f} s"
+        yield ratio(f"rows per CPU second, history against plain, {case}, {form}", plain_cpu, cpu, note=note)
+        yield sides.overhead(f"history, {case}, {form}", name, sizes.repeats)
 
 
-def _load(lake: Lake, spark: SparkSession, rows: int, chunks: int) -> None:
-    def read(chunk: Any) -> DataFrame:
+Read = Callable[[Chunk], Any]
+
+
+def _frames(spark: SparkSession) -> Read:
+    def read(chunk: Chunk) -> DataFrame:
+        assert isinstance(chunk.start, int)
+        assert isinstance(chunk.end, int)
         return rows_between(spark, chunk.start, chunk.end)
 
+    return read
+
+
+def _load(lake: Lake, read: Read, rows: int, chunks: int) -> None:
     _done(lake.backfill.history("bench", read, TABLE, chunk=rows // chunks, first=0, last=rows, column="id"))
+
+
+def _write_files(folder: Path, rows: int, chunks: int) -> None:
+    """A file for every chunk, with rows of the same kind."""
+    folder.mkdir()
+    size = rows // chunks
+    for first in range(0, rows, size):
+        found = events(first, size)
+        found = found.set_column(found.schema.get_field_index("n"), "n", found["n"].cast(pa.int32()))
+        pq.write_table(found, folder / f"{first}.parquet")
 
 
 # ── a column ──
@@ -201,7 +236,7 @@ class _Table:
         self.path, self._kept = shop.new_path("column"), shop.new_path("column-kept")
         with floodmark.open(self.path, create=True, actor="bench") as lake:
             lake.create_table(TABLE, SCHEMA)
-            _load(lake, shop.spark, self.rows, _sizes(shop).chunks[0][0])
+            _load(lake, _frames(shop.spark), self.rows, _sizes(shop).chunks[0][0])
             self.files = sorted(lake.catalog.files.data_files(lake.catalog.history.head(TABLE)))
         _copy(self.path, self._kept)
 

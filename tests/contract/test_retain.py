@@ -24,6 +24,8 @@ from floodmark.testing.invariants import check_lake
 from floodmark.write.intent import Intent
 from tests.conftest import Place, at
 
+pytestmark = pytest.mark.mostly_sqlite
+
 NOW = clock.parse_time_ms("2026-03-10T12:00:00Z")
 NOON = datetime(2026, 3, 10, 12)
 EVENTS = "id long not null, t timestamp_ntz"

@@ -15,6 +15,8 @@ from floodmark.write.add_column import add_column
 from floodmark.write.intent import Intent
 from tests.conftest import EVENTS, Place, at, rows
 
+pytestmark = pytest.mark.mostly_sqlite
+
 POINTS = [name for name, kind in FAILPOINTS.items() if kind == "add_column"]
 # From here on it has happened.
 DONE = {"add_column.published", "add_column.cleaned"}

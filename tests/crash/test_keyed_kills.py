@@ -15,6 +15,8 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids
 from tests.crash.test_kill_at_every_step import expected_outcome
 
+pytestmark = pytest.mark.mostly_sqlite
+
 PEOPLE = "id long not null, name string"
 State = dict[int, tuple[str, int]]
 
