@@ -89,7 +89,11 @@ def test_the_oldest_column_comes_first_under_its_present_name_and_gone_ones_not_
     assert fills_of(properties, SCHEMA) == (fill("name", "1"), fill("pair", "2"))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense"])
+def test_an_empty_property_says_that_the_column_is_not_bound_any_more() -> None:
+    assert fills_of({f"{FILL_PREFIX}1": ""}, SCHEMA) == ()
+
+
+@pytest.mark.parametrize("text", [" ", "{}", "[]", "nonsense"])
 def test_a_property_that_cannot_be_read_is_corrupt(text: str) -> None:
     with pytest.raises(Corrupt):
         fills_of({f"{FILL_PREFIX}1": text}, SCHEMA)
