@@ -1,14 +1,15 @@
 """History backfill: years of rows in chunks, each of them once.
 
 A plan is wanted minus done, per output table, from the catalog alone: so gaps that earlier runs left are filled like
-everything else, and a run that finds nothing missing does nothing. Each chunk is one publish (load.py). When all that
-is complete is loaded, a run ends, waits for the source to come to the end of the range, or follows it for ever.
-Crash anywhere: chunks are done or not, and the next run takes those that are not.
+everything else, and a run that finds nothing missing does nothing. A chunk is published whole, by itself or with others
+(load.py). When all that is complete is loaded, a run ends, waits for the source to come to the end of the range, or
+follows it for ever. Crash anywhere: chunks are done or not, and the next run takes those that are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -203,16 +204,36 @@ class _Run:
             workers=spec.workers,
             tries=spec.retries,
             retry_s=spec.retry_s,
+            bundle=_Bundles(self._loader, outlook.ledger, self._still_held),
         )
         executor.run(planned, outlook.processed, outlook.total)
 
     def _load_one(self, one: PlannedChunk, tries: int, ledger: Ledger) -> None:
-        try:
+        with self._still_held(one):
             self._loader.load(one, tries, ledger)
+
+    @contextmanager
+    def _still_held(self, one: PlannedChunk) -> Iterator[None]:
+        try:
+            yield
         except Fenced as error:
             # A healer took the chunk's operation for a dead one's. Fenced again if the job itself was taken over.
             self._room.catalog.jobs.wants_cancel(self._held)
             raise Unavailable("the operation of a chunk was taken over", chunk=one.chunk.name, cause=error) from error
+
+
+@dataclass(frozen=True)
+class _Bundles:
+    loader: Loader
+    ledger: Ledger
+    still_held: Callable[[PlannedChunk], AbstractContextManager[None]]
+
+    def is_possible(self) -> bool:
+        return self.loader.bundles
+
+    def load(self, planned: Sequence[PlannedChunk]) -> bool:
+        with self.still_held(planned[0]):
+            return self.loader.load_bundle(planned, self.ledger)
 
 
 # ── before a job is made ──

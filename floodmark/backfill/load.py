@@ -7,32 +7,29 @@ chunk are Invalid: nothing is marked, nothing is published. Other writers of the
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from floodmark.backfill.brake import Brake, call_source
-from floodmark.backfill.geometry import Chunk, PlannedChunk, value_text
+from floodmark.backfill.checks import Checks
+from floodmark.backfill.geometry import Chunk, PlannedChunk
 from floodmark.backfill.ledger import Ledger
 from floodmark.backfill.outputs import Outputs, is_frame, order_of
 from floodmark.backfill.ranges import TableRange
 from floodmark.backfill.run import Room
 from floodmark.backfill.sources import Source, explain
 from floodmark.backfill.spec import HistorySpec, has_column, table_range
-from floodmark.catalog.chunks import DONE, ChunkRider, LoadedTable
+from floodmark.catalog.chunks import DONE, ChunkRider, LoadedChunk, LoadedTable
 from floodmark.catalog.riders import AlreadyCommitted
 from floodmark.errors import Invalid
 from floodmark.model import MAIN, FileRecord
-from floodmark.rows.project import read_file
+from floodmark.rows.bundle import Bundle
 from floodmark.rows.scan import scan
 from floodmark.write.change import Change
 from floodmark.write.intent import Intent
 from floodmark.write.step import APPEND, MERGE
 
 KIND = "chunk"
-_DAY_US = 86_400_000_000
 
 
 class Loader:
@@ -45,6 +42,9 @@ class Loader:
         self._job = job
         self._actor = actor
         self._brake = brake
+        self._checks = Checks(room, spec)
+        # Whether the last chunk was of a kind that can be loaded together with others.
+        self.bundles = False
 
     def load(self, planned: PlannedChunk, tries: int, ledger: Ledger) -> None:
         """Load a chunk into the tables that miss it. Later tries ask the catalog first what came of those before."""
@@ -61,19 +61,23 @@ class Loader:
         data = self._from_lake(chunk, tables, ledger)
         from_source = data is None
         if from_source:
-            what = f"read({chunk.name})"
-            data = call_source(what, self._spec.call_deadline_s, self._brake, lambda: self._source.read(chunk))
+            data = self._read(chunk)
         try:
             self._publish(chunk, tables, data, ledger, from_source=from_source)
+            self.bundles = from_source and is_frame(data) and self._can_bundle()
         except Invalid as error:
             # Spark says that a record does not fit, not which: the source may know. Nothing is left of the try by now.
             known = explain(self._source, chunk) if from_source and "chunk" not in error.facts else None
             raise (known or error) from error
 
+    def _read(self, chunk: Chunk) -> Any:
+        what = f"read({chunk.name})"
+        return call_source(what, self._spec.call_deadline_s, self._brake, lambda: self._source.read(chunk))
+
     def _publish(self, chunk: Chunk, tables: Sequence[str], data: Any, ledger: Ledger, *, from_source: bool) -> None:
         known = tuple(LoadedTable(table, ledger.table_ids[table], 0) for table in tables)
         message = f"{self._spec.name}: chunk {chunk.name}"
-        intent = Intent(KIND, MAIN, self._actor, message, ChunkRider(self._job, chunk.number, known))
+        intent = Intent(KIND, MAIN, self._actor, message, ChunkRider.of(self._job, chunk.number, known))
         try:
             change = Change.begin(self._room.catalog, intent, self._room.get_spark, tables)
         except AlreadyCommitted:
@@ -81,7 +85,60 @@ class Loader:
         try:
             rows = self._stage(change, chunk, tables, data, from_source=from_source)
             loaded = (LoadedTable(table, change.table_id(table), rows[table]) for table in tables)
-            change.identify(ChunkRider(self._job, chunk.number, tuple(loaded)))
+            change.identify(ChunkRider.of(self._job, chunk.number, tuple(loaded)))
+            change.publish()
+        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
+            change.undo(error)
+
+    # ── several at once ──
+
+    def load_bundle(self, planned: Sequence[PlannedChunk], ledger: Ledger) -> bool:
+        """Load chunks in one publish; False if they have to be loaded one by one. Nothing is left of an error.
+
+        A Spark job costs as much as some ten thousand rows, so small chunks share one. Each has files of its own, and
+        is checked as if it were alone.
+        """
+        tables = {table for one in planned for table in one.tables}
+        frames = [self._read(one.chunk) for one in planned] if len(tables) == 1 and self._can_bundle() else []
+        if not frames or not Bundle.is_possible(frames):
+            return False
+        (table,) = tables
+        self._publish_bundle([one.chunk for one in planned], table, Bundle(frames), ledger)
+        for one in planned:
+            ledger.add(one.chunk.number, one.tables)
+        return True
+
+    def _can_bundle(self) -> bool:
+        """Whether all that comes of a chunk is its rows, added to one table as they are."""
+        tables = list(self._spec.tables)
+        if len(tables) != 1 or self._spec.tables[tables[0]] is not None:
+            return False
+        head = self._room.catalog.history.head(tables[0])
+        return not self._is_keyed(tables[0]) and not self._room.reader.filled_columns(head)
+
+    def _publish_bundle(self, chunks: Sequence[Chunk], table: str, bundle: Bundle, ledger: Ledger) -> None:
+        def rider(table_id: str, rows: Sequence[int]) -> ChunkRider:
+            loaded = ((LoadedTable(table, table_id, count),) for count in rows)
+            return ChunkRider(
+                self._job,
+                tuple(LoadedChunk(*one) for one in zip((chunk.number for chunk in chunks), loaded, strict=True)),
+            )
+
+        message = f"{self._spec.name}: {len(chunks)} chunks, {chunks[0].name} to {chunks[-1].name}"
+        known = rider(ledger.table_ids[table], [0] * len(chunks))
+        intent = Intent(KIND, MAIN, self._actor, message, known)
+        try:
+            change = Change.begin(self._room.catalog, intent, self._room.get_spark, [table])
+        except AlreadyCommitted:
+            return
+        try:
+            change.write(APPEND, table, bundle)
+            for chunk, records in zip(chunks, bundle.records, strict=True):
+                self._checks.within(chunk, table, records)
+                self._checks.rows(chunk, sum(record.rows for record in records))
+                self._checks.distinct(chunk, table, records)
+            rows = [sum(record.rows for record in records) for records in bundle.records]
+            change.identify(rider(change.table_id(table), rows))
             change.publish()
         except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
             change.undo(error)
@@ -129,20 +186,20 @@ class Loader:
         plain = [table for table in tables if spec.tables[table] is None]
         # These get all rows; one with a key may get fewer, so nothing is counted or computed by it.
         whole = [table for table in plain if not self._is_keyed(table)]
-        counted = from_source and not whole and self._is_counted
+        counted = from_source and not whole and self._checks.are_counted
         # Staged for a table as they are, the rows are computed once anyway.
         uses = 1 if whole and is_frame(data) else len(tables) + counted
         rows: dict[str, int] = {}
         with Outputs(spec.tables, data, self._room.get_spark, uses) as outputs:
             if counted:
-                self._check_rows(chunk, outputs.count())
+                self._checks.rows(chunk, outputs.count())
             for table in [*whole, *(table for table in tables if table not in whole)]:
                 verb, options = self._verb(table)
                 rows[table] = change.write(verb, table, outputs.of(table), **options)
                 if table not in plain:
                     continue
                 records = change.staged(table)
-                self._check_range(chunk, table, records)
+                self._checks.within(chunk, table, records)
                 if table not in whole:
                     continue
                 if rows[table] != rows[whole[0]]:
@@ -151,8 +208,8 @@ class Loader:
                         rows=rows[table], others=rows[whole[0]],
                     )  # fmt: skip
                 if table == whole[0] and from_source:
-                    self._check_rows(chunk, rows[table])
-                    self._check_distinct(chunk, table, records)
+                    self._checks.rows(chunk, rows[table])
+                    self._checks.distinct(chunk, table, records)
                 if table == whole[0] and self._is_read_again(tables, data):
                     outputs.staged(self._staged_rows(table, records))
         return rows
@@ -183,75 +240,3 @@ class Loader:
         if has_column(self._room, table, spec):
             return MERGE, {"order": spec.column, "newest_by": spec.column}
         return MERGE, {"newest_by": "" if spec.newest_first else None}
-
-    @property
-    def _is_counted(self) -> bool:
-        return self._spec.rows_exact or self._spec.rows_min is not None or self._spec.rows_max is not None
-
-    def _check_rows(self, chunk: Chunk, rows: int) -> None:
-        spec = self._spec
-        low, high = spec.rows_min, spec.rows_max
-        if spec.rows_exact:
-            start, end = spec.geometry.ends(chunk.number)
-            low = high = end - start
-        if low is not None and rows < low:
-            raise Invalid("a chunk has too few rows", chunk=chunk.name, rows=rows, rows_min=low)
-        if high is not None and rows > high:
-            raise Invalid("a chunk has too many rows", chunk=chunk.name, rows=rows, rows_max=high)
-
-    def _check_distinct(self, chunk: Chunk, table: str, records: Iterable[FileRecord]) -> None:
-        """One row for every number means each number once: the one column of what was staged is read again."""
-        spec = self._spec
-        if not spec.rows_exact or spec.column is None:
-            return
-        column = table_range(self._room, spec.geometry, table, spec.column).column
-        storage = self._room.catalog.storage
-        batches = (batch for record in records for batch in read_file(storage, record.path, [column]))
-        values = np.concatenate([np.empty(0, np.int64), *(batch.column(0).to_numpy() for batch in batches)])
-        numbers = len(np.unique(values))
-        if numbers != len(values):
-            raise Invalid(
-                "a chunk has several rows for one number",
-                chunk=chunk.name,
-                column=spec.column,
-                rows=len(values),
-                numbers=numbers,
-            )
-
-    def _check_range(self, chunk: Chunk, table: str, records: Iterable[FileRecord]) -> None:
-        """Rows belong to their chunk: by the statistics that were written with them, so nothing is read again."""
-        spec = self._spec
-        if spec.column is None:
-            return
-        start, end = spec.geometry.ends(chunk.number)
-        column = table_range(self._room, spec.geometry, table, spec.column)
-        for record in records:
-            span = staged_span(column, record)
-            if span is None:
-                raise Invalid(
-                    "rows of a chunk have no value in the range column",
-                    chunk=chunk.name,
-                    table=table,
-                    column=spec.column,
-                    rows=record.null_counts.get(column.column.field_id),
-                )
-            if span[0] < start or span[1] >= end:
-                raise Invalid(
-                    "rows of a chunk are outside of its range",
-                    chunk=chunk.name,
-                    table=table,
-                    column=spec.column,
-                    lowest=value_text(spec.geometry.shown_within(span[0])),
-                    highest=value_text(spec.geometry.shown_within(span[1])),
-                )
-
-
-def staged_span(column: TableRange, record: FileRecord) -> tuple[int, int] | None:
-    """The lowest and the highest inner value in a staged file; None if some row has none, or it cannot be told."""
-    field = column.column.field_id
-    low, high = record.lower_bounds.get(field), record.upper_bounds.get(field)
-    if record.value_counts.get(field) != record.rows or record.null_counts.get(field) != 0 or not (low and high):
-        return None
-    unit = _DAY_US if column.by_day else 1
-    found = [int.from_bytes(base64.b64decode(bound), "little", signed=True) * unit for bound in (low, high)]
-    return found[0], found[1]

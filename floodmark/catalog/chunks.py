@@ -88,52 +88,77 @@ class LoadedTable:
 
 
 @dataclass(frozen=True)
-class ChunkRider:
-    """A chunk of a job comes into its tables once. Their rows are known when they are staged, not before."""
+class LoadedChunk:
+    """A chunk and the tables that it comes into. Their rows are known when they are staged, not before."""
 
-    job: str
     chunk: int
     tables: tuple[LoadedTable, ...]
 
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.tables)
+
+
+@dataclass(frozen=True)
+class ChunkRider:
+    """Chunks of a job come into their tables once: one, or several that were loaded together."""
+
+    job: str
+    chunks: tuple[LoadedChunk, ...]
+
+    @classmethod
+    def of(cls, job: str, chunk: int, into: tuple[LoadedTable, ...]) -> ChunkRider:
+        return cls(job, (LoadedChunk(chunk, into),))
+
     def check(self, tx: Connection) -> None:
         _check_job(tx, self.job)
-        known = {one.table: one.table_id for one in self.tables}
+        wanted = {(one.chunk, into.table, into.table_id) for one in self.chunks for into in one.tables}
         row = tables.chunks
-        found = tx.execute(select(row).where(row.c.job == self.job, row.c.chunk == self.chunk)).all()
+        found = tx.execute(select(row).where(row.c.job == self.job, self._numbers)).all()
         # What was pruned is not there: whoever brings it again has a lower floor.
-        there = [one for one in found if known.get(one.table_name) == one.table_id and one.state == DONE]
-        if there and len(there) == len(known):
+        there = [one for one in found if (one.chunk, one.table_name, one.table_id) in wanted and one.state == DONE]
+        if there and len(there) == len(wanted):
             raise AlreadyCommitted(max(one.version for one in there))
         if there:
             raise Conflict(
-                "another run has loaded this chunk into some of its tables",
-                chunk=self.chunk,
-                tables=",".join(one.table_name for one in there),
+                "another run has loaded some of this already",
+                chunks=",".join(str(number) for number in sorted({one.chunk for one in there})),
+                tables=",".join(sorted({one.table_name for one in there})),
             )
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         row = tables.chunks
-        for one in self.tables:
-            mine = (row.c.job == self.job) & (row.c.chunk == self.chunk) & (row.c.table_name == one.table)
-            tx.execute(delete(row).where(mine))  # of an earlier incarnation of the table, or pruned
-            tx.execute(
-                insert(row).values(
-                    job=self.job,
-                    chunk=self.chunk,
-                    table_name=one.table,
-                    table_id=one.table_id,
-                    state=DONE,
-                    rows_total=one.rows,
-                    version=version,
-                    operation=operation,
-                    done_ms=now_ms,
-                )
-            )
-        _count(tx, self.job, sum(one.rows for one in self.tables), 0, now_ms)
+        names = {into.table for one in self.chunks for into in one.tables}
+        # Of an earlier incarnation of the table, or pruned.
+        tx.execute(delete(row).where(row.c.job == self.job, self._numbers, row.c.table_name.in_(names)))
+        loaded = [
+            {
+                "job": self.job,
+                "chunk": one.chunk,
+                "table_name": into.table,
+                "table_id": into.table_id,
+                "state": DONE,
+                "rows_total": into.rows,
+                "version": version,
+                "operation": operation,
+                "done_ms": now_ms,
+            }
+            for one in self.chunks
+            for into in one.tables
+        ]
+        tx.execute(insert(row), loaded)
+        _count(tx, self.job, sum(one.rows for one in self.chunks), 0, now_ms)
+
+    @property
+    def _numbers(self) -> ColumnElement[bool]:
+        return tables.chunks.c.chunk.in_([one.chunk for one in self.chunks])
 
     def as_dict(self) -> dict[str, Any]:
-        loaded = [[one.table, one.table_id, one.rows] for one in self.tables]
-        return {"type": "chunk", "job": self.job, "chunk": self.chunk, "tables": loaded}
+        loaded = [
+            {"chunk": one.chunk, "tables": [[into.table, into.table_id, into.rows] for into in one.tables]}
+            for one in self.chunks
+        ]
+        return {"type": "chunk", "job": self.job, "chunks": loaded}
 
 
 @dataclass(frozen=True)
@@ -192,12 +217,16 @@ class FillRider:
 
 def job_rider_from_dict(data: dict[str, Any]) -> Rider:
     if data["type"] == "chunk":
-        loaded = tuple(LoadedTable(str(table), str(table_id), int(rows)) for table, table_id, rows in data["tables"])
-        return ChunkRider(data["job"], int(data["chunk"]), loaded)
+        return ChunkRider(data["job"], tuple(_loaded_chunk(one) for one in data["chunks"]))
     if data["type"] == "prune":
         chunks = tuple((int(low), int(high)) for low, high in data["chunks"])
         return PruneRider(data["job"], data["table"], data["table_id"], int(data["version"]), chunks)
     return FillRider(data["job"], data["run"], int(data["rows"]), int(data["unfilled"]))
+
+
+def _loaded_chunk(data: dict[str, Any]) -> LoadedChunk:
+    loaded = (LoadedTable(str(table), str(table_id), int(rows)) for table, table_id, rows in data["tables"])
+    return LoadedChunk(int(data["chunk"]), tuple(loaded))
 
 
 def _check_job(tx: Connection, job: str) -> str | None:

@@ -272,12 +272,8 @@ def _dataframe_schema(df: DataFrame) -> pa.Schema:
 
 
 def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    task = f"{context.partitionId():05d}-{context.taskAttemptId()}-" if context is not None else ""
     named = (batch.rename_columns(names) for batch in batches)
-    staged = stage_batches(target, named, f"{task}{clock.new_id()}", in_task=True)
+    staged = stage_batches(target, named, f"{task_name()}{clock.new_id()}", in_task=True)
     if staged.problems:
         results = [("problem", problem.to_json()) for problem in staged.problems]
     else:
@@ -287,6 +283,14 @@ def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.Reco
         yield pa.RecordBatch.from_arrays(
             [pa.array(kinds, pa.string()), pa.array(bodies, pa.string())], names=["kind", "body"]
         )
+
+
+def task_name() -> str:
+    """What names of files begin with in a task: whoever looks for a file's maker finds it in Spark's log."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return f"{context.partitionId():05d}-{context.taskAttemptId()}-" if context is not None else ""
 
 
 @contextmanager

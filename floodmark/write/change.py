@@ -22,6 +22,7 @@ from floodmark.catalog.seal import CREATE, Edit, Seal
 from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
+from floodmark.rows.bundle import Bundle
 from floodmark.rows.incoming import by_lacking, last_of
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
@@ -166,6 +167,9 @@ class Change:
         return replace(step, incoming=tuple(records), schema=schema)
 
     def _stage_rows(self, target: StageTarget, data: Any) -> list[FileRecord]:
+        if isinstance(data, Bundle):
+            self._runner.used_spark = True
+            return data.stage(target, self.operation.id)
         if hasattr(data, "mapInArrow"):  # a Spark DataFrame, classic or Connect
             self._runner.used_spark = True
             return stage_dataframe(target, data, self.operation.id)

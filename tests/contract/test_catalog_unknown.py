@@ -92,7 +92,7 @@ def overwrite(lake: fm.Lake, number: int) -> fm.Commit:
 def chunk(lake: fm.Lake, number: int) -> fm.Commit:
     """As a history backfill loads it."""
     table_id = lake.catalog.history.head("events").table_id
-    rider = ChunkRider(lake.catalog.jobs.find(JOB).id, number, (LoadedTable("events", table_id, 1),))
+    rider = ChunkRider.of(lake.catalog.jobs.find(JOB).id, number, (LoadedTable("events", table_id, 1),))
     change = Change.begin(lake.catalog, Intent("chunk", MAIN, "test", "", rider), lake.sessions.get, ["events"])
     try:
         change.write(APPEND, "events", rows(number))

@@ -90,7 +90,7 @@ def test_a_chunk_that_comes_while_others_are_pruned_is_not_marked(lake: fm.Lake)
     job, table_id = lake.catalog.jobs.find("years").id, lake.catalog.history.head("events").table_id
 
     def load() -> None:
-        rider = ChunkRider(job, 0, (LoadedTable("events", table_id, 10),))
+        rider = ChunkRider.of(job, 0, (LoadedTable("events", table_id, 10),))
         change = Change.begin(lake.catalog, Intent("chunk", MAIN, "another", "", rider), no_spark, ["events"])
         change.write("append", "events", rows(*range(10)))
         change.publish()

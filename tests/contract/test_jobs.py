@@ -19,7 +19,7 @@ from floodmark.backfill.progress import LOOK_EVERY_S, WRITE_EVERY_S, Cancelled, 
 from floodmark.backfill.record import BackfillRun
 from floodmark.backfill.run import TEXT_CHARACTERS_MAX, TimedOut, run_job
 from floodmark.catalog import tables
-from floodmark.catalog.chunks import ChunkRider, FillRider, LoadedTable, PruneRider, job_rider_from_dict
+from floodmark.catalog.chunks import ChunkRider, FillRider, LoadedChunk, LoadedTable, PruneRider, job_rider_from_dict
 from floodmark.catalog.job import CANCELLED, COLUMN, DONE, FAILED, HISTORY, SHOWN_MS, Job
 from floodmark.catalog.jobs import END_TRIES_MAX, NAME_CHARACTERS_MAX, Held
 from floodmark.catalog.riders import AlreadyCommitted
@@ -765,7 +765,7 @@ def table_id(lake: fm.Lake, table: str = "events") -> str:
 
 
 def load_chunk(lake: fm.Lake, job: str, chunk: int, count: int, table: str = "events") -> str:
-    rider = ChunkRider(job, chunk, (LoadedTable(table, table_id(lake, table), count),))
+    rider = ChunkRider.of(job, chunk, (LoadedTable(table, table_id(lake, table), count),))
     intent = Intent("append", MAIN, "test", "", rider)
     data = rows(*range(chunk * 10, chunk * 10 + count))
     return write(lake.catalog, intent, lake.sessions.get, table, data).outcome
@@ -812,10 +812,33 @@ def test_a_chunk_that_another_loads_meanwhile_comes_once(place: Place, lake: fm.
 def test_a_chunk_that_is_there_for_some_of_its_tables_is_a_conflict(lake: fm.Lake) -> None:
     held = start(lake)
     load_chunk(lake, held.id, 1, 3)
-    both = ChunkRider(held.id, 1, tuple(LoadedTable(name, table_id(lake, name), 3) for name in ("events", "notes")))
-    with lake.catalog.database.write() as tx, pytest.raises(Conflict, match="some of its tables") as caught:
+    both = ChunkRider.of(held.id, 1, tuple(LoadedTable(name, table_id(lake, name), 3) for name in ("events", "notes")))
+    with lake.catalog.database.write() as tx, pytest.raises(Conflict, match="some of this already") as caught:
         both.check(tx)
     assert caught.value.facts["tables"] == "events"
+
+
+def test_chunks_that_come_together_come_once(lake: fm.Lake) -> None:
+    held = start(lake)
+    into = table_id(lake)
+
+    def together(*numbers: int) -> ChunkRider:
+        loaded = (LoadedChunk(number, (LoadedTable("events", into, 2),)) for number in numbers)
+        return ChunkRider(held.id, tuple(loaded))
+
+    def load(*numbers: int) -> str:
+        data = rows(*(number * 10 + place for number in numbers for place in range(2)))
+        intent = Intent("append", MAIN, "test", "", together(*numbers))
+        return write(lake.catalog, intent, lake.sessions.get, "events", data).outcome
+
+    assert [load(1, 2, 4), load(1, 2, 4)] == ["committed", "already_committed"]
+    assert [(state.chunk, state.rows) for state in lake.catalog.chunks.of(held.id)] == [(1, 2), (2, 2), (4, 2)]
+    assert (ids(lake), find(lake).rows, find(lake).publishes) == ([10, 11, 20, 21, 40, 41], 6, 1)
+    with pytest.raises(Conflict, match="some of this already") as caught:
+        load(4, 5)
+    assert caught.value.facts["chunks"] == "4"
+    assert (ids(lake), len(lake.catalog.chunks.of(held.id))) == ([10, 11, 20, 21, 40, 41], 3)
+    assert job_rider_from_dict(json.loads(json.dumps(together(1, 7).as_dict()))) == together(1, 7)
 
 
 def test_a_chunk_of_a_job_that_vanished_changes_nothing(lake: fm.Lake) -> None:
@@ -834,7 +857,7 @@ def apply(lake: fm.Lake, rider: Any) -> None:
 
 def test_a_chunk_of_a_table_that_was_made_again_takes_the_old_ones_place(lake: fm.Lake) -> None:
     held = start(lake)
-    apply(lake, ChunkRider(held.id, 4, (LoadedTable("events", "old", 5),)))
+    apply(lake, ChunkRider.of(held.id, 4, (LoadedTable("events", "old", 5),)))
     load_chunk(lake, held.id, 4, 2)
     (state,) = lake.catalog.chunks.of(held.id)
     assert (state.table_id, state.rows, find(lake).rows) == (table_id(lake), 2, 7)
@@ -843,7 +866,7 @@ def test_a_chunk_of_a_table_that_was_made_again_takes_the_old_ones_place(lake: f
 def test_chunks_below_a_floor_are_pruned_for_their_table_alone(lake: fm.Lake) -> None:
     held = start(lake)
     for number in range(-4, 1):
-        apply(lake, ChunkRider(held.id, number, (LoadedTable("events", "e", 1), LoadedTable("notes", "n", 1))))
+        apply(lake, ChunkRider.of(held.id, number, (LoadedTable("events", "e", 1), LoadedTable("notes", "n", 1))))
 
     def pruned() -> list[tuple[str, int]]:
         return [(one.table, one.chunk) for one in lake.catalog.chunks.of(held.id) if one.state == "pruned"]
@@ -858,10 +881,10 @@ def test_chunks_below_a_floor_are_pruned_for_their_table_alone(lake: fm.Lake) ->
     assert pruned() == [("events", -4), ("events", -2), ("events", -1)]
     assert sorted(lake.catalog.chunks.done(held.id, range(-2, 0))) == [("notes", "n", -2), ("notes", "n", -1)]
     # What was pruned may come again, what is there not.
-    apply(lake, ChunkRider(held.id, -2, (LoadedTable("events", "e", 1),)))
+    apply(lake, ChunkRider.of(held.id, -2, (LoadedTable("events", "e", 1),)))
     assert pruned() == [("events", -4), ("events", -1)]
     with pytest.raises(AlreadyCommitted):
-        apply(lake, ChunkRider(held.id, -3, (LoadedTable("events", "e", 1),)))
+        apply(lake, ChunkRider.of(held.id, -3, (LoadedTable("events", "e", 1),)))
 
 
 def test_filled_rows_are_counted_by_the_run_that_has_the_job_and_no_other(lake: fm.Lake) -> None:
@@ -882,7 +905,7 @@ def test_filled_rows_are_counted_by_the_run_that_has_the_job_and_no_other(lake: 
 @pytest.mark.parametrize(
     "rider",
     [
-        ChunkRider("j", -3, (LoadedTable("a", "x", 1), LoadedTable("b", "y", 0))),
+        ChunkRider.of("j", -3, (LoadedTable("a", "x", 1), LoadedTable("b", "y", 0))),
         PruneRider("j", "a", "x", 9, ((-3, -1), (2, 3))),
         FillRider("j", "r", 3, 2),
     ],

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import floodmark as fm
+from floodmark.backfill import executor
+from floodmark.backfill.geometry import Chunk
 from floodmark.failpoints import FAILPOINTS, VARIABLE
 from floodmark.testing.children import Child, run_child, run_killed
 from floodmark.testing.connect import connect_server
@@ -67,6 +69,39 @@ def test_a_killed_client_loses_and_doubles_nothing(spark_place: Place, server: s
     with spark_place.open() as lake:
         check_lake(lake.catalog)
         assert ids(lake) == list(range(ROWS))
+
+
+CHUNKS, CHUNK = 12, 10
+
+
+def load_history(place: Place, master: str) -> str:
+    executor.BUNDLE_S = 600.0  # how many come together must not depend on how quick this machine is
+    with place.open(settings={"master": master}) as lake:
+
+        def read(chunk: Chunk):  # type: ignore[no-untyped-def]
+            return lake.spark.range(chunk.start, chunk.end, 1, 2).selectExpr("id", "concat('row ', id) AS name")
+
+        found = lake.backfill.history(
+            "years", read, "events", chunk=CHUNK, first=0, last=CHUNKS * CHUNK, column="id", order="oldest", workers=1
+        )
+        return found.outcome
+
+
+# The second passing is of several chunks at once.
+@pytest.mark.parametrize("step", ["staged", "sealed", "moved", "published"])
+def test_chunks_that_are_loaded_together_come_once(spark_place: Place, server: str, step: str) -> None:
+    assert run_killed(load_history, spark_place, server, failpoint=f"chunk.{step}:2")
+    with spark_place.open() as lake:
+        check_lake(lake.catalog)
+        done = len(lake.catalog.chunks.of(lake.catalog.jobs.find("years").id))
+        assert done == 1 if step == "staged" else done > 2
+        assert ids(lake) == list(range(done * CHUNK))
+    assert run_child(load_history, spark_place, server) == "done"
+    with spark_place.open() as lake:
+        check_lake(lake.catalog)
+        assert ids(lake) == list(range(CHUNKS * CHUNK))
+        job = lake.catalog.jobs.find("years")
+        assert (job.status, job.processed, job.rows) == ("done", CHUNKS, CHUNKS * CHUNK)
 
 
 def test_executors_that_outlive_their_driver_leave_nothing_for_good(spark_place: Place, server: str) -> None:

@@ -1,0 +1,106 @@
+"""Several DataFrames with the same columns, staged by one Spark job: the files of each are its own.
+
+A job costs far more than a few thousand rows do, and so does each of its tasks: parts share tasks, as many as there are
+cores. Rows of a part follow one another in a task, so one file at a time is open. Only the records that came back count
+(I3), as with any other staging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from floodmark import clock
+from floodmark.errors import Corrupt
+from floodmark.model import FileRecord
+from floodmark.rows.problems import Problem, Problems
+from floodmark.rows.stage import StageTarget, batch_size, check_dataframe, stage_batches, task_name
+from floodmark.rows.tasks import collect_tagged
+from floodmark.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_RESULT_SCHEMA = "part int, problem boolean, body string"
+_PART = "part"
+
+
+class Bundle:
+    """Rows of several parts. `records` are the files of each part, in the order of the parts, once they are staged."""
+
+    def __init__(self, frames: Sequence[DataFrame]) -> None:
+        self._frames = frames
+        self.records: list[tuple[FileRecord, ...]] = []
+
+    @staticmethod
+    def is_possible(frames: Sequence[Any]) -> bool:
+        """Whether these are DataFrames of one session with the same columns."""
+        if not all(hasattr(frame, "mapInArrow") for frame in frames):
+            return False
+        first = frames[0]
+        return all(frame.sparkSession is first.sparkSession and frame.schema == first.schema for frame in frames)
+
+    def stage(self, target: StageTarget, operation_id: str) -> list[FileRecord]:
+        """Stage all parts with tasks on executors; the driver keeps the records only."""
+        from pyspark.sql import functions as sf
+
+        names = check_dataframe(target, self._frames[0])
+        columns = [f"c{position}" for position in range(len(names))]
+        parts = [frame.toDF(*columns).withColumn(_PART, sf.lit(number)) for number, frame in enumerate(self._frames)]
+        rows = reduce(lambda one, other: one.unionAll(other), parts)
+        together = rows.coalesce(_tasks(rows, len(parts)))
+
+        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return _stage_task(target, names, batches)
+
+        with batch_size(together):
+            found = collect_tagged(
+                together.mapInArrow(stage, _RESULT_SCHEMA),
+                f"floodmark-{operation_id}",
+                "Spark could not stage the rows",
+            )
+        Problems(Problem.from_json(row["body"]) for row in found if row["problem"]).raise_invalid()
+        records = [(row[_PART], FileRecord.from_json(row["body"])) for row in found]
+        if len({record.path for _, record in records}) != len(records):
+            raise Corrupt("two tasks wrote a file of the same name", folder=target.folder)
+        records.sort(key=lambda one: one[1].path)
+        self.records = [
+            tuple(record for part, record in records if part == number) for number in range(len(self._frames))
+        ]
+        return [record for part in self.records for record in part]
+
+
+def _tasks(rows: DataFrame, parts: int) -> int:
+    """As many as run at once; Connect cannot tell."""
+    spark = rows.sparkSession
+    return spark.sparkContext.defaultParallelism if hasattr(spark, "_jsc") else parts
+
+
+def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    storage, prefix = Storage(target.storage_options), task_name()
+    for part, rows in groupby(_cut(batches), key=itemgetter(0)):
+        named = (batch.rename_columns(names) for _, batch in rows)
+        staged = stage_batches(target, named, f"{prefix}{clock.new_id()}", storage=storage, in_task=True)
+        bodies = [one.to_json() for one in staged.problems or staged.records]
+        count, problem = len(bodies), bool(staged.problems)
+        if bodies:
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([part] * count, pa.int32()), pa.array([problem] * count), pa.array(bodies, pa.string())],
+                names=[_PART, "problem", "body"],
+            )
+
+
+def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each part by itself, without the column that names it."""
+    for batch in batches:
+        last = batch.num_columns - 1
+        parts, rows = batch.column(last).to_numpy(), batch.remove_column(last)
+        starts = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist()] if len(parts) else []
+        for start, end in zip(starts, [*starts[1:], len(parts)], strict=True) if starts else ():
+            yield int(parts[start]), rows.slice(start, end - start)
