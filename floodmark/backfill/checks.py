@@ -79,6 +79,7 @@ class Checks:
                     chunk=chunk.name,
                     table=table,
                     column=spec.column,
+                    advice=_advice(spec, table),
                     rows=record.null_counts.get(column.column.field_id),
                 )
             if span[0] < start or span[1] >= end:
@@ -89,7 +90,14 @@ class Checks:
                     column=spec.column,
                     lowest=value_text(spec.geometry.shown_within(span[0])),
                     highest=value_text(spec.geometry.shown_within(span[1])),
+                    advice=_advice(spec, table),
                 )
+
+
+def _advice(spec: HistorySpec, table: str) -> str:
+    if spec.tables[table] is None:
+        return ""
+    return "A floor takes rows out by this column: in a table that is computed, call such a value something else."
 
 
 def staged_span(column: TableRange, record: FileRecord) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from floodmark import log
 from floodmark.backfill.brake import Brake, call_source
 from floodmark.backfill.checks import Checks
 from floodmark.backfill.geometry import Chunk, PlannedChunk
@@ -22,9 +23,10 @@ from floodmark.backfill.spec import HistorySpec, has_column, table_range
 from floodmark.catalog.chunks import DONE, ChunkRider, LoadedChunk, LoadedTable
 from floodmark.catalog.riders import AlreadyCommitted
 from floodmark.errors import Invalid
-from floodmark.model import MAIN, FileRecord
+from floodmark.model import MAIN, FileRecord, Head
 from floodmark.rows.bundle import Bundle
 from floodmark.rows.scan import scan
+from floodmark.rows.schema import user_fields
 from floodmark.write.change import Change
 from floodmark.write.intent import Intent
 from floodmark.write.step import APPEND, MERGE
@@ -59,15 +61,24 @@ class Loader:
 
     def _load(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> None:
         data = self._from_lake(chunk, tables, ledger)
-        from_source = data is None
-        if from_source:
-            data = self._read(chunk)
+        if data is not None:
+            try:
+                self._publish(chunk, tables, data, ledger, from_source=False)
+            except Invalid as error:
+                # The table has columns, say, that the source never brought.
+                log.get().warning("the source is asked after all", chunk=chunk.name, cause=str(error))
+            else:
+                return
+        self._load_from_source(chunk, tables, ledger)
+
+    def _load_from_source(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> None:
+        data = self._read(chunk)
         try:
-            self._publish(chunk, tables, data, ledger, from_source=from_source)
-            self.bundles = from_source and is_frame(data) and self._can_bundle()
+            self._publish(chunk, tables, data, ledger, from_source=True)
+            self.bundles = is_frame(data) and self._can_bundle()
         except Invalid as error:
             # Spark says that a record does not fit, not which: the source may know. Nothing is left of the try by now.
-            known = explain(self._source, chunk) if from_source and "chunk" not in error.facts else None
+            known = explain(self._source, chunk) if "chunk" not in error.facts else None
             raise (known or error) from error
 
     def _read(self, chunk: Chunk) -> Any:
@@ -160,11 +171,20 @@ class Loader:
                 continue
             now = table_range(self._room, spec.geometry, table, spec.column)
             if self._is_as_loaded(now, chunk.number):
-                return now.rows(start, end)
+                rows = now.rows(start, end)
+                return rows.drop(*self._not_brought(now.head, tables))
         return None
 
+    def _not_brought(self, head: Head, tables: Sequence[str]) -> list[str]:
+        """Columns that a table fills by itself and that others, which take the rows as they are, do not have."""
+        schema = self._room.reader.schema
+        known = [schema(self._room.catalog.history.head(table)) for table in tables if table in self._spec.plain_tables]
+        others = [{column.name for column in user_fields(one)} for one in known]
+        filled = self._room.reader.filled_columns(head)
+        return [name for name in filled if any(name not in columns for columns in others)]
+
     def _is_as_loaded(self, now: TableRange, number: int) -> bool:
-        """Whether a table has the rows of a chunk as they came: as many, and none that is newer than the chunk."""
+        """Whether a table has the rows of a chunk as they came: as many, and none that did not come with it."""
         states = self._room.catalog.chunks.of(self._job, range(number, number + 1))
         mine = (now.head.table, now.head.table_id)
         loaded = next((one for one in states if one.state == DONE and (one.table, one.table_id) == mine), None)
@@ -174,7 +194,7 @@ class Loader:
         touched = {part.table_id: part for part in self._room.catalog.history.commit(loaded.version).tables}
         part = touched.get(loaded.table_id)
         # A chunk without rows touches no table.
-        return not loaded.rows or (part is not None and not now.has_newer(start, end, part.sequence))
+        return not loaded.rows or (part is not None and not now.has_others(start, end, part.sequence))
 
     # ── stage and check ──
 
@@ -196,10 +216,10 @@ class Loader:
             for table in [*whole, *(table for table in tables if table not in whole)]:
                 verb, options = self._verb(table)
                 rows[table] = change.write(verb, table, outputs.of(table), **options)
-                if table not in plain:
-                    continue
                 records = change.staged(table)
-                self._checks.within(chunk, table, records)
+                # Computed rows too, if they say where they are: by that a floor takes them out, and a range reads them.
+                if table in plain or has_column(self._room, table, spec):
+                    self._checks.within(chunk, table, records)
                 if table not in whole:
                     continue
                 if rows[table] != rows[whole[0]]:

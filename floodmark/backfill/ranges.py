@@ -92,22 +92,27 @@ class TableRange:
                 found += self._scan(across).where(self.condition(low, high)).count()
         return found
 
-    def has_newer(self, low: int, high: int, sequence: int) -> bool:
-        """Whether a row of the range came after this sequence; only files whose statistics leave it open are read."""
+    def has_others(self, low: int, high: int, sequence: int) -> bool:
+        """Whether a row of the range came with another sequence; only files that leave it open are read."""
         from floodmark.rows.failures import spark_failures
         from floodmark.rows.scan import scan_with_seq
 
-        files = [file for file in self._files() if self._share(file, low, high) is not False]
-        bounds = {file.path: file.seq_bounds() or (sequence, sequence + 1) for file in files}
-        newer = [file for file in files if bounds[file.path][1] > sequence]
-        if any(self._share(file, low, high) for file in newer if file.seq_bounds() is not None):
-            return True
-        if not newer:
+        inside = [(file, share) for file in self._files() if (share := self._share(file, low, high)) is not False]
+        others = [(file, share) for file, share in inside if file.seq_bounds() != (sequence, sequence)]
+        for file, share in others:
+            bounds = file.seq_bounds()
+            if share and bounds is not None and not bounds[0] <= sequence <= bounds[1]:
+                return True
+        if not others:
             return False
-        condition = f"{self.condition(low, high)} and {SEQ_COLUMN} > {sequence}"
+        condition = f"{self.condition(low, high)} and {SEQ_COLUMN} <> {sequence}"
         with spark_failures("the rows of a range cannot be counted"):
             rows = scan_with_seq(
-                self.get_spark(), newer, self.schema, storage_options=self.catalog.storage.options, arrow=self._arrow
+                self.get_spark(),
+                [file for file, _ in others],
+                self.schema,
+                storage_options=self.catalog.storage.options,
+                arrow=self._arrow,
             )
             return bool(rows.where(condition).limit(1).count())
 

@@ -51,9 +51,10 @@ class Bundle:
         from pyspark.sql import functions as sf
 
         names = check_dataframe(target, self._frames[0])
-        columns = [f"c{position}" for position in range(len(names))]
-        parts = [frame.toDF(*columns).withColumn(_PART, sf.lit(number)) for number, frame in enumerate(self._frames)]
-        rows = reduce(lambda one, other: one.unionAll(other), parts)
+        parts = [frame.select("*", sf.lit(number)) for number, frame in enumerate(self._frames)]
+        # By position from here on: a name may hold a dot, or differ from another only in its case.
+        columns = [*(f"c{position}" for position in range(len(names))), _PART]
+        rows = reduce(lambda one, other: one.unionAll(other), parts).toDF(*columns)
         together = rows.coalesce(_tasks(rows, len(parts)))
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -217,3 +217,57 @@ def test_a_record_that_does_not_fit_is_named_with_its_chunk(lake: fm.Lake, tmp_p
     assert (found.error["kind"], found.error["facts"]["chunk"]) == ("Invalid", "0..10")
     assert "two" in found.error["facts"]["example"]
     assert chunk_rows(lake) == {}
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "select id div 100 * 100 as id, 'x' as name from chunk group by 1",
+        "select max(id) + 1 as id, 'x' as name from chunk",
+        "select id + 5 as id, name from chunk",
+    ],
+    ids=["below", "at-the-end", "across"],
+)
+def test_computed_rows_that_say_where_they_are_must_be_there(lake: fm.Lake, definition: str) -> None:
+    """A floor would take them out with another chunk, or leave them when their own goes."""
+    lake.create_table("marks", EVENTS)
+    found = run(lake, history(Numbers(), {"events": None, "marks": definition}, order="oldest", first=20, last=90))
+    assert found.error is not None
+    assert (found.outcome, found.error["kind"]) == ("failed", "Invalid")
+    assert "outside of its range" in found.error["message"]
+    assert found.error["facts"]["table"] == "marks"
+    assert "call such a value something else" in found.error["advice"]
+    assert (ids(lake), ids(lake, "marks")) == ([], [])
+
+
+def test_a_table_added_later_does_without_columns_that_are_filled(lake: fm.Lake) -> None:
+    source = Numbers()
+    assert run(lake, history(source)).outcome == "done"
+    lake.backfill.column("events", "copied", "id")
+    lake.create_table("later", EVENTS)
+    source.asked.clear()
+    assert run(lake, history(source, {"events": None, "later": None})).outcome == "done"
+    assert (source.asked, ids(lake, "later")) == ({}, list(range(50)))
+
+
+def test_a_source_is_asked_if_the_table_has_columns_that_it_never_brought(lake: fm.Lake) -> None:
+    source = Numbers()
+    assert run(lake, history(source)).outcome == "done"
+    lake.append("events", [{"id": 500, "name": "of another", "place": "here"}], evolve=True)
+    lake.create_table("later", EVENTS)
+    source.asked.clear()
+    assert run(lake, history(source, {"events": None, "later": None})).outcome == "done"
+    assert (sum(source.asked.values()), ids(lake, "later")) == (5, list(range(50)))
+
+
+def test_older_rows_of_others_are_not_taken_for_those_that_are_gone(lake: fm.Lake) -> None:
+    lake.append("events", [{"id": 3, "name": "of another"}])
+    source = Numbers()
+    assert run(lake, history(source, last=20)).outcome == "done"
+    lake.delete("events", "id = 7")
+    lake.create_table("later", EVENTS)
+    source.asked.clear()
+    assert run(lake, history(source, {"events": None, "later": None}, last=20)).outcome == "done"
+    assert source.asked == {"0..10": 1}
+    rows = lake.read_arrow("later").read_all().to_pylist()
+    assert sorted((row["id"], row["name"]) for row in rows) == [(number, f"row {number}") for number in range(20)]
