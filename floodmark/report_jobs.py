@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from floodmark import log
+from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.job import CANCELLED, FAILED, INTERRUPTED, UNKNOWN, Job
 
@@ -20,7 +20,7 @@ REASON_CHARACTERS_MAX = 300
 # What a list of the lake's state has of a job; `floodmark backfill show` has the rest.
 _SHORT = (
     *("job", "id", "kind", "tables", "status", "processed", "total", "unit", "percent", "rate", "eta_s"),
-    *("rows", "unfilled", "error", "holder", "cancel_asked", "started", "updated", "ended"),
+    *("rows", "unfilled", "error", "holder", "cancel_asked", "started", "updated", "stalled_since", "ended"),
 )
 
 
@@ -78,6 +78,8 @@ def _trouble(job: Job) -> str | None:
         return f"job {job.name} failed ({kind})"
     if job.status == INTERRUPTED:
         return f"job {job.name} interrupted"
+    if job.stalled_since_ms is not None:
+        return f"job {job.name} without progress since {clock.format_time(job.stalled_since_ms)}"
     return f"job {job.name} in an unknown state ({job.state})" if job.status == UNKNOWN else None
 
 

@@ -83,9 +83,10 @@ class LakeBackfills:
         """What a history backfill is. `chunk`: the size of a chunk, a number or a span of time like 1d.
 
         `first` is part of the range, `last` is not; without `last` it goes up to the source's tip. `column`: where a
-        row is in the range; rows outside their chunk are refused. rows_min, rows_max: per chunk; rows_exact: one row
-        for every number of the range. `keep`: chunks below the tip or now by this much are skipped, and pruned.
-        `follow`: go on with new chunks until cancelled. `tip_wait`: how long to wait for a tip that is not there yet.
+        row is in the range; rows outside their chunk are refused. rows_min, rows_max: per chunk; rows_exact: as many as
+        a chunk has numbers, and with `column`, into a table without a key, each number once. `keep`: chunks below the
+        tip or now by this much are skipped, and pruned. `follow`: go on with new chunks until cancelled. `tip_wait`:
+        how long to wait for a tip that is not there yet.
         """
         from floodmark.backfill.geometry import Geometry
         from floodmark.backfill.history import HistorySpec
@@ -189,10 +190,12 @@ class LakeBackfills:
     def resume(self, name: str, *, progress: Step | None = None, actor: str | None = None) -> BackfillRun:
         """Go on with a job that was cancelled, failed, or whose process died, as it was started."""
         from floodmark.backfill import column, history
+        from floodmark.backfill.unbind import end_unbound
 
         job, actor = self._catalog.jobs.find(name), actor or self._room.actor
         if job.kind == COLUMN:
-            return column.run_column(self._room, column.spec_from_job(job), actor, progress)
+            ended = end_unbound(self._room, job)
+            return ended or column.run_column(self._room, column.spec_from_job(job), actor, progress)
         return history.run_history(self._room, history.spec_from_job(self._of_kind(name, HISTORY)), actor, progress)
 
     def list(self) -> list[dict[str, Any]]:

@@ -85,7 +85,8 @@ class Outputs:
             return self._frame(CHUNK)
         if callable(definition):
             return definition(self._frame(CHUNK))
-        named = [*references(table, definition, self._definitions), *named_tables(definition, {CHUNK: None})]
+        named = references(table, definition, self._definitions, self._get_spark)
+        named += named_tables(definition, {CHUNK: None})
         # By their places, since not every name of a table can be part of a view's name.
         tables = {name: (f"{self._token}{len(self._views) + place}", None) for place, name in enumerate(named)}
         self._views += [f"_floodmark_{token}_0" for token, _ in tables.values()]

@@ -1,7 +1,8 @@
 """How far a run of a job is: told to the caller at every step, to the catalog at most once a second.
 
 The first word of a run is written at once, so that figures of an earlier run do not stand; one that came too soon
-after another is written when a cancel is looked for next, and the last one with the end of the job. An error of the
+after another is written when a cancel is looked for next, and the last one with the end of the job. While figures stay
+as they are, also in a wait, a run says now and then that it goes on: so one that hangs can be told. An error of the
 caller's callback ends the run with that error: it is told, not swallowed. That the catalog does not answer for a while
 ends no run here: its next publish, or its end, finds out whether it is back. A request to cancel is found between two
 steps and while waiting, never in the middle of a publish.
@@ -20,10 +21,20 @@ from floodmark.errors import Unavailable
 Step = Callable[[int, int | None], None]
 WRITE_EVERY_S = 1.0
 LOOK_EVERY_S = 0.25
+TOUCH_EVERY_S = 60.0
 
 
 class Cancelled(Exception):
     """Somebody asked that the run stops here; what is done stays."""
+
+
+class CallbackFailed(Exception):
+    """The caller's callback raised this. It is nobody else's error, whatever its kind: no step failed, nothing is tried
+    again."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Progress:
@@ -39,6 +50,8 @@ class Progress:
         self._written: tuple[int, int | None] | None = None
         self._tried_s = float("-inf")
         self._looked_s = float("-inf")
+        # The start of the run was just written.
+        self._touched_s = time.monotonic()
         # None until a step was told.
         self.processed: int | None = None
         self.total: int | None = None
@@ -47,11 +60,14 @@ class Progress:
         self.errors = 0
 
     def step(self, processed: int, total: int | None) -> None:
-        """So much of so much is done. Raises Cancelled if somebody asked for it, and what the callback raises."""
+        """So much of so much is done. Raises Cancelled if somebody asked for it, CallbackFailed if the callback raises."""
         with self._lock:
             self.processed, self.total = processed, total
             if self._callback is not None and self._told != (processed, total):
-                self._callback(processed, total)
+                try:
+                    self._callback(processed, total)
+                except Exception as error:
+                    raise CallbackFailed(error) from error
             self._told = (processed, total)
             self.check()
 
@@ -64,7 +80,7 @@ class Progress:
                 return
             self._looked_s = now_s
             try:
-                goes_on = self._write(now_s) if is_due else not self._jobs.wants_cancel(self._held)
+                goes_on = self._write(now_s) if is_due else self._look(now_s)
             except Unavailable as error:
                 # These figures are for people. What was told is written later; at the end it has to be.
                 self.errors += 1
@@ -79,8 +95,16 @@ class Progress:
         self._tried_s = now_s
         goes_on = self._jobs.progress(self._held, *self._told, first=self._written is None)
         self._written = self._told
+        self._touched_s = now_s
         self.writes += 1
         return goes_on
+
+    def _look(self, now_s: float) -> bool:
+        """False if somebody asked to cancel; now and then it is written down that this run looks."""
+        if now_s - self._touched_s < TOUCH_EVERY_S:
+            return not self._jobs.wants_cancel(self._held)
+        self._touched_s = now_s
+        return self._jobs.touch(self._held)
 
     def wait(self, wait_s: float) -> None:
         """Do nothing for a while, and look for a cancel meanwhile."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from floodmark import log
 from floodmark.backfill import record
-from floodmark.backfill.progress import Cancelled, Progress, Step
+from floodmark.backfill.progress import CallbackFailed, Cancelled, Progress, Step
 from floodmark.backfill.record import BackfillRun
 from floodmark.catalog import job as states
 from floodmark.catalog.catalog import Catalog
@@ -47,35 +47,33 @@ def run_job(room: Room, held: Held, callback: Step | None, work: Callable[[Progr
     try:
         busy = work(progress)
     except Cancelled:
-        _end(room, held, states.CANCELLED, progress)
-        return BackfillRun(record.CANCELLED, _job(room, held))
+        return BackfillRun(record.CANCELLED, _end(room, held, states.CANCELLED, progress))
     except Fenced:
         room.catalog.jobs.disown(held.run)
         raise
-    except Exception as error:  # noqa: BLE001 - the edge of a run: told in its record, and the trace is in the log
+    except Exception as raised:  # noqa: BLE001 - the edge of a run: told in its record, and the trace is in the log
+        error = raised.error if isinstance(raised, CallbackFailed) else raised
         told = _told(error)
         if not isinstance(error, FloodmarkError):
             log.get().exception("a backfill failed", job=held.name)
         try:
-            _end(room, held, states.FAILED, progress, told)
+            job = _end(room, held, states.FAILED, progress, told)
         except FloodmarkError as second:
             raise error from second
-        outcome = record.TIMED_OUT if isinstance(error, TimedOut) else record.FAILED
-        return BackfillRun(outcome, _job(room, held), told)
+        outcome = record.TIMED_OUT if isinstance(raised, TimedOut) else record.FAILED
+        return BackfillRun(outcome, job, told)
     except BaseException:
         # Somebody pressed Ctrl-C, or the process is told to go: what is done stays, as after a cancel.
         _end(room, held, states.CANCELLED, progress)
         raise
-    _end(room, held, states.DONE, progress)
-    return BackfillRun(record.DONE if busy else record.NOTHING_TO_DO, _job(room, held))
+    return BackfillRun(record.DONE if busy else record.NOTHING_TO_DO, _end(room, held, states.DONE, progress))
 
 
-def _end(room: Room, held: Held, state: str, progress: Progress, error: Mapping[str, Any] | None = None) -> None:
-    room.catalog.jobs.end(held, state, progress.processed, progress.total, error)
-
-
-def _job(room: Room, held: Held) -> dict[str, Any]:
-    return room.catalog.jobs.find(held.id).as_dict()
+def _end(
+    room: Room, held: Held, state: str, progress: Progress, error: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The job as its end was written: that the catalog does not answer right after makes no run fail."""
+    return room.catalog.jobs.end(held, state, progress.processed, progress.total, error).as_dict()
 
 
 def _told(error: Exception) -> dict[str, Any]:

@@ -7,17 +7,22 @@ with it; a definition that is a Python function cannot be kept, and says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from floodmark.backfill.fingerprint import fingerprint, is_same_function
 from floodmark.backfill.geometry import NUMBER, TIME, Geometry, span_us
 from floodmark.backfill.ranges import TableRange
 from floodmark.backfill.run import Room
 from floodmark.backfill.sources import CallSource, PathSource, Source, TableSource, source_as_dict, source_from_dict
 from floodmark.catalog.job import Job
-from floodmark.errors import Corrupt, Invalid
+from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.rows.query import named_tables, query_body
+from floodmark.rows.relations import relations
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # The view that a definition knows the chunk's rows by.
 CHUNK = "chunk"
@@ -126,7 +131,15 @@ def kept_definition(definition: Definition) -> Any:
     """A definition as the catalog keeps it."""
     if definition is None or isinstance(definition, str):
         return definition
-    return {"function": getattr(definition, "__qualname__", type(definition).__name__)}
+    return fingerprint(definition)
+
+
+def is_same_definition(kept: Any, definition: Definition) -> bool:
+    """Whether a definition is the one that the catalog keeps, as far as that can be told of a function."""
+    given = kept_definition(definition)
+    if isinstance(kept, dict) and isinstance(given, dict):
+        return is_same_function(kept, given)
+    return bool(kept == given)
 
 
 def _definition(job: str, table: str, kept: Any) -> Definition:
@@ -144,7 +157,10 @@ def _definition(job: str, table: str, kept: Any) -> Definition:
 
 
 def check_spec(room: Room, spec: HistorySpec) -> None:
-    """Refuse what cannot be loaded, before anything exists. Needs no Spark and does not ask the source."""
+    """Refuse what cannot be loaded, before anything exists. Does not ask the source.
+
+    Spark is asked only what a new definition reads, if its words do not tell.
+    """
     _check_numbers(spec)
     if not spec.tables:
         raise Invalid("a history comes into at least one table", job=spec.name)
@@ -156,12 +172,13 @@ def check_spec(room: Room, spec: HistorySpec) -> None:
             raise Invalid("this name stands for the chunk's rows in definitions", table=table)
         if definition is not None and not callable(definition):
             query_body(definition)
-    _check_references(spec)
     _check_column(room, spec)
     _check_end(spec)
     kept = kept_units(spec.geometry, spec.keep)
     if kept is not None and kept <= 0:
         raise Invalid("what is kept is above zero", keep=spec.keep)
+    if not _are_known(room, spec):
+        _check_references(room, spec)
 
 
 def _check_numbers(spec: HistorySpec) -> None:
@@ -176,31 +193,60 @@ def _check_numbers(spec: HistorySpec) -> None:
     if low < 0 or (high is not None and high < low):
         raise Invalid("no chunk can have so many rows", rows_min=spec.rows_min, rows_max=high)
     if spec.rows_exact and spec.geometry.unit != NUMBER:
-        raise Invalid("only a range of numbers has one row for every number", advice="Use rows_min and rows_max.")
+        raise Invalid("only a range of numbers has one row for every number", advice="Use --rows-min and --rows-max (rows_min, rows_max).")
 
 
-def references(table: str, definition: str, tables: Mapping[str, Definition]) -> list[str]:
-    """The other tables of the job that a definition names; their names stand for their rows of the chunk."""
-    return named_tables(definition, {name: None for name in tables if name != table})
+def references(
+    table: str, definition: str, tables: Mapping[str, Definition], get_spark: Callable[[], SparkSession]
+) -> list[str]:
+    """The other tables of the job that a definition reads; their names stand for their rows of the chunk.
+
+    A column may be called like a table: that is no reading of it.
+    """
+    named = named_tables(definition, {name: None for name in tables if name != table})
+    if not named:
+        return []
+    read = {name.lower() for name in relations(query_body(definition), [CHUNK, *tables], get_spark)}
+    return [name for name in named if name.lower() in read]
 
 
-def _check_references(spec: HistorySpec) -> None:
-    """A definition must not need itself, through whatever others."""
+def _are_known(room: Room, spec: HistorySpec) -> bool:
+    """Whether an earlier start of the job had the same definitions: they were checked then."""
+    try:
+        kept = kept_parts(room.catalog.jobs.find(spec.name))[2]["tables"]
+    except (NotFound, Corrupt):
+        return False  # who needs its settings says that they cannot be understood
+    return kept.keys() == spec.tables.keys() and all(
+        is_same_definition(kept[table], definition) for table, definition in spec.tables.items()
+    )
 
-    def needed(table: str) -> Iterator[str]:
-        definition = spec.tables[table]
-        yield from references(table, definition, spec.tables) if isinstance(definition, str) else ()
 
+def _check_references(room: Room, spec: HistorySpec) -> None:
+    """A definition reads the chunk and the job's other tables, and must not need itself, through whatever others."""
+    names = {name.lower(): name for name in (CHUNK, *spec.tables)}
+    needed: dict[str, list[str]] = {table: [] for table in spec.tables}
+    for table, definition in spec.tables.items():
+        if not isinstance(definition, str):
+            continue
+        read = relations(query_body(definition), names, room.get_spark)
+        if strange := [name for name in read if name.lower() not in names]:
+            raise Invalid(
+                "a definition reads what is neither the chunk nor a table of the job",
+                table=table,
+                reads=", ".join(strange),
+                advice="Views of a session and other tables are not there for every run: take it from `chunk`.",
+            )
+        needed[table] = [names[name.lower()] for name in read if name.lower() != CHUNK]
     for start in spec.tables:
         seen: set[str] = set()
-        waiting = list(needed(start))
+        waiting = list(needed[start])
         while waiting:
             table = waiting.pop()
             if table == start:
-                raise Invalid("this definition names itself through others", table=start)
+                raise Invalid("this definition names itself, or through others", table=start)
             if table not in seen:
                 seen.add(table)
-                waiting += needed(table)
+                waiting += needed[table]
 
 
 def _check_column(room: Room, spec: HistorySpec) -> None:
@@ -209,7 +255,7 @@ def _check_column(room: Room, spec: HistorySpec) -> None:
             raise Invalid(
                 "what is to go below a floor is told by the range column",
                 keep=spec.keep,
-                advice="Name it: column=…",
+                advice="Name it: --column NAME (in Python column=…).",
             )
         return
     for table in spec.plain_tables or list(spec.tables):
@@ -232,7 +278,7 @@ def no_tip(job: str) -> Invalid:
     return Invalid(
         "the source does not know how far it has come, and the range has no end",
         job=job,
-        advice="Give the range an end, or the source a tip.",
+        advice="Give the range an end (--last), or the source a tip (--tip; in Python last=…, tip=…).",
     )
 
 

@@ -19,13 +19,16 @@ INTERRUPTED, UNKNOWN = "interrupted", "unknown"
 HISTORY, COLUMN = "history", "column"
 CHUNKS, ROWS = "chunks", "rows"
 SHOWN_MS = 10 * 60_000
+# A run that works or waits says so more often than this, unless one chunk or batch takes so long.
+STALLED_MS = 15 * 60_000
 
 
 @dataclass(frozen=True)
 class Job:
     """`processed` of `total` is for people; `rows`, `unfilled` and `publishes` are exact: publishes wrote them.
 
-    `resumed_from` is what was processed when the present run began, so that its rate is its own.
+    `resumed_from` is what was processed when the present run began, so that its rate is its own. `looked_ms` is when
+    the job was looked at, by the clock that wrote the other times.
     """
 
     id: str
@@ -53,6 +56,8 @@ class Job:
     alive: bool = False
     holder: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # Two looks at the same job find the same.
+    looked_ms: int | None = field(default=None, compare=False)
 
     @property
     def status(self) -> str:
@@ -63,6 +68,13 @@ class Job:
     @property
     def is_over(self) -> bool:
         return self.state in (DONE, FAILED, CANCELLED)
+
+    @property
+    def stalled_since_ms(self) -> int | None:
+        """Since when nothing was heard of a run whose process lives, if that is too long ago; it may hang."""
+        if self.status != RUNNING or self.looked_ms is None or self.looked_ms - self.updated_ms < STALLED_MS:
+            return None
+        return self.updated_ms
 
     def rate(self) -> float | None:
         """Units a second in the present or last run; None before anything can be said."""
@@ -109,6 +121,7 @@ class Job:
             "created": clock.format_time(self.created_ms),
             "started": _time(self.started_ms),
             "updated": clock.format_time(self.updated_ms),
+            "stalled_since": _time(self.stalled_since_ms),
             "ended": _time(self.ended_ms),
             "acknowledged": _time(self.acknowledged_ms),
             "settings": dict(self.settings),

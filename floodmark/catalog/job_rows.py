@@ -32,8 +32,8 @@ def _looking() -> Any:
 LOOKING = _looking()
 
 
-def to_job(row: Any, alive: bool) -> Job:
-    """A row of LOOKING as a job; Corrupt if it cannot be understood."""
+def to_job(row: Any, alive: bool, now_ms: int) -> Job:
+    """A row of LOOKING as a job, looked at now; Corrupt if it cannot be understood."""
     try:
         spec = json.loads(row.spec)
         names = tuple(str(name) for name in json.loads(row.table_names))
@@ -67,6 +67,7 @@ def to_job(row: Any, alive: bool) -> Job:
         alive,
         (f"{row.host}:{row.pid}" if row.pid is not None else "this process") if alive else None,
         settings,
+        now_ms,
     )
 
 

@@ -184,6 +184,16 @@ class Jobs:
         with self._database.write() as tx:
             return self._update(tx, held, values).cancel_ms is None
 
+    def keep(self, held: Held, settings: Mapping[str, Any]) -> None:
+        """Write down other settings of the job than its start did: what a run has found out, say."""
+        with self._database.write() as tx:
+            self._update(tx, held, {"spec": _spec(held.pinned, settings)})
+
+    def touch(self, held: Held) -> bool:
+        """Write down that the run goes on, though its figures stay; False if somebody asked to cancel it."""
+        with self._database.write() as tx:
+            return self._update(tx, held, {}).cancel_ms is None
+
     def wants_cancel(self, held: Held) -> bool:
         """Whether somebody asked to cancel this run. Fenced if another run has the job."""
         with self._database.read() as tx:
@@ -191,10 +201,11 @@ class Jobs:
 
     def end(
         self, held: Held, state: str, processed: int | None, total: int | None, error: Mapping[str, Any] | None = None
-    ) -> None:
+    ) -> Job:
         """The run is over; `processed` is None if it never said how far it is: then the figures stay as they are.
 
-        Asked again if the reply was lost: a job whose end is not written is not at its end.
+        Asked again if the reply was lost: a job whose end is not written is not at its end. The job is given as its end
+        was written: nobody has to ask for it afterwards.
         """
         retrying = Retrying(
             retry=retry_if_exception_type(Unavailable),
@@ -208,21 +219,27 @@ class Jobs:
         try:
             for attempt in retrying:
                 with attempt:
-                    self._end(held, values, again=attempt.retry_state.attempt_number > 1)
+                    job = self._end(held, values, again=attempt.retry_state.attempt_number > 1)
         except BaseException:
             self.disown(held.run)
             raise
+        self.ended(held)
+        return job
+
+    def ended(self, held: Held) -> None:
+        """The end of the run is written, by `end` or by a publish of it (job_end.py)."""
         self._running.discard(held.run)
         hit("job.ended")
 
-    def _end(self, held: Held, values: dict[str, Any], *, again: bool) -> None:
+    def _end(self, held: Held, values: dict[str, Any], *, again: bool) -> Job:
         with self._database.write() as tx:
             mine = select(tables.jobs).where(tables.jobs.c.id == held.id)
             row = tx.execute(mine.with_for_update()).first()
-            if again and row is not None and (row.owner_run, row.state) == (None, values["state"]):
-                return  # an earlier try got through
-            free = dict.fromkeys(("owner_process", "owner_run", "cancel_ms"))
-            self._update(tx, held, {**values, **free}, ended=True)
+            # Asked again, an earlier try may have got through.
+            if not again or row is None or (row.owner_run, row.state) != (None, values["state"]):
+                free = dict.fromkeys(("owner_process", "owner_run", "cancel_ms"))
+                self._update(tx, held, {**values, **free}, ended=True)
+            return self._to_job(tx.execute(LOOKING.where(tables.jobs.c.id == held.id)).one(), self._database.now_ms(tx))
 
     def _update(self, tx: Connection, held: Held, values: dict[str, Any], *, ended: bool = False) -> Any:
         row = self._held_row(tx, held)
@@ -299,7 +316,7 @@ class Jobs:
         return not is_dead(row, now_ms)
 
     def _to_job(self, row: Any, now_ms: int) -> Job:
-        return to_job(row, self._is_alive(row, now_ms))
+        return to_job(row, self._is_alive(row, now_ms), now_ms)
 
 
 def _spec(pinned: Mapping[str, Any], settings: Mapping[str, Any]) -> str:

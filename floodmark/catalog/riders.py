@@ -197,4 +197,8 @@ def rider_from_dict(data: dict[str, Any]) -> Rider:
         from floodmark.catalog.chunks import job_rider_from_dict
 
         return job_rider_from_dict(data)
+    if data["type"] == "job_end":
+        from floodmark.catalog.job_end import EndRider
+
+        return EndRider.from_dict(data)
     raise ValueError(f"unknown rider {data['type']!r}")

@@ -78,7 +78,9 @@ def history(
     workers: Annotated[int, typer.Option(min=1, help="Chunks under way at once.")] = 2,
     rows_min: Annotated[int | None, typer.Option(min=0, help="A chunk with fewer rows is refused.")] = None,
     rows_max: Annotated[int | None, typer.Option(min=0, help="A chunk with more rows is refused.")] = None,
-    rows_exact: Annotated[bool, typer.Option("--rows-exact", help="One row for every number of the range.")] = False,
+    rows_exact: Annotated[
+        bool, typer.Option("--rows-exact", help="A chunk with more or fewer rows than numbers is refused.")
+    ] = False,
     keep: Annotated[str | None, typer.Option(help="Older chunks are skipped and pruned: 90d, or a number.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new chunks until it is cancelled.")] = False,
     tip_wait: Annotated[str, typer.Option(help="How long to wait for a tip that is not there yet.")] = "0s",

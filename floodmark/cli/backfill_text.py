@@ -40,6 +40,7 @@ def job_line(job: Mapping[str, Any]) -> str:
     """A job in a list of the lake's state."""
     parts = [f"{job['job']} {job['status']}", progress_text(job)]
     parts += [pace_text(job)] if job["status"] == RUNNING and pace_text(job) else []
+    parts += [f"no progress since {job['stalled_since']}"] if job["stalled_since"] else []
     parts += [error_text(job["error"])] if job["error"] else []
     return ", ".join(parts)
 
@@ -48,7 +49,7 @@ def job_row(job: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "job": job["job"],
         "kind": job["kind"],
-        "status": "stopping" if job["cancel_asked"] else job["status"],
+        "status": "stalled" if job["stalled_since"] else "stopping" if job["cancel_asked"] else job["status"],
         "progress": progress_text(job),
         "pace": pace_text(job) or None,
         "rows": job["rows"],
@@ -63,7 +64,7 @@ def job_fields(job: Mapping[str, Any], coverage: Mapping[str, Any] | None) -> di
     shown |= {"progress": progress_text(job), "pace": pace_text(job) or None}
     shown |= {name: job[name] for name in ("rows", *(["unfilled"] if job["kind"] == COLUMN else []), "publishes")}
     shown |= {name: job[name] for name in ("actor", "holder", "created", "started", "updated", "ended")}
-    shown |= {"acknowledged": job["acknowledged"]} if job["acknowledged"] else {}
+    shown |= {name: job[name] for name in ("stalled_since", "acknowledged") if job[name]}
     shown |= {"error": error_text(job["error"])} if job["error"] else {}
     settings = {**job["settings"], **_history_settings(job["settings"], coverage)}
     return shown | {name: value for name, value in settings.items() if name not in shown and value not in (None, False)}
@@ -87,6 +88,8 @@ def next_step(job: Mapping[str, Any]) -> str | None:
     """What somebody may do about a job that is not at work and not done."""
     if job["status"] in (PENDING, INTERRUPTED, CANCELLED, "failed"):
         return f"go on with `{resume_command(job['job'])}`"
+    if job["stalled_since"]:
+        return f"no progress since {job['stalled_since']}: look at {job['holder']}; if it hangs, end it, then resume"
     return None
 
 

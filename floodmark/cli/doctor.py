@@ -10,7 +10,7 @@ from floodmark.recover.examine import Check, examine_lake, examine_machine
 
 
 def run(context: typer.Context) -> None:
-    """Check Java, Python, the catalog, the journal and the tables' files, and say what to do."""
+    """Check Java, Python, the catalog, the journal, the tables' files and the jobs, and say what to do."""
     checks = examine_machine()
     try:
         with context.obj.open() as lake:

@@ -27,6 +27,7 @@ from floodmark.rows.failures import spark_failures
 from floodmark.rows.fill import Filled, FillPlan
 from floodmark.rows.fill_checks import check_functions, check_plan, check_relations, check_text
 from floodmark.rows.problems import Problem, Problems
+from floodmark.rows.relations import parsed_relations
 from floodmark.rows.rewrite import Source
 from floodmark.rows.scan import empty, quoted, scan, scan_with_seq
 from floodmark.rows.schema import spark_schema, user_fields
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 Tables = Callable[[str], "DataFrame"]
 
-_RELATION = re.compile(r"'UnresolvedRelation \[(.*?)\], \[")
-_OWN_NAMES = re.compile(r"\bCTE \[(.*?)\]")
 _NOT_UNDERSTOOD = "Spark does not understand this expression"
 _RESULTS = pa.schema([("kind", pa.string()), ("body", pa.string())])
 _CAUSE_CHARACTERS_MAX = 200
@@ -275,10 +274,7 @@ def _relations(spark: SparkSession, expression: str) -> list[str]:
     """What the expression reads from, as Spark parses it, without what it names itself by WITH."""
     if not re.search(r"\b(?:from|table)\b", expression, re.IGNORECASE):
         return []
-    text = str(spark.sql(f"EXPLAIN EXTENDED SELECT (\n{expression}\n)").collect()[0][0])
-    parsed = text.partition("== Analyzed Logical Plan ==")[0]
-    own = {name for names in _OWN_NAMES.findall(parsed) for name in names.split(", ")}
-    return sorted(set(_RELATION.findall(parsed)) - own)
+    return parsed_relations(spark, f"SELECT (\n{expression}\n)")
 
 
 @contextmanager

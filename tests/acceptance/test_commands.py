@@ -249,6 +249,7 @@ def test_doctor_checks_every_part(made: Path) -> None:
     checks = answer("doctor", "--lake", "lake", cwd=made)["checks"]
     assert [check["check"] for check in checks] == [
         *("python", "java", "pyspark", "pyiceberg", "pyarrow", "catalog", "journal", "table events", "table notes"),
+        "jobs",
     ]
     assert {check["result"] for check in checks} == {"ok"}
     with fm.open(made / "lake", read_only=True) as lake:

@@ -236,10 +236,6 @@ def test_a_killed_unbinding_of_a_half_filled_column_is_ended_by_the_next(place: 
             lake.append(PEOPLE, [person(41, "still bound")])
             assert people(lake).filled[41] == "still bound"
             lake.backfill.unbind(PEOPLE, COLUMN)
-        elif point == "add_column.published":
-            with pytest.raises(fm.Invalid):
-                lake.backfill.resume(COLUMN_JOB)
-            lake.backfill.cancel(COLUMN_JOB)
         lake.append(PEOPLE, [person(42, "unbound")])
         later = people(lake)
         assert later.filled[42] is None
@@ -248,8 +244,10 @@ def test_a_killed_unbinding_of_a_half_filled_column_is_ended_by_the_next(place: 
         assert later.lacking == now.lacking
         job = lake.backfill.show(COLUMN_JOB)
         assert (job["status"], job["rows"], job["unfilled"]) == ("cancelled", len(now.filled), now.nulls(now.filled))
-        ended = {"add_column.published": "cancelled", "job.ended": None}.get(point, "resumed")
-        assert audited(lake) == [("job", "resumed"), *died(point), *([("job", ended)] if ended else [])]
+        assert lake.status()["health"] == "fine"
+        # The publish ended the job: of a run that died after it nothing is left to do.
+        again = [] if point in ("add_column.published", "job.ended") else [("job", "resumed")]
+        assert audited(lake) == [("job", "resumed"), *died(point), *again]
         check_lake(lake.catalog)
 
 

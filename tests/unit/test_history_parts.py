@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
 import floodmark as fm
 from floodmark.backfill.brake import Brake, Stopped, call_source, is_worth_a_retry, retrying
-from floodmark.backfill.executor import Executor
+from floodmark.backfill.executor import Executor, Pace
 from floodmark.backfill.geometry import Chunk, Geometry, PlannedChunk
 from floodmark.backfill.ledger import Ledger, joined
 from floodmark.backfill.outputs import order_of
 from floodmark.backfill.progress import Cancelled
 from floodmark.backfill.prune import floor_of, floor_start
 from floodmark.backfill.spec import kept_units, references
+from tests.history_world import no_spark
 
 NUMBERS = Geometry.of(5, 95, 10)
 DAYS = Geometry.of("2024-01-01", None, "1d")
@@ -81,8 +84,8 @@ def test_neighbours_are_joined() -> None:
 def test_tables_that_take_the_rows_come_first() -> None:
     definitions: dict[str, Any] = {"sums": "select 1", "raw": None, "more": len, "copy": None}
     assert order_of(["sums", "more", "copy", "raw"], definitions) == ["copy", "raw", "sums", "more"]
-    assert references("sums", "select * from raw join `copy` -- more", definitions) == ["raw", "copy"]
-    assert references("sums", "select sums.x, 'raw' from chunk", definitions) == []
+    assert references("sums", "select * from raw join `copy` -- more", definitions, no_spark) == ["raw", "copy"]
+    assert references("sums", "select sums.x, raw, 'raw' from chunk", definitions, no_spark) == []
 
 
 # ── tries ──
@@ -194,3 +197,82 @@ def test_the_first_failure_stops_the_others_after_their_chunk(workers: int) -> N
     assert caught.value.facts["chunk"] in [one.chunk.name for one in PLANNED[3 : 3 + workers]]
     assert sorted(loaded) == [0, 1, 2]
     assert len(progress.told) == 3
+
+
+class Bundles:
+    """Loads what is given; the nth bundle may fail, or say that it cannot be."""
+
+    def __init__(self, loaded: list[int], act: Mapping[int, Exception | bool] | None = None) -> None:
+        self._loaded = loaded
+        self._act = act or {}
+        self.sizes: list[int] = []
+
+    def is_possible(self) -> bool:
+        return bool(self._loaded)
+
+    def load(self, planned: Sequence[PlannedChunk]) -> bool:
+        self.sizes.append(len(planned))
+        act = self._act.get(len(self.sizes), True)
+        if isinstance(act, Exception):
+            raise act
+        if act:
+            self._loaded.extend(one.chunk.number for one in planned)
+        return act
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_quick_chunks_are_loaded_together_and_each_once(workers: int) -> None:
+    progress: Any = Steps()
+    loaded: list[int] = []
+    bundles = Bundles(loaded)
+    executor = Executor(
+        lambda one, tries: loaded.append(one.chunk.number),
+        progress, Brake(progress), workers=workers, tries=1, retry_s=0.01, bundle=bundles,
+    )  # fmt: skip
+    executor.run(PLANNED * 3, 0, 60)
+    assert sorted(loaded) == sorted(3 * list(range(20)))
+    assert max(bundles.sizes) > 1
+    assert [done for done, _ in progress.told] == sorted({done for done, _ in progress.told})
+    assert progress.told[-1] == (60, 60)
+
+
+@pytest.mark.parametrize("act", [False, fm.Invalid("x"), fm.CommitUnknown("x", operation="1"), OSError("x")], ids=repr)
+def test_a_bundle_that_fails_is_loaded_one_by_one(act: Exception | bool) -> None:
+    progress: Any = Steps()
+    tries: dict[int, int] = {}
+    loaded: list[int] = []
+
+    def load(one: PlannedChunk, number: int) -> None:
+        tries[one.chunk.number] = number
+        loaded.append(one.chunk.number)
+
+    bundles = Bundles(loaded, {1: act})
+    Executor(load, progress, Brake(progress), workers=1, tries=1, retry_s=0.01, bundle=bundles).run(PLANNED, 0, 20)
+    assert loaded == list(range(20))
+    first = range(1, 1 + bundles.sizes[0])
+    # What came of a try that failed may not be known: whoever tries again asks first.
+    assert {tries[number] for number in first} == {1 if act is False else 2}
+
+
+@pytest.mark.parametrize("error", [Cancelled(), Stopped(), fm.Fenced("x")], ids=repr)
+def test_a_bundle_that_is_to_stop_stops(error: Exception) -> None:
+    progress: Any = Steps()
+    loaded: list[int] = []
+    bundles = Bundles(loaded, {1: error})
+    load = partial(_append_to, loaded)
+    with pytest.raises(type(error)):
+        Executor(load, progress, Brake(progress), workers=1, tries=1, retry_s=0.01, bundle=bundles).run(PLANNED, 0, 20)
+    assert loaded == [0]
+
+
+def _append_to(loaded: list[int], one: PlannedChunk, _: int) -> None:
+    loaded.append(one.chunk.number)
+
+
+def test_the_pace_follows_the_time_that_chunks_take() -> None:
+    pace = Pace()
+    for seconds, size in [(0.01, 4), (0.01, 16), (0.01, 16), (4.0, 8), (3.9, 4), (60.0, 1), (0.9, 2), (1.9, 2)]:
+        pace.took(pace.size, seconds)
+        assert pace.size == size, (seconds, size)
+    pace.failed()
+    assert pace.size == 1
