@@ -2,7 +2,7 @@
 
 The first chunk that cannot be loaded fails the run, by its name; the others stop after their present chunk, and what
 they finished stays. A cancel, an interrupt and an error of the caller's callback stop all of them in the same way. No
-worker waits for another. Chunks that take no time are loaded several at once, as many as take a second or two; if such
+worker waits for another. Chunks that take no time are loaded several at once, as many as take some seconds; if such
 a bundle fails, whatever the reason, its chunks are loaded one by one, so the one that is wrong is named.
 """
 
@@ -22,7 +22,7 @@ from floodmark.backfill.geometry import PlannedChunk
 from floodmark.backfill.progress import Cancelled, Progress
 from floodmark.errors import Fenced, FloodmarkError, Unavailable
 
-BUNDLE_S = 2.0
+BUNDLE_S = 8.0
 BUNDLE_MAX = 16
 GROWTH_MAX = 4
 # Loads one chunk; the number tells which try it is, from 1.

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from floodmark.backfill.context import Context, check_tip, in_context, kept_step, kept_tip, tip_value
+from floodmark.backfill.footers import Footers
 from floodmark.backfill.geometry import NUMBER, TIME, Chunk, Geometry, Value, span_us
 from floodmark.backfill.paths import Template
 from floodmark.backfill.ranges import TableRange
@@ -136,6 +137,7 @@ class PathSource:
         self.missing = missing
         self.tip_given = kept_tip(tip)
         self.columns = columns
+        self._footers = Footers()
         self._context: Context | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class PathSource:
                     chunk=chunk.name,
                     path=",".join(lost[:3]),
                     files=len(lost),
-                    advice='Bring them, or say that missing files are empty: missing="empty".',
+                    advice='Bring them, or say that missing files are empty: --missing empty (missing="empty").',
                 ) from error
         if there:
             return self._load(spark, there, columns)
@@ -202,8 +204,10 @@ class PathSource:
             raise _columns_unknown(self.template.text)
         with _files_there(paths):
             filled = in_context(self._context).filled()
-            frame = read_files(spark, paths, self.format, columns, filled=filled)
-            _ = frame.schema  # over Spark Connect, files are looked for only now
+            common, found = self._footers.columns(paths) if self.format == "parquet" else (None, None)
+            frame = read_files(spark, paths, self.format, columns, filled=filled, found=found)
+            # Over Spark Connect, files are looked for only now.
+            self._footers.learn(common, frame.schema)
             return frame
 
     def _columns(self) -> StructType | None:
@@ -262,7 +266,7 @@ def _columns_unknown(template: str) -> Invalid:
     return Invalid(
         "the columns of these files are not known: no table takes them as they are",
         template=template,
-        advice='Say them: columns="id long, ts timestamp".',
+        advice='Say them: --columns "id long, ts timestamp" (in Python columns="…").',
     )
 
 

@@ -98,14 +98,16 @@ def read_files(
     *,
     all_needed: bool = True,
     filled: Collection[str] = (),
+    found: StructType | None = None,
 ) -> DataFrame:
     """The rows of the files with the table's columns and types; whatever does not fit is an error, never a null.
 
     all_needed=False: columns that a CSV file does not have are left out instead of missed. `filled`: so are these
-    columns always, if no file has them: the table fills them by itself.
+    columns always, if no file has them: the table fills them by itself. `found`: what Spark would find in Parquet
+    files, if that is known.
     """
     if file_format == "parquet":
-        return _read(spark, paths, "parquet")
+        return _read(spark, paths, "parquet", found)
     if file_format == "csv":
         options = _csv_options(spark, paths)
         header = _read(spark, paths, "csv", inferSchema="false", **options).columns
@@ -114,10 +116,10 @@ def read_files(
         types = type(columns)([columns[name] for name in header])
         return _typed(spark, paths, "csv", types, enforceSchema="false", **options)
     # Names only: every value as text, so the pass is cheap and no type is guessed.
-    found = _read(spark, paths, "json", primitivesAsString="true", mode="FAILFAST").columns
-    _check_names(found, columns.names, all_needed=False)
-    columns = type(columns)([one for one in columns.fields if one.name not in filled or one.name in found])
-    for name in found:
+    names = _read(spark, paths, "json", primitivesAsString="true", mode="FAILFAST").columns
+    _check_names(names, columns.names, all_needed=False)
+    columns = type(columns)([one for one in columns.fields if one.name not in filled or one.name in names])
+    for name in names:
         # Spark would read such a key as text, and fail where it is used.
         if _OTHER_KEYS.search(columns[name].dataType.json()):
             raise Invalid("in JSON the keys of a map are text", column=name, advice="Load this column from Parquet.")

@@ -9,6 +9,8 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import floodmark as fm
@@ -281,3 +283,26 @@ def test_a_column_that_does_not_fit_is_refused(history: fm.Lake, column: str, ge
 def test_a_table_that_is_not_there_is_not_found(lake: fm.Lake) -> None:
     with pytest.raises(NotFound):
         bind(TableSource("nowhere", "id"), context(lake, NUMBERS, with_spark=False))
+
+
+def test_parquet_files_are_looked_into_by_spark_once_and_others_are_still_strict(lake: fm.Lake, tmp_path: Path) -> None:
+    """Of files that are the same Spark is asked once; a file with other columns is not read as if it were like them."""
+    kinds = {0: pa.int64(), 10: pa.int64(), 20: pa.int32(), 30: pa.int64()}
+    for start, kind in kinds.items():
+        columns = {"id": pa.array(range(start, start + 10), kind), "name": pa.array([str(start)] * 10)}
+        if start == 30:
+            columns["more"] = pa.array([1] * 10)
+        pq.write_table(pa.table(columns), tmp_path / f"{start}.parquet")
+    geometry = Geometry.of(0, 40, 10)
+    source = bind(PathSource(f"{tmp_path}/{{start}}.parquet"), context(lake, geometry))
+    tracker = lake.spark.sparkContext.statusTracker()
+    lake.spark.sparkContext.setJobGroup("footers", "")
+    found = []
+    for number in range(4):
+        before = len(tracker.getJobIdsForGroup("footers"))
+        frame = source.read(geometry.chunk(number))
+        jobs = len(tracker.getJobIdsForGroup("footers")) - before
+        found.append((jobs, frame.dtypes, sorted(row["id"] for row in frame.collect())[0]))
+    lake.spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    long, short = [("id", "bigint"), ("name", "string")], [("id", "int"), ("name", "string")]
+    assert found == [(1, long, 0), (0, long, 10), (1, short, 20), (1, [*long, ("more", "bigint")], 30)]
