@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,12 +24,13 @@ from pyiceberg.schema import Schema
 from floodmark import log
 from floodmark.backfill import record
 from floodmark.backfill.column_batch import FillBatch, Work
-from floodmark.backfill.column_plan import Limits, plan_batches
+from floodmark.backfill.column_plan import plan_batches
+from floodmark.backfill.column_spec import ColumnSpec, fold, spec_from_job
 from floodmark.backfill.progress import Cancelled, Progress, Step
 from floodmark.backfill.record import BackfillRun
 from floodmark.backfill.run import Room, run_job
 from floodmark.catalog.chunks import FillRider
-from floodmark.catalog.fills import Fill, absent_fields, fills_of
+from floodmark.catalog.fills import Fill, absent_fields, fills_of, is_unbound
 from floodmark.catalog.job import COLUMN, DONE, ROWS, Job
 from floodmark.catalog.jobs import Held
 from floodmark.catalog.live import LiveFile, live_files
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
     from pyspark.sql import DataFrame
 
+__all__ = ["ColumnSpec", "fold", "plan", "run_column", "spec_from_job"]
+
 TRIES_MAX = 5
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 30.0
 # Rounds in a row that filled nothing: then writers are asked to wait; then it is given up.
@@ -54,63 +57,6 @@ LOST_BEFORE_TURN = 3
 LOST_MAX = 20
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ColumnSpec:
-    """What a column backfill is. `announce`: filled rows get new sequences, so that consumers see them."""
-
-    table: str
-    column: str
-    expression: str
-    announce: bool
-    batch_rows: int
-    batch_bytes: int
-    pause_s: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.table}.{self.column}"
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.batch_rows, self.batch_bytes)
-
-    def pinned(self, table_id: str) -> dict[str, Any]:
-        """What the job is for good."""
-        return {
-            "table": self.table,
-            "table_id": table_id,
-            "column": self.column,
-            "expression": self.expression,
-            "announce": self.announce,
-        }
-
-    def settings(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name in ("batch_rows", "batch_bytes", "pause_s")}
-
-
-def fold(expression: str, join: str | None, on: str | None) -> str:
-    """The expression over the row alone: from rows of another table that match, it becomes a query over these."""
-    if (join is None) != (on is None):
-        raise Invalid("join and on go together", advice='Like: join="orders o", on="o.user_id = users.id".')
-    if join is None or on is None:
-        return expression.strip()
-    parts = {"expression": expression, "join": join, "on": on}
-    if empty := [name for name, text in parts.items() if not text.strip()]:
-        raise Invalid("this text is empty", role=", ".join(empty))
-    return f"(select {expression.strip()} from {join.strip()} where {on.strip()})"
-
-
-def spec_from_job(job: Job) -> ColumnSpec:
-    """What a job was started as last."""
-    if job.kind != COLUMN:
-        raise Invalid("this is no column backfill", job=job.name, kind=job.kind)
-    try:
-        names = ("table", "column", "expression", "announce", "batch_rows", "batch_bytes", "pause_s")
-        return ColumnSpec(**{name: job.settings[name] for name in names})
-    except KeyError as error:
-        raise Corrupt("a job's record cannot be understood", job=job.name, cause=error) from error
 
 
 def run_column(room: Room, spec: ColumnSpec, actor: str, callback: Step | None) -> BackfillRun:
@@ -194,6 +140,8 @@ def _look(room: Room, spec: ColumnSpec) -> _Found:
         fill = next(fills, None)
         if fill is None and field.name == spec.column and can_bind_anew(room.catalog, metadata, head, field):
             return _Found(head, schema, None, None, tuple(live), unbound=True)
+        if fill is None and is_unbound(metadata.properties, field.field_id):
+            raise _unbound(spec, field.name)
         if fill is None or (fill.column, fill.expression) != (spec.column, spec.expression):
             raise _taken(spec, field.name, None if fill is None else fill.expression)
         unfilled = (file for file in live if absent_fields(file, [fill], schema))
@@ -212,11 +160,28 @@ def _taken(spec: ColumnSpec, column: str, expression: str | None) -> Invalid:
     )
 
 
+def _unbound(spec: ColumnSpec, column: str) -> Invalid:
+    return Invalid(
+        "the column was unbound from its expression, and data files hold it: it cannot be filled again",
+        table=spec.table,
+        column=column,
+        advice="What is filled stays. Fill another column, or change its rows with merge.",
+    )
+
+
 def _find_job(room: Room, spec: ColumnSpec) -> Job | None:
     try:
-        return room.catalog.jobs.find(spec.name)
+        job = room.catalog.jobs.find(spec.name)
     except NotFound:
         return None
+    if job.kind != COLUMN:
+        raise Invalid(
+            f"the job of this column would be called {spec.name}, and a {job.kind} backfill has that name",
+            table=spec.table,
+            column=spec.column,
+            advice="Call the column otherwise.",
+        )
+    return job
 
 
 def _type_of(room: Room, spec: ColumnSpec, found: _Found) -> IcebergType:

@@ -2,7 +2,8 @@
 
 A tip is told by a value, by the clock ("now", "now-10m"), by a small file ("@path") or by a function. It is exclusive:
 what lies before it is complete; None says that it is not known. It is kept as JSON can keep it, and checked against the
-history before a job is made. Asking for it changes nothing.
+history before a job is made. Asking for it changes nothing. A file that is not there or is empty is being written:
+Unavailable, so it is asked for again.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from floodmark import clock
 from floodmark.backfill.geometry import TIME, Geometry, Value, span_us
 from floodmark.backfill.paths import absolute_path
 from floodmark.catalog.catalog import Catalog
-from floodmark.errors import Invalid
+from floodmark.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
 TIP_BYTES_MAX = 1024
+_FILE_ADVICE = "Write it beside, then rename it into its place: so it is always whole."
 _NOW = re.compile(r"now(?: *- *(.+))?")
 
 
@@ -88,8 +90,12 @@ def tip_value(given: Any, context: Context) -> Value | None:
 
 
 def _in_file(path: str, context: Context) -> Value:
-    storage = context.catalog.storage
-    data = storage.read_range(path, 0, TIP_BYTES_MAX + 1)
+    try:
+        data = context.catalog.storage.read_range(path, 0, TIP_BYTES_MAX + 1)
+    except NotFound as error:
+        raise Unavailable("the file of the tip is not there", path=path, advice=_FILE_ADVICE) from error
+    if not data.strip():
+        raise Unavailable("the file of the tip is empty", path=path, advice=_FILE_ADVICE)
     try:
         return context.geometry.shown(context.geometry.value(data.decode().strip()))
     except (Invalid, UnicodeDecodeError) as error:

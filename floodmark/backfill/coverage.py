@@ -2,7 +2,8 @@
 
 A range of which a part is pruned, below the floor or before the history is BelowRetention; one of which a chunk is not
 loaded yet is Incomplete. Neither looks like "no rows". Answered from the catalog; the source is never asked, so the
-floor of a range of numbers is counted from the highest chunk that is loaded.
+floor of a range of numbers is counted from the tip that the last run was told; of a job that has none, from the highest
+chunk that is loaded.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from floodmark.backfill.geometry import NUMBER, TIME, Geometry, gaps, range_text, value_text
+from floodmark.backfill.geometry import TIME, Geometry, gaps, range_text, value_text
 from floodmark.backfill.ledger import joined
 from floodmark.backfill.prune import DAY_US, database_now_ms, floor_of, floor_start
 from floodmark.backfill.run import Room
 from floodmark.backfill.spec import kept_parts, kept_units, table_range
+from floodmark.backfill.tip import SEEN
 from floodmark.catalog.chunks import DONE, PRUNED, ChunkState
 from floodmark.catalog.job import Job
 from floodmark.catalog.metadata import schema_of
@@ -92,10 +94,14 @@ class _Known:
         first = geometry.number_of_inner(geometry.first)
         end = max((number + 1 for number in newest if number is not None), default=first)
         self.wanted = geometry.wanted(None) if geometry.last is not None else range(first, end)
-        top = None if end == first else geometry.shown(geometry.ends(end - 1)[1])
         keep = kept_units(geometry, settings.get("keep"))
         self._now_ms = database_now_ms(room.catalog)
-        self.floor = None if top is None else floor_of(geometry, keep, top, self._now_ms)
+        self._is_tip_known = geometry.unit == TIME or SEEN in settings
+        if self._is_tip_known:
+            self.floor = floor_of(geometry, keep, settings.get(SEEN), self._now_ms)
+        else:
+            top = None if end == first else geometry.shown(geometry.ends(end - 1)[1])
+            self.floor = None if top is None else floor_of(geometry, keep, top, self._now_ms)
 
     @classmethod
     def of(cls, room: Room, job: Job) -> _Known:
@@ -111,11 +117,11 @@ class _Known:
 
     @property
     def pruned_below(self) -> int:
-        """What was pruned below this is no gap. The tip of numbers, which tells their floor, may be further by less
-        than a chunk than what is loaded."""
+        """What was pruned below this is no gap. A tip that is not known may be further by less than a chunk than what
+        is loaded."""
         if self.floor is None:
             return self.wanted.start
-        return self.geometry.below(self.floor + (self.geometry.size - 1 if self.geometry.unit == NUMBER else 0))
+        return self.geometry.below(self.floor + (0 if self._is_tip_known else self.geometry.size - 1))
 
     @property
     def floor_text(self) -> str | None:

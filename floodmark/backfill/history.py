@@ -8,7 +8,7 @@ follows it for ever. Crash anywhere: chunks are done or not, and the next run ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +27,16 @@ from floodmark.backfill.prune import database_now_ms, due, floor_of, floor_start
 from floodmark.backfill.record import BackfillRun
 from floodmark.backfill.run import Room, run_job
 from floodmark.backfill.sources import Source, bind
-from floodmark.backfill.spec import HistorySpec, check_spec, kept_definition, kept_parts, kept_units, spec_from_job
-from floodmark.backfill.tip import Tip
+from floodmark.backfill.spec import (
+    HistorySpec,
+    check_spec,
+    is_same_definition,
+    kept_definition,
+    kept_parts,
+    kept_units,
+    spec_from_job,
+)
+from floodmark.backfill.tip import SEEN, Tip, settings_with_tip
 from floodmark.catalog.job import CHUNKS, HISTORY, Job
 from floodmark.catalog.jobs import Held
 from floodmark.errors import Fenced, Invalid, NotFound, Unavailable
@@ -45,11 +53,14 @@ def run_history(room: Room, spec: HistorySpec, actor: str, callback: Step | None
     """Load all that is wanted and not done. What is wrong in the spec makes no job; Busy if a living run has it."""
     check_spec(room, spec)
     source = _bound(room, spec)
-    _find_job(room, spec)
+    job = _find_job(room, spec)
     room.get_ready()
-    jobs = room.catalog.jobs
-    held = jobs.start(spec.name, HISTORY, list(spec.tables), spec.pinned(), spec.settings(), CHUNKS, actor)
-    return run_job(room, held, callback, lambda progress: _Run(room, spec, source, held, actor, progress).work())
+    # Until this run has asked the source, what the one before it was told counts.
+    settings = settings_with_tip(spec, {} if job is None else job.settings)
+    held = room.catalog.jobs.start(spec.name, HISTORY, list(spec.tables), spec.pinned(), settings, CHUNKS, actor)
+    return run_job(
+        room, held, callback, lambda progress: _Run(room, spec, source, held, actor, progress, settings).work()
+    )
 
 
 def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
@@ -132,8 +143,9 @@ class Outlook:
 
 class _Run:
     def __init__(
-        self, room: Room, spec: HistorySpec, source: Source, held: Held, actor: str, progress: Progress
-    ) -> None:
+        self, room: Room, spec: HistorySpec, source: Source, held: Held, actor: str, progress: Progress,
+        settings: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         self._room = room
         self._spec = spec
         self._held = held
@@ -143,6 +155,7 @@ class _Run:
         self._tip = Tip(source, spec, self._brake)
         self._loader = Loader(room, spec, source, held.id, actor, self._brake)
         self._ledger: Ledger | None = None
+        self._settings = settings
 
     def work(self) -> bool:
         """Plan and load until nothing is missing; whether there was anything to do."""
@@ -166,9 +179,17 @@ class _Run:
         for attempt in self._tries("the plan"):
             with attempt:
                 found = Outlook.look(self._room, self._spec, self._held.id, tip, self._ledger)
+                self._keep_tip(tip)
         assert found is not None  # the last try raises
         self._ledger = found.ledger
         return found
+
+    def _keep_tip(self, tip: Any) -> None:
+        """Before anything is pruned by it: what is below the floor is told from it."""
+        settings = settings_with_tip(self._spec, {SEEN: tip})
+        if settings != self._settings:
+            self._room.catalog.jobs.keep(self._held, settings)
+            self._settings = settings
 
     def _is_floor_above(self, number: int) -> bool:
         """Whether the floor of a range of time has risen above a chunk, while nothing new came."""
@@ -261,6 +282,7 @@ def _find_job(room: Room, spec: HistorySpec) -> Job | None:
     try:
         job = room.catalog.jobs.find(spec.name)
     except NotFound:
+        _check_name(spec.name)
         return None
     if job.kind != HISTORY:
         raise Invalid("there is a job of this name, and it is another one", job=spec.name, kind=job.kind)
@@ -279,18 +301,35 @@ def _find_job(room: Room, spec: HistorySpec) -> Job | None:
     return job
 
 
+def _check_name(name: str) -> None:
+    """The job of a column is called TABLE.COLUMN: a history of such a name would keep that column from being filled."""
+    if "." in name:
+        raise Invalid(
+            "a history's name has no dot: with one it would be the job of a column, TABLE.COLUMN",
+            job=name,
+            advice=f"Call it {name.replace('.', '-')!r}, say.",
+        )
+
+
+def _definition_text(kept: Any) -> str:
+    """A definition as people know it; two functions of one name by the fingerprints of their code."""
+    if isinstance(kept, Mapping):
+        return f"the function {kept.get('function')}, code {kept.get('code', 'not known')}"
+    return "the chunk's rows" if kept is None else str(kept)
+
+
 def _check_definitions(room: Room, spec: HistorySpec, job: Job) -> None:
     """A table has all its chunks by one definition: those that are done would not be computed again."""
     kept = kept_parts(job)[2]["tables"]
     for table, definition in spec.tables.items():
-        if table not in kept or kept[table] == kept_definition(definition):
+        if table not in kept or is_same_definition(kept[table], definition):
             continue
         if room.catalog.chunks.has_done(job.id, table, room.catalog.history.head(table).table_id):
             raise Invalid(
                 "chunks of this table were made by another definition",
                 job=spec.name,
                 table=table,
-                definition=definition,
-                was=kept[table],
+                definition=_definition_text(kept_definition(definition)),
+                was=_definition_text(kept[table]),
                 advice="Load into a new table, or choose another name for the job.",
             )

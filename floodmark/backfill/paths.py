@@ -3,20 +3,27 @@
 Fields are {start}, {end} and {number}; their formats are those of Python: {start:%Y/%m/%d} for times, which are UTC,
 {start:08d} for numbers. A brace that belongs to the path is doubled. A path on this machine is made absolute, so that a
 job goes on with the same files from another folder. What is wrong in a template is Invalid when it is made, naming it;
-whether it fits a history is checked when it meets one.
+whether it fits a history is checked when it meets one: also that no two chunks or steps have the same file, as far as
+the calendar goes, since its rows would come in twice.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from string import Formatter
 
 from floodmark.backfill.geometry import NUMBER, TIME, Chunk, Geometry, Value
 from floodmark.errors import Invalid
 
 STEPS_MAX = 10_000
+_DAY = 86_400_000_000
+# Formats repeat by the minute, hour, day, month or year: so many files are compared one by one, those of a day at
+# least; then, if a day has a whole number of them, one of each day. By two digits a year is known for less than a
+# hundred years: an open range is taken to be as long.
+_COMPARED_MIN, _COMPARED_MAX = 10_000, 40_000
+_OPEN_DAYS = 99 * 365
 _FIELDS = ("start", "end", "number")
 _WHOLE_FORMAT = re.compile(r"[+-]?0?[0-9]{0,2}[dxX]?")
 _DIRECTIVE = re.compile(r"%(.?)", re.DOTALL)
@@ -53,8 +60,12 @@ class Template:
             )
         if geometry.unit == TIME and any(field in ("start", "end") and not spec for _, field, spec in self._parts):
             raise Invalid("a time in a path needs a format", template=self.text, advice=_ADVICE)
-        if step is None:
-            return
+        if step is not None:
+            self._check_step(geometry, step)
+        if geometry.unit == TIME and (step is not None or "number" not in self.fields):
+            self._check_once(geometry, step)
+
+    def _check_step(self, geometry: Geometry, step: int) -> None:
         if not self.fields & {"start", "end"}:
             raise Invalid("a template with a step needs {start} or {end}", template=self.text)
         ends = [geometry.size, geometry.first - geometry.origin]
@@ -67,6 +78,16 @@ class Template:
             )
         if geometry.size // step > STEPS_MAX:
             raise Invalid("a chunk has too many steps", steps=geometry.size // step, most=STEPS_MAX)
+
+    def _check_once(self, geometry: Geometry, step: int | None) -> None:
+        """Refuse a template by which two chunks or steps have the same file."""
+        seen: dict[str, int] = {}
+        for start, end in _files(geometry, step):
+            path = self._expand(geometry.number_of_inner(start), geometry.shown(start), geometry.shown(end))
+            other = seen.setdefault(path, start)
+            if other != start:
+                chunk, again = (geometry.chunk(geometry.number_of_inner(one)) for one in (other, start))
+                raise _read_twice(path, chunk, again)
 
     def paths(self, chunk: Chunk, geometry: Geometry, step: int | None) -> list[str]:
         """The paths of a chunk, one for each step. A file that two chunks or steps would read is Invalid: its rows
@@ -96,6 +117,23 @@ class Template:
     def _expand(self, number: int, start: Value, end: Value) -> str:
         values: dict[str, Value] = {"start": start, "end": end, "number": number}
         return "".join(literal + (format(values[field], spec) if field else "") for literal, field, spec in self._parts)
+
+
+def _files(geometry: Geometry, step: int | None) -> Iterator[tuple[int, int]]:
+    """Which part of the range a file is of, for every one that is compared."""
+    size = step or geometry.size
+    stop = geometry.last
+    if stop is None:
+        stop = min(geometry.first + _OPEN_DAYS * _DAY, geometry.value("9999-01-01"))
+    # The first chunk may be cut; where the second begins, all others follow.
+    second = geometry.first + size - (geometry.first - geometry.origin) % size
+    yield geometry.first, min(second, stop)
+    by_day = _DAY % size == 0
+    near = second + max(_DAY // size if by_day else _COMPARED_MAX, _COMPARED_MIN) * size
+    yield from ((start, min(start + size, stop)) for start in range(second, min(near, stop), size))
+    if by_day:
+        far = second + _COMPARED_MAX * _DAY
+        yield from ((start, min(start + size, stop)) for start in range(second, min(far, stop), _DAY))
 
 
 def absolute_path(path: str) -> str:
@@ -159,12 +197,13 @@ def _is_time_format(spec: str) -> bool:
     return all(directive in _DIRECTIVES and directive for directive in _DIRECTIVE.findall(spec.replace("%%", "")))
 
 
-def _read_twice(path: str, chunk: Chunk) -> Invalid:
+def _read_twice(path: str, chunk: Chunk, again: Chunk | None = None) -> Invalid:
     return Invalid(
         "the path template names a file more than once: its rows would come in twice",
         path=path,
         chunk=chunk.name,
-        advice="Use a field as fine as the chunks, like %H for hours, or chunks as large as the files.",
+        again=None if again is None else again.name,
+        advice="Name each by its whole time, like %Y/%m/%d and %H for hours, or make chunks as large as the files.",
     )
 
 

@@ -60,7 +60,7 @@ class Progress:
         self.errors = 0
 
     def step(self, processed: int, total: int | None) -> None:
-        """So much of so much is done. Raises Cancelled if somebody asked for it, CallbackFailed if the callback raises."""
+        """So much of so much is done. Cancelled if somebody asked for it, CallbackFailed if the callback raises."""
         with self._lock:
             self.processed, self.total = processed, total
             if self._callback is not None and self._told != (processed, total):

@@ -193,7 +193,10 @@ def _check_numbers(spec: HistorySpec) -> None:
     if low < 0 or (high is not None and high < low):
         raise Invalid("no chunk can have so many rows", rows_min=spec.rows_min, rows_max=high)
     if spec.rows_exact and spec.geometry.unit != NUMBER:
-        raise Invalid("only a range of numbers has one row for every number", advice="Use --rows-min and --rows-max (rows_min, rows_max).")
+        raise Invalid(
+            "only a range of numbers has one row for every number",
+            advice="Use --rows-min and --rows-max (rows_min, rows_max).",
+        )
 
 
 def references(

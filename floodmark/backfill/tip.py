@@ -2,21 +2,33 @@
 
 Waiting leaves nothing behind. While it waits, a source that does not answer is one that has not come further; who asks
 without waiting is told after so many tries that it does not answer.
+
+The floor of numbers is counted from the tip, so a run keeps that with its job: others can tell the floor without asking
+the source. It is what the last plan was made by.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from floodmark import log
 from floodmark.backfill.brake import Brake, call_source, is_worth_a_retry, retrying
-from floodmark.backfill.geometry import Value, value_text
+from floodmark.backfill.geometry import NUMBER, Value, value_text
 from floodmark.backfill.run import TimedOut
 from floodmark.backfill.sources import Source
 from floodmark.backfill.spec import HistorySpec, no_tip
 from floodmark.errors import Unavailable
+
+# Where a job's settings have the tip of its last plan; None if the source knew none then.
+SEEN = "tip"
+
+
+def settings_with_tip(spec: HistorySpec, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run, and the tip that is known, if a floor is counted from it."""
+    counts = SEEN in known and spec.keep is not None and spec.geometry.unit == NUMBER
+    return {**spec.settings(), **({SEEN: known[SEEN]} if counts else {})}
 
 
 class Tip:
@@ -25,6 +37,7 @@ class Tip:
         self._spec = spec
         self._brake = brake
         self._left_s = spec.tip_wait_s
+        self._seen: Value | None = None
 
     def ask(self) -> Value | None:
         """The tip now. None if the source knows none: then a range with an end is all there, of others nothing is."""
@@ -71,7 +84,8 @@ class Tip:
             if geometry.last is None and not self._spec.follow:
                 raise no_tip(self._spec.name)
             return None
-        return geometry.shown(geometry.value(given))
+        self._seen = geometry.shown(geometry.value(given))
+        return self._seen
 
     def _timed_out(self, stop: int, problem: Exception | None) -> TimedOut:
         geometry = self._spec.geometry
@@ -84,5 +98,7 @@ class Tip:
             last=value_text(geometry.shown(geometry.last)) if geometry.last is not None else None,
             waited_s=round(self._spec.tip_wait_s, 3),
             cause=problem,
-            advice="What is complete was loaded. Run it again later, or wait longer: tip_wait.",
+            tip=None if self._seen is None else value_text(self._seen),
+            advice="What is complete was loaded. Run it again later, or wait longer: --tip-wait (in Python tip_wait). "
+            "If the source goes further than this tip, say so: --tip (in Python the source's tip).",
         )

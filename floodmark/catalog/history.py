@@ -266,7 +266,7 @@ def no_table(table: str, known: Sequence[str]) -> NotFound:
         "there is no such table",
         table=table,
         tables=",".join(sorted(known)) or "none",
-        advice="`floodmark tables` lists them.",
+        advice="`floodmark tables` lists them; `floodmark load --create` or lake.create_table makes one.",
     )
 
 

@@ -76,6 +76,12 @@ class Job:
             return None
         return self.updated_ms
 
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether it has all there is now of a range without an end, and follows it: it is not done, and never is."""
+        follows = self.settings.get("follow") is True and self.settings.get("last") is None
+        return follows and self.status == RUNNING and self.total is not None and self.processed >= self.total
+
     def rate(self) -> float | None:
         """Units a second in the present or last run; None before anything can be said."""
         done, ms = self.processed - self.resumed_from, self._run_ms()
@@ -84,7 +90,7 @@ class Job:
     def eta_ms(self) -> int | None:
         """The time that is left, if it goes on like this; None for work that is not at work or has no known end."""
         rate = self.rate()
-        if self.status != RUNNING or rate is None or self.total is None:
+        if self.status != RUNNING or rate is None or self.total is None or self.is_caught_up:
             return None
         return round(max(0, self.total - self.processed) / rate * 1000)
 
@@ -108,7 +114,7 @@ class Job:
             "processed": self.processed,
             "total": self.total,
             "unit": self.unit,
-            "percent": _percent(self.processed, self.total),
+            "percent": None if self.is_caught_up else _percent(self.processed, self.total),
             "rate": None if rate is None else round(rate, 3),
             "eta_s": None if eta_ms is None else round(eta_ms / 1000, 1),
             "rows": self.rows,

@@ -99,7 +99,7 @@ def history(
     def load(lake: Lake, tell: Step | None) -> BackfillRun:
         return lake.backfill.history(name, source, tables, progress=tell, **options)
 
-    _run(context, name, CHUNKS, load)
+    _run(context, name, CHUNKS, load, follows=follow and last is None)
 
 
 @app.command()
@@ -137,7 +137,12 @@ def resume(context: typer.Context, name: Name) -> None:
         job = lake.backfill.show(name)
     if needs_functions(job["settings"]):
         find_functions_here()
-    _run(context, job["job"], job["unit"], lambda lake, tell: lake.backfill.resume(job["id"], progress=tell))
+    follows = job["settings"].get("follow") is True and job["settings"].get("last") is None
+
+    def go_on(lake: Lake, tell: Step | None) -> BackfillRun:
+        return lake.backfill.resume(job["id"], progress=tell)
+
+    _run(context, job["job"], job["unit"], go_on, follows=follows)
 
 
 def _plan(context: typer.Context, make: Callable[[Lake], Any]) -> None:
@@ -146,12 +151,19 @@ def _plan(context: typer.Context, make: Callable[[Lake], Any]) -> None:
     context.obj.output.result({"outcome": "planned", **plan}, text="\n".join(plan_lines(plan)))
 
 
-def _run(context: typer.Context, name: str, unit: str, act: Callable[[Lake, Step | None], BackfillRun]) -> None:
+def _run(
+    context: typer.Context,
+    name: str,
+    unit: str,
+    act: Callable[[Lake, Step | None], BackfillRun],
+    *,
+    follows: bool = False,
+) -> None:
     output = context.obj.output
     # Every run heals by itself first.
     with context.obj.open(read_only=False, heal=False) as lake, _interruptible():
         try:
-            with job_progress(output, name, unit) as tell:
+            with job_progress(output, name, unit, follows=follows) as tell:
                 run = act(lake, tell)
         except KeyboardInterrupt:
             run = _interrupted(lake, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from textwrap import TextWrapper
 from typing import Any
 
 from floodmark.backfill.record import CANCELLED, DONE, NOTHING_TO_DO, TIMED_OUT, BackfillRun
@@ -13,15 +14,19 @@ from floodmark.cli.sink_text import age_text, error_text
 from floodmark.report import count_of
 
 RANGES_MAX = 10
+# An error on a screen; names and paths stay whole, to be copied.
+_WRAPPER = TextWrapper(90, break_long_words=False, break_on_hyphens=False)
 
 
 # ── jobs ──
 
 
 def progress_text(job: Mapping[str, Any]) -> str:
-    """How far it is: 3 of 9 chunks (33.3 %)."""
+    """How far it is: 3 of 9 chunks (33.3 %). Whoever follows a range without an end is never done."""
     if job["total"] is None:
         return f"{job['processed']:,} {job['unit']}"
+    if job["percent"] is None:
+        return f"{job['processed']:,} {job['unit']}, follows"
     return f"{job['processed']:,} of {job['total']:,} {job['unit']} ({job['percent']:.1f} %)"
 
 
@@ -65,7 +70,7 @@ def job_fields(job: Mapping[str, Any], coverage: Mapping[str, Any] | None) -> di
     shown |= {name: job[name] for name in ("rows", *(["unfilled"] if job["kind"] == COLUMN else []), "publishes")}
     shown |= {name: job[name] for name in ("actor", "holder", "created", "started", "updated", "ended")}
     shown |= {name: job[name] for name in ("stalled_since", "acknowledged") if job[name]}
-    shown |= {"error": error_text(job["error"])} if job["error"] else {}
+    shown |= {"error": _WRAPPER.fill(error_text(job["error"]))} if job["error"] else {}
     settings = {**job["settings"], **_history_settings(job["settings"], coverage)}
     return shown | {name: value for name, value in settings.items() if name not in shown and value not in (None, False)}
 
@@ -156,9 +161,13 @@ def _history_plan(plan: Mapping[str, Any]) -> list[str]:
 
 
 def is_complete(coverage: Mapping[str, Any]) -> bool:
-    """Whether every table has all of the history that can be told; of one where nothing is loaded, nothing can."""
-    tables = coverage["tables"].values()
-    return all(one["chunks"] and not one["gaps"] for one in tables)
+    """Whether every table has all of the history that can be told; of one where nothing is loaded, nothing can.
+
+    Unless all of it is below the floor: then there is nothing to load.
+    """
+    tables, floor = coverage["tables"].values(), coverage["floor"]
+    nothing_wanted = floor is not None and floor == coverage["last"]
+    return all((one["chunks"] or nothing_wanted) and not one["gaps"] for one in tables)
 
 
 def coverage_lines(coverage: Mapping[str, Any]) -> list[str]:

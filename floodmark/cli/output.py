@@ -63,7 +63,9 @@ class Output:
     def _fields(self, data: Mapping[str, Any]) -> None:
         width = max((len(name) for name in data), default=0)
         for name, value in data.items():
-            sys.stdout.write(f"{name:<{width}}  {_text(value)}\n")
+            # Further lines of a value stand below its first.
+            text = _text(value).replace("\n", "\n" + " " * (width + 2))
+            sys.stdout.write(f"{name:<{width}}  {text}\n")
 
 
 def size_text(size_bytes: int) -> str:

@@ -74,8 +74,13 @@ def units_progress(output: Output) -> Iterator[Callable[[str, int, int, int], No
 
 
 @contextmanager
-def job_progress(output: Output, name: str, unit: str) -> Iterator[Callable[[int, int | None], None] | None]:
-    """A bar of a job: how much of how much, how fast, and how long it will take. None when nobody would see it."""
+def job_progress(
+    output: Output, name: str, unit: str, *, follows: bool = False
+) -> Iterator[Callable[[int, int | None], None] | None]:
+    """A bar of a job: how much of how much, how fast, and how long it will take. None when nobody would see it.
+
+    `follows`: it has no end, so one that has all there is now is not shown as done.
+    """
     if output.as_json or not sys.stderr.isatty():
         yield None
         return
@@ -90,6 +95,8 @@ def job_progress(output: Output, name: str, unit: str) -> Iterator[Callable[[int
 
         def show(processed: int, total: int | None) -> None:
             now_s = time.monotonic()
+            if follows and total is not None and processed >= total:
+                total = None
             if not begun:
                 # What an earlier run did is not this one's pace.
                 begun.append((now_s, processed))

@@ -147,7 +147,7 @@ def test_once_rows_are_filled_the_column_stays_bound_and_the_way_out_is_told(
     assert (done.outcome, done.job["rows"], fills(lake)) == ("failed", 1, [("nick", "name")])
     assert "floodmark backfill unbind events nick" in done.error["advice"]
     lake.backfill.unbind("events", "nick")
-    with pytest.raises(Invalid, match="column of this name"):
+    with pytest.raises(Invalid, match="was unbound"):
         backfill(lake, "id")
     check_lake(lake.catalog)
 
@@ -176,7 +176,7 @@ def test_another_type_or_a_file_that_holds_it_needs_another_name(lake: fm.Lake) 
     with pytest.raises(Invalid, match="another type"):
         backfill(lake, "7")
     lake.append("events", rows(2))
-    with pytest.raises(Invalid, match="column of this name"):
+    with pytest.raises(Invalid, match="was unbound"):
         backfill(lake, "name")
     assert (fills(lake), nicks(lake)) == ([], {1: None, 2: None})
 

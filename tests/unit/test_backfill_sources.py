@@ -147,6 +147,59 @@ def test_files_that_would_be_read_twice_or_not_at_all_are_refused(
         paths(template, DAYS, **options)
 
 
+def of(first: str, last: str | None, chunk: str) -> Geometry:
+    return Geometry.of(first, last, chunk)
+
+
+@pytest.mark.parametrize(
+    ("template", "geometry", "step"),
+    [
+        ("/d/{start:%d}.csv", of("2024-01-01", "2024-03-01", "1d"), None),
+        ("/d/{start:%m-%d}.csv", of("2023-01-01", "2024-06-01", "1d"), None),
+        ("/d/{start:%m-%d}.csv", of("2023-01-01", None, "1d"), None),
+        ("/d/{start:%j}.csv", of("2024-06-01", "2025-07-01", "1d"), None),
+        ("/d/{start:%m-%d}-{end:%m-%d}.csv", of("2023-01-01", "2024-06-01", "1d"), None),
+        ("/d/{start:%W}.csv", of("2022-01-03", "2024-06-01", "1w"), None),
+        ("/d/{start:%y-%m-%d}.csv", of("1920-01-01", "2024-01-01", "1d"), None),
+        ("/d/{start:%H}.csv", of("2024-01-01", "2024-01-03", "1h"), None),
+        ("/d/{start:%m-%d-%H-%M}.csv", of("2023-01-01", "2024-06-01", "1m"), None),
+        ("/d/{start:%Y-%m-%d-%M}.csv", of("2023-01-01", "2024-06-01", "1m"), None),
+        ("/d/{start:%m-%d}.csv", of("2023-01-02", "2024-06-03", "1w"), "1d"),
+        ("/d/{number}/{start:%H}.csv", of("2024-01-01", "2024-01-05", "2d"), "1h"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_files_that_come_again_anywhere_in_the_range_are_refused_when_it_is_bound(
+    template: str, geometry: Geometry, step: str | None
+) -> None:
+    with pytest.raises(Invalid, match="more than once"):
+        bind(PathSource(template, step=step), context(geometry))
+
+
+@pytest.mark.parametrize(
+    ("template", "geometry", "step"),
+    [
+        ("/d/{start:%d}.csv", of("2024-01-10", "2024-02-10", "1d"), None),
+        ("/d/{start:%m-%d}.csv", of("2023-06-01", "2024-06-01", "1d"), None),
+        ("/d/{start:%y%m%d}.csv", of("2024-01-01", None, "1d"), None),
+        ("/d/{start:%Y%m%d}.csv", of("1500-01-01", None, "1d"), None),
+        ("/d/{start:%Y%m%d}.csv", of("9998-01-01", None, "1d"), None),
+        ("/d/{start:%G-%V}.csv", of("2000-01-03", None, "1w"), None),
+        ("/d/{start:%Y-%j-%H}.csv", of("2024-01-01T05:30", None, "1h"), None),
+        ("/d/{start:%Y%m%d}-{end:%H}.csv", of("2024-01-01", None, "1h"), None),
+        ("/d/{number}.csv", of("2024-01-01", None, "1h"), None),
+        ("/d/{number}/{start:%H}.csv", of("2024-01-01", None, "1d"), "1h"),
+        ("/d/{start:%Y%m%d%H}.csv", of("2024-01-01", None, "7h"), None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_files_that_never_come_again_are_read(template: str, geometry: Geometry, step: str | None) -> None:
+    source = bind(PathSource(template, step=step), context(geometry))
+    assert isinstance(source, PathSource)
+    start = geometry.number_of_inner(geometry.first)
+    assert source.paths(geometry.chunk(start)) != source.paths(geometry.chunk(start + 1))
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
