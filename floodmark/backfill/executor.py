@@ -24,7 +24,7 @@ from floodmark.errors import Fenced, FloodmarkError, Unavailable
 
 BUNDLE_S = 8.0
 BUNDLE_MAX = 16
-GROWTH_MAX = 4
+GROWTH_MAX = 8
 # Loads one chunk; the number tells which try it is, from 1.
 Load = Callable[[PlannedChunk, int], None]
 

@@ -13,8 +13,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from floodmark import clock
 from floodmark.errors import Corrupt
@@ -51,7 +51,8 @@ class Bundle:
         from pyspark.sql import functions as sf
 
         names = check_dataframe(target, self._frames[0])
-        parts = [frame.select("*", sf.lit(number)) for number, frame in enumerate(self._frames)]
+        # As text: Spark writes numbers into the code that it compiles, so that each part would have code of its own.
+        parts = [frame.select("*", sf.lit(str(number))) for number, frame in enumerate(self._frames)]
         # By position from here on: a name may hold a dot, or differ from another only in its case.
         columns = [*(f"c{position}" for position in range(len(names))), _PART]
         rows = reduce(lambda one, other: one.unionAll(other), parts).toDF(*columns)
@@ -100,8 +101,8 @@ def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.Reco
 def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of each part by itself, without the column that names it."""
     for batch in batches:
-        last = batch.num_columns - 1
-        parts, rows = batch.column(last).to_numpy(), batch.remove_column(last)
-        starts = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist()] if len(parts) else []
-        for start, end in zip(starts, [*starts[1:], len(parts)], strict=True) if starts else ():
-            yield int(parts[start]), rows.slice(start, end - start)
+        last, start = batch.num_columns - 1, 0
+        runs, rows = pc.run_end_encode(batch.column(last)), batch.remove_column(last)
+        for part, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            yield int(part), rows.slice(start, end - start)
+            start = end

@@ -271,7 +271,7 @@ def _append_to(loaded: list[int], one: PlannedChunk, _: int) -> None:
 
 def test_the_pace_follows_the_time_that_chunks_take() -> None:
     pace = Pace()
-    for seconds, size in [(0.01, 4), (0.01, 16), (0.01, 16), (16, 8), (15.6, 4), (240, 1), (3.6, 2), (7.6, 2)]:
+    for seconds, size in [(0.01, 8), (0.01, 16), (0.01, 16), (16, 8), (15.6, 4), (240, 1), (3.6, 2), (7.6, 2)]:
         pace.took(pace.size, seconds)
         assert pace.size == size, (seconds, size)
     pace.failed()
