@@ -26,6 +26,9 @@ from floodmark.maintain import compact as compaction
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 
+# What these show does not depend on the database; the door that they pass is shown on both elsewhere.
+pytestmark = pytest.mark.mostly_sqlite
+
 
 def compact(lake: fm.Lake, table: str, files_min: int = 2) -> Maintenance:
     (record,) = lake.maintain.compact(table, files_min=files_min).records

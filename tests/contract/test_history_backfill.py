@@ -32,6 +32,9 @@ from tests.history_world import (
     steps_of,
 )
 
+# What these show does not depend on the database; the door that they pass is shown on both elsewhere.
+pytestmark = pytest.mark.mostly_sqlite
+
 
 @pytest.fixture
 def lake(place: Place) -> Iterator[fm.Lake]:

@@ -18,6 +18,9 @@ from floodmark.testing.receiver import Receiver, answers
 from tests.conftest import EVENTS, Place, at, rows
 from tests.contract.test_sinks import Lost, add_http, folded, keyed, lose, mark, ran
 
+# What these show does not depend on the database; the door that they pass is shown on both elsewhere.
+pytestmark = pytest.mark.mostly_sqlite
+
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:

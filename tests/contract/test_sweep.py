@@ -25,6 +25,9 @@ from floodmark.testing.invariants import check_lake
 from floodmark.testing.s3 import S3Server
 from tests.conftest import EVENTS, Place, ids, rows
 
+# What these show does not depend on the database; the door that they pass is shown on both elsewhere.
+pytestmark = pytest.mark.mostly_sqlite
+
 
 def on_disk(lake: fm.Lake) -> set[str]:
     """Every file of the lake that is not the database's."""

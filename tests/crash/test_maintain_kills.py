@@ -18,6 +18,9 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, Place
 from tests.crash.test_kill_at_every_step import BEFORE_COMMIT, BEFORE_SEAL
 
+# What these show does not depend on the database; the door that they pass is shown on both elsewhere.
+pytestmark = pytest.mark.mostly_sqlite
+
 # What maintenance imports late, before the children are forked.
 preload(
     "tests.conftest",

@@ -26,7 +26,7 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 from tests.simulation import feed
 
-SEEDS = [1, 2]
+SEEDS = [1, pytest.param(2, marks=pytest.mark.soak)]
 STEPS = 500
 CHECK_EVERY = 50
 # What may refuse a random operation: a key that is there, and races lost too often.
@@ -302,7 +302,7 @@ class Troubled:
             assert feed.read_rows(lake) == self.rows
 
 
-@pytest.mark.parametrize(("database", "seed"), [("sqlite", 1), ("sqlite", 2), ("postgresql", 3)])
+@pytest.mark.parametrize(("database", "seed"), [("sqlite", 1), ("postgresql", 3)])
 def test_random_faults_and_kills_match_the_dict(new_place: Callable[[str], Place], database: str, seed: int) -> None:
     troubled = Troubled(new_place(database), seed)
     for step in range(60):

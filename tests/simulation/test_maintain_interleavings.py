@@ -30,6 +30,9 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, Place
 from tests.simulation import feed
 
+# What these show does not depend on the database; the door that they pass is shown on both elsewhere.
+pytestmark = pytest.mark.mostly_sqlite
+
 LAKES_LAST = 12
 # Orders between two looks for what is left over: what one of them left is still there.
 CLEAR_EVERY = 4
