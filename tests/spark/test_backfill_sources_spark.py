@@ -17,7 +17,7 @@ import floodmark as fm
 from floodmark.backfill.geometry import Chunk, Geometry
 from floodmark.backfill.ranges import TableRange
 from floodmark.backfill.sources import Context, PathSource, Source, TableSource, bind, explain
-from floodmark.errors import Invalid, NotFound
+from floodmark.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -126,7 +126,10 @@ def test_a_path_that_spark_has_no_connector_for_says_so(lake: fm.Lake, scheme: s
 def test_a_tip_may_be_in_a_file(lake: fm.Lake, tmp_path: Path) -> None:
     tip = tmp_path / "tip.txt"
     source = bind(PathSource("/d/{start:%d}.jsonl", tip=f"@{tip}"), context(lake, DAYS, with_spark=False))
-    with pytest.raises(NotFound, match="file"):
+    with pytest.raises(Unavailable, match="is not there"):
+        source.tip()
+    tip.write_text("")  # in the middle of being written
+    with pytest.raises(Unavailable, match="empty"):
         source.tip()
     tip.write_text("2024-01-03T06:00:00+06:00\n")
     assert source.tip() == datetime(2024, 1, 3, tzinfo=UTC)
