@@ -32,6 +32,7 @@ from floodmark.backfill.run import Room, run_job
 from floodmark.catalog.chunks import FillRider
 from floodmark.catalog.fills import Fill, absent_fields, fills_of, is_unbound
 from floodmark.catalog.job import COLUMN, DONE, ROWS, Job
+from floodmark.catalog.job_rows import vanished
 from floodmark.catalog.jobs import Held
 from floodmark.catalog.live import LiveFile, live_files
 from floodmark.catalog.metadata import schema_of
@@ -118,9 +119,12 @@ class _Found:
 
 
 def _look_and_find(room: Room, spec: ColumnSpec) -> tuple[_Found, Job | None]:
-    """The table, then the job: another process may be starting it, and a job is there before its column."""
+    """The table, then the job: another process may be starting it, and a job is there before its column.
+
+    Only a column with a default has none: it came with its table's shape, and its older rows wait for one.
+    """
     found, job = _look(room, spec), _find_job(room, spec)
-    if job is None and found.fill is not None:
+    if job is None and found.fill is not None and not found.unfilled:
         raise _taken(spec, found.fill.column, found.fill.expression)
     return found, job
 
@@ -285,7 +289,7 @@ class _Run:
             raise Corrupt("the column vanished from the table", table=self._spec.table, column=self._spec.column)
         job = _find_job(self._room, self._spec)
         if job is None:
-            raise Corrupt("the job vanished from the catalog", job=self._held.name, advice="What is filled stays.")
+            raise vanished(self._held.name)
         progress.step(job.rows, job.rows + found.rows)
         if found.unfilled and job.cancel_ms is not None and job.run == self._held.run:
             raise Cancelled  # after this batch, however quick they are

@@ -7,7 +7,7 @@ chunk are Invalid: nothing is marked, nothing is published. Other writers of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from floodmark import log
@@ -63,7 +63,7 @@ class Loader:
         data = self._from_lake(chunk, tables, ledger)
         if data is not None:
             try:
-                self._publish(chunk, tables, data, ledger, from_source=False)
+                self._publish_one(chunk, tables, data, ledger, from_source=False)
             except Invalid as error:
                 # The table has columns, say, that the source never brought.
                 log.get().warning("the source is asked after all", chunk=chunk.name, cause=str(error))
@@ -74,7 +74,7 @@ class Loader:
     def _load_from_source(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> None:
         data = self._read(chunk)
         try:
-            self._publish(chunk, tables, data, ledger, from_source=True)
+            self._publish_one(chunk, tables, data, ledger, from_source=True)
             self.bundles = is_frame(data) and self._can_bundle()
         except Invalid as error:
             # Spark says that a record does not fit, not which: the source may know. Nothing is left of the try by now.
@@ -85,18 +85,39 @@ class Loader:
         what = f"read({chunk.name})"
         return call_source(what, self._spec.call_deadline_s, self._brake, lambda: self._source.read(chunk))
 
-    def _publish(self, chunk: Chunk, tables: Sequence[str], data: Any, ledger: Ledger, *, from_source: bool) -> None:
-        known = tuple(LoadedTable(table, ledger.table_ids[table], 0) for table in tables)
-        message = f"{self._spec.name}: chunk {chunk.name}"
-        intent = Intent(KIND, MAIN, self._actor, message, ChunkRider.of(self._job, chunk.number, known))
+    def _publish_one(
+        self, chunk: Chunk, tables: Sequence[str], data: Any, ledger: Ledger, *, from_source: bool
+    ) -> None:
+        def stage(change: Change) -> list[dict[str, int]]:
+            return [self._stage(change, chunk, tables, data, from_source=from_source)]
+
+        self._publish([chunk], tables, ledger, stage)
+
+    def _publish(
+        self,
+        chunks: Sequence[Chunk],
+        tables: Sequence[str],
+        ledger: Ledger,
+        stage: Callable[[Change], Sequence[Mapping[str, int]]],
+    ) -> None:
+        """Publish chunks with their `done`. `stage` stages and checks their rows; it tells how many, by table."""
+
+        def rider(ids: Mapping[str, str], rows: Sequence[Mapping[str, int]]) -> ChunkRider:
+            into = [tuple(LoadedTable(table, ids[table], each[table]) for table in tables) for each in rows]
+            numbers = [chunk.number for chunk in chunks]
+            return ChunkRider(self._job, tuple(LoadedChunk(*one) for one in zip(numbers, into, strict=True)))
+
+        names = chunks[0].name if len(chunks) == 1 else f"{len(chunks)} chunks, {chunks[0].name} to {chunks[-1].name}"
+        message = f"{self._spec.name}: {'chunk ' if len(chunks) == 1 else ''}{names}"
+        known = rider(ledger.table_ids, [dict.fromkeys(tables, 0)] * len(chunks))
+        intent = Intent(KIND, MAIN, self._actor, message, known)
         try:
             change = Change.begin(self._room.catalog, intent, self._room.get_spark, tables)
         except AlreadyCommitted:
             return
         try:
-            rows = self._stage(change, chunk, tables, data, from_source=from_source)
-            loaded = (LoadedTable(table, change.table_id(table), rows[table]) for table in tables)
-            change.identify(ChunkRider.of(self._job, chunk.number, tuple(loaded)))
+            rows = stage(change)
+            change.identify(rider({table: change.table_id(table) for table in tables}, rows))
             change.publish()
         except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
             change.undo(error)
@@ -106,15 +127,15 @@ class Loader:
     def load_bundle(self, planned: Sequence[PlannedChunk], ledger: Ledger) -> bool:
         """Load chunks in one publish; False if they have to be loaded one by one. Nothing is left of an error.
 
-        A Spark job costs as much as some ten thousand rows, so small chunks share one. Each has files of its own, and
-        is checked as if it were alone.
+        A Spark job costs as much as some ten thousand rows, so small chunks share one. Each has files of its own.
         """
         tables = {table for one in planned for table in one.tables}
         frames = [self._read(one.chunk) for one in planned] if len(tables) == 1 and self._can_bundle() else []
         if not frames or not Bundle.is_possible(frames):
             return False
         (table,) = tables
-        self._publish_bundle([one.chunk for one in planned], table, Bundle(frames), ledger)
+        chunks, bundle = [one.chunk for one in planned], Bundle(frames)
+        self._publish(chunks, [table], ledger, lambda change: self._stage_bundle(change, chunks, table, bundle))
         for one in planned:
             ledger.add(one.chunk.number, one.tables)
         return True
@@ -127,32 +148,16 @@ class Loader:
         head = self._room.catalog.history.head(tables[0])
         return not self._is_keyed(tables[0]) and not self._room.reader.filled_columns(head)
 
-    def _publish_bundle(self, chunks: Sequence[Chunk], table: str, bundle: Bundle, ledger: Ledger) -> None:
-        def rider(table_id: str, rows: Sequence[int]) -> ChunkRider:
-            loaded = ((LoadedTable(table, table_id, count),) for count in rows)
-            return ChunkRider(
-                self._job,
-                tuple(LoadedChunk(*one) for one in zip((chunk.number for chunk in chunks), loaded, strict=True)),
-            )
-
-        message = f"{self._spec.name}: {len(chunks)} chunks, {chunks[0].name} to {chunks[-1].name}"
-        known = rider(ledger.table_ids[table], [0] * len(chunks))
-        intent = Intent(KIND, MAIN, self._actor, message, known)
-        try:
-            change = Change.begin(self._room.catalog, intent, self._room.get_spark, [table])
-        except AlreadyCommitted:
-            return
-        try:
-            change.write(APPEND, table, bundle)
-            for chunk, records in zip(chunks, bundle.records, strict=True):
-                self._checks.within(chunk, table, records)
-                self._checks.rows(chunk, sum(record.rows for record in records))
-                self._checks.distinct(chunk, table, records)
-            rows = [sum(record.rows for record in records) for records in bundle.records]
-            change.identify(rider(change.table_id(table), rows))
-            change.publish()
-        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-            change.undo(error)
+    def _stage_bundle(
+        self, change: Change, chunks: Sequence[Chunk], table: str, bundle: Bundle
+    ) -> list[dict[str, int]]:
+        """Stage the rows of all chunks; how many each has. Each is checked as if it were alone."""
+        change.write(APPEND, table, bundle)
+        for chunk, records in zip(chunks, bundle.records, strict=True):
+            self._checks.within(chunk, table, records)
+            self._checks.rows(chunk, sum(record.rows for record in records))
+            self._checks.distinct(chunk, table, records)
+        return [{table: sum(record.rows for record in records)} for records in bundle.records]
 
     # ── where the rows come from ──
 

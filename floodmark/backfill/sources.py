@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from floodmark.backfill.context import Context, check_tip, in_context, kept_step, kept_tip, tip_value
-from floodmark.backfill.footers import Footers
 from floodmark.backfill.geometry import NUMBER, TIME, Chunk, Geometry, Value, span_us
 from floodmark.backfill.paths import Template
 from floodmark.backfill.ranges import TableRange
 from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.ingest.footers import Footers
 from floodmark.storage import local_path
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.job_rows import knows_jobs
+from floodmark.catalog.job_rows import check_job, knows_jobs
 from floodmark.catalog.riders import AlreadyCommitted, Rider
-from floodmark.errors import Conflict, Corrupt, Fenced
+from floodmark.errors import Conflict
 
 DONE, PRUNED = "done", "pruned"
 
@@ -111,7 +111,7 @@ class ChunkRider:
         return cls(job, (LoadedChunk(chunk, into),))
 
     def check(self, tx: Connection) -> None:
-        _check_job(tx, self.job)
+        check_job(tx, self.job)
         wanted = {(one.chunk, into.table, into.table_id) for one in self.chunks for into in one.tables}
         row = tables.chunks
         found = tx.execute(select(row).where(row.c.job == self.job, self._numbers)).all()
@@ -175,7 +175,7 @@ class PruneRider:
     chunks: tuple[tuple[int, int], ...]
 
     def check(self, tx: Connection) -> None:
-        _check_job(tx, self.job)
+        check_job(tx, self.job)
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         row = tables.chunks
@@ -202,11 +202,7 @@ class FillRider:
     unfilled: int
 
     def check(self, tx: Connection) -> None:
-        owner = _check_job(tx, self.job)
-        if owner != self.run:
-            raise Fenced(
-                "another run has taken this job over", job=self.job, advice="Look at `floodmark backfill show`."
-            )
+        check_job(tx, self.job, self.run)
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         _count(tx, self.job, self.rows, self.unfilled, now_ms)
@@ -227,13 +223,6 @@ def job_rider_from_dict(data: dict[str, Any]) -> Rider:
 def _loaded_chunk(data: dict[str, Any]) -> LoadedChunk:
     loaded = (LoadedTable(str(table), str(table_id), int(rows)) for table, table_id, rows in data["tables"])
     return LoadedChunk(int(data["chunk"]), tuple(loaded))
-
-
-def _check_job(tx: Connection, job: str) -> str | None:
-    row = tx.execute(select(tables.jobs.c.owner_run).where(tables.jobs.c.id == job)).first()
-    if row is None:
-        raise Corrupt("the job vanished from the catalog", job=job, advice="Nothing was published. Start it again.")
-    return None if row.owner_run is None else str(row.owner_run)
 
 
 def _count(tx: Connection, job: str, rows: int, unfilled: int, now_ms: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from floodmark.catalog import tables
-from floodmark.errors import Corrupt, Fenced
+from floodmark.catalog.job_rows import check_job
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,7 @@ class EndRider:
     error: Mapping[str, Any] | None = None
 
     def check(self, tx: Connection) -> None:
-        row = tx.execute(select(tables.jobs.c.owner_run).where(tables.jobs.c.id == self.job)).first()
-        if row is None:
-            raise Corrupt(
-                "the job vanished from the catalog", job=self.job, advice="Nothing was published. Start it again."
-            )
-        if row.owner_run != self.run:
-            raise Fenced(
-                "another run has taken this job over", job=self.job, advice="Look at `floodmark backfill show`."
-            )
+        check_job(tx, self.job, self.run)
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         job = tables.jobs

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, or_, select
 
 from floodmark.catalog import tables
 from floodmark.catalog.job import Job
-from floodmark.errors import Corrupt, NotFound
+from floodmark.errors import Corrupt, Fenced, NotFound
 
 # The format since which a catalog knows of jobs.
 JOBS_FORMAT = 6
@@ -90,3 +90,20 @@ def no_job(tx: Connection, name: str) -> NotFound:
     return NotFound(
         "there is no such job", job=name, jobs=",".join(known) or "none", advice="`floodmark backfill list` shows them."
     )
+
+
+def check_job(tx: Connection, job: str, run: str | None = None, *, name: str | None = None, lock: bool = False) -> Any:
+    """The job's row: Corrupt if it is gone, Fenced unless `run`, where it is given, still holds the job."""
+    row = tables.jobs
+    query = select(row.c.owner_run, row.c.cancel_ms, row.c.started_ms).where(row.c.id == job)
+    found = tx.execute(query.with_for_update() if lock else query).first()
+    if found is None:
+        raise vanished(name or job)
+    if run is not None and found.owner_run != run:
+        advice = "Look at `floodmark backfill show`."
+        raise Fenced("another run has taken this job over", job=name or job, advice=advice)
+    return found
+
+
+def vanished(job: str) -> Corrupt:
+    return Corrupt("the job vanished from the catalog", job=job, advice="Start it again: what is done stays.")

@@ -20,10 +20,10 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.job import CANCELLED, FAILED, PENDING, RUNNING, UNKNOWN, Job
-from floodmark.catalog.job_rows import LOOKING, find_id, knows_jobs, no_job, to_job
+from floodmark.catalog.job_rows import LOOKING, check_job, find_id, knows_jobs, no_job, to_job
 from floodmark.catalog.processes import Heartbeat, is_dead
 from floodmark.catalog.riders import AuditRider
-from floodmark.errors import Busy, Conflict, Corrupt, Fenced, Invalid, Unavailable
+from floodmark.errors import Busy, Conflict, Corrupt, Invalid, Unavailable
 from floodmark.failpoints import hit
 
 NAME_CHARACTERS_MAX = 200
@@ -188,6 +188,8 @@ class Jobs:
         """Write down other settings of the job than its start did: what a run has found out, say."""
         with self._database.write() as tx:
             self._update(tx, held, {"spec": _spec(held.pinned, settings)})
+        # Crash here: the next run finds it, and does the rest.
+        hit("job.kept")
 
     def touch(self, held: Held) -> bool:
         """Write down that the run goes on, though its figures stay; False if somebody asked to cancel it."""
@@ -250,16 +252,7 @@ class Jobs:
         return row
 
     def _held_row(self, tx: Connection, held: Held, *, lock: bool = True) -> Any:
-        job = tables.jobs
-        query = select(job.c.owner_run, job.c.cancel_ms, job.c.started_ms).where(job.c.id == held.id)
-        row = tx.execute(query.with_for_update() if lock else query).first()
-        if row is None:
-            raise Corrupt(
-                "the job vanished from the catalog", job=held.name, advice="Start it again: what is done stays."
-            )
-        if row.owner_run != held.run:
-            raise Fenced("another run has taken this job over", job=held.name)
-        return row
+        return check_job(tx, held.id, held.run, name=held.name, lock=lock)
 
     # ── what people ask for ──
 

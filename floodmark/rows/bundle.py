@@ -17,17 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from floodmark import clock
-from floodmark.errors import Corrupt
 from floodmark.model import FileRecord
-from floodmark.rows.problems import Problem, Problems
-from floodmark.rows.stage import StageTarget, batch_size, check_dataframe, stage_batches, task_name
-from floodmark.rows.tasks import collect_tagged
+from floodmark.rows.stage import StageTarget, check_dataframe, run_stage_tasks, stage_batches, task_name, told
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_RESULT_SCHEMA = "part int, problem boolean, body string"
 _PART = "part"
 
 
@@ -61,17 +57,7 @@ class Bundle:
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return _stage_task(target, names, batches)
 
-        with batch_size(together):
-            found = collect_tagged(
-                together.mapInArrow(stage, _RESULT_SCHEMA),
-                f"floodmark-{operation_id}",
-                "Spark could not stage the rows",
-            )
-        Problems(Problem.from_json(row["body"]) for row in found if row["problem"]).raise_invalid()
-        records = [(row[_PART], FileRecord.from_json(row["body"])) for row in found]
-        if len({record.path for _, record in records}) != len(records):
-            raise Corrupt("two tasks wrote a file of the same name", folder=target.folder)
-        records.sort(key=lambda one: one[1].path)
+        records = run_stage_tasks(target, together, stage, operation_id)
         self.records = [
             tuple(record for part, record in records if part == number) for number in range(len(self._frames))
         ]
@@ -89,13 +75,7 @@ def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.Reco
     for part, rows in groupby(_cut(batches), key=itemgetter(0)):
         named = (batch.rename_columns(names) for _, batch in rows)
         staged = stage_batches(target, named, f"{prefix}{clock.new_id()}", storage=storage, in_task=True)
-        bodies = [one.to_json() for one in staged.problems or staged.records]
-        count, problem = len(bodies), bool(staged.problems)
-        if bodies:
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([part] * count, pa.int32()), pa.array([problem] * count), pa.array(bodies, pa.string())],
-                names=[_PART, "problem", "body"],
-            )
+        yield from told(part, staged)
 
 
 def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:

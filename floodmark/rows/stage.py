@@ -10,7 +10,7 @@ driver stops waiting, the job's tasks are stopped by their tag. A crash leaves f
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES_MAX = 8 * 1024 * 1024
 _BATCH_ROWS_MAX = 128 * 1024
-_RESULT_SCHEMA = "kind string, body string"
+_RESULT_SCHEMA = "part int, problem boolean, body string"
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _SPARK_DEFAULTS = {_ROWS: "10000", _BYTES: "67108864b"}
@@ -248,15 +248,25 @@ def stage_dataframe(target: StageTarget, df: DataFrame, operation_id: str) -> li
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _stage_task(target, names, batches)
 
-    with batch_size(plain):
-        rows = collect_tagged(
-            plain.mapInArrow(stage, _RESULT_SCHEMA), f"floodmark-{operation_id}", "Spark could not stage the rows"
+    return [record for _, record in run_stage_tasks(target, plain, stage, operation_id)]
+
+
+def run_stage_tasks(
+    target: StageTarget,
+    rows: DataFrame,
+    stage: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    operation_id: str,
+) -> list[tuple[int, FileRecord]]:
+    """Run tasks that tell what they staged (`told`): the files by their paths, each with the number of its part."""
+    with batch_size(rows):
+        found = collect_tagged(
+            rows.mapInArrow(stage, _RESULT_SCHEMA), f"floodmark-{operation_id}", "Spark could not stage the rows"
         )
-    Problems(Problem.from_json(row["body"]) for row in rows if row["kind"] == "problem").raise_invalid()
-    records = [FileRecord.from_json(row["body"]) for row in rows if row["kind"] == "record"]
-    if len({record.path for record in records}) != len(records):
+    Problems(Problem.from_json(row["body"]) for row in found if row["problem"]).raise_invalid()
+    records = [(int(row["part"]), FileRecord.from_json(row["body"])) for row in found]
+    if len({record.path for _, record in records}) != len(records):
         raise Corrupt("two tasks wrote a file of the same name", folder=target.folder)
-    return sorted(records, key=lambda record: record.path)
+    return sorted(records, key=lambda one: one[1].path)
 
 
 def check_dataframe(target: StageTarget, df: DataFrame) -> list[str]:
@@ -274,14 +284,17 @@ def _dataframe_schema(df: DataFrame) -> pa.Schema:
 def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     named = (batch.rename_columns(names) for batch in batches)
     staged = stage_batches(target, named, f"{task_name()}{clock.new_id()}", in_task=True)
-    if staged.problems:
-        results = [("problem", problem.to_json()) for problem in staged.problems]
-    else:
-        results = [("record", record.to_json()) for record in staged.records]
-    if results:
-        kinds, bodies = zip(*results, strict=True)
+    yield from told(0, staged)
+
+
+def told(part: int, staged: Staged) -> Iterator[pa.RecordBatch]:
+    """What a task says of a part: its problems, or else its files; nothing, if it had no rows."""
+    bodies = [one.to_json() for one in staged.problems or staged.records]
+    count, problem = len(bodies), bool(staged.problems)
+    if bodies:
         yield pa.RecordBatch.from_arrays(
-            [pa.array(kinds, pa.string()), pa.array(bodies, pa.string())], names=["kind", "body"]
+            [pa.array([part] * count, pa.int32()), pa.array([problem] * count), pa.array(bodies, pa.string())],
+            names=["part", "problem", "body"],
         )
 
 

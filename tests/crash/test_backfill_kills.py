@@ -361,7 +361,11 @@ def test_a_chunk_whose_healer_is_killed_too_is_loaded_once(new_place: Callable[[
 # ── pruning ──
 
 # Of the first table, and some of the second.
-PRUNE_KILLS = [*points_of("prune"), *(f"prune.{step}:2" for step in ("rewritten", "sealed", "moved", "published"))]
+PRUNE_KILLS = [
+    "job.kept",
+    *points_of("prune"),
+    *(f"prune.{step}:2" for step in ("rewritten", "sealed", "moved", "published")),
+]
 PRUNE_KILLS_SHARED = ["prune.rewritten:2", "prune.moved"]
 
 
