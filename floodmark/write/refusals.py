@@ -42,3 +42,36 @@ def rows_outside(table: str, rows: int, where: str) -> Invalid:
         where=where,
         advice="Leave them out, or widen the condition: a second run would not replace them.",
     )
+
+
+def referred_to(table: str, referrer: str) -> Invalid:
+    return Invalid(
+        "rows cannot go by age from a table that another one refers to",
+        table=table,
+        referrer=referrer,
+        advice="Delete them by a condition, which is checked; or drop the reference.",
+    )
+
+
+def not_there(table: str, column: str, parent: str, values: int, examples: Sequence[str]) -> Invalid:
+    return Invalid(
+        "rows refer to keys that are not there",
+        table=table,
+        column=column,
+        parent=parent,
+        values=values,
+        examples="; ".join(examples),
+        advice="Bring the rows that they refer to first, or in the same transaction; null refers to nothing.",
+    )
+
+
+def still_referred_to(table: str, referrer: str, column: str, values: int, examples: Sequence[str]) -> Invalid:
+    return Invalid(
+        "rows refer to keys that would go",
+        table=table,
+        referrer=referrer,
+        column=column,
+        values=values,
+        examples="; ".join(examples),
+        advice="Delete the rows that refer to them first, or in the same transaction.",
+    )

@@ -1,0 +1,193 @@
+"""References between tables, checked on what a change comes to: all of its tables as they would be after its publish.
+
+Rows that come into a child must refer to keys that its parent then has; keys that go from a parent must not be referred
+to by rows that its children then have. Looked at after the last step, so the order of steps does not matter. The other
+table becomes a part of the change that is only read: the door compares its head in the publish, so neither of these two
+can lose:
+
+    1. orders: append (customer 7), sees customer 7     1. customers: delete 7, sees no order of 7
+    2. customers: delete 7, sees no order of 7          2. orders: append (customer 7), sees customer 7
+    3. both publish: one of them finds that the other's table moved, looks again, and is refused
+
+A table that moved is looked at again only where it matters: whether the files that held the keys are live, or whether
+rows that came refer to keys that go. What is refused here was staged, and is deleted with its operation (undo.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.types import NestedField
+
+from floodmark.catalog.live import LiveFile, live_files
+from floodmark.catalog.metadata import MetadataFiles, schema_of
+from floodmark.catalog.references import Reference, Referrer, references_of, referrers_of
+from floodmark.catalog.riders import PlanAgain
+from floodmark.errors import Corrupt, Invalid, NotFound
+from floodmark.model import MAIN, Head
+from floodmark.rows.references import Missing, held_values, missing_values
+from floodmark.storage import Storage
+from floodmark.write import refusals
+from floodmark.write.prune import key_fields
+from floodmark.write.table import TableChange
+
+
+class _Taken:
+    """A table that comes as it is on another branch: all of its rows are new here."""
+
+    def __init__(self, files: MetadataFiles, head: Head) -> None:
+        self._files = files
+        self.name = head.table
+        self.head = head
+        self.metadata = files.metadata(head.metadata_location)
+        self.schema = schema_of(self.metadata, head)
+        # The door checks the edit that takes it in any case.
+        self.depended = True
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(column.name for column in key_fields(self.schema))
+
+    def working_files(self) -> list[LiveFile]:
+        return live_files(self._files, self.head, self.schema)
+
+    came_files = working_files
+
+
+_Table = TableChange | _Taken
+
+
+@dataclass(frozen=True)
+class _Going:
+    """Keys that go from a parent, and a child's column that must not hold them."""
+
+    parent: TableChange
+    key: NestedField
+    column: NestedField
+
+
+class ReferenceChecks:
+    """Of one change. `open_table` gives the working state of a table of its branch, or NotFound."""
+
+    def __init__(self, open_table: Callable[[str], TableChange], files: MetadataFiles, storage: Storage) -> None:
+        self._open_table = open_table
+        self._files = files
+        self._storage = storage
+        self._taken: dict[str, _Taken] = {}
+        # By the name of the table that was looked at: files that must stay live, and keys that nobody may refer to.
+        self._held_in: dict[str, set[str]] = {}
+        self._going: dict[str, list[_Going]] = {}
+
+    def take(self, head: Head) -> None:
+        """This table of another branch comes to the change's own."""
+        self._taken[head.table] = _Taken(self._files, head)
+
+    def check(self, tables: Mapping[str, TableChange]) -> None:
+        """`Invalid` with the values that offend; else the tables that this rests on are depended on."""
+        self._held_in, self._going = {}, {}
+        changed = list(tables.values())
+        for change in changed:
+            change.depended = False
+        violations = [error for change in changed for error in (*self._children(change), *self._parents(change))]
+        violations += [error for taken in self._taken.values() for error in self._children(taken)]
+        if violations:
+            raise _together(violations)
+
+    def _children(self, child: _Table) -> list[Invalid]:
+        """Rows that come in refer to what is there."""
+        found: list[Invalid] = []
+        for reference in _references(child):
+            column = child.schema.find_field(reference.field_id)
+            paths = [file.path for file in child.came_files() if _has_values(file, column)]
+            parent = self._opened(reference.parent, reference.parent_id) if paths else None
+            key = None if parent is None else _key_of(parent, reference)
+            if parent is None or key is None:
+                continue
+            missing = missing_values(self._storage, paths, column, parent.working_files(), key)
+            if missing.count:
+                to = f"{parent.name}.{key.name}"
+                found.append(refusals.not_there(child.name, column.name, to, missing.count, missing.examples))
+            parent.depended = True
+            self._held_in.setdefault(parent.name, set()).update(missing.found_in - set(paths))
+        return found
+
+    def _parents(self, parent: TableChange) -> list[Invalid]:
+        """Keys that go are not referred to."""
+        found: list[Invalid] = []
+        if not parent.deleted_keys():
+            return found
+        for referrer in referrers_of(parent.metadata.properties):
+            child = self._opened(referrer.table, referrer.table_id)
+            reference = None if child is None else _reference(child, referrer)
+            key = None if reference is None else _key_of(parent, reference)
+            if child is None or key is None:
+                continue
+            going = _Going(parent, key, child.schema.find_field(referrer.field_id))
+            held = self._held(going, child.working_files())
+            if held.count:
+                column = going.column.name
+                found.append(refusals.still_referred_to(parent.name, child.name, column, held.count, held.examples))
+            child.depended = True
+            self._going.setdefault(child.name, []).append(going)
+        return found
+
+    def recheck(self, table: TableChange, head: Head) -> None:
+        """A table that this rests on is at another head than planned: PlanAgain if that matters."""
+        held_in = self._held_in.get(table.name, set()) & table.base_paths()
+        if held_in and not held_in.issubset(self._files.data_files(head)):
+            raise PlanAgain(table.name, "a file with keys that rows refer to is not live any more")
+        going = self._going.get(table.name, ())
+        came = table.came_meanwhile(head) if going else []
+        if any(self._held(one, came).count for one in going):
+            raise PlanAgain(table.name, "a row that refers to a key that goes came meanwhile")
+
+    def _held(self, going: _Going, children: Sequence[LiveFile]) -> Missing:
+        keys, stay = going.parent.deleted_keys(), going.parent.working_files()
+        return held_values(self._storage, keys, going.key, children, going.column, stay=stay)
+
+    def _opened(self, name: str, table_id: str) -> _Table | None:
+        """The other table; None if it is not on this branch, which then does not know the reference either."""
+        other: _Table
+        try:
+            other = self._taken.get(name) or self._open_table(name)
+        except NotFound:
+            return None
+        if other.head is None or other.head.table_id != table_id:
+            raise Corrupt("a table that is referred to was made again", table=name, table_id=table_id)
+        return other
+
+
+def _references(child: _Table) -> tuple[Reference, ...]:
+    table_id = str(child.metadata.table_uuid) if child.head is None else child.head.table_id
+    return references_of(child.metadata.properties, child.schema, table_id)
+
+
+def _reference(child: _Table, referrer: Referrer) -> Reference | None:
+    """What the child itself says of it; nothing, if this branch has not got the column."""
+    return next((reference for reference in _references(child) if reference.field_id == referrer.field_id), None)
+
+
+def _key_of(parent: _Table, reference: Reference) -> NestedField | None:
+    """The key that is referred to; None on a branch that is older than this key, and so than the reference."""
+    key = key_fields(parent.schema)
+    if [field.field_id for field in key] == [reference.parent_field_id]:
+        return key[0]
+    if parent.head is not None and parent.head.branch != MAIN:
+        return None
+    raise Corrupt("a table that is referred to has another key", table=parent.name, key=", ".join(parent.key))
+
+
+def _has_values(file: LiveFile, column: NestedField) -> bool:
+    """Whether the file may hold a value of the column that is not null, by its counts."""
+    values = (file.data_file.value_counts or {}).get(column.field_id)
+    nulls = (file.data_file.null_value_counts or {}).get(column.field_id)
+    return values is None or nulls is None or values > nulls
+
+
+def _together(violations: Sequence[Invalid]) -> Invalid:
+    """One error of all: the facts of the first, and the others in words."""
+    first, *others = violations
+    if not others:
+        return first
+    return Invalid(first.message, advice=first.advice, **first.facts, also=" | ".join(str(other) for other in others))
