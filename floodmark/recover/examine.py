@@ -1,4 +1,4 @@
-"""Looking, without touching: what `floodmark doctor` asks of the machine and of a lake."""
+"""Looking, without touching: what `floodmark doctor` asks of the machine, of a lake, and of each of its branches."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import importlib.metadata
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sqlalchemy import select
+
 from floodmark import clock
+from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.job import COLUMN, FAILED, INTERRUPTED, UNKNOWN, Job
 from floodmark.catalog.journal import STAGED, STAGING, STATES
+from floodmark.catalog.lines import Lines
 from floodmark.catalog.processes import is_dead
-from floodmark.errors import FloodmarkError
-from floodmark.model import BEGINNING, Head
+from floodmark.errors import FloodmarkError, NotFound
+from floodmark.model import BEGINNING, MAIN, CurrentTable, Head
 from floodmark.rows.session import check_java
 
 
@@ -41,27 +45,78 @@ def examine_lake(catalog: Catalog) -> list[Check]:
     checks = [Check("catalog", True, f"{catalog.database.shown_url} format={row.format} version={row.version}")]
     checks.append(_examine_journal(catalog))
     heads = catalog.history.heads()
-    current = catalog.history.current_tables("main", [head.table for head in heads])
-    for head in heads:
-        try:
-            known = current[head.table]
-            if known.pointer != known.pointer_known:
-                checks.append(
-                    Check(
-                        f"table {head.table}",
-                        False,
-                        f"moved past Floodmark's door: {known.pointer} instead of {known.pointer_known}",
-                    )
-                )
-                continue
-            deletions = [file.location for file in catalog.history.deletions(head, BEGINNING, head.sequence)]
-            wanted = [*catalog.files.data_files(head), *deletions]
-            missing = [path for path in wanted if not catalog.storage.exists(path)]
-            detail = f"{head.files} files, {head.rows} rows" if not missing else f"missing: {', '.join(missing[:5])}"
-            checks.append(Check(f"table {head.table}", not missing, detail))
-        except FloodmarkError as error:
-            checks.append(Check(f"table {head.table}", False, str(error)))
+    checks += [_examine_table(catalog, head, known) for head, known in _current(catalog, heads)]
+    checks += _examine_branches(catalog, {head.table_id: head.metadata_location for head in heads})
     return [*checks, *_examine_jobs(catalog, heads)]
+
+
+def _current(catalog: Catalog, heads: Sequence[Head]) -> list[tuple[Head, CurrentTable]]:
+    """The heads of one branch, each with where its table's pointer is. Dropped meanwhile: left out."""
+    if not heads:
+        return []
+    found = catalog.history.current_tables(heads[0].branch, [head.table for head in heads])
+    return [(head, found[head.table]) for head in heads if head.table in found]
+
+
+def _examine_table(catalog: Catalog, head: Head, known: CurrentTable, base_version: int = 0) -> Check:
+    name = f"table {head.table}" if head.branch == MAIN else f"table {head.table} on {head.branch}"
+    try:
+        if known.pointer != known.pointer_known:
+            from floodmark.catalog.drift import classify, drift_text
+            from floodmark.catalog.drifted import with_names
+
+            drift = classify(catalog.files, known)
+            if drift is None:
+                return Check(name, True, "")
+            location = catalog.files.metadata(known.pointer_known).location
+            return Check(name, False, drift_text(with_names(catalog.database, drift, location)))
+        if wrong := _wrong_ref(catalog, head, known, forked=head.version > base_version):
+            return Check(name, False, wrong)
+        deletions = [file.location for file in catalog.history.deletions(head, BEGINNING, head.sequence)]
+        wanted = [*catalog.files.data_files(head), *deletions]
+        missing = [path for path in wanted if not catalog.storage.exists(path)]
+        detail = f"{head.files} files, {head.rows} rows" if not missing else f"missing: {', '.join(missing[:5])}"
+        return Check(name, not missing, detail)
+    except FloodmarkError as error:
+        return Check(name, False, str(error))
+
+
+def _wrong_ref(catalog: Catalog, head: Head, known: CurrentTable, *, forked: bool) -> str:
+    """Under a branch's name other engines find the branch's head; a table that was never forked need not have a ref."""
+    metadata = catalog.files.metadata(known.pointer_known)
+    ref = metadata.refs.get(head.branch)
+    found = None if ref is None else ref.snapshot_id
+    if head.branch == MAIN:
+        found = metadata.current_snapshot_id
+    if found == head.snapshot or (found is None and not forked):
+        return ""
+    return f"its ref {head.branch} is at snapshot {found}, not at {head.snapshot}"
+
+
+def _examine_branches(catalog: Catalog, on_main: Mapping[str, str]) -> list[Check]:
+    """Every branch but main: that its rows agree, and of its tables those that are not main's."""
+    try:
+        with catalog.database.read() as tx:
+            lines = Lines.read(tx)
+            for name in tx.execute(select(tables.branches.c.name)).scalars():
+                lines.live(name)
+        branches = [branch for branch in catalog.branches.list() if branch.name != MAIN]
+    except FloodmarkError as error:
+        return [Check("branches", False, str(error))]
+    checks = []
+    for branch in branches:
+        try:
+            heads = catalog.history.heads(branch.name)
+        except NotFound:
+            continue  # deleted since the list was made
+        own = [head for head in heads if on_main.get(head.table_id) != head.metadata_location]
+        found = [_examine_table(catalog, head, known, branch.base_version) for head, known in _current(catalog, own)]
+        bad = [check for check in found if not check.passed]
+        detail = (
+            f"from version {branch.base_version} of {branch.parent}, {len(heads)} tables, {len(own)} not as on main"
+        )
+        checks += [Check(f"branch {branch.name}", not bad, detail), *bad]
+    return checks
 
 
 def _examine_journal(catalog: Catalog) -> Check:

@@ -2,8 +2,10 @@
 
 Each is settled by the same conditional steps that its own writer would have taken, so a second healer, or the writer
 waking up, finds it settled and obeys. Every state change carries its audit row in the same transaction: exactly one
-per operation (I16). Files are deleted only after fencing (I10). Crash in here: an operation is either as it was or
-settled; if files of it are left over, the next healing finds it by its row (`cleaned` is 0) and deletes them.
+per operation (I16). Files are deleted only after fencing (I10). What was meant for a branch that was deleted is
+discarded; a branch of which the catalog cannot tell whether it is there is an error, never gone. Crash in here: an
+operation is either as it was or settled; if files of it are left over, the next healing finds it by its row (`cleaned`
+is 0) and deletes them.
 """
 
 from __future__ import annotations
@@ -12,12 +14,10 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import select
-
 from floodmark import log
-from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, to_operation
+from floodmark.catalog.lines import ENDED, Lines
 from floodmark.catalog.processes import is_dead
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain
 from floodmark.errors import Busy, Conflict, Corrupt, Invalid, NotFound, Unavailable
@@ -27,6 +27,7 @@ from floodmark.model import HealReport
 # Executors may outlive their driver and write into an abandoned folder: it is looked at again for this long.
 QUIET_MS = 10 * 60_000
 LOOK_EVERY_S = 5.0
+BRANCH_GONE = "its branch is gone"
 
 
 class Healer:
@@ -60,7 +61,7 @@ class Healer:
                 commit = self._catalog.history.commit(row.version)
                 report.files_deleted += self._catalog.door.clean(to_operation(row), commit)
         elif given_up:
-            self._roll_back(row, "discarded", "given up by an operator", report)
+            self._roll_back(row, "discarded", "given up by an operator", report, given_up=True)
         elif row.state not in STATES:
             raise Corrupt(
                 "the journal has an operation in an unknown state",
@@ -90,11 +91,11 @@ class Healer:
         return is_dead(row, now)
 
     def _settle(self, row: Any, report: _Report) -> None:
+        if self._branch_is_gone(row):
+            self._roll_back(row, "discarded", BRANCH_GONE, report)
+            return
         if row.state == STAGING:
             self._roll_back(row, "rolled_back", "it died before its files were sealed", report)
-            return
-        if not self._branch_exists(row.branch):
-            self._roll_back(row, "discarded", "its branch is gone", report)
             return
         seal = self._catalog.journal.read_seal(row.id)
         if seal is None:
@@ -120,6 +121,9 @@ class Healer:
                 return
             raise
         except (Conflict, Invalid) as error:
+            if self._branch_is_gone(row):  # deleted since this healing looked
+                self._roll_back(row, "discarded", BRANCH_GONE, report)
+                return
             self._roll_back(row, "rolled_back", f"it does not fit the tables any more: {error.message}", report)
             return
         except PlanAgain as again:
@@ -129,9 +133,9 @@ class Healer:
         report.rolled_forward.append(row.id)
         log.get(row.id).warning("healed", outcome="rolled_forward", version=commit.version, kind=row.kind)
 
-    def _roll_back(self, row: Any, outcome: str, detail: str, report: _Report) -> None:
+    def _roll_back(self, row: Any, outcome: str, detail: str, report: _Report, *, given_up: bool = False) -> None:
         operation, was_us = self._catalog.journal.abandon(
-            row.id, AuditRider(row.kind, row.state, outcome, detail), given_up=outcome == "discarded"
+            row.id, AuditRider(row.kind, row.state, outcome, detail), given_up=given_up
         )
         # Crash here: fenced, with its audit row; its files are deleted by the next healing.
         hit("heal.fenced")
@@ -157,10 +161,19 @@ class Healer:
             self._catalog.journal.mark_cleaned(row.id, look_once_more=True)
             self._looked.pop(row.id, None)
 
-    def _branch_exists(self, branch: str) -> bool:
-        with self._catalog.database.read() as tx:
-            query = select(tables.branches.c.name).where(tables.branches.c.name == branch)
-            return tx.execute(query).scalar() is not None
+    def _branch_is_gone(self, row: Any) -> bool:
+        """A row says that the branch ended. If none knows it, or rows disagree: Corrupt, and the operation is kept."""
+        try:
+            with self._catalog.database.read() as tx:
+                return Lines.read(tx).state(row.branch) == ENDED
+        except Corrupt as error:
+            raise Corrupt(
+                "nobody can tell whether the branch of this operation is there",
+                operation=row.id,
+                branch=row.branch,
+                cause=error.message,
+                advice="It is kept as it is. Restore the catalog, or `floodmark recover --discard OPERATION --apply`.",
+            ) from error
 
 
 class _Report:

@@ -1,0 +1,203 @@
+"""Rows that another writer left in a table: looked at before they are taken in, and made the table's own.
+
+Looking writes nothing and gives the reason why they do not fit, if there is one. Files that the other writer made are
+named as they are; files whose rows carry sequences, or that Floodmark itself wrote once, are staged anew, so that
+every row gets its sequence by the commit that takes it in and no follower passes it by (I5). Crash while staging:
+files in the operation's own folder, which healing deletes (I3).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.manifest import ManifestEntry
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.drift import Drift
+from floodmark.catalog.live import LiveFile, live_files, seq_field_id
+from floodmark.catalog.manifests import record_of
+from floodmark.catalog.metadata import schema_of
+from floodmark.catalog.seal import RemovedFile
+from floodmark.model import CurrentTable, FileRecord
+from floodmark.recover.foreign_references import Looked, TableFiles, look_at_references
+from floodmark.rows.arrow_reader import arrow_batches, arrow_read_schema
+from floodmark.rows.duplicates import find_duplicates
+from floodmark.rows.project import held_fields
+from floodmark.rows.rewrite import ALL, BY_KEY, Result, Rewrite, Source
+from floodmark.rows.runner import Runner
+from floodmark.rows.schema import user_fields
+from floodmark.rows.stage import StageTarget, stage_in_process
+from floodmark.write.prune import key_fields
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A folder that an operation of ours staged into.
+_OWN_FOLDER = re.compile(r"/data/[0-9A-HJKMNP-TV-Z]{26}/")
+
+
+@dataclass(frozen=True)
+class TakenIn:
+    """What taking in comes to, for the door."""
+
+    added: tuple[FileRecord, ...]
+    removed: tuple[RemovedFile, ...]
+    deletions: tuple[FileRecord, ...]
+    rows_added: int
+    rows_updated: int
+    rows_deleted: int
+
+
+@dataclass(frozen=True)
+class ForeignRows:
+    catalog: Catalog
+    get_spark: Callable[[], SparkSession] = field(repr=False)
+    current: CurrentTable
+    drift: Drift
+
+    @cached_property
+    def metadata(self) -> TableMetadata:
+        """Of our own newest state: what the other writer's metadata says is not taken over."""
+        return self.catalog.files.metadata(self.current.pointer_known)
+
+    @cached_property
+    def schema(self) -> Schema:
+        return schema_of(self.metadata, self.current.head)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(column.name for column in key_fields(self.schema))
+
+    # ── looking ──
+
+    def misfit(self) -> str:
+        """Why the rows cannot be the table's, with examples; empty if they can."""
+        return self._gone() or self._nulls() or self._keys() or self.references.reason
+
+    def _gone(self) -> str:
+        gone = [path for path in self._paths() if not self.catalog.storage.exists(path)]
+        return f"a file that it names is gone: {gone[0]}" if gone else ""
+
+    def _nulls(self) -> str:
+        for column in user_fields(self.schema):
+            for entry in self.drift.added if column.required else ():
+                values = (entry.data_file.value_counts or {}).get(column.field_id)
+                nulls = (entry.data_file.null_value_counts or {}).get(column.field_id)
+                if values is None or nulls is None or nulls:
+                    return f"the column {column.name} is required, and may be null in {entry.data_file.file_path}"
+        return ""
+
+    def _keys(self) -> str:
+        if not self.key or not self.drift.added:
+            return ""
+        twice = find_duplicates(self.catalog.storage, self._paths(), key_fields(self.schema))
+        if twice:
+            return f"it brought a key more than once: {'; '.join(twice)}"
+        rewrite = Rewrite(self._target(""), BY_KEY, self.key, incoming=tuple(self._paths()), look_only=True)
+        found = self._run(rewrite, self._stays())
+        return f"it brought {found.matched} key(s) that the table has: {found.examples()}" if found.matched else ""
+
+    @cached_property
+    def references(self) -> Looked:
+        head = self.current.head
+        after = TableFiles(head, self.metadata, self.schema, [*self._stays(), *self._files(self.drift.added)])
+        went = [entry.data_file.file_path for entry in self.drift.removed]
+        return look_at_references(self.catalog, after, self._paths(), went)
+
+    # ── taking ──
+
+    def take(self, folder: str) -> TakenIn:
+        """The difference as records; rows that need a sequence of this commit, and keys that went, are written."""
+        as_they_are: list[ManifestEntry] = []
+        anew: list[ManifestEntry] = []
+        for entry in self.drift.added:
+            (as_they_are if self._may_stay(entry) else anew).append(entry)
+        records = [record_of(entry.data_file, self.metadata) for entry in as_they_are]
+        records += self._staged(anew, folder)
+        deletions, replaced = self._deletions(folder)
+        rows, gone = self.drift.rows_added, self.drift.rows_removed
+        return TakenIn(
+            tuple(records),
+            tuple(RemovedFile(file.path, file.rows, file.size_bytes) for file in self._files(self.drift.removed)),
+            deletions,
+            rows_added=rows - replaced,
+            rows_updated=replaced,
+            rows_deleted=gone - replaced,
+        )
+
+    def _may_stay(self, entry: ManifestEntry) -> bool:
+        file = self._files([entry])[0]
+        if self.drift.unclear or _OWN_FOLDER.search(file.path):
+            return False
+        return file.fresh and self._has_no_sequence(file)
+
+    def _has_no_sequence(self, file: LiveFile) -> bool:
+        """Whether that is certain: another writer need not count a column that it wrote."""
+        if file.seq_id is None:
+            return True
+        values = (file.data_file.value_counts or {}).get(file.seq_id)
+        nulls = (file.data_file.null_value_counts or {}).get(file.seq_id)
+        if values is not None:
+            return values == nulls == file.rows
+        return file.seq_id not in held_fields(self.catalog.storage, file.path)
+
+    def _staged(self, entries: Sequence[ManifestEntry], folder: str) -> list[FileRecord]:
+        if not entries:
+            return []
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from arrow_batches(self.catalog.storage, self._files(entries), self.schema, False)
+
+        rows = pa.RecordBatchReader.from_batches(arrow_read_schema(self.schema, False), batches())
+        return stage_in_process(self._target(folder), rows, self.catalog.storage)
+
+    def _deletions(self, folder: str) -> tuple[tuple[FileRecord, ...], int]:
+        """The keys that went and did not come again, as files; and how many rows came again under their key."""
+        if not self.key or not self.drift.removed:
+            return (), 0
+        rewrite = Rewrite(self._target(folder), ALL, self.key, incoming=tuple(self._paths()), deletions=True)
+        result = self._run(rewrite, self._files(self.drift.removed))
+        return tuple(result.deletions), sum(file.replaced for file in result.files)
+
+    # ── files ──
+
+    @cached_property
+    def _runner(self) -> Runner:
+        return Runner(self.catalog.storage, self.get_spark, f"repair-{self.current.head.table_id}")
+
+    @property
+    def used_spark(self) -> bool:
+        return self._runner.used_spark
+
+    def _run(self, rewrite: Rewrite, files: Sequence[LiveFile]) -> Result:
+        return self._runner.run(rewrite, [Source.of(file) for file in files])
+
+    def _target(self, folder: str) -> StageTarget:
+        return StageTarget(
+            folder=folder,
+            schema_json=self.schema.model_dump_json(),
+            spec_json=self.metadata.specs()[self.current.head.spec_id].model_dump_json(),
+            sort_json=self.metadata.sort_order().model_dump_json(),
+            properties=dict(self.metadata.properties),
+            storage_options=self.catalog.storage.options,
+        )
+
+    def _stays(self) -> list[LiveFile]:
+        """Our files that the other writer left in the table."""
+        gone = {entry.data_file.file_path for entry in self.drift.removed}
+        ours = live_files(self.catalog.files, self.current.head, self.schema)
+        return [file for file in ours if file.path not in gone]
+
+    def _files(self, entries: Sequence[ManifestEntry]) -> list[LiveFile]:
+        seq_id = seq_field_id(self.schema)
+        return [LiveFile(entry.data_file, entry.sequence_number, seq_id) for entry in entries]
+
+    def _paths(self) -> list[str]:
+        return [entry.data_file.file_path for entry in self.drift.added]

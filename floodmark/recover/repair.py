@@ -1,0 +1,326 @@
+"""Repair: a table that another writer moved past the door becomes Floodmark's again, by one ordinary publish.
+
+Either way it is a commit on our own newest state, and the pointer goes from theirs to ours: `put back` has our files
+again, `take in` has their rows, as a commit of the actor `external`, with sequences above any that they gave (I5), so
+that followers get each row once. What nobody can be sure of is left to whoever asks: both ways are said, and why.
+The other writer may go on meanwhile: then the pointer is not the one that was judged, and the repair ends in Conflict
+with nothing changed. It needs no healing first, since healing refuses while a table is drifted and an operation waits
+for it. Crash before the publish: healing rolls it back, with one audit row; after: it is done, audited by the publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.drift import (
+    CHANGED,
+    DROPPED,
+    Drift,
+    classify,
+    happened_text,
+    moved_branches,
+    other_names_text,
+    ways_text,
+)
+from floodmark.catalog.drifted import drifted_tables, with_names
+from floodmark.catalog.journal import Operation
+from floodmark.catalog.metadata import new_snapshot_id
+from floodmark.catalog.riders import AuditRider, PlanAgain
+from floodmark.catalog.seal import WRITE, Edit, Seal
+from floodmark.errors import Conflict, Corrupt, Invalid
+from floodmark.failpoints import hit
+from floodmark.model import Commit, CurrentTable
+from floodmark.recover.foreign_rows import ForeignRows, TakenIn
+from floodmark.write.undo import undo
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KIND = "repair"
+EXTERNAL = "external"
+TAKE_IN, PUT_BACK = "take_in", "put_back"
+NOTHING_TO_DO, PLANNED, UNCLEAR = "nothing_to_do", "planned", "unclear"
+DONE = {TAKE_IN: "taken_in", PUT_BACK: "put_back"}
+
+GetSpark = Callable[[], "SparkSession"]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What happened to a table and what a repair does about it, or did.
+
+    outcome: nothing_to_do, planned, unclear, taken_in or put_back. `choice` is what it does, None if somebody has to
+    choose; `ways` are what can be chosen, as sentences.
+    """
+
+    table: str
+    branch: str
+    happened: str
+    outcome: str
+    choice: str | None = None
+    detail: str = ""
+    ways: tuple[str, ...] = ()
+    rows_added: int = 0
+    rows_removed: int = 0
+    version: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ways": list(self.ways)}
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A drifted table, what happened, and why its rows do not fit, if they do not."""
+
+    current: CurrentTable
+    drift: Drift
+    rows: ForeignRows
+    misfit: str
+
+    @property
+    def unclear(self) -> str:
+        return self.drift.unclear or self.misfit
+
+    @property
+    def usual(self) -> str | None:
+        """What is done if nobody chooses."""
+        if self.unclear:
+            return None
+        return PUT_BACK if self.drift.happened in (CHANGED, DROPPED) else TAKE_IN
+
+    @property
+    def can_take(self) -> bool:
+        rows_moved = self.drift.added or self.drift.removed
+        return bool(rows_moved) and not self.misfit and (not self.drift.unclear or self.drift.takeable)
+
+
+def preview(catalog: Catalog, get_spark: GetSpark, table: str | None = None, choice: str | None = None) -> list[Repair]:
+    """What a repair would do, of one table or of all that drifted. Writes nothing (I17)."""
+    _check_choice(choice)
+    found = drifted_tables(catalog.database)
+    if table is not None:
+        if table not in found:
+            return [Repair(table, _branch_of(catalog, table), "nothing", NOTHING_TO_DO)]
+        found = {table: found[table]}
+    return [_planned(_judge(catalog, get_spark, name, branches), choice) for name, branches in found.items()]
+
+
+def repair(catalog: Catalog, get_spark: GetSpark, actor: str, table: str, choice: str | None = None) -> Repair:
+    """Make a drifted table Floodmark's again. Invalid if somebody has to choose first, or chose what cannot be."""
+    _check_choice(choice)
+    branches = drifted_tables(catalog.database).get(table)
+    if branches is None:
+        return Repair(table, _branch_of(catalog, table), "nothing", NOTHING_TO_DO)
+    judged = _judge(catalog, get_spark, table, branches)
+    planned = _planned(judged, choice)
+    if planned.choice is None:
+        raise _undecided(planned)
+    commit = _publish(catalog, judged, planned.choice, actor)
+    return replace(planned, outcome=DONE[planned.choice], version=commit.version)
+
+
+def repair_all(
+    catalog: Catalog, get_spark: GetSpark, actor: str, table: str | None = None, choice: str | None = None
+) -> list[Repair]:
+    """Repair one table, or all that drifted, one publish each; nothing is done if one of them needs a choice."""
+    planned = preview(catalog, get_spark, table, choice)
+    for one in planned:
+        if one.outcome == UNCLEAR:
+            raise _undecided(one)
+    return [repair(catalog, get_spark, actor, one.table, choice) for one in planned]
+
+
+def _undecided(planned: Repair) -> Invalid:
+    return Invalid(
+        "it is not clear what to do with this table",
+        table=planned.table,
+        reason=planned.detail,
+        advice=" ".join(planned.ways),
+    )
+
+
+def _check_choice(choice: str | None) -> None:
+    if choice not in (None, TAKE_IN, PUT_BACK):
+        raise Invalid("there is no such way to repair", choice=choice, advice=f"Choose {TAKE_IN} or {PUT_BACK}.")
+
+
+def _branch_of(catalog: Catalog, table: str) -> str:
+    """A branch that has the table; NotFound if none does."""
+    for branch in catalog.branches.list():
+        if any(head.table == table for head in catalog.history.heads(branch.name)):
+            return branch.name
+    return catalog.history.head(table).branch
+
+
+def _judge(catalog: Catalog, get_spark: GetSpark, table: str, branches: list[str]) -> _Judged:
+    """Look at the branch that the other writer wrote on; at main, or the first that has the table, if at none."""
+    current = catalog.history.current_tables(branches[0], [table])[table]
+    moved = [branch for branch in branches if branch in moved_branches(catalog.files, current)]
+    if moved and moved[0] != branches[0]:
+        current = catalog.history.current_tables(moved[0], [table])[table]
+    drift = classify(catalog.files, current)
+    if drift is None:
+        raise Conflict("the table was repaired meanwhile", table=table, advice="Look again.")
+    drift = with_names(catalog.database, drift, catalog.files.metadata(current.pointer_known).location)
+    rows = ForeignRows(catalog, get_spark, current, drift)
+    takeable = (drift.added or drift.removed) and (not drift.unclear or drift.takeable)
+    return _Judged(current, drift, rows, rows.misfit() if takeable else "")
+
+
+def _planned(judged: _Judged, choice: str | None) -> Repair:
+    drift = judged.drift
+    if choice == TAKE_IN and not judged.can_take:
+        raise Invalid(
+            "what another writer did to this table cannot be taken in",
+            table=drift.table,
+            reason=judged.unclear or "no row came or went",
+            advice=" ".join(_ways(judged)),
+        )
+    chosen = choice or judged.usual
+    detail = happened_text(drift) if not judged.misfit else f"{happened_text(drift)}; {judged.misfit}"
+    taken = chosen == TAKE_IN
+    return Repair(
+        drift.table,
+        drift.branch,
+        drift.happened,
+        UNCLEAR if chosen is None else PLANNED,
+        chosen,
+        detail,
+        _ways(judged),
+        rows_added=drift.rows_added if taken else 0,
+        rows_removed=drift.rows_removed if taken else 0,
+    )
+
+
+def _ways(judged: _Judged) -> tuple[str, ...]:
+    drift = judged.drift
+    back = f"--put-back: the table is as Floodmark left it; {_left_behind(drift)}"
+    if judged.can_take:
+        new = " Rows in files that were written again count as new." if drift.removed else ""
+        return (f"--take-in: their rows become a commit of `{EXTERNAL}`, with sequences of their own.{new}", back)
+    if not judged.unclear:
+        return (back,)
+    return (f"--take-in is not possible: {judged.unclear}. {ways_text(drift)}.", back)
+
+
+def _left_behind(drift: Drift) -> str:
+    names = [entry.data_file.file_path for entry in drift.added]
+    if drift.other_names:
+        return f"{other_names_text(drift)}."
+    if not names and drift.unclear and drift.pointer:
+        return f"what they wrote stays on disk, unnamed; the catalog pointed to {drift.pointer}."
+    if not names:
+        return "no row of theirs is lost."
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"their {drift.rows_added} row(s) stay on disk, unnamed: {', '.join(names[:3])}{more}."
+
+
+# ── doing it ──
+
+
+def _publish(catalog: Catalog, judged: _Judged, choice: str, actor: str) -> Commit:
+    location = judged.rows.metadata.location
+    if choice != TAKE_IN:
+        _check_files(catalog, judged)
+    detail = f"{judged.drift.table}: {happened_text(judged.drift)} (asked by {actor})"
+    operation = catalog.journal.begin(
+        KIND,
+        branch=judged.drift.branch,
+        actor=EXTERNAL if choice == TAKE_IN else actor,
+        message=f"{'take in' if choice == TAKE_IN else 'put back'} {detail}",
+        table_locations=[location],
+    )
+    # Crash here: a row in the journal, no file; healing rolls it back.
+    hit(f"{KIND}.begun")
+    try:
+        taken = None
+        if choice == TAKE_IN:
+            taken = judged.rows.take(operation.folder(location, "data"))
+        # Crash here: keys that went, and rows staged anew, in the operation's own folder; healing deletes them.
+        hit(f"{KIND}.rewritten")
+        seal = Seal((_edit(judged, location, taken), *_depended(catalog, judged, choice)))
+        sealed_apart = catalog.journal.seal(operation, seal)
+        # Crash here: not repeatable, since the other writer may have gone on; healing rolls it back.
+        hit(f"{KIND}.sealed")
+        audit = AuditRider(KIND, "drifted", DONE[choice], detail)
+        return _through_the_door(catalog, operation, seal, audit, leftovers=sealed_apart)
+    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
+        return undo(catalog, operation, error, certain=not judged.rows.used_spark)
+    finally:
+        catalog.journal.active.discard(operation.id)
+
+
+def _check_files(catalog: Catalog, judged: _Judged) -> None:
+    """Whoever dropped the table may have deleted its files: then there is nothing to go back to."""
+    head = judged.current.head
+    gone = [path for path in catalog.files.data_files(head) if not catalog.storage.exists(path)]
+    if gone:
+        raise Corrupt(
+            "files of the table are gone",
+            table=head.table,
+            files=len(gone),
+            first=gone[0],
+            advice="Nothing was changed. Bring them back from a copy of the storage, then repair the table.",
+        )
+
+
+def _through_the_door(
+    catalog: Catalog, operation: Operation, seal: Seal, audit: AuditRider, *, leftovers: bool
+) -> Commit:
+    try:
+        return catalog.door.publish(operation, seal, points=KIND, audit=audit, leftovers=leftovers)
+    except PlanAgain as again:
+        raise Conflict(
+            "the table changed while it was repaired", table=again.table, reason=again.reason, advice="Look again."
+        ) from again
+
+
+def _depended(catalog: Catalog, judged: _Judged, choice: str) -> list[Edit]:
+    """Tables that rows refer to, or that refer to them: they must be as they were when that was looked at."""
+    if choice != TAKE_IN:
+        return []
+    return [
+        Edit(
+            WRITE,
+            head.table,
+            head.table_id,
+            catalog.files.metadata(head.metadata_location).location,
+            head.schema_id,
+            head.spec_id,
+            checked=True,
+            base_snapshot=head.snapshot,
+        )
+        for head in judged.rows.references.others
+    ]
+
+
+def _edit(judged: _Judged, location: str, taken: TakenIn | None) -> Edit:
+    """One write on our own newest state, which replaces the pointer that was judged and no other."""
+    head = judged.current.head
+    put_back = Edit(
+        WRITE,
+        head.table,
+        head.table_id,
+        location,
+        head.schema_id,
+        head.spec_id,
+        snapshot=new_snapshot_id(),
+        checked=True,
+        base_snapshot=head.snapshot,
+        pointer_found=judged.drift.pointer or "",
+        sequence_above=judged.drift.sequence,
+    )
+    if taken is None:
+        return put_back
+    return replace(
+        put_back,
+        added=taken.added,
+        removed=taken.removed,
+        deletions=taken.deletions,
+        rows_added=taken.rows_added,
+        rows_updated=taken.rows_updated,
+        rows_deleted=taken.rows_deleted,
+    )
