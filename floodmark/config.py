@@ -62,6 +62,8 @@ class Settings:
     storage: dict[str, str] = field(default_factory=dict)
     # Ways out by name: type, tables, and the settings of that kind, which are checked when the sink is added.
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Tables as code by name: columns, key and the rest, which are checked when they are planned (docs/schema.md).
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -98,7 +100,7 @@ def check_settings(data: Mapping[str, Any], origin: str) -> Settings:
     data["storage"] = {key: _text(value) for key, value in _flat(data.get("storage", {})).items()}
     for key in data["spark"]:
         if key != "master" and not key.startswith("spark."):
-            raise _unknown(f"spark.{key}", ["spark.master", "spark.spark.…"], origin)
+            raise unknown_key(f"spark.{key}", ["spark.master", "spark.spark.…"], origin)
     try:
         settings = TypeAdapter(Settings).validate_python(data)
     except ValidationError as error:
@@ -106,7 +108,7 @@ def check_settings(data: Mapping[str, Any], origin: str) -> Settings:
         name = ".".join(map(str, first["loc"]))
         if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             section = SECTIONS.get(str(first["loc"][0]), Settings) if len(first["loc"]) > 1 else Settings
-            raise _unknown(name, [one.name for one in fields(section)], origin) from error
+            raise unknown_key(name, [one.name for one in fields(section)], origin) from error
         raise _wrong(name, first["msg"], origin) from error
     _check_maintain(settings.maintain, origin)
     if settings.serve.token_sha256 is not None and not _SHA256.fullmatch(settings.serve.token_sha256):
@@ -130,7 +132,8 @@ def _wrong(name: str, problem: str, origin: str) -> Invalid:
     return Invalid("a setting has the wrong form", setting=name, problem=problem, file=origin)
 
 
-def _unknown(name: str, known: list[str], origin: str) -> Invalid:
+def unknown_key(name: str, known: list[str], origin: str) -> Invalid:
+    """There is no such key; the error names the nearest known one."""
     near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1, cutoff=0.0)
     return Invalid(
         "there is no such setting", setting=name, file=origin, advice=f"Did you mean {near[0]}?" if near else ""

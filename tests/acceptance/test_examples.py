@@ -113,6 +113,26 @@ def test_a_backfill_that_failed_goes_on_and_a_new_column_is_filled_without_java(
         assert [job["status"] for job in lake.backfill.list()] == ["done", "done"]
 
 
+def test_a_change_of_shape_is_a_plan_and_one_version_without_java(tmp_path: Path) -> None:
+    folder = str(tmp_path / "lake")
+    assert run("schema.py", folder, JAVA_HOME="", PATH=str(tmp_path / "empty")) == [
+        "committed",
+        "nothing_to_do",
+        "refused: rows refer to keys that are not there",
+        "  customers: rename_column (safe)",
+        "  customers: add_column (needs_rewrite)",
+        "  orders: add_key (safe)",
+        "  orders: change_sort (safe)",
+        "committed: 2 tables in one version",
+        "[{'id': 1, 'name': 'Ada', 'land': 'UK', 'vip': False}]",
+        "[{'id': 1, 'name': 'Ada', 'country': 'UK'}]",
+        "stale: the lake moved since the plan was made",
+    ]
+    with fm.open(folder, read_only=True) as lake:
+        check_lake(lake.catalog)
+        assert [commit.kind for commit in lake.history()] == ["apply", "append", "append", "apply"]
+
+
 def test_every_example_is_run_by_a_test() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["backfill.py", "keyed_changes.py", "maintain.py", "quickstart.py", "sinks.py"]
+    assert names == ["backfill.py", "keyed_changes.py", "maintain.py", "quickstart.py", "schema.py", "sinks.py"]

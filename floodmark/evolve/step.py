@@ -1,0 +1,41 @@
+"""One step of a plan: what it does to which table, whether it is safe, and if it is refused, why and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# Metadata only; rows are written again in the same publish; not done, and nothing else of the plan either.
+SAFE, NEEDS_REWRITE, REFUSED = "safe", "needs_rewrite", "refused"
+
+CREATE_TABLE, DROP_TABLE = "create_table", "drop_table"
+ADD_COLUMN, RENAME_COLUMN, DROP_COLUMN = "add_column", "rename_column", "drop_column"
+WIDEN_TYPE, RELAX_REQUIRED, REQUIRE, SET_DEFAULT, COMMENT = (
+    "widen_type",
+    "relax_required",
+    "require",
+    "set_default",
+    "comment",
+)
+ADD_KEY, CHANGE_PARTITION, CHANGE_SORT, SET_RETENTION = "add_key", "change_partition", "change_sort", "set_retention"
+ADD_REFERENCE, DROP_REFERENCE = "add_reference", "drop_reference"
+
+
+@dataclass(frozen=True)
+class Step:
+    """`text` says it in words; `reason` and `way`: of a refused one, why, and how to get there all the same."""
+
+    table: str
+    action: str
+    column: str | None
+    kind: str
+    text: str
+    reason: str = ""
+    way: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def refused(table: str, action: str, column: str | None, text: str, reason: str, way: str) -> Step:
+    return Step(table, action, column, REFUSED, text, reason, way)
