@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, literal_column, select
+from sqlalchemy import ColumnElement, String, and_, bindparam, case, literal_column, select
 
 from floodmark.catalog import tables
 from floodmark.catalog.unit import RETRY, ROWS
@@ -42,10 +42,14 @@ class Followed:
     size_bytes: int
     replays: int
     last_unit: str | None
+    # Another writer moved the table, past the door: whoever asks for what is new is told what happened.
+    drifted: bool = False
 
     @property
     def current(self) -> bool:
         """Nothing can be new, and nothing is open."""
+        if self.drifted:
+            return False
         done = self.head_id == self.table_id and self.mark is not None and self.head_sequence == self.mark
         return done and self.open_unit is None and self.retry_unit is None
 
@@ -65,6 +69,8 @@ class Sink:
     lake: str
     tables: tuple[Followed, ...]
     table_names: str
+    # The branch that it follows; None if that was deleted.
+    branch: str | None = MAIN
 
     @property
     def lost(self) -> list[str]:
@@ -87,10 +93,11 @@ class Sink:
         raise NotFound("the sink does not follow this table", sink=self.name, table=name, tables=known)
 
 
-def _looking() -> Any:
-    """Everything about sinks and their tables in one query, a row per table."""
+def _looking(*, lines: bool) -> Any:
+    """Everything about sinks and their tables in one query, a row per table. `lines`: the catalog has branches."""
     sink, lake = tables.sinks, tables.lake
     followed, head, consumer = tables.sink_tables, tables.heads, tables.consumers
+    pointer, commit = tables.iceberg_tables, tables.commit_tables
     rows, retry = tables.units.alias("rows_unit"), tables.units.alias("retry_unit")
 
     def is_open(unit: Any, lane: str) -> Any:
@@ -101,22 +108,46 @@ def _looking() -> Any:
         consumer.c.name == literal_column(f"'{CONSUMER}'").op("||")(sink.c.name),
         consumer.c.table_id == followed.c.table_id,
     )
+    named = and_(
+        pointer.c.catalog_name == literal_column(f"'{tables.CATALOG_NAME}'"),
+        pointer.c.table_namespace == literal_column(f"'{tables.NAMESPACE}'"),
+        pointer.c.table_name == head.c.table_name,
+    )
+    # Where the door left the pointer, by the newest commit of the table on any branch.
+    known = (
+        select(commit.c.metadata_location)
+        .where(commit.c.table_id == head.c.table_id)
+        .order_by(commit.c.version.desc())
+        .limit(literal_column("1"))
+        .scalar_subquery()
+    )
+    main: ColumnElement[str] = literal_column(f"'{MAIN}'", String)
+    line, joined = tables.lines, sink.join(lake, lake.c.id == 1)
+    if lines:
+        joined = joined.join(tables.sink_lines, tables.sink_lines.c.sink == sink.c.id, isouter=True)
+        joined = joined.join(line, line.c.id == tables.sink_lines.c.line, isouter=True)
+    # The name of a branch that ended may be another's by now.
+    other = case((line.c.ended_version.is_(None), line.c.name))
+    branch = case((tables.sink_lines.c.line.is_(None), main), else_=other) if lines else main
     return (
         select(
             sink,
+            branch.label("branch"),
             lake.c.incarnation.label("lake"),
             *(column for column in followed.c if column.name != "sink"),
             consumer.c.mark,
             consumer.c.epoch,
             head.c.table_id.label("head_id"),
             head.c.sequence.label("head_sequence"),
+            pointer.c.metadata_location.label("pointer"),
+            known.label("pointer_known"),
             rows.c.id.label("open_unit"),
             retry.c.id.label("retry_unit"),
         )
-        .select_from(sink)
-        .join(lake, lake.c.id == 1)
+        .select_from(joined)
         .join(followed, followed.c.sink == sink.c.id, isouter=True)
-        .join(head, and_(head.c.branch == MAIN, head.c.table_name == followed.c.table_name), isouter=True)
+        .join(head, and_(head.c.branch == branch, head.c.table_name == followed.c.table_name), isouter=True)
+        .join(pointer, named, isouter=True)
         .join(consumer, follower, isouter=True)
         .join(rows, is_open(rows, ROWS), isouter=True)
         .join(retry, is_open(retry, RETRY), isouter=True)
@@ -125,8 +156,8 @@ def _looking() -> Any:
 
 
 # Built once: making the statement takes longer than running it.
-LOOKING = _looking()
-LOOKING_FOR_ONE = LOOKING.where(tables.sinks.c.name == bindparam("name"))
+LOOKING = {lines: _looking(lines=lines) for lines in (False, True)}
+LOOKING_FOR_ONE = {lines: query.where(tables.sinks.c.name == bindparam("name")) for lines, query in LOOKING.items()}
 
 
 def to_sink(rows: Sequence[Any]) -> Sink:
@@ -160,9 +191,11 @@ def to_sink(rows: Sequence[Any]) -> Sink:
                 one.bytes_sent,
                 one.replays,
                 one.last_unit,
+                one.head_id is not None and one.pointer != one.pointer_known,
             )
             for one in rows
             if one.table_name is not None
         ),
         row.table_names,
+        row.branch,
     )

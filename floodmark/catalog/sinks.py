@@ -18,6 +18,7 @@ from sqlalchemy import Connection, and_, delete, func, insert, select, update
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
+from floodmark.catalog.lines import FORMAT_WITH_LINES, Lines
 from floodmark.catalog.processes import Heartbeat, is_dead
 from floodmark.catalog.riders import AuditRider
 from floodmark.catalog.sink_state import (
@@ -31,7 +32,7 @@ from floodmark.catalog.sink_state import (
     to_sink,
 )
 from floodmark.errors import Busy, Conflict, Invalid, NotFound
-from floodmark.model import BEGINNING, SEQ_COLUMN, Head
+from floodmark.model import BEGINNING, MAIN, SEQ_COLUMN, Head
 
 
 class Sinks:
@@ -40,13 +41,15 @@ class Sinks:
         self._heartbeat = heartbeat
         # Runs of this process: its heartbeat vouches for no other.
         self._running: set[str] = set()
+        # Whether the catalog has branches: an older format, served as it is, has not; once it has, it stays so.
+        self._has_lines = False
 
     # ── looking ──
 
     def find(self, name: str) -> Sink:
         """A sink with all that decides whether it has anything to do: one view, no write."""
         with self._database.read() as tx:
-            rows = tx.execute(LOOKING_FOR_ONE, {"name": name}).all()
+            rows = tx.execute(LOOKING_FOR_ONE[self._lines(tx)], {"name": name}).all()
             if not rows:
                 raise _no_sink(tx, name)
             return to_sink(rows)
@@ -55,15 +58,20 @@ class Sinks:
         with self._database.read() as tx:
             if tx.execute(select(tables.lake.c.format)).scalar_one() < 5:
                 return []  # served read-only as it is: it has no sinks
-            rows = tx.execute(LOOKING).all()
+            rows = tx.execute(LOOKING[self._lines(tx)]).all()
             return [to_sink(list(mine)) for _, mine in groupby(rows, key=lambda row: row.name)]
+
+    def _lines(self, tx: Connection) -> bool:
+        if not self._has_lines:
+            self._has_lines = tx.execute(select(tables.lake.c.format)).scalar_one() >= FORMAT_WITH_LINES
+        return self._has_lines
 
     # ── changing ──
 
     def add(
         self, name: str, kind: str, settings: str, heads: Sequence[Head], marks: dict[str, int], protected: bool
     ) -> None:
-        """Register a sink and its marks, one per table, in one transaction."""
+        """Register a sink of the branch that the heads are of, and its marks, one per table, in one transaction."""
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
             now = self._database.now_ms(tx)
@@ -84,6 +92,9 @@ class Sinks:
                     updated_ms=now,
                 )
             )
+            line = Lines.read(tx).live(heads[0].branch)
+            if line.id != MAIN:
+                tx.execute(insert(tables.sink_lines).values(sink=sink, line=line.id))
             for head in heads:
                 _follow(tx, sink, head.table, head.table_id, lake.incarnation)
                 _put_mark(tx, name, head.table_id, 0, marks.get(head.table, BEGINNING), protected, now)
@@ -114,7 +125,7 @@ class Sinks:
             self._database.lock_lake(tx)
             row = self._unheld(tx, name)
             give_up_units(tx, tables.units.c.sink == row.id, self._database.now_ms(tx))
-            for table in (tables.quarantine, tables.units, tables.sink_tables):
+            for table in (tables.quarantine, tables.units, tables.sink_tables, tables.sink_lines):
                 tx.execute(delete(table).where(table.c.sink == row.id))
             tx.execute(delete(tables.consumers).where(tables.consumers.c.name == CONSUMER + name))
             tx.execute(delete(tables.sinks).where(tables.sinks.c.id == row.id))

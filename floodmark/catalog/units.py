@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.history import LIVE
+from floodmark.catalog.lines import Lines, on_parts
 from floodmark.catalog.sink_state import CONSUMER, GIVEN_UP, OPEN, SETTLED, Followed, Sink
 from floodmark.catalog.unit import RETRY, ROWS, Rules, Unit
 from floodmark.catalog.unit_log import Log, check_held, open_row
@@ -64,15 +65,15 @@ class Units:
             lake = self._database.lock_lake(tx)
             check_held(tx, sink.id, run)
             mark = self._mark(tx, sink, followed)
-            head = tables.heads
-            same = and_(head.c.branch == MAIN, head.c.table_id == followed.table_id)
+            head, name = tables.heads, _followed_branch(tx, sink)
+            same = and_(head.c.branch == name, head.c.table_id == followed.table_id)
             sequence = tx.execute(select(head.c.sequence).where(same)).scalar()
             if sequence is None:
                 raise Conflict("the table is not there any more", table=followed.table)
             if sequence <= mark.mark:
                 return None
             branch = tables.branches
-            version = tx.execute(select(branch.c.head_version).where(branch.c.name == MAIN)).scalar_one()
+            version = tx.execute(select(branch.c.head_version).where(branch.c.name == name)).scalar_one()
             unit = Unit(
                 clock.new_id(), lake.incarnation, sink.name, sink.id, mark.epoch, followed.table,
                 followed.table_id, version, mark.mark, sequence, rules, key=key,
@@ -133,8 +134,10 @@ class Units:
             raise NotFound("there is no such unit", unit=unit)
         return Unit.from_json(text)
 
-    def lag(self, table_id: str, mark: int | None) -> Lag:
-        """How many changes of the table are newer than a mark, and how old the oldest of them is."""
+    def lag(self, table_id: str, mark: int | None, branch: str | None = MAIN) -> Lag:
+        """How many changes of the table on a branch are newer than a mark, and how old the oldest of them is."""
+        if branch is None:
+            return Lag(0, 0)  # it was deleted: nothing comes any more
         touched, commit = tables.commit_tables, tables.commits
         changed = touched.c.rows_added + touched.c.rows_updated + touched.c.rows_deleted
         newer = and_(touched.c.table_id == table_id, touched.c.sequence > (BEGINNING if mark is None else mark))
@@ -142,10 +145,10 @@ class Units:
             select(func.sum(changed).label("rows"), func.min(commit.c.committed_ms).label("oldest"))
             .join(commit, commit.c.version == touched.c.version)
             # What retention takes away is shipped to nobody.
-            .where(newer, changed > 0, commit.c.kind != "retain", commit.c.branch == MAIN)
+            .where(newer, changed > 0, commit.c.kind != "retain")
         )
         with self._database.read() as tx:
-            row = tx.execute(query).one()
+            row = tx.execute(query.where(_commits_of(tx, branch))).one()
             now = self._database.now_ms(tx)
         return Lag(int(row.rows or 0), 0 if row.oldest is None else max(0, now - row.oldest))
 
@@ -327,3 +330,23 @@ class Units:
         old = tx.execute(newest_first.offset(UNITS_KEPT)).scalars().all()
         if old:
             tx.execute(delete(row).where(row.c.id.in_(old)))
+
+
+def _followed_branch(tx: Connection, sink: Sink) -> str:
+    """The name of the branch that a sink follows, as it is under the lock."""
+    row, line = tables.sink_lines, tables.lines
+    query = select(line.c.name, line.c.ended_version).join(row, row.c.line == line.c.id).where(row.c.sink == sink.id)
+    found = tx.execute(query).first()
+    if found is None:
+        return MAIN
+    if found.ended_version is not None:
+        raise NotFound("the branch that the sink follows was deleted", sink=sink.name, advice="Remove the sink.")
+    return str(found.name)
+
+
+def _commits_of(tx: Connection, branch: str) -> ColumnElement[bool]:
+    """The commits that a branch stands on."""
+    if branch == MAIN:
+        return tables.commits.c.branch == MAIN
+    lines = Lines.read(tx)
+    return on_parts(lines.parts(lines.live(branch)))

@@ -78,6 +78,7 @@ def add(
     start: Annotated[
         str, typer.Option(help="beginning: what is there already too; head: from now on; or after a sequence.")
     ] = "beginning",
+    branch: Annotated[str | None, typer.Option(help="The branch that it follows (default: main).")] = None,
     url: Url = None,
     path: Path = None,
     format: Format = None,
@@ -101,7 +102,9 @@ def add(
     # The options are named like the settings that they are for.
     wanted = wanted_sink(name, kind, table or (), context.params, context.obj.settings.sinks)
     with open_sinks(context, read_only=False) as lake:
-        about = lake.sinks.add(name, wanted.kind, tables=wanted.tables, start=start_of(start), **wanted.settings)
+        about = lake.sinks.add(
+            name, wanted.kind, tables=wanted.tables, start=start_of(start), branch=wanted.branch, **wanted.settings
+        )
     waiting = ", ".join(f"{one['table']} from {place_text(one['mark'])}" for one in about["tables"])
     rows = count_of(sum(one["lag_rows"] for one in about["tables"]), "change")
     text = f"added {name}: {about['kind']}, {waiting}; {rows} to send with `floodmark sink run {name}`"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from floodmark.errors import Invalid
+from floodmark.model import MAIN
 
 # Options that are named like their setting.
 _SAME = (
@@ -31,6 +32,7 @@ class Wanted:
     kind: str
     tables: list[str]
     settings: dict[str, Any]
+    branch: str = MAIN
 
 
 def wanted_sink(
@@ -38,7 +40,7 @@ def wanted_sink(
 ) -> Wanted:
     """With a kind: what the options say. Without: what the settings file says, and options instead of it."""
     settings = given_settings(given)
-    chosen = list(tables)
+    chosen, branch = list(tables), given.get("branch")
     if kind is None:
         section = dict(sections.get(name, {}))
         if not section:
@@ -48,12 +50,13 @@ def wanted_sink(
                 advice=f"Use --kind http, files or iceberg, or write [sinks.{name}] with type into floodmark.toml.",
             )
         kind = str(section.pop("type", ""))
-        named = section.pop("tables", [])
+        named, follows = section.pop("tables", []), section.pop("branch", None)
+        branch = branch or follows
         chosen = chosen or ([named] if isinstance(named, str) else list(named))
         settings = {**_read(section), **_merged(settings, section)}
     if not chosen:
         raise Invalid("a sink follows at least one table", sink=name, advice="Name it with --table, or as tables.")
-    return Wanted(kind, chosen, {key: value for key, value in settings.items() if value is not None})
+    return Wanted(kind, chosen, {key: value for key, value in settings.items() if value is not None}, branch or MAIN)
 
 
 def changed_settings(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,6 +131,7 @@ def list_row(about: Mapping[str, Any]) -> dict[str, Any]:
         "sink": about["sink"],
         "kind": about["kind"],
         "state": _state(about),
+        "branch": about["branch"] or "deleted",
         "tables": [*(one["table"] for one in tables), *about["lost"]],
         "behind": sum(one["lag_rows"] for one in tables),
         "oldest": _oldest(max((one["lag_ms"] for one in tables), default=0)),

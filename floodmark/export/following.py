@@ -25,6 +25,8 @@ def check_followed(sink: Sink, followed: Followed) -> None:
     """Refuse to go on where marks and table do not belong together: somebody has to choose."""
     facts = {"sink": sink.name, "table": followed.table}
     advice = choices(sink.name, followed.table)
+    if sink.branch is None:
+        raise NotFound("the branch that the sink follows was deleted", **facts, advice="Remove the sink.")
     if followed.head_id is None:
         raise NotFound("the table of the sink is not there", **facts, advice="Make it again, or remove the sink.")
     if followed.head_id != followed.table_id:

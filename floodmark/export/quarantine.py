@@ -34,11 +34,13 @@ class Again:
     key: tuple[str, ...]
 
 
-def current_lines(reader: Reader, storage: Storage, table: str, settings: AnySettings, entries: Sequence[Bad]) -> Again:
-    """The rows of a table's quarantine as they are now."""
+def current_lines(
+    reader: Reader, storage: Storage, table: str, settings: AnySettings, entries: Sequence[Bad], branch: str
+) -> Again:
+    """The rows of a table's quarantine as they are now on a branch."""
     refused = {entry.id: _parsed(entry) for entry in entries}
     lowest = min((row[SEQ_COLUMN] for row in refused.values()), default=0)
-    shipment = _changes_since(reader, table, settings, lowest - 1)
+    shipment = _changes_since(reader, table, settings, lowest - 1, Moment(branch=branch))
     if not shipment.key:
         return Again([(entry.id, entry.line) for entry in entries], [], ())
     keys = {entry: _key(row, shipment.key) for entry, row in refused.items()}
@@ -57,11 +59,11 @@ def current_lines(reader: Reader, storage: Storage, table: str, settings: AnySet
     return Again(send, replaced, shipment.key)
 
 
-def _changes_since(reader: Reader, table: str, settings: AnySettings, since: int) -> Shipment:
+def _changes_since(reader: Reader, table: str, settings: AnySettings, since: int, moment: Moment) -> Shipment:
     try:
-        found = reader.changes(table, None if since <= BEGINNING else since, None, Moment())
+        found = reader.changes(table, None if since <= BEGINNING else since, None, moment)
     except BelowRetention:
-        found = reader.changes(table, None, None, Moment())
+        found = reader.changes(table, None, None, moment)
     return plan_shipment(found.plan, settings.columns, settings.where)
 
 

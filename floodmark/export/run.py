@@ -36,7 +36,7 @@ from floodmark.export.record import (
 from floodmark.export.settings import AnySettings, settings_from_json
 from floodmark.export.watch import RunWatch
 from floodmark.failpoints import hit
-from floodmark.model import BEGINNING
+from floodmark.model import BEGINNING, MAIN
 from floodmark.reading import Changes, Moment, Reader
 from floodmark.rows.ndjson import holds
 from floodmark.rows.shipment import Body, Shipment, plan_shipment
@@ -125,7 +125,7 @@ class Runner:
             settings = settings_from_json(sink.kind, sink.settings)
             self._finish_open(sink, followed, run, watch, tally)
             # While the sink is held: what is newer than these rows cannot overtake them.
-            again = current_lines(self._reader, self._catalog.storage, table, settings, entries)
+            again = current_lines(self._reader, self._catalog.storage, table, settings, entries, sink.branch or MAIN)
             tally.replaced = self._catalog.units.drop_quarantined(sink, again.replaced)
             rules, units = settings.rules(), self._catalog.units
             unit = units.open_retry(sink, followed, rules, again.key, run, again.lines)
@@ -193,7 +193,7 @@ class Runner:
         check_followed(sink, followed)
         if followed.current or self._passed_over(sink, followed):
             return False
-        shipment = plan_shipment(self._new(followed, sink.name).plan, settings.columns, settings.where)
+        shipment = plan_shipment(self._new(sink, followed).plan, settings.columns, settings.where)
         check_text(shipment, settings, table)
         unit = self._catalog.units.open(sink, followed, settings.rules(), shipment.key, run)
         if unit is None:
@@ -251,7 +251,7 @@ class Runner:
             settings = settings_from_json(sink.kind, sink.settings)
             if followed.current:
                 return here
-            changes = self._new(followed, sink.name)
+            changes = self._new(sink, followed)
             if changes.empty and followed.open_unit is None:
                 return here
             shipment = plan_shipment(changes.plan, settings.columns, settings.where)
@@ -261,12 +261,12 @@ class Runner:
         outcome = PAUSED if sink.state == SINK_PAUSED else PLANNED
         return replace(here, outcome=outcome, detail=detail)
 
-    def _new(self, followed: Followed, sink: str) -> Changes:
-        mark = followed.mark if followed.mark is not None else BEGINNING
+    def _new(self, sink: Sink, followed: Followed) -> Changes:
+        mark, moment = followed.mark if followed.mark is not None else BEGINNING, Moment(branch=sink.branch or MAIN)
         try:
-            return self._reader.changes(followed.table, None if mark == BEGINNING else mark, None, Moment())
+            return self._reader.changes(followed.table, None if mark == BEGINNING else mark, None, moment)
         except BelowRetention as error:
-            error.advice = choices(sink, followed.table, mark=False)
+            error.advice = choices(sink.name, followed.table, mark=False)
             raise
 
     def _pass_over(self, sink: Sink) -> Sink:
@@ -284,7 +284,7 @@ class Runner:
         if followed.open_unit is not None or followed.retry_unit is not None:
             return False
         try:
-            changes = self._new(followed, sink.name)
+            changes = self._new(sink, followed)
         except FloodmarkError:
             return False  # said by the run
         return changes.empty and self._catalog.units.pass_over(sink, followed, changes.until)

@@ -17,7 +17,7 @@ from floodmark import clock
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.sink_state import ACTIVE, PAUSED, Followed, Sink
 from floodmark.catalog.units import Bad
-from floodmark.errors import Busy, FloodmarkError, Invalid
+from floodmark.errors import Busy, FloodmarkError, Invalid, NotFound
 from floodmark.export.destination import Destination, open_destination
 from floodmark.export.following import check_followed
 from floodmark.export.record import BUSY, SinkRun, TableRun, outcome_of
@@ -34,7 +34,7 @@ from floodmark.export.settings import (
     settled_paths,
 )
 from floodmark.export.watch import Progress, RunWatch
-from floodmark.model import BEGINNING, Head
+from floodmark.model import BEGINNING, MAIN, Head
 from floodmark.reading import Moment, Reader
 from floodmark.rows.shipment import plan_shipment
 
@@ -67,12 +67,19 @@ class LakeSinks:
     # ── what they are ──
 
     def add(
-        self, name: str, kind: str, *, tables: str | Sequence[str], start: str | int = BEGINNING_NAME, **settings: Any
+        self,
+        name: str,
+        kind: str,
+        *,
+        tables: str | Sequence[str],
+        start: str | int = BEGINNING_NAME,
+        branch: str = MAIN,
+        **settings: Any,
     ) -> dict[str, Any]:
         """Register a sink. Nothing is sent before its first run.
 
         kind: http (url, …), files (path, …) or iceberg (catalog, …). `start`: "beginning" ships what is there already,
-        "head" only what comes from now on, a number what is newer than that sequence.
+        "head" only what comes from now on, a number what is newer than that sequence. `branch`: the one it follows.
         """
         check_name(name)
         chosen = parse_settings(kind, settled_paths(settings))
@@ -80,7 +87,7 @@ class LakeSinks:
         if not names:
             raise Invalid("a sink follows at least one table", sink=name)
         self._get_ready()
-        heads = [self._catalog.history.head(table) for table in names]
+        heads = [self._catalog.history.head(table, branch) for table in names]
         for head in heads:
             self._check_rows(head, chosen)
         marks = {head.table: _mark_at(start, head, None) for head in heads}
@@ -104,7 +111,7 @@ class LakeSinks:
         self._get_ready()
         for followed in sink.tables:
             if followed.head_id == followed.table_id:
-                self._check_rows(self._catalog.history.head(followed.table), chosen)
+                self._check_rows(self._head(sink, followed.table), chosen)
         self._catalog.sinks.set(name, sink.settings, chosen.to_json(), chosen.protected)
         return self.about(name)
 
@@ -129,7 +136,7 @@ class LakeSinks:
         settings = settings_from_json(sink.kind, sink.settings)
         names = [*(followed.table for followed in sink.tables), *sink.lost] if table is None else [table]
         for one in names:
-            head = self._catalog.history.head(one)
+            head = self._head(sink, one)
             self._catalog.sinks.replay(name, head, partial(_mark_at, start, head), settings.protected)
         return self.about(name)
 
@@ -140,14 +147,14 @@ class LakeSinks:
         names = [*known, *sink.lost] if table is None else [table]
         if table is not None and table not in sink.lost:
             sink.table(table)
-        return [self._replayed(self._catalog.history.head(one), start, known.get(one)) for one in names]
+        return [self._replayed(self._head(sink, one), start, known.get(one)) for one in names]
 
     def _replayed(self, head: Head, start: str | int, followed: Followed | None) -> dict[str, Any]:
         mark = followed.mark if followed is not None and followed.table_id == head.table_id else None
         begin = _mark_at(start, head, mark)
-        rows = self._catalog.units.lag(head.table_id, begin).rows
+        rows = self._catalog.units.lag(head.table_id, begin, head.branch).rows
         # Without a mark of this table nobody can tell what was sent of it: nothing, as far as is known.
-        waiting = rows if mark is None else self._catalog.units.lag(head.table_id, mark).rows
+        waiting = rows if mark is None else self._catalog.units.lag(head.table_id, mark, head.branch).rows
         return {
             "table": head.table,
             "mark": mark,
@@ -157,6 +164,11 @@ class LakeSinks:
             "skipped": max(0, waiting - rows),
             "open_unit": None if followed is None else followed.open_unit or followed.retry_unit,
         }
+
+    def _head(self, sink: Sink, table: str) -> Head:
+        if sink.branch is None:
+            raise NotFound("the branch that the sink follows was deleted", sink=sink.name, advice="Remove the sink.")
+        return self._catalog.history.head(table, sink.branch)
 
     # ── how they are ──
 
@@ -175,6 +187,7 @@ class LakeSinks:
             "sink": sink.name,
             "kind": sink.kind,
             "state": sink.state,
+            "branch": sink.branch,
             "running": self._catalog.sinks.holder(sink.name),
             "settings": settings,
             "error": None if sink.error is None else json.loads(sink.error),
@@ -185,7 +198,7 @@ class LakeSinks:
         }
 
     def _about_table(self, sink: Sink, followed: Followed, bad: int) -> dict[str, Any]:
-        lag = self._catalog.units.lag(followed.table_id, followed.mark)
+        lag = self._catalog.units.lag(followed.table_id, followed.mark, sink.branch)
         last = None if followed.last_unit is None else json.loads(followed.last_unit)
         if last is not None:
             last["settled"] = clock.format_time(last.pop("settled_ms"))
@@ -281,7 +294,7 @@ class LakeSinks:
 
     def _check_rows(self, head: Head, settings: AnySettings) -> None:
         """Columns and filter fit the table: said now, not in the middle of a run."""
-        found = self._reader.changes(head.table, None, BEGINNING, Moment())
+        found = self._reader.changes(head.table, None, BEGINNING, Moment(branch=head.branch))
         check_text(plan_shipment(found.plan, settings.columns, settings.where), settings, head.table)
 
 

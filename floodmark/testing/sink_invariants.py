@@ -40,21 +40,23 @@ def check_sinks(tx: Connection, broken: list[str]) -> None:
 def _check_marks(
     tx: Connection, sinks: dict[str, Any], consumers: dict[tuple[str, str], Any], broken: list[str]
 ) -> None:
-    heads = {
-        row.table_id: row.sequence for row in tx.execute(select(tables.heads).where(tables.heads.c.branch == MAIN))
-    }
+    lines = {row.sink: row.line for row in tx.execute(select(tables.sink_lines))}
+    live = {MAIN: MAIN, **{row.id: row.name for row in tx.execute(select(tables.lines)) if row.ended_version is None}}
+    newest = {(row.branch, row.table_id): row.sequence for row in tx.execute(select(tables.heads))}
     followed = {
         (CONSUMER + sinks[row.sink].name if row.sink in sinks else "", row.table_id): row
         for row in tx.execute(select(tables.sink_tables))
     }
     for (name, table_id), row in followed.items():
         mark = consumers.get((name, table_id))
+        # Of a branch that was deleted there is nothing newer to compare with.
+        head = newest.get((live.get(lines.get(row.sink, MAIN), ""), table_id))
         if not name:
             broken.append(f"{row.table_name} is followed by a sink that is not there")
         elif mark is None:
             broken.append(f"{name} follows {row.table_name} and has no mark")
-        elif not BEGINNING <= mark.mark <= heads.get(table_id, mark.mark):
-            broken.append(f"{name} is at {mark.mark} of {row.table_name}, whose newest is {heads.get(table_id)}")
+        elif not BEGINNING <= mark.mark <= (mark.mark if head is None else head):
+            broken.append(f"{name} is at {mark.mark} of {row.table_name}, whose newest is {head}")
     for name, table_id in consumers:
         if name.startswith(CONSUMER) and (name, table_id) not in followed:
             broken.append(f"the mark of {name} on {table_id} is of no sink that follows that table")
