@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -21,6 +23,10 @@ DATABASES = ("sqlite", "postgresql")
 # Files are dealt out to workers in this order: a long one that comes last would leave the others idle.
 LONGEST_FIRST = ("simulation", "crash", "spark", "interop", "acceptance", "contract", "unit")
 
+# `make test` must not take too long: from so many cases of a test on each second, or third, is run; all in `make soak`.
+MANY, VERY_MANY = 4, 8
+THINNED = LONGEST_FIRST[:-1]
+
 preload("tests.conftest")
 
 
@@ -30,16 +36,43 @@ class _NONE:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
+    seen: Counter[tuple[str, str]] = Counter()
+    for item in (one for one in items if not one.get_closest_marker("soak")):
         # What such a test shows does not depend on the database; `make soak` runs it on the other one too.
-        if item.get_closest_marker("mostly_sqlite") and "postgresql" in getattr(item, "callspec", _NONE).id:
+        shared, sampled = item.get_closest_marker("mostly_sqlite"), item.get_closest_marker("sampled")
+        if shared and "postgresql" in getattr(item, "callspec", _NONE).id:
+            if not shared.args or not _is_chosen(item, shared, seen):
+                item.add_marker(pytest.mark.soak)
+        elif sampled and not _is_chosen(item, sampled, seen):
             item.add_marker(pytest.mark.soak)
+    _thin_out([one for one in items if not one.get_closest_marker("soak")])
 
     def place(item: pytest.Item) -> int:
         folder = item.path.parent.name
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
     items.sort(key=place)
+
+
+def _thin_out(items: list[pytest.Item]) -> None:
+    """Of tests with many cases that pass the same code, some; unless all of them are what the test is about."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.path.parent.name in THINNED and not item.get_closest_marker("whole"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for some in cases.values():
+        each = 3 if len(some) > VERY_MANY else 2 if len(some) > MANY else 1
+        for item in some[1:]:
+            # By its name, so that no kind of case, such as a database, is always left out.
+            if crc32(item.nodeid.encode()) % each:
+                item.add_marker(pytest.mark.soak)
+
+
+def _is_chosen(item: pytest.Item, marker: pytest.Mark, seen: Counter[tuple[str, str]]) -> bool:
+    """Of the cases of one test each Nth, the first one too."""
+    name = (item.nodeid.partition("[")[0], marker.name)
+    seen[name] += 1
+    return (seen[name] - 1) % int(marker.args[0]) == 0
 
 
 @pytest.fixture(scope="session")

@@ -144,6 +144,7 @@ def check_contents(case: Case, end: End) -> None:
         assert found.of(table) == wanted.of(table)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "point", "case"), KILLS)
 def test_a_killed_run_is_finished_by_the_next_one_and_each_row_is_there_once(
     new_place: Callable[[str], Place], new_end: NewEnd, name: str, point: str, case: str
@@ -162,6 +163,7 @@ def test_an_open_unit_holds_what_it_reads_though_nobody_waits_for_its_sink(
     kill_and_finish(new_place("sqlite"), CASES[case], end, twin, "unit.opened")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("point", sorted(HttpEnd.points))
 def test_a_killed_run_is_finished_by_the_next_one_on_a_shared_database(
     new_place: Callable[[str], Place], new_end: NewEnd, point: str

@@ -57,6 +57,7 @@ def append_slowly(place: Place, master: str) -> None:
         lake.append("events", frame.mapInArrow(slow, "id long, name string"), batch="monday")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_client_loses_and_doubles_nothing(spark_place: Place, server: str, point: str) -> None:
     assert run_killed(append_rows, spark_place, server, failpoint=point)
@@ -88,6 +89,7 @@ def load_history(place: Place, master: str) -> str:
 
 
 # The second passing is of several chunks at once.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", ["staged", "sealed", "moved", "published"])
 def test_chunks_that_are_loaded_together_come_once(spark_place: Place, server: str, step: str) -> None:
     assert run_killed(load_history, spark_place, server, failpoint=f"chunk.{step}:2")
@@ -136,7 +138,8 @@ print(append_rows(Place(sys.argv[1], None), "local[2]"))
 """
 
 
-@pytest.mark.parametrize("point", ["append.staged", "append.sealed", "append.published"])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("point", ["append.sealed", "append.staged", "append.published"])
 def test_a_killed_local_driver_loses_and_doubles_nothing(spark_place: Place, point: str) -> None:
     def run(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

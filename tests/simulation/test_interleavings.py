@@ -126,6 +126,7 @@ SCENARIOS = [
 ]
 
 
+@pytest.mark.mostly_sqlite(3)
 @pytest.mark.parametrize("database", DATABASES)
 @pytest.mark.parametrize(("scenario", "on_sqlite", "on_postgresql", "at_least"), SCENARIOS[:-1])
 def test_every_order_of_steps_keeps_the_promises(

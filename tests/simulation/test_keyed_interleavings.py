@@ -119,6 +119,7 @@ class World:
                 assert isinstance(error, allowed), repr(error)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_every_order_of_two_keyed_writers_is_one_after_the_other(new_place: Callable[[str], Place], pair: str) -> None:
     world = World(lambda: new_place("sqlite"), PAIRS[pair], heal=False)
