@@ -62,6 +62,7 @@ SETTING_HELP = {
     "serve.token_sha256": "the hash of the token that writers must send; `floodmark run --new-token` makes both",
     "spark": "`master`, and any `spark.*` key as Spark spells it",
     "sinks": "`[sinks.NAME]`: `type`, `tables` and the settings of that kind, for `floodmark sink add NAME`",
+    "tables": "`[tables.NAME]`: tables as code, for `floodmark plan` and `floodmark apply`; [schema.md](schema.md)",
     "storage": "for object stores: " + ", ".join(f"`{name}`" for name in STORAGE_OPTIONS),
 }
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from floodmark.catalog.branches import Branch
     from floodmark.errors import (
         BelowRetention,
         Busy,
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
         TooNew,
         Unavailable,
     )
+    from floodmark.evolve.plan import Plan
     from floodmark.lake import Lake
     from floodmark.model import AuditRow, Commit, HealReport, TableCommit
     from floodmark.opening import open, restore
+    from floodmark.recover.repair import Repair
+    from floodmark.write.branch_records import BranchDiff, Merged
     from floodmark.write.transaction import Transaction
 
 __version__ = "0.1.0"
@@ -34,6 +38,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AuditRow",
     "BelowRetention",
+    "Branch",
+    "BranchDiff",
     "Busy",
     "Commit",
     "CommitUnknown",
@@ -45,7 +51,10 @@ __all__ = [
     "Incomplete",
     "Invalid",
     "Lake",
+    "Merged",
     "NotFound",
+    "Plan",
+    "Repair",
     "TableCommit",
     "TooNew",
     "Transaction",
@@ -59,6 +68,10 @@ _ROOMS = {
     "floodmark.opening": ("open", "restore"),
     "floodmark.model": ("AuditRow", "Commit", "HealReport", "TableCommit"),
     "floodmark.write.transaction": ("Transaction",),
+    "floodmark.write.branch_records": ("BranchDiff", "Merged"),
+    "floodmark.catalog.branches": ("Branch",),
+    "floodmark.evolve.plan": ("Plan",),
+    "floodmark.recover.repair": ("Repair",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 

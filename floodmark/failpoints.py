@@ -29,16 +29,17 @@ WRITE_STEPS = (
 )
 WRITE_KINDS = (
     *("create_table", "append", "merge", "delete", "overwrite", "adopt", "transaction", "compact", "retain"),
-    *("add_column", "fill", "chunk", "prune"),
+    *("add_column", "fill", "chunk", "prune", "branch_merge", "apply", "repair"),
 )
-# No rows come in with a delete or with maintenance, none are replaced by an append, and a new table or column has
-# neither.
+# No rows come in with a delete, with maintenance, a new shape or a repair, none are replaced by an append, and a new
+# table or column has neither. A repair does not plan again: what it was asked to judge has changed.
 NOT_PASSED = frozenset(
     {
         *("create_table.staged", "create_table.rewritten", "create_table.planned_again"),
         *("adopt.staged", "adopt.rewritten", "adopt.planned_again"),
         *("append.rewritten", "delete.staged", "compact.staged", "retain.staged"),
         *("add_column.staged", "add_column.rewritten", "fill.staged", "prune.staged"),
+        *("apply.staged", "repair.staged", "repair.planned_again"),
     }
 )
 
@@ -47,6 +48,7 @@ OTHER = {
     "migrate": ("locked", "migrated"),
     "heal": ("found", "fenced", "files_deleted", "built", "locked", "moved", "published", "cleaned"),
     "abandon": ("fenced", "files_deleted"),
+    "branch": ("creating", "created", "deleting", "deleted"),  # before and after the COMMIT
     "expire": ("marked",),
     "sweep": ("planned", "data_deleted", "metadata_deleted", "marked"),
     "maintain": ("recorded",),
@@ -63,7 +65,8 @@ OTHER = {
         "shipped",  # everything is there; the mark has not moved
         "settled",  # mark, unit and pin are at their end
     ),
-    "job": ("made", "held", "ended"),  # made: pending; held: running, nothing done by this run; ended: all written
+    # made: pending; held: running, nothing done by this run; kept: its tip, before rows below the floor go; ended: all
+    "job": ("made", "held", "kept", "ended"),
     "backup": ("copied", "written"),
     "restore": ("tables_made", "copied", "stamped"),
     "task": ("file_written",),  # in an executor: kills that worker, not the driver

@@ -17,30 +17,32 @@ from floodmark.catalog.backup import backup as backup_catalog
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.riders import Rider
 from floodmark.errors import Invalid
-from floodmark.model import MAIN, AuditRow, Commit, Head, HealReport
+from floodmark.model import MAIN, Commit, HealReport
+from floodmark.questions import Questions
 from floodmark.reading import Changes, Moment, Reader
 from floodmark.recover.heal import Healer
 from floodmark.recover.resolve import resolve
-from floodmark.report import lake_status, table_details
 from floodmark.rows.session import Sessions
+from floodmark.shaping import Shaping
 from floodmark.storage import root_location
 from floodmark.write.intent import Intent, batch_rider, stream_rider
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame, SparkSession
 
     from floodmark.backfill.backfills import LakeBackfills
     from floodmark.export.sinks import LakeSinks
     from floodmark.ingest.stream import StreamWriter
     from floodmark.maintain.keeper import Keeper
+    from floodmark.recover.repair import Repair
+    from floodmark.write.branches import LakeBranches
     from floodmark.write.transaction import Transaction
 
 Progress = Callable[[int, int], None]
 
 
-class Lake:
+class Lake(Questions, Shaping):
     def __init__(self, catalog: Catalog, sessions: Sessions, actor: str, read_only: bool) -> None:
         self.catalog = catalog
         self.sessions = sessions
@@ -70,6 +72,7 @@ class Lake:
         sort: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         if_not_exists: bool = False,
+        branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
     ) -> Commit:
@@ -79,21 +82,21 @@ class Lake:
 
         shape = plan_table(name, schema, key=key, partition=partition, sort=sort, properties=properties or {})
         self._ready_to_write()
-        existing = {head.table.lower(): head.table for head in self.heads()}
+        existing = {head.table.lower(): head.table for head in self.heads(branch)}
         if name.lower() in existing:
             if if_not_exists:
-                return self._unchanged("create_table")
+                return self._unchanged("create_table", branch)
             raise Invalid(
                 "there is a table of this name",
                 table=existing[name.lower()],
                 advice="Use if_not_exists=True to keep it. Names do not differ by case only.",
             )
-        intent = self._intent("create_table", actor, message or f"create {name}")
+        intent = self._intent("create_table", actor, message or f"create {name}", branch=branch)
         try:
             return create(self.catalog, intent, self.sessions.get, shape)
         except Invalid:
-            if if_not_exists and name.lower() in {head.table.lower() for head in self.heads()}:
-                return self._unchanged("create_table")  # another process was quicker
+            if if_not_exists and name.lower() in {head.table.lower() for head in self.heads(branch)}:
+                return self._unchanged("create_table", branch)  # another process was quicker
             raise
 
     def adopt(
@@ -119,6 +122,7 @@ class Lake:
         *,
         batch: str | None = None,
         evolve: bool = False,
+        branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
         progress: Progress | None = None,
@@ -130,7 +134,7 @@ class Lake:
         `evolve`, columns that the table does not have are added to it, numbers are widened, and columns that the rows
         do not have are null. `progress(files, bytes)` is called now and then while rows are staged.
         """
-        intent = self._intent("append", actor, message, batch_rider(table, batch))
+        intent = self._intent("append", actor, message, batch_rider(table, batch, branch), branch)
         return self._write(intent, table, data, evolve=evolve, progress=progress)
 
     def merge(
@@ -143,6 +147,7 @@ class Lake:
         order: str | None = None,
         skip_unchanged: bool = True,
         evolve: bool = False,
+        branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
         progress: Progress | None = None,
@@ -155,7 +160,7 @@ class Lake:
         """
         from floodmark.write.verbs import check_order
 
-        intent = self._intent("merge", actor, message, batch_rider(table, batch))
+        intent = self._intent("merge", actor, message, batch_rider(table, batch, branch), branch)
         options = {"order": check_order(on_duplicate, order), "skip_unchanged": skip_unchanged}
         return self._write(intent, table, data, **options, evolve=evolve, progress=progress)
 
@@ -165,12 +170,13 @@ class Lake:
         where: str,
         *,
         batch: str | None = None,
+        branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
         progress: Progress | None = None,
     ) -> Commit:
         """Delete the rows that a condition (Spark SQL) matches; files without such a row are left as they are."""
-        intent = self._intent("delete", actor, message, batch_rider(table, batch))
+        intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch)
         return self._write(intent, table, None, where=where, progress=progress)
 
     def overwrite(
@@ -181,22 +187,23 @@ class Lake:
         where: str | None = None,
         batch: str | None = None,
         evolve: bool = False,
+        branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
         progress: Progress | None = None,
     ) -> Commit:
         """Put these rows in the place of all rows, or of those that `where` matches; then they must match it too."""
-        intent = self._intent("overwrite", actor, message, batch_rider(table, batch))
+        intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch)
         return self._write(intent, table, data, where=where, evolve=evolve, progress=progress)
 
-    def plan_delete(self, table: str, where: str) -> dict[str, Any]:
+    def plan_delete(self, table: str, where: str, *, branch: str = MAIN) -> dict[str, Any]:
         """What delete would do now: rows that match, files to rewrite. Changes nothing."""
         from floodmark.write.dry_run import count_where
 
-        return count_where(self.catalog, self.sessions.get, table, where)
+        return count_where(self.catalog, self.sessions.get, self._head(table, branch), where)
 
     def stream_writer(
-        self, table: str, *, mode: str = "append", query: str | None = None, **options: Any
+        self, table: str, *, mode: str = "append", query: str | None = None, branch: str = MAIN, **options: Any
     ) -> StreamWriter:
         """A function for Structured Streaming's foreachBatch: each micro-batch comes in exactly once.
 
@@ -206,10 +213,11 @@ class Lake:
         from floodmark.ingest.stream import StreamWriter
 
         def write(data: Any, query_id: str, batch_id: int) -> Commit:
-            rider = stream_rider(table, query_id, batch_id)
-            return self._write(self._intent(mode, None, f"stream batch {batch_id}", rider), table, data, **options)
+            rider = stream_rider(table, query_id, batch_id, branch)
+            intent = self._intent(mode, None, f"stream batch {batch_id}", rider, branch)
+            return self._write(intent, table, data, **options)
 
-        self.catalog.history.head(table)
+        self._head(table, branch)
         return StreamWriter(write, mode, query, options)
 
     def receive(self, table: str, rows: Any, **options: Any) -> Commit:
@@ -232,6 +240,7 @@ class Lake:
         actor: str | None = None,
         batch: str | None = None,
         batch_table: str = "",
+        branch: str = MAIN,
     ) -> Transaction:
         """Several tables, one version: all of it becomes visible at the end of the `with` block, or nothing.
 
@@ -239,7 +248,7 @@ class Lake:
         """
         from floodmark.write.transaction import Transaction
 
-        intent = self._intent("transaction", actor, message, batch_rider(batch_table, batch))
+        intent = self._intent("transaction", actor, message, batch_rider(batch_table, batch, branch), branch)
         return Transaction(self.catalog, intent, self._ready_to_write, self.sessions.get)
 
     # ── reading ──
@@ -296,34 +305,14 @@ class Lake:
         """What changed in a table after sequence `since` (None: ever) and up to `until` (None: the newest)."""
         return self._reader.changes(table, since, until, Moment(version, at, branch))
 
-    def schema(self, table: str) -> Schema:
-        """The table's Iceberg schema at the head."""
-        return self._reader.schema(self.catalog.history.head(table))
+    # ── branches ──
 
-    def filled_columns(self, table: str) -> tuple[str, ...]:
-        """The columns that rows need not bring: the table fills them by an expression."""
-        return self._reader.filled_columns(self.catalog.history.head(table))
+    @cached_property
+    def branches(self) -> LakeBranches:
+        """Try a change on the side: create, list, diff, merge and delete branches of the whole lake."""
+        from floodmark.write.branches import LakeBranches
 
-    # ── questions of state: no Spark ──
-
-    def heads(self) -> list[Head]:
-        return self.catalog.history.heads()
-
-    def tables(self) -> list[dict[str, Any]]:
-        return [head.summary() for head in self.heads()]
-
-    def show(self, table: str) -> dict[str, Any]:
-        """One table: its columns, layout, size and place."""
-        return table_details(self.catalog, self.catalog.history.head(table))
-
-    def history(self, *, limit: int = 20, table: str | None = None) -> list[Commit]:
-        """Commits, newest first."""
-        if table is not None:
-            self.catalog.history.head(table)
-        return self.catalog.history.commits(limit=limit, table=table)
-
-    def status(self) -> dict[str, Any]:
-        return lake_status(self.catalog)
+        return LakeBranches(self.catalog, self.sessions.get, self.actor, self._ready_to_write)
 
     # ── table health ──
 
@@ -355,9 +344,18 @@ class Lake:
         self._writable()
         return self._healer.heal(look_again=True, discard=discard)
 
-    def audit(self, limit: int = 1000) -> list[AuditRow]:
-        """What healing did, ever; newest first."""
-        return self.catalog.history.audit(limit)
+    def repair(self, table: str | None = None, *, choice: str | None = None, apply: bool = False) -> list[Repair]:
+        """Tables that another writer moved past the door: what happened, and with `apply`, make them the lake's again.
+
+        `choice`: "take_in" (their rows become a commit of `external`) or "put_back"; by default what is clear. Needs
+        no healing first: open the lake with heal=False if that refuses.
+        """
+        from floodmark.recover.repair import preview, repair_all
+
+        if not apply:
+            return preview(self.catalog, self.sessions.get, table, choice)
+        self._writable()
+        return repair_all(self.catalog, self.sessions.get, self.actor, table, choice)
 
     def resolve(self, operation: str) -> Commit | None:
         """After CommitUnknown: the operation's commit, or None if it never happened and never will."""
@@ -389,9 +387,11 @@ class Lake:
         self._writable()
         self._healer.heal()
 
-    def _intent(self, kind: str, actor: str | None, message: str, batch: Rider | None = None) -> Intent:
-        return Intent(kind, MAIN, actor or self.actor, message, batch)
+    def _intent(
+        self, kind: str, actor: str | None, message: str, batch: Rider | None = None, branch: str = MAIN
+    ) -> Intent:
+        return Intent(kind, branch, actor or self.actor, message, batch)
 
-    def _unchanged(self, kind: str) -> Commit:
-        version = self.catalog.history.resolve()
-        return Commit(version, "nothing_to_do", None, kind, MAIN, self.actor, "", clock.now_ms())
+    def _unchanged(self, kind: str, branch: str = MAIN) -> Commit:
+        version = self.catalog.history.resolve(branch=branch)
+        return Commit(version, "nothing_to_do", None, kind, branch, self.actor, "", clock.now_ms())

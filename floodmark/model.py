@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -145,13 +146,15 @@ class Head:
 class CurrentTable:
     """A table as a builder found it: its head on the branch, where Iceberg's pointer is, and where we put it last.
 
-    kept_snapshots are the heads of all branches: the table's metadata must not forget them.
+    Without a pointer, somebody else dropped it. kept_snapshots are the heads of all branches, their bases and what
+    they compare with: the table's metadata must not forget them. refs are the snapshots of the branches that live.
     """
 
     head: Head
-    pointer: str
+    pointer: str | None
     pointer_known: str
     kept_snapshots: frozenset[int] = frozenset()
+    refs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -199,9 +199,11 @@ class Reader:
         )
 
     def _check_not_drifted(self, head: Head) -> None:
-        from floodmark.catalog.build import check_not_drifted
+        from floodmark.catalog.drift import check_not_drifted
 
-        check_not_drifted(self._catalog.history.current_tables(head.branch, [head.table])[head.table])
+        current = self._catalog.history.current_tables(head.branch, [head.table]).get(head.table)
+        if current is not None:
+            check_not_drifted(self._catalog.files, current)
 
     def schema(self, head: Head) -> Schema:
         from floodmark.catalog.metadata import schema_of

@@ -16,6 +16,7 @@ from sqlalchemy import func, select
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.drifted import drifted_tables
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STATES, to_operation
 from floodmark.catalog.processes import is_dead
 from floodmark.catalog.upkeep import LAKE, Maintenance, Policy
@@ -43,9 +44,11 @@ def lake_status(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> dict[
     running, pending, unknown = _unfinished(catalog)
     upkeep = _upkeep(catalog, row.format)
     sinks, jobs = _sinks(catalog), see_jobs(catalog)
+    drifted = sorted(drifted_tables(catalog.database))
     files, small = sum(head.files for head in heads), _sum(upkeep.small_files.get(head.table_id) for head in heads)
     with catalog.database.read() as tx:
         query = select(tables.audit.c.outcome, func.count()).group_by(tables.audit.c.outcome)
+        branches = tx.execute(select(func.count()).select_from(tables.branches)).scalar_one()
         healed = {outcome: count for outcome, count in tx.execute(query)}  # noqa: C416 - rows are not pairs to mypy
     return {
         "lake": row.location,
@@ -53,6 +56,7 @@ def lake_status(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> dict[
         "format": row.format,
         "incarnation": row.incarnation,
         "version": row.version,
+        "branches": branches,
         "tables": len(heads),
         "rows": sum(head.rows for head in heads),
         "files": files,
@@ -65,6 +69,7 @@ def lake_status(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> dict[
         "running": running,
         "pending": pending,
         "unknown": unknown,
+        "drifted": drifted,
         "pins": catalog.pin_count(),
         "healed": healed,
         "last_maintenance": _last_of_each_verb(upkeep, heads) if upkeep.known else None,
@@ -72,19 +77,22 @@ def lake_status(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> dict[
         "sinks": sinks,
         "jobs": jobs.shown,
         "jobs_error": jobs.error,
-        "health": _health(unknown, pending, _unanswered(upkeep, heads), sinks, jobs),
+        "health": _health(unknown, pending, drifted, _unanswered(upkeep, heads), sinks, jobs),
     }
 
 
 def _health(
     unknown: Sequence[str],
     pending: Sequence[str],
+    drifted: Sequence[str],
     failed: Sequence[Maintenance],
     sinks: Sequence[Mapping[str, Any]],
     jobs: JobsSeen,
 ) -> str:
     found = [not_ready(jobs.error)] if jobs.error is not None else []
     ways_out = [_sink_failure(sink) for sink in sinks if sink["error"] is not None]
+    if drifted:
+        found.append(f"refused: {', '.join(drifted)} changed by another writer; see `floodmark repair`")
     if unknown:
         found.append(f"refused: {len(unknown)} operation(s) cannot be understood; see `floodmark doctor`")
     elif pending:
@@ -134,7 +142,7 @@ def _sinks(catalog: Catalog) -> list[dict[str, Any]]:
     """Each sink in short; `floodmark sink status` has the rest. `lag_ms` is that of the table furthest behind."""
     found = []
     for sink in catalog.sinks.all():
-        lags = [catalog.units.lag(one.table_id, one.mark) for one in sink.tables]
+        lags = [catalog.units.lag(one.table_id, one.mark, sink.branch) for one in sink.tables]
         found.append(
             {
                 "sink": sink.name,
@@ -281,8 +289,14 @@ def _ratio(part: int | None, whole: int) -> float | None:
 
 def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFAULTS) -> dict[str, Any]:
     """A table: its columns, layout, size and place, and how it is kept."""
+    from floodmark.catalog.fills import fills_of
+    from floodmark.catalog.metadata import schema_of
+    from floodmark.catalog.references import references_of
+
     metadata = catalog.files.metadata(head.metadata_location)
-    schema = metadata.schema()
+    schema, spec = schema_of(metadata, head), metadata.specs()[head.spec_id]
+    refers = {one.field_id: one.parent for one in references_of(metadata.properties, schema, head.table_id)}
+    filled = {one.field_id: one.expression for one in fills_of(metadata.properties, schema)}
     return {
         "table": head.table,
         "table_id": head.table_id,
@@ -294,16 +308,25 @@ def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFA
         "version": head.version,
         "snapshot": head.snapshot,
         "columns": [
-            {"name": field.name, "type": str(field.field_type), "required": field.required, "comment": field.doc or ""}
+            {
+                "name": field.name,
+                "type": str(field.field_type),
+                "required": field.required,
+                "refers_to": refers.get(field.field_id),
+                # The default of rows that do not bring it, or an expression.
+                "filled": filled.get(field.field_id),
+                "comment": field.doc or "",
+            }
             for field in schema.fields
             if not field.name.startswith("_")
         ],
         "key": [schema.find_column_name(field_id) for field_id in schema.identifier_field_ids],
-        "partition": [_partition_text(schema, field) for field in metadata.spec().fields],
+        "partition": [_partition_text(schema, field) for field in spec.fields],
         "sort": [
             f"{schema.find_column_name(field.source_id)} {field.direction.name.lower()}"
             for field in metadata.sort_order().fields
         ],
+        "comment": metadata.properties.get("comment", ""),
         "metadata_location": head.metadata_location,
         **_table_upkeep(catalog, head, keeping),
     }

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyiceberg.manifest import ManifestEntry, ManifestFile
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.sorting import SortOrder
 
 from floodmark import clock
+from floodmark.catalog.drift import check_not_drifted
 from floodmark.catalog.journal import Operation
 from floodmark.catalog.live import LiveFile, manifest_name, seq_field_id
 from floodmark.catalog.manifests import (
@@ -36,16 +39,23 @@ from floodmark.catalog.metadata import (
     add_properties,
     add_schema,
     add_snapshot,
+    add_sort,
+    add_spec,
+    fits_ids,
     last_sequence,
     parse_metadata,
+    schema_of,
+    seen_from,
     summary,
     totals_after,
 )
 from floodmark.catalog.riders import PlanAgain
-from floodmark.catalog.seal import CREATE, Edit, Seal
+from floodmark.catalog.seal import CREATE, DROP, TAKE, Edit, Seal
 from floodmark.errors import Conflict, Corrupt
-from floodmark.model import CurrentTable, Head
+from floodmark.model import MAIN, CurrentTable, Head
 from floodmark.storage import Storage, join
+
+IDS_GIVEN = "another branch gave the ids of this shape meanwhile"
 
 # Looks whether a checked edit is still right on a head that moved; raises PlanAgain if not. It may read rows.
 Recheck = Callable[[Edit, Head], None]
@@ -53,7 +63,11 @@ Recheck = Callable[[Edit, Head], None]
 
 @dataclass(frozen=True)
 class BuiltTable:
-    """One table's new state, on disk, waiting for the publish that makes it true."""
+    """One table's new state, on disk, waiting for the publish that makes it true.
+
+    `old_pointer` is None for a table that is made, and empty for one whose pointer somebody else dropped. `old` is the
+    head that it was built on; of a table that is taken, the other branch's. A dropped one has no metadata location.
+    """
 
     edit: Edit
     old_pointer: str | None
@@ -103,7 +117,7 @@ class Builder:
                 if edit.action == CREATE:
                     attempt.tables.append(self._build_create(edit, attempt))
                 else:
-                    attempt.tables.append(self._build_write(edit, current.get(edit.table), attempt))
+                    attempt.tables.append(self._build_change(edit, current.get(edit.table), attempt))
         return attempt
 
     def _build_create(self, edit: Edit, attempt: Attempt) -> BuiltTable:
@@ -129,7 +143,7 @@ class Builder:
             size_bytes=0,
         )
         if edit.added:
-            return self._build_snapshot(edit, empty, metadata, None, frozenset(), attempt)
+            return self._build_snapshot(edit, empty, metadata, None, attempt)
         location = self._write_metadata(edit, attempt, 0, metadata)
         new = replace(empty, metadata_location=location)
         snapshot = metadata.current_snapshot()
@@ -145,31 +159,59 @@ class Builder:
             )
         return BuiltTable(edit, None, None, new, metadata)
 
-    def _build_write(self, edit: Edit, current: CurrentTable | None, attempt: Attempt) -> BuiltTable:
-        """A table that is there, after one more commit."""
-        head = self._check_still_right(edit, current)
-        assert current is not None
-        metadata = self._files.metadata(current.pointer)
+    def _build_change(self, edit: Edit, current: CurrentTable | None, attempt: Attempt) -> BuiltTable:
+        """A table that is there, after one more commit; `current` is how the branch, or the one taken from, has it."""
+        current = self._check_still_right(edit, current)
+        head = current.head
+        if edit.action == DROP:
+            metadata = self._files.metadata(current.pointer_known)
+            gone = replace(head, snapshot=None, manifest_list=None, metadata_location="", rows=0, files=0, size_bytes=0)
+            return BuiltTable(edit, current.pointer, head, gone, metadata)
+        # A repair goes on from our own state; in every other case the pointer is where we put it.
+        metadata = seen_from(self._files.metadata(current.pointer_known), head.schema_id, head.spec_id)
         if not edit.changes_table:
             return BuiltTable(edit, current.pointer, head, head, metadata)  # it only depends on what is there
+        return self._build_snapshot(edit, head, self._reshaped(edit, head, metadata), current, attempt)
+
+    def _reshaped(self, edit: Edit, head: Head, metadata: TableMetadata) -> TableMetadata:
+        """The metadata with the edit's schema, layout and properties; PlanAgain if they do not fit what came since."""
+        known, schema = schema_of(metadata, head), None
         if edit.schema is not None:
-            metadata = add_schema(metadata, Schema.model_validate_json(edit.schema))
-        if edit.properties:
-            metadata = add_properties(metadata, edit.properties)
-        return self._build_snapshot(edit, head, metadata, current.pointer, current.kept_snapshots, attempt)
+            schema = Schema.model_validate_json(edit.schema)
+            if not fits_ids(metadata, schema, known):
+                raise PlanAgain(edit.table, IDS_GIVEN)
+            metadata = add_schema(metadata, schema)
+        if edit.spec is not None:
+            spec = PartitionSpec.model_validate_json(edit.spec)
+            if metadata.specs().get(spec.spec_id, spec) != spec:
+                raise PlanAgain(edit.table, IDS_GIVEN)
+            metadata = add_spec(metadata, spec)
+        if edit.sort is not None:
+            order = SortOrder.model_validate_json(edit.sort)
+            if any(one.order_id == order.order_id and one != order for one in metadata.sort_orders):
+                raise PlanAgain(edit.table, "another sort order was given this id meanwhile")
+            metadata = add_sort(metadata, order)
+        if schema is not None:
+            self._check_gone(edit, head, metadata, known.field_ids - schema.field_ids)
+        return add_properties(metadata, edit.properties) if edit.properties else metadata
+
+    def _check_gone(self, edit: Edit, head: Head, metadata: TableMetadata, gone: Collection[int]) -> None:
+        """Columns that go are not what a live file is partitioned by, nor what new files are sorted by."""
+        if not gone:
+            return
+        if self._operation.branch == MAIN and any(part.source_id in gone for part in metadata.sort_order().fields):
+            raise PlanAgain(edit.table, "the table is sorted by a column that was to go")
+        live = {one.partition_spec_id for one in self._files.manifests(head.manifest_list) if live_files(one)}
+        specs = metadata.specs()
+        if any(part.source_id in gone for spec_id in {*live, edit.spec_id} for part in specs[spec_id].fields):
+            raise PlanAgain(edit.table, "a file is partitioned by a column that was to go")
 
     def _build_snapshot(
-        self,
-        edit: Edit,
-        head: Head,
-        metadata: TableMetadata,
-        pointer: str | None,
-        kept_snapshots: frozenset[int],
-        attempt: Attempt,
+        self, edit: Edit, head: Head, metadata: TableMetadata, current: CurrentTable | None, attempt: Attempt
     ) -> BuiltTable:
         """The table after one more snapshot on `head`: manifests, list and metadata."""
         assert edit.snapshot is not None
-        sequence = last_sequence(metadata) + 1
+        sequence = max(last_sequence(metadata), edit.sequence_above) + 1
         manifests = self._kept_manifests(edit, head, metadata, attempt)
         own = self._added_manifests(edit, metadata)
         manifests = [*(manifest for manifest, _ in own), *manifests]
@@ -185,26 +227,66 @@ class Builder:
             summary=summary(edit, head, self._operation.id),
             schema_id=edit.schema_id,
         )
-        changed = add_snapshot(
-            metadata, snapshot, branch=self._operation.branch, previous_location=pointer, keep=kept_snapshots
-        )
-        number = 0 if pointer is None else _metadata_number(pointer) + 1
+        changed, number = self._with_snapshot(metadata, snapshot, head, current)
         location = self._write_metadata(edit, attempt, number, changed)
         rows, files, size_bytes = totals_after(edit, head)
         new = replace(
             head,
+            branch=self._operation.branch,
             snapshot=edit.snapshot,
             sequence=sequence,
             schema_id=edit.schema_id,
+            spec_id=edit.spec_id,
             manifest_list=list_location,
             metadata_location=location,
             rows=rows,
             files=files,
             size_bytes=size_bytes,
         )
-        return BuiltTable(edit, pointer, head if pointer else None, new, changed, listed, seen)
+        if current is None:
+            return BuiltTable(edit, None, None, new, changed, listed, seen)
+        return BuiltTable(edit, current.pointer or "", head, new, changed, listed, seen)
 
-    def _check_still_right(self, edit: Edit, current: CurrentTable | None) -> Head:
+    def _with_snapshot(
+        self, metadata: TableMetadata, snapshot: Snapshot, head: Head, current: CurrentTable | None
+    ) -> tuple[TableMetadata, int]:
+        """The metadata with one more snapshot on the branch, and the number of its file."""
+        branch = self._operation.branch
+        if current is None:
+            return add_snapshot(metadata, snapshot, branch=branch, previous_location=None), 0
+        changed = add_snapshot(
+            metadata,
+            snapshot,
+            branch=branch,
+            previous_location=current.pointer_known,
+            keep=current.kept_snapshots,
+            base=self._base(metadata, head),
+            live_refs=current.refs,
+        )
+        if branch != MAIN:
+            # What other engines take for the table's own shape is main's.
+            main = self._files.metadata(current.pointer_known)
+            changed = changed.model_copy(
+                update={
+                    "current_schema_id": main.current_schema_id,
+                    "default_spec_id": main.default_spec_id,
+                    "default_sort_order_id": main.default_sort_order_id,
+                }
+            )
+        return changed, _metadata_number(current.pointer_known) + 1
+
+    def _base(self, metadata: TableMetadata, head: Head) -> Snapshot | None:
+        """The snapshot that the head is on; a branch may stand on one that the newest metadata has forgotten."""
+        if head.snapshot is None:
+            return None
+        found = metadata.snapshot_by_id(head.snapshot)
+        if found is None:
+            found = self._files.metadata(head.metadata_location).snapshot_by_id(head.snapshot)
+        if found is None:
+            raise Corrupt("a branch's snapshot is not in its metadata", table=head.table, snapshot=head.snapshot)
+        return found
+
+    def _check_still_right(self, edit: Edit, current: CurrentTable | None) -> CurrentTable:
         """The table of conflicts: may this edit be published on the head that is there now?
 
         Plain appends may, on any head of the same shape. What depends on other rows (a key, a condition) may if the
@@ -212,18 +294,21 @@ class Builder:
         """
         if current is None or current.head.table_id != edit.table_id:
             raise Conflict("the table was dropped or made again meanwhile", table=edit.table, advice="Run it again.")
-        check_not_drifted(current)
+        if edit.pointer_found is None:
+            check_not_drifted(self._files, current)
+        elif edit.pointer_found != (current.pointer or ""):
+            raise Conflict("the table was changed again meanwhile", table=edit.table, advice="Look at it again.")
         head = current.head
         if (head.schema_id, head.spec_id) != edit.shape_before:
             raise PlanAgain(edit.table, "the table's shape changed while rows were staged")
         if edit.checked and head.snapshot != edit.base_snapshot:
-            if self._recheck is None:
+            if self._recheck is None or edit.action == TAKE:
                 raise PlanAgain(edit.table, "the table changed while rows were staged")
             live = set(self._files.data_files(head))
             if not live.issuperset([*(file.path for file in edit.removed), *edit.needed]):
                 raise PlanAgain(edit.table, "a file that was read is not live any more")
             self._recheck(edit, head)
-        return head
+        return current
 
     def _kept_manifests(self, edit: Edit, head: Head, metadata: TableMetadata, attempt: Attempt) -> list[ManifestFile]:
         """The head's manifests without the removed files, merged where there are many."""
@@ -291,21 +376,6 @@ class Builder:
 
     def _name(self, edit: Edit, name: str) -> str:
         return join(self._operation.folder(edit.location, "metadata"), name)
-
-
-def check_not_drifted(current: CurrentTable) -> None:
-    """Refuse a table whose pointer somebody else moved: its rows and sequences are not what the catalog says."""
-    if current.pointer != current.pointer_known:
-        raise Corrupt(
-            "the table was changed by another writer, past Floodmark's door",
-            table=current.head.table,
-            pointer=current.pointer,
-            pointer_expected=current.pointer_known,
-            advice=(
-                "Nothing was read or written. Have whoever commits to this catalog directly stop; "
-                "docs/operations.md says how to go back to the expected state or to keep the other one."
-            ),
-        )
 
 
 def _metadata_number(location: str) -> int:

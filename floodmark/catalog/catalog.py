@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import func, select
 
 from floodmark.catalog import tables
+from floodmark.catalog.branches import Branches
 from floodmark.catalog.chunks import Chunks
 from floodmark.catalog.database import Database
 from floodmark.catalog.expiry import Expiry
@@ -45,6 +46,7 @@ class Catalog:
         self.units = Units(database)
         self.jobs = Jobs(database, self.heartbeat)
         self.chunks = Chunks(database)
+        self.branches = Branches(database)
 
     @cached_property
     def files(self) -> MetadataFiles:

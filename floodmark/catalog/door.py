@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, func, select
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
 from floodmark import log
@@ -21,13 +21,16 @@ from floodmark.catalog.build import Attempt, Builder, BuiltTable, Recheck
 from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import History
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, Journal, Operation, all_files, fenced
+from floodmark.catalog.lines import ENDED, Lines
 from floodmark.catalog.metadata import MetadataFiles, small_files_change
-from floodmark.catalog.riders import AuditRider, Rider
-from floodmark.catalog.seal import CREATE, Seal
+from floodmark.catalog.pointers import drop_table, insert_table, move_table, take_table
+from floodmark.catalog.recording import record_commit, table_commit
+from floodmark.catalog.riders import AuditRider, PlanAgain, Rider
+from floodmark.catalog.seal import CREATE, DROP, TAKE, Seal
 from floodmark.catalog.turns import NotYourTurn, Turns
 from floodmark.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
-from floodmark.model import BEGINNING, MAIN, Commit, TableCommit
+from floodmark.model import Commit, CurrentTable
 from floodmark.storage import Storage
 
 TRIES_MAX = 30
@@ -66,7 +69,7 @@ class Door:
         for tries in range(TRIES_MAX):
             if tries == LOST_BEFORE_TURN:
                 self.turns.take(operation.id, [edit.table_id for edit in seal.edits])
-            attempt = builder.build(self._history.current_tables(operation.branch, [edit.table for edit in seal.edits]))
+            attempt = builder.build(self._current(operation, seal))
             # Crash here: this attempt's files exist, nothing refers to them; healing settles the operation.
             hit(f"{points}.built")
             try:
@@ -101,6 +104,17 @@ class Door:
             advice="Run it again when there are fewer writers.",
         )
 
+    def _current(self, operation: Operation, seal: Seal) -> dict[str, CurrentTable]:
+        """The tables as the branch has them; those that it takes from another branch, as that one does."""
+        wanted: dict[str, list[str]] = {}
+        for edit in seal.edits:
+            taken_from = edit.source_branch if edit.action == TAKE else None
+            wanted.setdefault(taken_from or operation.branch, []).append(edit.table)
+        found: dict[str, CurrentTable] = {}
+        for branch, names in wanted.items():
+            found.update(self._history.current_tables(branch, names))
+        return found
+
     # ── the transaction ──
 
     def _transact(
@@ -128,7 +142,7 @@ class Door:
             committed_ms = max(now, self._history.committed_ms(tx, lake.version))
             for built in attempt.moved:
                 self._move(tx, built, version)
-            self._record(tx, operation, attempt.moved, version, parent, committed_ms)
+            record_commit(tx, operation, attempt.moved, version, parent, committed_ms)
             self._journal.mark_published(tx, operation.id, version, committed_ms, cleaned=cleaned)
             for rider in riders:
                 rider.apply(tx, operation.id, version, now)
@@ -143,7 +157,7 @@ class Door:
             actor=operation.actor,
             message=operation.message,
             committed_ms=committed_ms,
-            tables=tuple(_table_commit(built) for built in attempt.moved),
+            tables=tuple(table_commit(built) for built in attempt.moved),
         )
 
     def _check_operation(self, tx: Connection, operation: Operation) -> int:
@@ -160,148 +174,46 @@ class Door:
             select(tables.branches.c.head_version).where(tables.branches.c.name == operation.branch)
         ).scalar()
         if head is None:
-            raise Conflict("the branch was deleted meanwhile", branch=operation.branch)
+            if Lines.read(tx).state(operation.branch) == ENDED:
+                raise Conflict("the branch was deleted meanwhile", branch=operation.branch)
+            raise Corrupt("the branch has no row in the catalog", branch=operation.branch)
         return int(head)
 
     def _check_table(self, tx: Connection, built: BuiltTable) -> None:
-        table = tables.iceberg_tables
         if built.edit.action == CREATE:
-            taken = tx.execute(
-                select(table.c.table_name).where(func.lower(table.c.table_name) == built.edit.table.lower())
-            ).scalar()
-            if taken is not None:
-                raise Invalid("there is a table of this name", table=taken, advice="Names do not differ by case only.")
+            _check_name(tx, built.edit.table)
             return
-        head = tables.heads
+        head, old = tables.heads, built.old
+        branch = built.new.branch
+        if built.edit.action == TAKE and old is not None:
+            mine = select(head.c.table_id).where(head.c.branch == branch, head.c.table_id == built.edit.table_id)
+            if tx.execute(mine).scalar() is not None:
+                raise PlanAgain(built.edit.table, "the branch got the table meanwhile")
+            branch = old.branch
         row = tx.execute(
             select(head.c.snapshot, head.c.schema_id, head.c.spec_id).where(
-                head.c.branch == built.new.branch, head.c.table_id == built.edit.table_id
+                head.c.branch == branch, head.c.table_id == built.edit.table_id
             )
         ).first()
-        old = built.old
         if row is None or old is None or tuple(row) != (old.snapshot, old.schema_id, old.spec_id):
             raise _HeadMoved()
 
     def _move(self, tx: Connection, built: BuiltTable, version: int) -> None:
         """Iceberg's pointer, old to new, only if it still is old; and our head."""
-        table, head, new = tables.iceberg_tables, tables.heads, built.new
-        state = {
-            "table_name": new.table,
-            "snapshot": new.snapshot,
-            "sequence": new.sequence,
-            "schema_id": new.schema_id,
-            "spec_id": new.spec_id,
-            "manifest_list": new.manifest_list,
-            "metadata_location": new.metadata_location,
-            "version": version,
-            "rows_total": new.rows,
-            "files_total": new.files,
-            "bytes_total": new.size_bytes,
-        }
+        edit, new = built.edit, built.new
         if built.old_pointer is None:
-            tx.execute(
-                insert(table).values(
-                    catalog_name=tables.CATALOG_NAME,
-                    table_namespace=tables.NAMESPACE,
-                    table_name=new.table,
-                    metadata_location=new.metadata_location,
-                    iceberg_type="TABLE",
-                )
-            )
-            tx.execute(insert(head).values(branch=new.branch, table_id=new.table_id, **state))
             # Of an adopted table nobody has counted the small files.
-            small = None if built.edit.adopted_files else small_files_change(built.edit, built.metadata)
-            tx.execute(
-                insert(tables.upkeep).values(table_id=new.table_id, small_files=small, deletions_floor=BEGINNING)
-            )
+            small = None if edit.adopted_files else small_files_change(edit, built.metadata)
+            insert_table(tx, new, version, small)
             return
-        moved = tx.execute(
-            update(table)
-            .where(
-                table.c.catalog_name == tables.CATALOG_NAME,
-                table.c.table_namespace == tables.NAMESPACE,
-                table.c.table_name == new.table,
-                table.c.metadata_location == built.old_pointer,
-            )
-            .values(metadata_location=new.metadata_location, previous_metadata_location=built.old_pointer)
-        ).rowcount
-        if moved != 1:
+        if edit.action == DROP:
+            moved = drop_table(tx, new, built.old_pointer)
+        elif edit.action == TAKE:
+            moved = take_table(tx, new, version, built.old_pointer)
+        else:
+            moved = move_table(tx, new, version, built.old_pointer, small_files_change(edit, built.metadata))
+        if not moved:
             raise _HeadMoved()
-        tx.execute(update(head).where(head.c.branch == new.branch, head.c.table_id == new.table_id).values(**state))
-        change = small_files_change(built.edit, built.metadata)
-        if change and new.branch == MAIN:
-            upkeep = tables.upkeep
-            counted = {"small_files": upkeep.c.small_files + change}
-            tx.execute(update(upkeep).where(upkeep.c.table_id == new.table_id).values(counted))
-
-    def _record(
-        self,
-        tx: Connection,
-        operation: Operation,
-        built_tables: list[BuiltTable],
-        version: int,
-        parent: int,
-        committed_ms: int,
-    ) -> None:
-        """History, the branch's head, and the lake's version."""
-        tx.execute(
-            insert(tables.commits).values(
-                version=version,
-                parent=parent,
-                branch=operation.branch,
-                operation=operation.id,
-                kind=operation.kind,
-                actor=operation.actor,
-                message=operation.message,
-                committed_ms=committed_ms,
-                state="live",
-            )
-        )
-        rows = [
-            {
-                "version": version,
-                "table_id": built.new.table_id,
-                "table_name": built.new.table,
-                "snapshot": built.new.snapshot,
-                "sequence": built.new.sequence,
-                "schema_id": built.new.schema_id,
-                "spec_id": built.new.spec_id,
-                "manifest_list": built.new.manifest_list,
-                "metadata_location": built.new.metadata_location,
-                "rows_added": built.edit.rows_added,
-                "rows_updated": built.edit.rows_updated,
-                "rows_deleted": built.edit.rows_deleted,
-                "rows_total": built.new.rows,
-                "files_total": built.new.files,
-                "bytes_total": built.new.size_bytes,
-            }
-            for built in built_tables
-        ]
-        if rows:
-            tx.execute(insert(tables.commit_tables), rows)
-        # Also if no table moved: who waits for the turn must not wait for its lease.
-        tx.execute(delete(tables.turns).where(tables.turns.c.operation == operation.id))
-        self._record_deletions(tx, built_tables, version)
-        tx.execute(
-            update(tables.branches).where(tables.branches.c.name == operation.branch).values(head_version=version)
-        )
-        tx.execute(update(tables.lake).where(tables.lake.c.id == 1).values(version=version))
-
-    def _record_deletions(self, tx: Connection, built_tables: list[BuiltTable], version: int) -> None:
-        deletions = [
-            {
-                "table_id": built.new.table_id,
-                "sequence": built.new.sequence,
-                "location": file.path,
-                "version": version,
-                "rows_total": file.rows,
-                "size_bytes": file.size_bytes,
-            }
-            for built in built_tables
-            for file in built.edit.deletions
-        ]
-        if deletions:
-            tx.execute(insert(tables.deletions), deletions)
 
     # ── races, unknown outcomes, leftovers ──
 
@@ -327,6 +239,8 @@ class Door:
 
     def _remember(self, attempt: Attempt) -> None:
         for built in attempt.moved:
+            if built.edit.action == DROP:
+                continue
             self._files.remember_metadata(built.new.metadata_location, built.metadata)
             if built.manifests and built.new.manifest_list is not None:
                 self._files.remember_manifests(built.new.manifest_list, built.manifests)
@@ -369,16 +283,23 @@ class _Settled(Exception):
         super().__init__()
 
 
-def _table_commit(built: BuiltTable) -> TableCommit:
-    new = built.new
-    return TableCommit(
-        table=new.table,
-        table_id=new.table_id,
-        snapshot=new.snapshot,
-        sequence=new.sequence,
-        rows_added=built.edit.rows_added,
-        rows_updated=built.edit.rows_updated,
-        rows_deleted=built.edit.rows_deleted,
-        rows_total=new.rows,
-        files_total=new.files,
+def _check_name(tx: Connection, name: str) -> None:
+    """Names of tables are the lake's, whichever branch has them: other engines know one table by each."""
+    table, head = tables.iceberg_tables, tables.heads
+    taken = tx.execute(select(table.c.table_name).where(func.lower(table.c.table_name) == name.lower())).scalar()
+    if taken is None:
+        return
+    known = select(head.c.branch).where(head.c.table_name == taken).order_by(head.c.branch)
+    branches = tx.execute(known).scalars().all()
+    if not branches:
+        raise Invalid(
+            "another engine made a table of this name in the catalog",
+            table=taken,
+            advice="Choose another name, or take it out of the catalog with the engine that made it.",
+        )
+    raise Invalid(
+        "there is a table of this name",
+        table=taken,
+        branches=",".join(branches),
+        advice="Names do not differ by case only, nor by branch.",
     )

@@ -1,51 +1,34 @@
 """Expiry: which versions can still be read, and which states of tables only the past names.
 
 Files die in two steps (protocol 6). First, under fm_lake's lock, versions that nothing holds become `expired`: no
-window, no branch head or base, no pin, no operation at work. Taking a pin and beginning take the same lock, so a
-version is either held or gone, never both, and gone is for ever. Second, after a reader's grace, a sweep deletes the
-files of states that no version names any more: this module tells which states those are, from the catalog alone.
+window, no branch (its head, its base, what its next merge compares with), no pin, no operation at work. Taking a pin,
+making a branch and beginning take the same lock, so a version is either held or gone, never both, and gone is for ever.
+Second, after a reader's grace, a sweep deletes the files of states that no version sees any more (table_states.py).
 Crash: each step is one transaction; what it left undone the next run finds again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TypeVar
 
-from sqlalchemy import Connection, and_, delete, func, insert, literal, select, update
+from sqlalchemy import Connection, delete, func, insert, literal, select, update
 
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
-from floodmark.catalog.history import DELETIONS_FILE, EXPIRED, LIVE, to_deletions, to_head
-from floodmark.catalog.journal import CLEANED, STAGED, STAGING
+from floodmark.catalog.history import EXPIRED, LIVE, tables_at_in
+from floodmark.catalog.journal import STAGED, STAGING
+from floodmark.catalog.lines import Line, Lines
+from floodmark.catalog.needed import Held
+from floodmark.catalog.table_states import CONDEMNED_MS, Looking, TableStates, by_line, place_of
 from floodmark.failpoints import hit
-from floodmark.model import BEGINNING, MAIN, SNAPSHOTS_KEPT, DeletionsFile, Head
+from floodmark.model import BEGINNING
 
 T = TypeVar("T")
 
 # A version that touched no table has this in the place of a table: it too has a grace.
 NO_TABLE = ""
-# The end of the grace of a state that a sweep has begun to delete: long ago, for everybody.
-CONDEMNED_MS = 0
 ROWS_PER_STATEMENT = 500
-
-
-@dataclass(frozen=True)
-class TableStates:
-    """Every state of a table whose files may be there, by version; `dead` are those that nothing can read any more."""
-
-    table_id: str
-    table: str
-    states: tuple[Head, ...]
-    dead: frozenset[int]
-    deletions: tuple[DeletionsFile, ...] = ()
-
-    @property
-    def head(self) -> Head:
-        return self.states[-1]
 
 
 class Expiry:
@@ -110,29 +93,25 @@ class Expiry:
         Dead is what is expired, its reader's grace over, and what no version sees that is held, nor one whose
         operation may still be writing; and what a sweep has begun to delete, whatever grace is asked for now.
         """
-        touched, operation = tables.commit_tables, tables.operations
+        touched = tables.commit_tables
         with self._database.read() as tx:
             over = self._database.now_ms(tx) - grace_ms
-            gone, held = _gone_and_held(tx, over)
-            condemned = _condemned(tx)
-            busy = set(tx.execute(select(operation.c.version).where(operation.c.cleaned != CLEANED)).scalars())
+            looking = Looking(tx, over)
             names = select(touched.c.table_id).distinct().order_by(touched.c.table_id)
             names = names if table is None else names.where(touched.c.table_name == table)
-            found = []
-            for table_id in tx.execute(names).scalars().all():
-                states, versions = _states(tx, table_id), gone.get(table_id, set())
-                dead = frozenset(_unneeded(states, held) & (versions - busy) | condemned.get(table_id, set()))
-                deletions = _deletions(tx, table_id, over)
-                found.append(TableStates(table_id, states[-1].table, states, dead, deletions))
-        return found
+            found = [looking.states_of(table_id) for table_id in tx.execute(names).scalars().all()]
+        return [one for one in found if one is not None]
 
     def condemn(self, table: TableStates) -> None:
         """Say of the dead states that their files go from now on: no later sweep may take them for whole."""
-        row = tables.expired
+        row, file = tables.expired, tables.deletions
         with self._database.write() as tx:
             for part in _parts(sorted(table.dead)):
                 mine = (row.c.table_id == table.table_id) & row.c.version.in_(part)
                 tx.execute(update(row).where(mine).values(expired_ms=CONDEMNED_MS))
+            for locations in _parts([one.location for one in table.deletions]):
+                going = (file.c.table_id == table.table_id) & file.c.location.in_(locations)
+                tx.execute(update(file).where(going).values(below_ms=CONDEMNED_MS))
 
     def mark_swept(self, table: TableStates, versions: Iterable[int]) -> None:
         """The files of these states, and the deletions files of the table that may go, are gone."""
@@ -162,94 +141,54 @@ class Expiry:
         """How many states of a table some version that can be read sees."""
         touched, commit = tables.commit_tables, tables.commits
         with self._database.read() as tx:
-            live = tx.execute(select(commit.c.version).where(commit.c.state == LIVE).order_by(commit.c.version))
-            states = select(touched.c.version).where(touched.c.table_id == table_id).order_by(touched.c.version)
-            versions, starts = list(live.scalars()), list(tx.execute(states).scalars())
-        places = [bisect_left(versions, start) for start in starts]
-        # Some version that can be read lies between this state and the next.
-        return sum(place < end for place, end in zip(places, [*places[1:], len(versions)], strict=True))
+            lines = Lines.read(tx)
+            live = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.state == LIVE))
+            held = Held(lines.all(), [place_of(lines, row) for row in live])
+            query = (
+                select(touched.c.version, touched.c.metadata_location, commit.c.branch)
+                .join(commit, commit.c.version == touched.c.version)
+                .where(touched.c.table_id == table_id)
+                .order_by(touched.c.version)
+            )
+            rows = list(tx.execute(query))
+            seen = held.seen(by_line([place_of(lines, row) for row in rows]))
+        return sum(row.version in seen and row.metadata_location != "" for row in rows)
 
     def count_dead(self, grace_ms: int) -> int:
         """How many states a sweep would settle now; tables of which nothing has expired are not looked at."""
-        operation = tables.operations
         with self._database.read() as tx:
-            gone, held = _gone_and_held(tx, self._database.now_ms(tx) - grace_ms)
-            busy = set(tx.execute(select(operation.c.version).where(operation.c.cleaned != CLEANED)).scalars())
-            return sum(
-                len(_unneeded(_states(tx, table_id), held) & (versions - busy)) for table_id, versions in gone.items()
-            )
+            looking = Looking(tx, self._database.now_ms(tx) - grace_ms)
+            found = [looking.states_of(table_id) for table_id in sorted(looking.gone) if table_id != NO_TABLE]
+        return sum(len(one.dead) for one in found if one is not None)
 
 
 def _unheld(tx: Connection, before_ms: int) -> list[int]:
     commit, operation = tables.commits, tables.operations
+    lines = Lines.read(tx)
     held = {
         *tx.execute(select(tables.branches.c.head_version)).scalars(),
         *tx.execute(select(tables.branches.c.base_version)).scalars(),
         *tx.execute(select(tables.pins.c.version)).scalars(),
+        *(version for line in lines.living() for version in _needed_to_merge(line)),
     }
     # An operation at work plans on the head that it finds, and again on newer ones: it holds its base and all since.
     at_work = tx.execute(
         select(func.min(operation.c.base_version)).where(tables.unfinished, operation.c.state.in_((STAGING, STAGED)))
     ).scalar()
     old = tx.execute(
-        select(commit.c.version)
+        select(commit.c.version, commit.c.branch)
         .where(commit.c.committed_ms < before_ms, commit.c.state == LIVE)
         .order_by(commit.c.version)
-    ).scalars()
-    # Without the newest: the lake was in that state when the window began.
-    return [one for one in list(old)[:-1] if one not in held and (at_work is None or one < at_work)]
+    ).all()
+    # Without the newest of every branch that lives: the branch was in that state when the window began.
+    newest = {lines.owner(row.branch, row.version).id: row.version for row in old}
+    held |= {newest[line.id] for line in lines.living() if line.id in newest}
+    return [row.version for row in old if row.version not in held and (at_work is None or row.version < at_work)]
 
 
-def _gone_and_held(tx: Connection, over_ms: int) -> tuple[dict[str, set[int]], list[int]]:
-    """Per table the versions whose grace is over, and all versions that somebody may still read, ascending."""
-    gone: dict[str, set[int]] = defaultdict(set)
-    held = set(tx.execute(select(tables.commits.c.version).where(tables.commits.c.state == LIVE)).scalars())
-    for row in tx.execute(select(tables.expired)):
-        if row.expired_ms <= over_ms:
-            gone[row.table_id].add(row.version)
-        else:
-            held.add(row.version)
-    return gone, sorted(held)
-
-
-def _condemned(tx: Connection) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = defaultdict(set)
-    for row in tx.execute(select(tables.expired).where(tables.expired.c.expired_ms == CONDEMNED_MS)):
-        found[row.table_id].add(row.version)
-    return found
-
-
-def _states(tx: Connection, table_id: str) -> tuple[Head, ...]:
-    touched, commit, row = tables.commit_tables, tables.commits, tables.expired
-    query = (
-        select(touched)
-        .join(commit, commit.c.version == touched.c.version)
-        .join(row, and_(row.c.version == touched.c.version, row.c.table_id == touched.c.table_id), isouter=True)
-        .where(touched.c.table_id == table_id)
-        .where((commit.c.state == LIVE) | row.c.version.is_not(None))
-        .order_by(touched.c.version)
-    )
-    return tuple(to_head(found, MAIN) for found in tx.execute(query))
-
-
-def _unneeded(states: Sequence[Head], held: Sequence[int]) -> set[int]:
-    """The states that are what no held version sees: none lies between one and the next state of the table.
-
-    The newest few stay: the table's metadata names them to engines that read it by themselves.
-    """
-    unneeded = set()
-    for at, state in enumerate(states[:-SNAPSHOTS_KEPT]):
-        place = bisect_left(held, state.version)
-        if place == len(held) or held[place] >= states[at + 1].version:
-            unneeded.add(state.version)
-    return unneeded
-
-
-def _deletions(tx: Connection, table_id: str, over_ms: int) -> tuple[DeletionsFile, ...]:
-    """Deletions files that nobody could ask for since before the grace."""
-    file = tables.deletions
-    query = select(*DELETIONS_FILE).where(file.c.table_id == table_id, file.c.below_ms <= over_ms)
-    return tuple(to_deletions(tx.execute(query)))
+def _needed_to_merge(line: Line) -> set[int]:
+    """The versions that a branch's next merge with its parent, either way, starts from."""
+    return {line.base_version, line.common_version, line.sent_version, line.taken_version}
 
 
 def _raise_floors(tx: Connection, now_ms: int) -> None:
@@ -266,6 +205,9 @@ def _raise_floors(tx: Connection, now_ms: int) -> None:
     opened = select(unit.c.table_id, func.min(unit.c.since).label("since")).where(unit.c.state == "open")
     for one in tx.execute(opened.where(unit.c.lane == "rows").group_by(unit.c.table_id)):
         marks[one.table_id] = min(marks.get(one.table_id, one.since), one.since)
+    # A branch's next merge asks what was deleted since the last one.
+    for table_id, sequence in _merge_marks(tx):
+        marks[table_id] = min(marks.get(table_id, sequence), sequence)
     floors: dict[str, int] = {}
     closed: set[str] = set()
     query = (
@@ -285,6 +227,13 @@ def _raise_floors(tx: Connection, now_ms: int) -> None:
         tx.execute(update(upkeep).where(upkeep.c.table_id == table_id).values(deletions_floor=floor))
         below = (file.c.table_id == table_id) & (file.c.sequence <= floor) & file.c.below_ms.is_(None)
         tx.execute(update(file).where(below).values(below_ms=now_ms))
+
+
+def _merge_marks(tx: Connection) -> Iterable[tuple[str, int]]:
+    """Tables and their sequences at the versions that merges of branches start from."""
+    lines = [line for line in Lines.read(tx).living() if line.parent is not None]
+    for version in {version for line in lines for version in _needed_to_merge(line)}:
+        yield from ((head.table_id, head.sequence) for head in tables_at_in(tx, version))
 
 
 def deletions_floor(database: Database, table_id: str) -> int:

@@ -1,7 +1,8 @@
 """History: every version of the lake, what it did to which table, and who holds it.
 
 A commit's row names the tables it touched; a table's state at a version is that of its newest commit on the branch's
-line up to there. Taking a pin takes fm_lake's lock, as expiry does (expiry.py): a version is either held or gone.
+line up to there (lines.py). A state without metadata says that the table was dropped there. Taking a pin takes
+fm_lake's lock, as expiry does (expiry.py): a version is either held or gone.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, insert, or_, select, true
+from sqlalchemy import Connection, and_, delete, func, insert, select, true, union_all
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.errors import BelowRetention, NotFound
+from floodmark.catalog.lines import Lines, Part, on_parts
+from floodmark.errors import BelowRetention, Corrupt, Invalid, NotFound
 from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, DeletionsFile, Head, TableCommit
 
 LIVE, EXPIRED = "live", "expired"
+# SQLite takes 500 selects in one.
+VERSIONS_PER_STATEMENT = 100
 # What a reader needs of a deletions file: there in every format that has them.
 DELETIONS_FILE = (
     tables.deletions.c.location,
@@ -37,15 +41,17 @@ class History:
         with self._database.read() as tx:
             rows = tx.execute(
                 select(tables.heads).where(tables.heads.c.branch == branch).order_by(tables.heads.c.table_name)
-            )
-            return [to_head(row, branch) for row in rows]
+            ).all()
+            _check_branch(tx, branch, rows)
+        return [to_head(row, branch) for row in rows]
 
     def head(self, table: str, branch: str = MAIN) -> Head:
         with self._database.read() as tx:
             query = select(tables.heads).where(tables.heads.c.branch == branch, tables.heads.c.table_name == table)
             row = tx.execute(query).first()
             if row is None:
-                names = tx.execute(select(tables.heads.c.table_name).where(tables.heads.c.branch == branch))
+                names = tx.execute(select(tables.heads.c.table_name).where(tables.heads.c.branch == branch)).all()
+                _check_branch(tx, branch, names)
                 raise no_table(table, [name for (name,) in names])
         return to_head(row, branch)
 
@@ -54,7 +60,7 @@ class History:
         head, pointer, commit = tables.heads, tables.iceberg_tables, tables.commit_tables
         newest = (
             select(commit.c.metadata_location)
-            .where(commit.c.table_id == head.c.table_id)
+            .where(commit.c.table_id == head.c.table_id, commit.c.metadata_location != "")
             .order_by(commit.c.version.desc())
             .limit(1)
             .scalar_subquery()
@@ -74,9 +80,13 @@ class History:
         )
         with self._database.read() as tx:
             rows = list(tx.execute(query))
-            kept = tx.execute(
-                select(head.c.table_id, head.c.snapshot).where(head.c.table_id.in_([row.table_id for row in rows]))
+            ids = [row.table_id for row in rows]
+            found = tx.execute(
+                select(head.c.table_id, head.c.branch, head.c.snapshot).where(head.c.table_id.in_(ids))
             ).all()
+            kept = {(one.table_id, one.snapshot) for one in found}
+            if any(one.branch != MAIN for one in found):
+                kept |= _compared_snapshots(tx, ids)
         return {
             row.table_name: CurrentTable(
                 head=to_head(row, branch),
@@ -85,9 +95,29 @@ class History:
                 kept_snapshots=frozenset(
                     snapshot for table_id, snapshot in kept if table_id == row.table_id and snapshot is not None
                 ),
+                refs={
+                    one.branch: one.snapshot
+                    for one in found
+                    if one.table_id == row.table_id and one.snapshot is not None
+                },
             )
             for row in rows
         }
+
+    def newest_metadata(self, table_id: str) -> str:
+        """Where we put a table's pointer last, for whichever branch: it names all that the table was ever given."""
+        touched = tables.commit_tables
+        query = (
+            select(touched.c.metadata_location)
+            .where(touched.c.table_id == table_id, touched.c.metadata_location != "")
+            .order_by(touched.c.version.desc())
+            .limit(1)
+        )
+        with self._database.read() as tx:
+            found = tx.execute(query).scalar()
+        if found is None:
+            raise NotFound("the lake has no such table", table_id=table_id)
+        return str(found)
 
     # ── the past ──
 
@@ -103,12 +133,15 @@ class History:
                 return int(head)
             commit = tables.commits
             if version is not None:
-                row = tx.execute(select(commit.c.version, commit.c.state).where(commit.c.version == version)).first()
+                row = tx.execute(select(commit).where(commit.c.version == version)).first()
                 facts: dict[str, Any] = {"version": version}
+                if row is not None:
+                    _check_on_line(tx, row, branch)
             else:
-                on_line = self._on_line(self._line(tx, branch))
+                lines = Lines.read(tx)
+                on_line = on_parts(lines.parts(lines.live(branch)))
                 row = tx.execute(
-                    select(commit.c.version, commit.c.state)
+                    select(commit)
                     .where(commit.c.committed_ms <= at_ms, on_line)
                     .order_by(commit.c.version.desc())
                     .limit(1)
@@ -130,49 +163,19 @@ class History:
 
     def tables_at(self, version: int) -> dict[str, Head]:
         """Every table of the lake as it was at this version."""
-        commit, touched = tables.commits, tables.commit_tables
         with self._database.read() as tx:
-            branch = tx.execute(select(commit.c.branch).where(commit.c.version == version)).scalar()
-            if branch is None:
-                return {}
-            line = self._line(tx, branch, version)
-            newest = (
-                select(touched.c.table_id, func.max(touched.c.version).label("version"))
-                .join(commit, commit.c.version == touched.c.version)
-                .where(self._on_line(line))
-                .group_by(touched.c.table_id)
-                .subquery()
-            )
-            same = and_(newest.c.table_id == touched.c.table_id, newest.c.version == touched.c.version)
-            # Of two tables of one name, the one that was made again is the newer.
-            rows = tx.execute(select(touched).join(newest, same).order_by(touched.c.version))
-            return {row.table_name: to_head(row, branch) for row in rows}
+            return {head.table: head for head in tables_at_in(tx, version)}
 
-    def _line(self, tx: Connection, branch: str, upto: int | None = None) -> list[tuple[str, int | None]]:
-        """The commits that a branch stands on: its own, and its ancestors' up to where it left them."""
-        line = [(branch, upto)]
-        while True:
-            row = tx.execute(select(tables.branches).where(tables.branches.c.name == line[-1][0])).first()
-            if row is None or row.parent is None:
-                return line
-            line.append((row.parent, row.base_version))
-
-    def _on_line(self, line: list[tuple[str, int | None]]) -> Any:
-        commit = tables.commits
-        return or_(
-            *(
-                commit.c.branch == branch if upto is None else and_(commit.c.branch == branch, commit.c.version <= upto)
-                for branch, upto in line
-            )
-        )
-
-    def commits(self, *, limit: int = 20, table: str | None = None) -> list[Commit]:
-        """Newest first."""
+    def commits(self, *, limit: int = 20, table: str | None = None, branch: str | None = None) -> list[Commit]:
+        """Newest first; of a branch, those that it stands on."""
         commit, touched = tables.commits, tables.commit_tables
         query = select(commit).order_by(commit.c.version.desc()).limit(limit)
         if table is not None:
             query = query.where(commit.c.version.in_(select(touched.c.version).where(touched.c.table_name == table)))
         with self._database.read() as tx:
+            if branch is not None:
+                lines = Lines.read(tx)
+                query = query.where(on_parts(lines.parts(lines.live(branch))))
             rows = list(tx.execute(query))
             parts = list(tx.execute(select(touched).where(touched.c.version.in_([row.version for row in rows]))))
         return [_commit(row, [part for part in parts if part.version == row.version]) for row in rows]
@@ -215,13 +218,15 @@ class History:
                 return []  # served read-only as it is: nothing was deleted in it
             # Those below the floor are as good as gone: a sweep may have begun to delete them.
             there = file.c.below_ms.is_(None) if stored >= 4 else true()
-            on_line = self._on_line(self._line(tx, head.branch, head.version))
+            # By the commit that left this state, not by the branch that shows it: a name may be given again.
+            parts = _line_of(tx, head.version)
+            if not parts:
+                raise Corrupt("the history has no row of a version that it names", version=head.version)
             rows = tx.execute(
                 select(*DELETIONS_FILE)
                 .join(commit, commit.c.version == file.c.version)
-                .where(
-                    file.c.table_id == head.table_id, file.c.sequence > since, file.c.sequence <= until, on_line, there
-                )
+                .where(file.c.table_id == head.table_id, file.c.sequence > since, file.c.sequence <= until)
+                .where(on_parts(parts), there)
                 .order_by(file.c.sequence, file.c.location)
             )
             return to_deletions(rows)
@@ -259,6 +264,80 @@ class History:
             AuditRow(row.operation, row.kind, row.found, row.outcome, row.detail, row.at_ms, row.version)
             for row in rows
         ]
+
+
+def tables_at_in(tx: Connection, version: int) -> list[Head]:
+    """Every table of the lake as it was at this version; before the first commit there is none."""
+    parts = _line_of(tx, version)
+    return states_on(tx, parts, parts[0].line.name) if parts else []
+
+
+def states_on(tx: Connection, parts: Sequence[Part], branch: str, table_ids: Sequence[str] | None = None) -> list[Head]:
+    """The newest state of every table (of these ids) on a line, without those that were dropped there."""
+    commit, touched = tables.commits, tables.commit_tables
+    newest = (
+        select(touched.c.table_id, func.max(touched.c.version).label("version"))
+        .join(commit, commit.c.version == touched.c.version)
+        .where(on_parts(parts), *(() if table_ids is None else (touched.c.table_id.in_(table_ids),)))
+        .group_by(touched.c.table_id)
+        .subquery()
+    )
+    same = and_(newest.c.table_id == touched.c.table_id, newest.c.version == touched.c.version)
+    # Of two tables of one name, the one that was made again is the newer.
+    rows = tx.execute(select(touched).join(newest, same).order_by(touched.c.version))
+    return [to_head(row, branch) for row in rows if row.metadata_location]
+
+
+def _line_of(tx: Connection, version: int) -> list[Part]:
+    """The line that a commit is on, up to it; nothing if there is no such commit."""
+    branch = tx.execute(select(tables.commits.c.branch).where(tables.commits.c.version == version)).scalar()
+    if branch is None:
+        return []
+    lines = Lines.read(tx)
+    return lines.parts(lines.owner(branch, version), version)
+
+
+def _compared_snapshots(tx: Connection, table_ids: Sequence[str]) -> set[tuple[str, int | None]]:
+    """The snapshots of these tables that branches which live left, or compare with at their next merge."""
+    lines, commit, touched = Lines.read(tx), tables.commits, tables.commit_tables
+    versions = {one for line in lines.living() for one in (line.base_version, line.common_version)}
+    made = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.version.in_(versions))).all()
+    newest = [
+        select(touched.c.table_id, func.max(touched.c.version).label("version"))
+        .join(commit, commit.c.version == touched.c.version)
+        .where(on_parts(lines.parts(lines.owner(one.branch, one.version), one.version)))
+        .where(touched.c.table_id.in_(table_ids))
+        .group_by(touched.c.table_id)
+        for one in made
+    ]
+    found: set[tuple[str, int | None]] = set()
+    for start in range(0, len(newest), VERSIONS_PER_STATEMENT):
+        states = union_all(*newest[start : start + VERSIONS_PER_STATEMENT]).subquery()
+        same = and_(states.c.table_id == touched.c.table_id, states.c.version == touched.c.version)
+        query = select(touched.c.table_id, touched.c.snapshot).distinct().join(states, same)
+        found.update((table_id, snapshot) for table_id, snapshot in tx.execute(query))
+    return found
+
+
+def _check_on_line(tx: Connection, row: Any, branch: str) -> None:
+    """A version that is asked of a branch is one that it stands on. Main is the default: then nobody asked."""
+    if branch == MAIN:
+        return
+    lines = Lines.read(tx)
+    if not lines.holds(lines.live(branch), row.branch, row.version):
+        raise Invalid(
+            "this version is not one of the branch",
+            version=row.version,
+            branch=branch,
+            made_on=row.branch,
+            advice="Leave the branch out: a version's number is the lake's.",
+        )
+
+
+def _check_branch(tx: Connection, branch: str, found: Sequence[Any]) -> None:
+    """A branch of which there are no rows: is it there at all?"""
+    if not found and branch != MAIN:
+        Lines.read(tx).live(branch)
 
 
 def no_table(table: str, known: Sequence[str]) -> NotFound:

@@ -68,8 +68,12 @@ class Journal:
         message: str,
         batch: Rider | None = None,
         table_locations: Sequence[str] = (),
+        held_version: int | None = None,
     ) -> Operation:
-        """Write the operation down before its first byte. Raises AlreadyCommitted for a batch that is there."""
+        """Write the operation down before its first byte. Raises AlreadyCommitted for a batch that is there.
+
+        It holds the branch's head and all since from being expired, and from `held_version` on if that is older.
+        """
         operation = clock.new_id()
         folders = (join(self._location, "operations", operation), *own_folders(operation, table_locations))
         self._heartbeat.start()
@@ -82,6 +86,7 @@ class Journal:
                 now = self._database.now_ms(tx)
                 self._heartbeat.beat(tx, now)
                 base = self._branch_head(tx, branch)
+                base = base if held_version is None else min(base, held_version)
                 tx.execute(
                     insert(tables.operations).values(
                         id=operation,

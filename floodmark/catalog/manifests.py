@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
-from pyiceberg.conversions import from_bytes
+from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DataFile,
@@ -67,6 +67,32 @@ def _value(field_type: object, value: str | None) -> object:
     if not isinstance(field_type, PrimitiveType):
         raise Corrupt("a partition value is not primitive", type=field_type)
     return from_bytes(field_type, base64.b64decode(value))
+
+
+def record_of(file: DataFile, metadata: TableMetadata) -> FileRecord:
+    """A manifest's file as the record that its writer would have made of it."""
+    partition_fields = metadata.specs()[file.spec_id].partition_type(metadata.schema()).fields
+    return FileRecord(
+        path=file.file_path,
+        rows=file.record_count,
+        size_bytes=file.file_size_in_bytes,
+        partition=tuple(_text(field.field_type, file.partition[place]) for place, field in enumerate(partition_fields)),
+        column_sizes=dict(file.column_sizes or {}),
+        value_counts=dict(file.value_counts or {}),
+        null_counts=dict(file.null_value_counts or {}),
+        nan_counts=dict(file.nan_value_counts or {}),
+        lower_bounds={key: base64.b64encode(value).decode() for key, value in (file.lower_bounds or {}).items()},
+        upper_bounds={key: base64.b64encode(value).decode() for key, value in (file.upper_bounds or {}).items()},
+        split_offsets=tuple(file.split_offsets or ()),
+    )
+
+
+def _text(field_type: object, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(field_type, PrimitiveType):
+        raise Corrupt("a partition value is not primitive", type=field_type)
+    return base64.b64encode(to_bytes(field_type, value)).decode()
 
 
 def write_added(

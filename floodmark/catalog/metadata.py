@@ -54,12 +54,23 @@ def add_snapshot(
     branch: str,
     previous_location: str | None,
     keep: Collection[int] = (),
+    base: Snapshot | None = None,
+    live_refs: Mapping[str, int] | None = None,
 ) -> TableMetadata:
     """The metadata after `snapshot` became the head of `branch`.
 
     Keeps the newest few snapshots, those in `keep` (heads and bases of branches), and forgets the rest: their
-    versions are read through the catalog's history.
+    versions are read through the catalog's history. A branch's first snapshot is a fork: its ref is made on `base`,
+    which is put back if it was forgotten, and then moved. `live_refs` are the branches that live and where they are:
+    other refs are of branches that are gone, or of one that had a living one's name before it.
     """
+    if live_refs is not None:
+        living = {
+            name: ref for name, ref in metadata.refs.items() if name == MAIN or live_refs.get(name) == ref.snapshot_id
+        }
+        metadata = metadata.model_copy(update={"refs": living, "snapshots": _without_gone(metadata, living, keep)})
+    if base is not None and branch not in metadata.refs:
+        metadata = with_ref(metadata, branch, base)
     head = SnapshotRef.model_validate({"snapshot-id": snapshot.snapshot_id, "type": SnapshotRefType.BRANCH})
     refs = {**metadata.refs, branch: head}
     wanted = {ref.snapshot_id for ref in refs.values()} | set(keep)
@@ -83,6 +94,44 @@ def add_snapshot(
         changed["metadata_log"] = [*metadata.metadata_log[1 - METADATA_LOG_KEPT :], entry]
     if branch == MAIN:
         changed["current_snapshot_id"] = snapshot.snapshot_id
+    return metadata.model_copy(update=changed)
+
+
+def _without_gone(metadata: TableMetadata, living: Mapping[str, SnapshotRef], keep: Collection[int]) -> list[Snapshot]:
+    """The snapshots without those that only refs of deleted branches led to: a sweep may have taken their files."""
+    by_id = {one.snapshot_id: one for one in metadata.snapshots}
+
+    def reached(refs: Iterable[SnapshotRef]) -> set[int]:
+        found: set[int] = set()
+        for ref in refs:
+            one = by_id.get(ref.snapshot_id)
+            while one is not None and one.snapshot_id not in found:
+                found.add(one.snapshot_id)
+                one = None if one.parent_snapshot_id is None else by_id.get(one.parent_snapshot_id)
+        return found
+
+    gone = [ref for name, ref in metadata.refs.items() if name not in living]
+    lost = reached(gone) - reached(living.values()) - set(keep) if gone else set()
+    return [one for one in metadata.snapshots if one.snapshot_id not in lost]
+
+
+def with_ref(metadata: TableMetadata, branch: str, snapshot: Snapshot) -> TableMetadata:
+    """The metadata with a branch on this snapshot, which is put back, as the oldest, if it was forgotten."""
+    known = {one.snapshot_id for one in metadata.snapshots}
+    snapshots = list(metadata.snapshots)
+    if snapshot.snapshot_id not in known:
+        snapshots.insert(0, _without_lost_parent(snapshot, known))
+    ref = SnapshotRef.model_validate({"snapshot-id": snapshot.snapshot_id, "type": SnapshotRefType.BRANCH})
+    return metadata.model_copy(update={"snapshots": snapshots, "refs": {**metadata.refs, branch: ref}})
+
+
+def seen_from(metadata: TableMetadata, schema_id: int, spec_id: int | None = None) -> TableMetadata:
+    """The metadata as a branch sees it whose shape this is: what is current in a table's metadata is main's."""
+    if metadata.schema_by_id(schema_id) is None:
+        raise Corrupt("the table's schema is not in its metadata", location=metadata.location, schema_id=schema_id)
+    changed = {"current_schema_id": schema_id}
+    if spec_id is not None:
+        changed["default_spec_id"] = spec_id
     return metadata.model_copy(update=changed)
 
 
@@ -117,12 +166,49 @@ def _without_lost_parent(snapshot: Snapshot, ids: set[int]) -> Snapshot:
 
 
 def add_schema(metadata: TableMetadata, schema: Schema) -> TableMetadata:
-    """The metadata after `schema`, which has its id already, became the table's current one."""
+    """The metadata after `schema`, which has its id already, became the table's current one.
+
+    One that the table has already, of the same columns, is not added again.
+    """
+    there = metadata.schema_by_id(schema.schema_id) is not None
     return metadata.model_copy(
         update={
-            "schemas": [*metadata.schemas, schema],
+            "schemas": metadata.schemas if there else [*metadata.schemas, schema],
             "current_schema_id": schema.schema_id,
             "last_column_id": max(metadata.last_column_id, schema.highest_field_id),
+        }
+    )
+
+
+def fits_ids(metadata: TableMetadata, schema: Schema, known: Schema) -> bool:
+    """Whether `schema`, made from `known`, gives no id to another schema or column than the table did meanwhile."""
+    there = metadata.schema_by_id(schema.schema_id)
+    if there is not None:
+        return there == schema and there.identifier_field_ids == schema.identifier_field_ids
+    new = schema.field_ids - known.field_ids
+    return all(field_id > metadata.last_column_id for field_id in new)
+
+
+def add_spec(metadata: TableMetadata, spec: PartitionSpec) -> TableMetadata:
+    """The metadata after `spec`, which has its ids already, became the default; one that it has is not added again."""
+    there = spec.spec_id in metadata.specs()
+    last = max((metadata.last_partition_id or 0, *(field.field_id for field in spec.fields)))
+    return metadata.model_copy(
+        update={
+            "partition_specs": metadata.partition_specs if there else [*metadata.partition_specs, spec],
+            "default_spec_id": spec.spec_id,
+            "last_partition_id": last,
+        }
+    )
+
+
+def add_sort(metadata: TableMetadata, order: SortOrder) -> TableMetadata:
+    """The metadata after `order`, which has its id already, became the default; one that it has is not added again."""
+    there = any(known.order_id == order.order_id for known in metadata.sort_orders)
+    return metadata.model_copy(
+        update={
+            "sort_orders": metadata.sort_orders if there else [*metadata.sort_orders, order],
+            "default_sort_order_id": order.order_id,
         }
     )
 
@@ -247,6 +333,8 @@ class MetadataFiles:
         """The metadata files, lists and manifests that the commit which left these heads names."""
         named: set[str] = set()
         for head in touched:
+            if not head.metadata_location:
+                continue  # the table was dropped
             named.add(head.metadata_location)
             if head.manifest_list is not None:
                 named.add(head.manifest_list)

@@ -14,6 +14,8 @@ from sqlalchemy import Connection, delete, insert, select
 
 from floodmark import clock
 from floodmark.catalog import tables
+from floodmark.catalog.lines import Lines
+from floodmark.model import MAIN
 
 
 class AlreadyCommitted(Exception):
@@ -47,50 +49,57 @@ class Rider(Protocol):
 
 @dataclass(frozen=True)
 class BatchRider:
-    """A batch's identity: (scope, id) comes in once. The scope is the table's name, or a name for a transaction."""
+    """A batch's identity: (scope, id) comes in once. The scope is the table's name, or a name for a transaction.
+
+    On a branch it is known if it came in there, or on what the branch stands on.
+    """
 
     scope: str
     id: str
+    branch: str = MAIN
 
     def check(self, tx: Connection) -> None:
-        found = find_batch(tx, self.scope, self.id)
+        found = find_batch(tx, self.scope, self.id, self.branch)
         if found is not None:
             raise AlreadyCommitted(found)
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
-        tx.execute(insert(tables.sources).values(scope=self.scope, id=self.id, version=version, operation=operation))
+        scope = own_scope(tx, self.scope, self.branch)
+        tx.execute(insert(tables.sources).values(scope=scope, id=self.id, version=version, operation=operation))
 
     def as_dict(self) -> dict[str, Any]:
-        return {"type": "batch", "scope": self.scope, "id": self.id}
+        return {"type": "batch", "scope": self.scope, "id": self.id, **_branch(self.branch)}
 
 
 @dataclass(frozen=True)
 class StreamRider:
-    """A stream's micro-batch: its numbers only rise, so one row per stream and table tells which are in."""
+    """A stream's micro-batch: its numbers only rise, so one row per stream, table and branch tells which are in.
+
+    A branch that is made takes the rows of its base along, since those move on.
+    """
 
     scope: str
     id: str
     position: int
+    branch: str = MAIN
 
     def check(self, tx: Connection) -> None:
-        row = tx.execute(
-            select(tables.sources.c.version, tables.sources.c.position).where(
-                tables.sources.c.scope == self.scope, tables.sources.c.id == self.id
-            )
-        ).first()
-        if row is not None and self.position <= row.position:
-            raise AlreadyCommitted(row.version)
+        row = tables.sources
+        mine = (row.c.scope == own_scope(tx, self.scope, self.branch)) & (row.c.id == self.id)
+        found = tx.execute(select(row.c.version, row.c.position).where(mine)).first()
+        if found is not None and self.position <= found.position:
+            raise AlreadyCommitted(found.version)
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
-        tx.execute(delete(tables.sources).where(tables.sources.c.scope == self.scope, tables.sources.c.id == self.id))
+        row, scope = tables.sources, own_scope(tx, self.scope, self.branch)
+        tx.execute(delete(row).where(row.c.scope == scope, row.c.id == self.id))
         tx.execute(
-            insert(tables.sources).values(
-                scope=self.scope, id=self.id, version=version, operation=operation, position=self.position
-            )
+            insert(row).values(scope=scope, id=self.id, version=version, operation=operation, position=self.position)
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return {"type": "stream", "scope": self.scope, "id": self.id, "position": self.position}
+        told = {"type": "stream", "scope": self.scope, "id": self.id, "position": self.position}
+        return {**told, **_branch(self.branch)}
 
 
 @dataclass(frozen=True)
@@ -173,30 +182,56 @@ class MarksRider:
         }
 
 
-def find_batch(tx: Connection, scope: str, batch: str) -> int | None:
-    """The version that this batch was committed as, if it was."""
-    query = select(tables.sources.c.version).where(tables.sources.c.scope == scope, tables.sources.c.id == batch)
-    return tx.execute(query).scalar()
+def find_batch(tx: Connection, scope: str, batch: str, branch: str = MAIN) -> int | None:
+    """The version that this batch was committed as, on the branch or on what it stands on, if it was."""
+    row = tables.sources
+    if branch == MAIN:
+        return tx.execute(select(row.c.version).where(row.c.scope == scope, row.c.id == batch)).scalar()
+    lines = Lines.read(tx)
+    for part in lines.parts(lines.live(branch)):
+        query = select(row.c.version).where(row.c.scope == part.line.scope(scope), row.c.id == batch)
+        found = tx.execute(query).scalar()
+        if found is not None and (part.upto is None or found <= part.upto):
+            return int(found)
+    return None
+
+
+def own_scope(tx: Connection, scope: str, branch: str) -> str:
+    """Under which scope a branch keeps what comes in on it."""
+    return scope if branch == MAIN else Lines.read(tx).live(branch).scope(scope)
+
+
+def _branch(branch: str) -> dict[str, str]:
+    return {} if branch == MAIN else {"branch": branch}
 
 
 def rider_from_dict(data: dict[str, Any]) -> Rider:
     if data["type"] == "batch":
-        return BatchRider(scope=data["scope"], id=data["id"])
+        return BatchRider(scope=data["scope"], id=data["id"], branch=data.get("branch", MAIN))
     if data["type"] == "stream":
-        return StreamRider(scope=data["scope"], id=data["id"], position=data["position"])
+        return StreamRider(data["scope"], data["id"], data["position"], data.get("branch", MAIN))
     if data["type"] == "marks":
         counted, lost = (
             tuple(sorted((str(one), int(data[part][one])) for one in data[part])) for part in ("counted", "lost")
         )
         return MarksRider(data["table_id"], data["seq_max"], data["forced"], counted, lost)
+    # Late: these are made of what is here.
     if data["type"] == "sender":
-        from floodmark.catalog.senders import SenderRider  # late: it is made of what is here
+        from floodmark.catalog.senders import SenderRider
 
         return SenderRider.from_dict(data)
     if data["type"] in ("chunk", "prune", "fill"):
         from floodmark.catalog.chunks import job_rider_from_dict
 
         return job_rider_from_dict(data)
+    if data["type"] == "branch_merge":
+        from floodmark.catalog.merge_rider import MergeRider
+
+        return MergeRider.from_dict(data)
+    if data["type"] in ("policy", "names", "drop"):
+        from floodmark.catalog.shape_riders import shape_rider_from_dict
+
+        return shape_rider_from_dict(data)
     if data["type"] == "job_end":
         from floodmark.catalog.job_end import EndRider
 

@@ -20,6 +20,11 @@ INLINE_BYTES_MAX = 64 * 1024
 
 WRITE = "write"
 CREATE = "create"
+# The table goes from the branch; its older states can be read until they expire.
+DROP = "drop"
+# The branch gets the table as `source_branch` has it: one snapshot over that one's manifests.
+TAKE = "take"
+ACTIONS = frozenset({WRITE, CREATE, DROP, TAKE})
 # What older seals call a write that only adds files.
 _OLDER_ACTIONS = {"append": WRITE}
 
@@ -37,8 +42,9 @@ class RemovedFile:
 class Edit:
     """The change of one table: `write` adds and removes files, `create` makes the table with `metadata`.
 
-    schema_id and spec_id are those that the files were staged for; base_schema_id is the table's own when `schema`
-    (JSON) adds columns to it; `properties` are added to the table's. `snapshot` is chosen here, once, so that every
+    schema_id and spec_id are those that the files were staged for; base_schema_id and base_spec_id are the table's own
+    when `schema` or `spec` (JSON, with their ids) change them; `sort` (JSON) is a new default order, and `properties`
+    are added to the table's, where an empty one means none. `snapshot` is chosen here, once, so that every
     attempt of every process to publish this edit makes the same snapshot. `checked`: it is right only beside the rows
     that were there at base_snapshot (keys, conditions), so whoever publishes it on another snapshot checks first;
     `needed` names files that it read and did not replace, which must still be live then. `same_rows`: the files added
@@ -69,11 +75,23 @@ class Edit:
     # Of a table that is adopted with the rows it has: its files and bytes; rows_added are its rows.
     adopted_files: int = 0
     adopted_bytes: int = 0
+    spec: str | None = None
+    base_spec_id: int | None = None
+    sort: str | None = None
+    # Of a repair: the foreign pointer that this edit replaces ("": there is none any more), and the sequence that
+    # the foreign writer reached: the new one is above it.
+    pointer_found: str | None = None
+    sequence_above: int = 0
+    # Of a take: whose table it is; base_snapshot is that branch's head.
+    source_branch: str | None = None
 
     @property
     def shape_before(self) -> tuple[int, int]:
         """The table's schema and partition spec that this edit was made for."""
-        return (self.schema_id if self.base_schema_id is None else self.base_schema_id), self.spec_id
+        return (
+            self.schema_id if self.base_schema_id is None else self.base_schema_id,
+            self.spec_id if self.base_spec_id is None else self.base_spec_id,
+        )
 
     @property
     def changes_rows(self) -> bool:
@@ -82,7 +100,8 @@ class Edit:
     @property
     def changes_table(self) -> bool:
         """Whether the table gets a new state; otherwise the operation only depends on the one that is there."""
-        return self.action == CREATE or self.changes_rows or self.schema is not None or bool(self.properties)
+        shaped = any(one is not None for one in (self.schema, self.spec, self.sort, self.pointer_found))
+        return self.action != WRITE or self.changes_rows or shaped or bool(self.deletions or self.properties)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,7 +110,7 @@ class Edit:
     def from_dict(cls, data: dict[str, Any]) -> Edit:
         values = dict(data)
         values["action"] = _OLDER_ACTIONS.get(data["action"], data["action"])
-        if values["action"] not in (WRITE, CREATE):
+        if values["action"] not in ACTIONS:
             raise ValueError(f"unknown action {data['action']!r}")
         for name in ("added", "deletions"):
             values[name] = tuple(FileRecord.from_dict(record) for record in data.get(name, ()))

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
 
+from floodmark.catalog.branch_tables import make_lines, make_merges, make_sink_lines
 from floodmark.catalog.job_tables import make_chunks, make_jobs
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 6
+FORMAT = 7
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -129,7 +130,7 @@ commit_tables = Table(
     Column("bytes_total", BigInteger, nullable=False),
 )
 
-# parent and base_version say where a branch left another one; main has none.
+# The branches that live. parent and base_version say where one left another; main has none (fm_lines tells more).
 branches = Table(
     "fm_branches",
     metadata,
@@ -379,5 +380,8 @@ senders = Table(
     Column("updated_ms", BigInteger, nullable=False),
 )
 
+lines = make_lines(metadata)
+merges = make_merges(metadata)
+sink_lines = make_sink_lines(metadata)
 jobs = make_jobs(metadata)
 chunks = make_chunks(metadata)

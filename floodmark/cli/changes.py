@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from floodmark.cli.branch_option import OnBranch
+from floodmark.model import MAIN
+
 
 def run(
     context: typer.Context,
@@ -14,13 +17,14 @@ def run(
     since: Annotated[int | None, typer.Option(help="After this sequence; without it, from the beginning.")] = None,
     until: Annotated[int | None, typer.Option(help="Up to this sequence; without it, the newest.")] = None,
     version: Annotated[int | None, typer.Option(help="Read at this version.")] = None,
+    branch: OnBranch = MAIN,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
 ) -> None:
     """Show the changes of a table: rows that came or changed, keys that were deleted."""
     from floodmark.rows.files import dicts, json_value
 
     with context.obj.open() as lake:
-        changes = lake.changes(table, since, until, version=version)
+        changes = lake.changes(table, since, until, version=version, branch=branch)
         reader = changes.arrow()
         rows = list(islice((row for batch in reader for row in dicts(batch)), limit + 1))
         names = ["_seq", "_change", *(name for name in reader.schema.names if name not in ("_seq", "_change"))]

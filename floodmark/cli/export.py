@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from floodmark.cli.branch_option import OnBranch
 from floodmark.cli.progress import rows_progress
 from floodmark.errors import Invalid
+from floodmark.model import MAIN
 
 
 def run(
@@ -20,6 +22,7 @@ def run(
     since: Annotated[int | None, typer.Option(help="With --changes: after this sequence.")] = None,
     until: Annotated[int | None, typer.Option(help="With --changes: up to this sequence.")] = None,
     version: Annotated[int | None, typer.Option(help="Read this version.")] = None,
+    branch: OnBranch = MAIN,
     with_seq: Annotated[bool, typer.Option("--with-seq", help="With the column _seq.")] = False,
     file_format: Annotated[str | None, typer.Option("--format", help="jsonl, csv or parquet.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
@@ -44,13 +47,13 @@ def run(
             raise Invalid("there is a file of this name", path=file, advice="Add --overwrite to replace it.")
         data: dict[str, Any] = {"table": table, "file": file, "format": found}
         if changes:
-            asked = lake.changes(table, since, until, version=version)
+            asked = lake.changes(table, since, until, version=version, branch=branch)
             reader = asked.arrow()
             data |= {"since": since, "until": asked.until, "version": asked.version}
         else:
             if version is None:
-                lake.catalog.history.head(table)  # one that is not there is not missing at a version
-                version = lake.catalog.history.resolve()
+                version = lake.catalog.history.resolve(branch=branch)
+                lake.catalog.history.head(table, branch)  # one that is not there is not missing at a version
             reader = lake.read_arrow(table, version=version, with_seq=with_seq)
             data["version"] = version
         with rows_progress(context.obj.output) as progress:

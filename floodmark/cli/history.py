@@ -13,11 +13,12 @@ from floodmark.model import TableCommit
 def run(
     context: typer.Context,
     table: Annotated[str | None, typer.Option(help="Only commits that touched this table.")] = None,
+    branch: Annotated[str | None, typer.Option(help="Only commits that this branch stands on.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
 ) -> None:
     """List the commits, newest first."""
     with context.obj.open() as lake:
-        commits = lake.history(limit=limit, table=table)
+        commits = lake.history(limit=limit, table=table, branch=branch)
     if context.obj.output.as_json:
         context.obj.output.result({"commits": [commit.as_dict() for commit in commits]})
         return
@@ -25,6 +26,7 @@ def run(
         {
             "version": commit.version,
             "time": clock.format_time(commit.committed_ms),
+            "branch": commit.branch,
             "kind": commit.kind,
             "actor": commit.actor,
             "tables": " ".join(_counts(one) for one in commit.tables),

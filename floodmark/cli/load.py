@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from floodmark.cli.branch_option import OnBranch
 from floodmark.cli.progress import staging_progress
 from floodmark.errors import Invalid
-from floodmark.model import Commit
+from floodmark.model import MAIN, Commit
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -34,6 +35,7 @@ def run(
     evolve: Annotated[
         bool, typer.Option("--evolve", help="Add columns that only the files have, widen whole numbers.")
     ] = False,
+    branch: OnBranch = MAIN,
     message: Annotated[str, typer.Option(help="What the history will say.")] = "",
 ) -> None:
     """Load files into a table."""
@@ -44,13 +46,13 @@ def run(
     found_format = format_of(files, file_format)
     started = time.monotonic()
     with context.obj.open(read_only=False) as lake:
-        new = create and table.lower() not in {head.table.lower() for head in lake.heads()}
+        new = create and table.lower() not in {head.table.lower() for head in lake.heads(branch)}
         shape = schema or infer_schema(lake.spark, files, found_format) if new else None
-        columns = spark_schema(table_schema(shape) if new else lake.schema(table))
+        columns = spark_schema(table_schema(shape) if new else lake.schema(table, branch=branch))
         evolve = evolve and not new
         if evolve:
             columns = evolved_columns(lake.spark, files, found_format, columns)
-        filled = () if new else lake.filled_columns(table)
+        filled = () if new else lake.filled_columns(table, branch=branch)
         frame = read_files(lake.spark, files, found_format, columns, all_needed=not evolve, filled=filled)
         note = message or f"{mode} {len(files)} file(s)"
         try:
@@ -58,12 +60,12 @@ def run(
                 choices: dict[str, Any] = {"where": where, "last_by": last_by, "evolve": evolve, "progress": progress}
                 if new:
                     # In one version: rows that do not fit leave no empty table behind.
-                    with lake.transaction(note, batch=batch, batch_table=table) as tx:
+                    with lake.transaction(note, batch=batch, batch_table=table, branch=branch) as tx:
                         tx.create_table(table, shape, key=key or [], partition=partition or [])
                         _write(tx, mode, table, frame, **choices)
                     commit = tx.commit
                 else:
-                    commit = _write(lake, mode, table, frame, **choices, batch=batch, message=note)
+                    commit = _write(lake, mode, table, frame, **choices, batch=batch, message=note, branch=branch)
         except Invalid as error:
             raise explain(lake.spark, files, found_format, columns) or error from error
     _tell(context, table, batch, commit, time.monotonic() - started)

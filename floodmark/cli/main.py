@@ -15,9 +15,11 @@ import typer
 
 from floodmark.cli import (
     adopt,
+    apply,
     audit,
     backfill,
     backup,
+    branch,
     changes,
     delete,
     demo,
@@ -27,8 +29,10 @@ from floodmark.cli import (
     init,
     load,
     maintain,
+    plan,
     query,
     recover,
+    repair,
     restore,
     run,
     show,
@@ -49,14 +53,15 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_READ = (init, status, doctor, tables, show, history, query, changes, export)
-_WRITE = (load, delete, adopt, recover, audit, backup, restore, demo, run)
+_READ = (init, status, doctor, tables, show, history, query, changes, export, plan)
+_WRITE = (load, delete, adopt, apply, recover, repair, audit, backup, restore, demo, run)
 
 for command in (*_READ, *_WRITE):
     app.command(command.__name__.rpartition(".")[2])(command.run)
 app.add_typer(maintain.app, name="maintain")
 app.add_typer(sink.app, name="sink")
 app.add_typer(backfill.app, name="backfill")
+app.add_typer(branch.app, name="branch")
 # No address of a database looks like this: it is a property of the catalog that a sink ships to.
 _PROPERTY = re.compile(r"[\w.-]+=")
 

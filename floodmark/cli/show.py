@@ -6,13 +6,18 @@ from typing import Annotated
 
 import typer
 
-from floodmark.report import table_details
+from floodmark.cli.branch_option import OnBranch
+from floodmark.model import MAIN
 
 
-def run(context: typer.Context, table: Annotated[str, typer.Argument(help="The table.")]) -> None:
+def run(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    branch: OnBranch = MAIN,
+) -> None:
     """Show a table's columns, layout, size and health."""
     with context.obj.open() as lake:
-        details = table_details(lake.catalog, lake.catalog.history.head(table), context.obj.settings.maintain)
+        details = lake.show(table, branch=branch, keeping=context.obj.settings.maintain)
     output = context.obj.output
     if output.as_json:
         output.result(details)
@@ -22,6 +27,8 @@ def run(context: typer.Context, table: Annotated[str, typer.Argument(help="The t
         f"{verb} {run['outcome']} {run['at']}" for verb, run in details["last_maintenance"].items()
     ]
     output.result(details)
-    output.rows(columns, ("name", "type", "required", "comment"), name="columns", empty="no columns")
+    output.rows(
+        columns, ("name", "type", "required", "refers_to", "filled", "comment"), name="columns", empty="no columns"
+    )
     if consumers:
         output.rows(consumers, ("name", "mark", "lag", "protected"), name="consumers", empty="")

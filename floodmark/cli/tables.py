@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import typer
 
+from floodmark.cli.branch_option import OnBranch
+from floodmark.model import MAIN
 
-def run(context: typer.Context) -> None:
+
+def run(context: typer.Context, branch: OnBranch = MAIN) -> None:
     """List the tables."""
     with context.obj.open() as lake:
         context.obj.output.rows(
-            lake.tables(),
+            lake.tables(branch=branch),
             ("table", "rows", "files", "bytes", "sequence", "version"),
             name="tables",
             empty="no tables yet; `floodmark load TABLE FILE --create` makes one from a file",

@@ -176,11 +176,16 @@ class Keeper:
     def set_policy(self, table: str, retention: str | None, *, column: str | None = None) -> Policy:
         """Keep rows of the last `90d` (by a time column), the newest `1000000 rows`, or `10 GB`; None: everything."""
         from floodmark.catalog.metadata import schema_of
+        from floodmark.catalog.references import referrers_of
         from floodmark.maintain.policy import check_policy
+        from floodmark.write import refusals
 
         self._ready()
         head = self._catalog.history.head(table)
         metadata = self._catalog.files.metadata(head.metadata_location)
+        referrers = referrers_of(metadata.properties) if retention is not None else ()
+        if referrers:
+            raise refusals.referred_to(table, referrers[0].table)
         policy = (
             Policy()
             if retention is None

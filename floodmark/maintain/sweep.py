@@ -1,16 +1,14 @@
 """Sweep: delete files that nothing can ever refer to again, by state and never by age alone (I10).
 
-Three kinds of files are found without listing the lake: those that only dead states of a table name (expired, their
-reader's grace over), deletions files below every consumer, and what executors wrote into the folder of an operation
-that had already ended. `deep` lists everything instead, for files that no record leads to.
+Three kinds are found without listing the lake: what only dead states of a table name (table_states.py), deletions files
+below every consumer, what executors wrote for an operation that had ended. `deep` lists everything instead.
 
-Why two neighbours are enough to know what a dead state shares with others: a file is added by one commit only, from the
-folder of its operation, and once removed from a table never comes back. So the states that name it are one unbroken
-run of the table's history. If a state between two others names it, and any state that is kept does, then one of the
-two kept states nearest to it does.
+Why two neighbours tell what a dead state shares with others, in a table that only main wrote: a file is added by one
+commit, and once removed never comes back. So the states that name it are one unbroken run; if any state that is kept
+names it, one of the two kept states nearest to the dead one does. Of a tangled table, where branches wrote or a repair
+took another engine's state in, none of this holds (a tree; a file comes back): there every kept state is asked.
 
 Only files in the folder of an operation of this lake are ever deleted. What came with an adopted table stays.
-
 Order: data files, then manifests, lists, metadata, then the catalog's rows. Crash anywhere: the rows still tell what
 is to be done; whatever of the metadata is gone already, the data files that it named went before it.
 """
@@ -23,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.expiry import TableStates
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, Operation, all_files
+from floodmark.catalog.table_states import TableStates
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.failpoints import hit
 from floodmark.model import Head
@@ -67,7 +65,7 @@ class SweepPlan:
 
     @property
     def versions(self) -> frozenset[int]:
-        return self.table.dead
+        return self.table.settled
 
     @property
     def size_bytes(self) -> int:
@@ -132,16 +130,19 @@ def plan_sweep(catalog: Catalog, states: TableStates) -> SweepPlan:
     for run, neighbours in _runs(states):
         reason = f"only expired versions name it ({run[0].version} to {run[-1].version})"
         # What a manifest names that is kept as a whole need not be looked at; nor one that was looked at before.
-        seen = {path for state in neighbours for path in _metadata_files(catalog, state)}
+        kept = {path for state in neighbours for path in _metadata_files(catalog, state)}
+        seen = set(kept)
         doomed: dict[str, Doomed] = {}
         for state in run:
             for file in _named(catalog, state, reason, seen):
-                doomed[file.location] = file
+                if file.location not in kept:
+                    doomed[file.location] = file
         if any(file.kind == DATA for file in doomed.values()):
+            looked: set[str] = set()
             for state in neighbours:
-                for location in _locations(catalog, state):
+                for location in _locations(catalog, state, looked):
                     doomed.pop(location, None)
-        named += doomed.values()
+        named += (file for file in doomed.values() if file.location != states.pointed)
     named += [
         Doomed(
             file.location,
@@ -161,7 +162,15 @@ def plan_sweep(catalog: Catalog, states: TableStates) -> SweepPlan:
 
 
 def _runs(states: TableStates) -> Iterator[tuple[list[Head], list[Head]]]:
-    """Dead states that follow each other, with the kept state before and the one after them."""
+    """Dead states that follow each other, with the kept state before and the one after them.
+
+    Of a tangled table: all dead states at once, with all that are kept.
+    """
+    if states.tangled:
+        dead = [state for state in states.states if state.version in states.dead]
+        if dead:
+            yield dead, [state for state in states.states if state.version not in states.dead]
+        return
     run: list[Head] = []
     before: list[Head] = []
     for state in states.states:
@@ -176,6 +185,8 @@ def _runs(states: TableStates) -> Iterator[tuple[list[Head], list[Head]]]:
 
 
 def _metadata_files(catalog: Catalog, state: Head) -> set[str]:
+    if not state.metadata_location:
+        return set()
     try:
         return catalog.files.named_files([state])
     except (NotFound, FileNotFoundError) as error:
@@ -184,6 +195,8 @@ def _metadata_files(catalog: Catalog, state: Head) -> set[str]:
 
 def _named(catalog: Catalog, state: Head, reason: str, seen: set[str]) -> Iterator[Doomed]:
     """Every file that a dead state names, as far as an earlier sweep has left of it; without manifests in `seen`."""
+    if not state.metadata_location:
+        return  # a tombstone: the table was dropped here
     yield Doomed(state.metadata_location, METADATA, reason)
     if state.manifest_list is None:
         return
@@ -357,6 +370,7 @@ def _everything_named(catalog: Catalog, tables: Sequence[TableStates]) -> set[st
     seen: set[str] = set()
     looked: set[str] = set()
     for table in tables:
+        named.update(() if table.pointed is None else (table.pointed,))
         for state in table.states:
             if state.version in table.dead:
                 # What a sweep that was stopped has left of it is not lost: its rows are still there.

@@ -111,6 +111,18 @@ class KeySet:
         return _Chunk(_comparable(keys, self._fields), files, places)
 
 
+def match_keys(looked_at: pa.Table, keys: pa.Table, fields: Sequence[NestedField]) -> tuple[Numbers, Numbers]:
+    """The row numbers, in the first and in the second table, of each pair with the same key; by the first's order.
+
+    Both hold the key's columns alone, in the order of `fields`, under whatever names. A null matches nothing.
+    """
+    if not looked_at.num_rows or not keys.num_rows:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    left, right = _join(_comparable(looked_at, fields), _comparable(keys, fields))
+    order = np.lexsort((right, left))
+    return left[order], right[order]
+
+
 def read_keys(storage: Storage, location: str, fields: Sequence[NestedField]) -> pa.Table:
     """The key columns of one file, whole."""
     return pa.Table.from_batches(read_file(storage, location, fields), schema=read_schema(fields))
@@ -147,8 +159,10 @@ def _texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
         # By way of bytes: a foreign file may hold text that is none, and the message must still come.
         raw = column.cast(pa.binary()).to_pylist()
         texts = [None if value is None else _readable(value.decode(errors="replace")) for value in raw]
-    else:
+    elif types.is_temporal(column.type):
         texts = [value and value.replace(".000000", "") for value in column.cast(pa.string()).to_pylist()]
+    else:
+        texts = column.cast(pa.string()).to_pylist()
     return [_shortened(text) if text is not None else "null" for text in texts]
 
 

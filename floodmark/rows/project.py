@@ -65,6 +65,15 @@ def take_rows(
     return pa.Table.from_batches(parts)
 
 
+def held_fields(storage: Storage, location: str) -> frozenset[int]:
+    """The field ids of the file's columns, from its footer."""
+    try:
+        with _opened(storage, location) as stream, pq.ParquetFile(stream) as parquet:
+            return frozenset(_by_id(parquet.schema_arrow))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise Corrupt("a data file cannot be read", file=location, cause=error) from error
+
+
 def row_bytes(storage: Storage, location: str, fields: Sequence[NestedField]) -> int:
     """About how much memory a row of the file takes."""
     first = next(read_file(storage, location, fields, batch_rows=1024), None)

@@ -16,7 +16,7 @@ from typing import Any
 from floodmark import failpoints
 
 # Inside a transaction an actor holds locks: stopping there would only block the others, as the database does.
-NOT_A_STOP = ("locked", "moved")
+NOT_A_STOP = ("locked", "moved", "branch.creating", "branch.deleting")
 WAIT_S = 60
 
 

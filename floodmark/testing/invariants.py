@@ -5,7 +5,9 @@ Used by crash, fault and model tests after every step. Raises AssertionError wit
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,11 +20,26 @@ from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.history import EXPIRED
 from floodmark.catalog.journal import ABANDONED, PUBLISHED, all_files
-from floodmark.catalog.metadata import MetadataFiles, last_sequence, small_file_bytes
-from floodmark.model import SEQ_COLUMN, Head
+from floodmark.catalog.lines import Line, Lines
+from floodmark.catalog.metadata import MetadataFiles, small_file_bytes
+from floodmark.catalog.table_states import CONDEMNED_MS
+from floodmark.errors import FloodmarkError
+from floodmark.model import MAIN, SEQ_COLUMN, Head
+from floodmark.testing.line_invariants import (
+    check_heads,
+    check_lines,
+    check_refs,
+    check_seen,
+    check_totals,
+    seen_by_versions,
+)
 from floodmark.testing.sink_invariants import check_sinks
 
 _READERS: dict[str, MetadataFiles] = {}
+# Outcomes in the audit of operations that were published; all others were abandoned.
+_PUBLISHED_OUTCOMES = {"rolled_forward", "taken_in", "put_back"}
+# Another engine's file: directly in a table's folder. Ours are in those of operations.
+_FOREIGN = re.compile(r"/(?:data|metadata)/[^/]+$")
 _NOT_IN_THE_JOURNAL = {("unit", "resumed"), ("job", "resumed"), ("job", "cancelled")}
 
 
@@ -44,23 +61,33 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
         commits = list(tx.execute(select(tables.commits).order_by(tables.commits.c.version)))
         touched = list(tx.execute(select(tables.commit_tables).order_by(tables.commit_tables.c.version)))
         heads = list(tx.execute(select(tables.heads)))
+        branches = list(tx.execute(select(tables.branches)))
+        lines = Lines.read(tx).all()
         pointers = {row.table_name: row.metadata_location for row in tx.execute(select(tables.iceberg_tables))}
         operations = list(tx.execute(select(tables.operations)))
         audit = list(tx.execute(select(tables.audit)))
         sources = list(tx.execute(select(tables.sources)))
         floors = {row.table_id: row.deletions_floor for row in tx.execute(select(tables.upkeep))}
         deletions = list(tx.execute(select(tables.deletions)))
-        swept = _swept(commits, touched, set(tx.execute(select(tables.expired.c.version, tables.expired.c.table_id))))
+        expired = list(tx.execute(select(tables.expired)))
+        swept = _swept(commits, touched, {(row.version, row.table_id) for row in expired})
+        condemned = {(row.version, row.table_id) for row in expired if row.expired_ms == CONDEMNED_MS}
         small = {row.table_id: row.small_files for row in tx.execute(select(tables.upkeep))}
         check_sinks(tx, broken)
     _check_history(lake, commits, operations, sources, broken)
-    _check_tables(catalog, touched, swept, heads, pointers, broken)
+    swept |= condemned
+    _check_branches(commits, touched, swept, branches, lines, heads, broken)
+    _check_states(catalog, touched, swept, broken)
+    bases = {row.name: row.base_version for row in branches}
+    _check_pointers(catalog, touched, heads, pointers, bases, broken)
     _check_small_files(catalog, heads, small, broken)
     _check_journal(operations, audit, settled, broken)
     _check_rows(catalog, heads, broken)
     _check_deletions(catalog, touched, deletions, floors, broken)
     there = [row for row in touched if (row.version, row.table_id) not in swept]
-    files = _check_files(catalog, there, deletions, floors, settled, broken)
+    going = [row for row in touched if (row.version, row.table_id) in condemned]
+    pointed = set(pointers.values())
+    files = _check_files(catalog, there, deletions, floors, settled, pointed, _going(catalog, going), broken)
     if broken:
         raise AssertionError("broken rules:\n- " + "\n- ".join(broken))
     return LakeFacts(
@@ -98,60 +125,76 @@ def _check_history(lake: Any, commits: list[Any], operations: list[Any], sources
             broken.append(f"batch {source.id} names version {source.version}, which is not there")
 
 
-def _check_tables(
-    catalog: Catalog,
+def _check_branches(
+    commits: list[Any],
     touched: list[Any],
     swept: set[tuple[int, str]],
+    branches: list[Any],
+    lines: list[Line],
     heads: list[Any],
-    pointers: dict[str, str],
     broken: list[str],
 ) -> None:
-    if {row.table_name for row in heads} != set(pointers):
-        broken.append(f"heads {sorted(row.table_name for row in heads)} are not the pointers {sorted(pointers)}")
-    sequences: dict[str, int] = {}
-    totals: dict[str, int] = {}
+    seen = seen_by_versions(commits, touched)
+    check_lines(commits, branches, lines, broken)
+    check_heads(seen, branches, heads, broken)
+    check_totals(seen, commits, touched, broken)
+    check_seen(seen, commits, swept, broken)
+
+
+def _check_states(catalog: Catalog, touched: list[Any], swept: set[tuple[int, str]], broken: list[str]) -> None:
+    """Every state that is there: its files are as many as its row says, and have their sequences."""
     files = _reader(catalog)
     for row in touched:
-        if row.sequence <= sequences.get(row.table_id, -1):
-            broken.append(f"sequence of {row.table_name} does not rise at version {row.version}")
-        sequences[row.table_id] = row.sequence
-        expected = totals.get(row.table_id, 0) + row.rows_added - row.rows_deleted
-        if row.rows_total != expected:
-            broken.append(f"{row.table_name}@{row.version}: {row.rows_total} rows, but {expected} by its counts")
-        totals[row.table_id] = row.rows_total
-        if (row.version, row.table_id) in swept:
+        if (row.version, row.table_id) in swept or not row.metadata_location:
             continue
         entries = [entry for manifest in files.manifests(row.manifest_list) for entry in files.entries(manifest)]
         rows = sum(entry.data_file.record_count for entry in entries)
         if (rows, len(entries)) != (row.rows_total, row.files_total):
             broken.append(f"{row.table_name}@{row.version}: {rows} rows in {len(entries)} files, not {row.rows_total}")
+        if len({entry.data_file.file_path for entry in entries}) != len(entries):
+            broken.append(f"{row.table_name}@{row.version}: a file is there twice")
         for entry in entries:
             sequence = entry.sequence_number
             if sequence is None or sequence > row.sequence:
                 broken.append(f"{row.table_name}@{row.version}: a file's sequence {sequence} is above the commit's")
             elif entry.snapshot_id == row.snapshot and sequence != row.sequence:
                 broken.append(f"{row.table_name}@{row.version}: new rows have sequence {sequence}, not {row.sequence}")
-    newest = {row.table_id: row for row in touched}
+
+
+def _check_pointers(
+    catalog: Catalog,
+    touched: list[Any],
+    heads: list[Any],
+    pointers: dict[str, str],
+    bases: dict[str, int],
+    broken: list[str],
+) -> None:
+    """Iceberg's pointers: one for every table that some branch has, at the newest commit of any branch."""
+    by_table: dict[str, list[Any]] = {}
     for head in heads:
-        row = newest[head.table_id]
-        if (head.metadata_location, head.snapshot) != (row.metadata_location, row.snapshot):
-            broken.append(f"head of {head.table_name} is not its newest commit")
-        if pointers.get(head.table_name) != head.metadata_location:
-            broken.append(f"pointer of {head.table_name} is not its head")
-        metadata = files.metadata(head.metadata_location)
+        by_table.setdefault(head.table_id, []).append(head)
+    names = sorted(found[0].table_name for found in by_table.values())
+    if names != sorted(pointers):
+        broken.append(f"heads {names} are not the pointers {sorted(pointers)}")
+    files = _reader(catalog)
+    newest = {row.table_id: row.metadata_location for row in touched if row.metadata_location}
+    for table_id, found in by_table.items():
+        name = found[0].table_name
+        if pointers.get(name) != newest[table_id]:
+            broken.append(f"pointer of {name} is not its newest commit")
+        check_refs(files.metadata(newest[table_id]), found, bases, broken)
+    for head in heads:
         for manifest in files.manifests(head.manifest_list):
             seen = [(one.data_file.file_path, one.sequence_number) for one in files.entries(manifest)]
             known = [(one.data_file.file_path, one.sequence_number) for one in catalog.files.entries(manifest)]
             if seen != known:
                 broken.append(f"{head.table_name}: this process remembers {known}, on disk is {seen}")
-        if metadata.current_snapshot_id != head.snapshot or last_sequence(metadata) < head.sequence:
-            broken.append(f"metadata of {head.table_name} disagrees with its head")
 
 
 def _check_rows(catalog: Catalog, heads: list[Any], broken: list[str]) -> None:
     """The rows of every head, from the files themselves: sequences fresh or settled, never mixed; keys unique."""
     files = _reader(catalog)
-    for head in heads:
+    for head in {one.metadata_location: one for one in heads}.values():
         schema = files.metadata(head.metadata_location).schema_by_id(head.schema_id)
         assert schema is not None
         key = schema.identifier_field_ids
@@ -162,27 +205,34 @@ def _check_rows(catalog: Catalog, heads: list[Any], broken: list[str]) -> None:
                 table = _parquet(catalog, path)
                 if table.num_rows != entry.data_file.record_count:
                     broken.append(f"{path} has {table.num_rows} rows, not {entry.data_file.record_count}")
-                if SEQ_COLUMN in table.column_names:
+                # A file of another engine has the column, with nulls only: as fresh as one without.
+                if SEQ_COLUMN in table.column_names and table[SEQ_COLUMN].null_count < table.num_rows:
                     values = table[SEQ_COLUMN].to_pylist()
                     if None in values or max(values) >= entry.sequence_number:
                         broken.append(f"{path} is not settled below its commit {entry.sequence_number}: {values[:9]}")
+                by_id = {int(field.metadata[b"PARQUET:field_id"]): field.name for field in table.schema}
+                for field in schema.fields:
+                    held = by_id.get(field.field_id)
+                    if field.required and table.num_rows and (held is None or table[held].null_count):
+                        broken.append(f"{head.table_name}: {path} has no value of {field.name}, which is required")
                 if key:
-                    by_id = {int(field.metadata[b"PARQUET:field_id"]): field.name for field in table.schema}
                     keys.update(zip(*(table[by_id[field_id]].to_pylist() for field_id in key), strict=True))
         if twice := [values for values, count in keys.items() if count > 1]:
             broken.append(f"{head.table_name}: keys are there twice: {twice[:5]}")
 
 
 def _check_small_files(catalog: Catalog, heads: list[Any], small: dict[str, int | None], broken: list[str]) -> None:
-    """The count that publishes keep is the number of small files that the head's manifests name."""
+    """The count that publishes keep is the number of small files that the manifests of main's head name."""
     files = _reader(catalog)
     for head in heads:
+        if head.table_id not in small:
+            broken.append(f"{head.table_name} has no row for its upkeep")
+        if head.branch != MAIN:
+            continue
         limit = small_file_bytes(files.metadata(head.metadata_location))
         manifests = files.manifests(head.manifest_list)
         sizes = [entry.data_file.file_size_in_bytes for one in manifests for entry in files.entries(one)]
-        if head.table_id not in small:
-            broken.append(f"{head.table_name} has no row for its upkeep")
-        elif small[head.table_id] not in (None, found := sum(size < limit for size in sizes)):
+        if small.get(head.table_id) not in (None, found := sum(size < limit for size in sizes)):
             broken.append(f"{head.table_name}: {small[head.table_id]} small files by its count, {found} really")
 
 
@@ -219,9 +269,39 @@ def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broke
     for row in audit:
         if (row.kind, row.outcome) in _NOT_IN_THE_JOURNAL:
             continue  # of a unit of a sink, or of a run of a job
-        expected = PUBLISHED if row.outcome == "rolled_forward" else ABANDONED
+        expected = PUBLISHED if row.outcome in _PUBLISHED_OUTCOMES else ABANDONED
         if states.get(row.operation) != expected:
             broken.append(f"audit says {row.outcome} of {row.operation}, the journal {states.get(row.operation)}")
+
+
+def _going(catalog: Catalog, condemned: list[Any]) -> set[str]:
+    """What may be left of states that a sweep has begun to delete; last the metadata file that a pointer names."""
+    files, found = _reader(catalog), set[str]()
+    for head in (_head(row) for row in condemned if row.metadata_location):
+        found.add(head.metadata_location)
+        with suppress(FloodmarkError, FileNotFoundError):
+            # As far as it can be read: what is gone named nothing that is still there.
+            found |= files.named_files([head])
+            found |= set(files.data_files(head))
+    return found
+
+
+def _head(row: Any) -> Head:
+    return Head(
+        MAIN,
+        row.table_name,
+        row.table_id,
+        row.snapshot,
+        row.sequence,
+        row.schema_id,
+        row.spec_id,
+        row.manifest_list,
+        row.metadata_location,
+        row.version,
+        0,
+        0,
+        0,
+    )
 
 
 def _check_files(
@@ -230,27 +310,18 @@ def _check_files(
     deletions: list[Any],
     floors: dict[str, int],
     settled: bool,
+    pointers: set[str],
+    going: set[str],
     broken: list[str],
 ) -> set[str]:
     reachable: set[str] = {row.location for row in deletions if row.sequence > floors[row.table_id]}
-    waiting = {row.location for row in deletions} - reachable
+    reachable |= pointers
+    waiting = going | {row.location for row in deletions} - reachable
     files = _reader(catalog)
     for row in touched:
-        head = Head(
-            "main",
-            row.table_name,
-            row.table_id,
-            row.snapshot,
-            row.sequence,
-            row.schema_id,
-            row.spec_id,
-            row.manifest_list,
-            row.metadata_location,
-            row.version,
-            0,
-            0,
-            0,
-        )
+        if not row.metadata_location:
+            continue  # a tombstone names no file
+        head = _head(row)
         reachable |= files.named_files([head]) | set(files.data_files(head))
     on_disk = {
         entry.location
@@ -265,6 +336,7 @@ def _check_files(
     }
     if missing := reachable - on_disk:
         broken.append(f"files are gone: {sorted(missing)}")
-    if settled and (extra := on_disk - reachable - waiting):
+    extra = {path for path in on_disk - reachable - waiting if not _FOREIGN.search(path)}
+    if settled and extra:
         broken.append(f"files are left over: {sorted(extra)}")
     return on_disk

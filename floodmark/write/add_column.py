@@ -22,6 +22,7 @@ from floodmark.catalog.fills import Fill, absent_fields, fill_property, fills_of
 from floodmark.catalog.journal import Operation
 from floodmark.catalog.live import live_files
 from floodmark.catalog.metadata import new_snapshot_id, schema_of
+from floodmark.catalog.references import references_of
 from floodmark.catalog.riders import AlreadyCommitted, PlanAgain, Rider
 from floodmark.catalog.seal import WRITE, Edit, Seal
 from floodmark.errors import Conflict, Invalid
@@ -30,6 +31,7 @@ from floodmark.model import Commit, Head
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.schema import arrow_schema, arrow_type, user_fields
 from floodmark.write.intent import Intent
+from floodmark.write.shaped import planned_metadata
 from floodmark.write.undo import undo
 
 KIND = "add_column"
@@ -113,7 +115,7 @@ def _publish(catalog: Catalog, operation: Operation, seal: Seal, *, leftovers: b
 
 def _edit(catalog: Catalog, head: Head, snapshot: int, name: str, kind: IcebergType, expression: str | None) -> Edit:
     """The table with one optional column more, before the hidden one; `Invalid` if it cannot have it."""
-    metadata = catalog.files.metadata(head.metadata_location)
+    metadata = planned_metadata(catalog, head)
     schema = schema_of(metadata, head)
     there = find_column(schema, name)
     if there is not None:
@@ -158,9 +160,14 @@ def find_column(schema: Schema, name: str) -> NestedField | None:
 def can_bind_anew(
     catalog: Catalog, metadata: TableMetadata, head: Head, column: NestedField, kind: IcebergType | None = None
 ) -> bool:
-    """Whether the column was unbound and no live file holds it; and, if `kind` is given, whether it has that type."""
+    """Whether the column was unbound and no live file holds it; and, if `kind` is given, whether it has that type.
+
+    Not one that refers to another table: what an expression fills in is not looked for there.
+    """
     schema = schema_of(metadata, head)
     if not is_unbound(metadata.properties, column.field_id):
+        return False
+    if any(one.field_id == column.field_id for one in references_of(metadata.properties, schema, head.table_id)):
         return False
     if kind is not None and not arrow_type(kind).equals(arrow_type(column.field_type)):
         return False
@@ -202,7 +209,7 @@ def bound_column(metadata: TableMetadata, schema: Schema, head: Head, name: str)
 
 
 def _unbound(catalog: Catalog, head: Head, snapshot: int, name: str) -> Edit:
-    metadata = catalog.files.metadata(head.metadata_location)
+    metadata = planned_metadata(catalog, head)
     column = bound_column(metadata, schema_of(metadata, head), head, name)
     return Edit(
         WRITE,

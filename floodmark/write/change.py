@@ -29,7 +29,9 @@ from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, 
 from floodmark.storage import join
 from floodmark.write.intent import Intent
 from floodmark.write.other_tables import tables_at_head
+from floodmark.write.references import ReferenceChecks
 from floodmark.write.shape import TableShape
+from floodmark.write.shaped import Means, planned_metadata
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, RETAIN, Remover, Step
 from floodmark.write.table import TableChange
 from floodmark.write.undo import delete_files, undo
@@ -52,9 +54,12 @@ class Change:
         self._intent = intent
         self.operation = operation
         self._runner = Runner(catalog.storage, get_spark, operation.id)
-        self._others = tables_at_head(catalog, get_spark, intent.branch)
+        others = tables_at_head(catalog, get_spark, intent.branch)
+        self._means = Means(catalog.files, catalog.storage, self._runner, others)
         self._tables: dict[str, TableChange] = {}
-        self._adopted: list[Edit] = []
+        self._given: list[Edit] = []
+        self._riders: list[Rider] = []
+        self._references = ReferenceChecks(self._look_at, catalog.files, catalog.storage)
         self._staged: dict[str, list[FileRecord]] = {}
         self._leftovers = False
         # A transaction may be filled by several threads.
@@ -68,8 +73,13 @@ class Change:
         intent: Intent,
         get_spark: Callable[[], SparkSession],
         tables: Sequence[str] = (),
+        *,
+        held_version: int | None = None,
     ) -> Change:
-        """Write the change down before its first byte. Raises AlreadyCommitted for a batch that is there."""
+        """Write the change down before its first byte. Raises AlreadyCommitted for a batch that is there.
+
+        `held_version`: an older version that it will read, and that must not expire meanwhile.
+        """
         locations = [
             catalog.at_head(table, lambda head: catalog.files.metadata(head.metadata_location).location, intent.branch)
             for table in tables
@@ -81,6 +91,7 @@ class Change:
             message=intent.message,
             batch=intent.batch,
             table_locations=locations,
+            held_version=held_version,
         )
         # Crash here: a row in the journal, no file; healing rolls it back.
         hit(f"{intent.kind}.begun")
@@ -107,7 +118,7 @@ class Change:
         `order`: of rows with one key the last in this column's order counts; without it they are Invalid. `newest_by`:
         of a merge, rows that are there and no older by this column stay. `remover`: which rows retention takes out.
         """
-        change = self._table(table)
+        change = self.table(table)
         change.check_verb(verb)
         step = Step(
             verb,
@@ -116,6 +127,8 @@ class Change:
             newest_by=newest_by,
             evolve=evolve,
             remover=remover,
+            spec_id=change.spec_id,
+            planned=change.own,
         )
         try:
             with watched(self._catalog.storage, change.folder, progress):
@@ -141,6 +154,10 @@ class Change:
     def identify(self, rider: Rider) -> None:
         """Give the change its identity anew: what is only known now that its rows are staged is sealed with it."""
         self._intent = replace(self._intent, batch=rider)
+
+    def ride(self, rider: Rider) -> None:
+        """Let this become true in the same publish, or not at all."""
+        self._riders.append(rider)
 
     def _stage(self, change: TableChange, step: Step, data: Any, order: str | None) -> Step:
         """Stage the rows that come in as files of their own: evaluated once, whatever is planned with them."""
@@ -175,34 +192,30 @@ class Change:
             return stage_dataframe(target, data, self.operation.id)
         return stage_in_process(target, data, self._catalog.storage)
 
-    def _table(self, table: str) -> TableChange:
+    def table(self, table: str) -> TableChange:
         """The working state of a table; planned on its head when it is first touched."""
+        with self._lock:
+            found = self._look_at(table)
+            self._claim(found.metadata.location)
+            return found
+
+    def _look_at(self, table: str) -> TableChange:
+        """The same for a table that may only be depended on: nothing is written for it."""
         with self._lock:
             if table not in self._tables:
                 head = _head(self._catalog, table, self._intent)
-                metadata = self._catalog.files.metadata(head.metadata_location)
-                self._claim(metadata.location)
-                self._tables[table] = self._table_change(table, metadata, head)
+                self._tables[table] = self._table_change(table, planned_metadata(self._catalog, head), head)
             return self._tables[table]
 
     def table_id(self, table: str) -> str:
         """Which table this change is planned on under this name."""
-        head = self._table(table).head
+        head = self.table(table).head
         if head is None:
             raise Invalid("this transaction is about to make this table", table=table)
         return head.table_id
 
     def _table_change(self, name: str, metadata: Any, head: Head | None) -> TableChange:
-        return TableChange(
-            name,
-            metadata,
-            head,
-            files=self._catalog.files,
-            storage=self._catalog.storage,
-            runner=self._runner,
-            folder=self.operation.folder(metadata.location, "data"),
-            tables=self._others,
-        )
+        return TableChange(name, metadata, head, self.operation.folder(metadata.location, "data"), self._means)
 
     def _claim(self, table_location: str) -> None:
         if self.operation.folder(table_location, "data") not in self.operation.folders:
@@ -222,8 +235,7 @@ class Change:
     def adopt(self, name: str, adopted: Adopted) -> None:
         """Plan to take a foreign table over as it is: one metadata file of ours, its own files untouched."""
         metadata = adopted.metadata
-        self._claim(metadata.location)
-        self._adopted.append(
+        self.give(
             Edit(
                 CREATE,
                 name,
@@ -238,18 +250,30 @@ class Change:
             )
         )
 
+    def give(self, edit: Edit, *, taken: Head | None = None) -> None:
+        """Let the door do this to a table, as it is: no rows are staged for it, and it is not planned again.
+
+        `taken`: where the table is on another branch, of an edit that brings it from there.
+        """
+        self._claim(edit.location)
+        if taken is not None:
+            self._references.take(taken)
+        self._given.append(edit)
+
     # ── seal and publish ──
 
-    def publish(self) -> Commit:
+    def publish(self, *, replan: bool = True) -> Commit:
         """Seal, then through the door; planned again if what it depends on changed meanwhile, so many times.
 
-        Without changed rows and without an identity to record there is nothing to publish.
+        Without changed rows and without an identity to record there is nothing to publish. `replan=False`: it is right
+        only where it was planned; PlanAgain is raised if a table moved, and nothing has happened then.
         """
         batch: tuple[Rider, ...] = () if self._intent.batch is None else (self._intent.batch,)
         for plans in range(1, PLANS_MAX + 1):
+            self._references.check(self._tables)
             planned = (change.edit() for change in self._tables.values())
-            edits = (*(edit for edit in planned if edit is not None), *self._adopted)
-            riders = (*batch, *(rider for change in self._tables.values() for rider in change.riders()))
+            edits = (*(edit for edit in planned if edit is not None), *self._given)
+            riders = (*batch, *self._riders, *(rider for change in self._tables.values() for rider in change.riders()))
             if not riders and not any(edit.changes_table for edit in edits):
                 return self._nothing_to_do()
             seal = Seal(edits, riders, repeatable=self._intent.batch is not None)
@@ -259,11 +283,14 @@ class Change:
             # Task attempts that the driver never heard of may have left files that the seal does not name.
             leftovers = self._runner.used_spark or self._leftovers or sealed_apart or plans > 1
             leftovers = leftovers or any(change.leftovers for change in self._tables.values())
+            recheck = self._recheck if replan else None
             try:
                 commit = self._catalog.door.publish(
-                    self.operation, seal, points=self._intent.kind, leftovers=leftovers, recheck=self._recheck
+                    self.operation, seal, points=self._intent.kind, leftovers=leftovers, recheck=recheck
                 )
             except PlanAgain as again:
+                if not replan:
+                    raise
                 self._log.info("planning again", table=again.table, reason=again.reason, plans=plans)
                 self._plan_again(edits, plans)
                 continue
@@ -279,6 +306,7 @@ class Change:
 
     def _recheck(self, edit: Edit, head: Head) -> None:
         self._tables[edit.table].recheck(head)
+        self._references.recheck(self._tables[edit.table], head)
 
     def _plan_again(self, edits: Sequence[Edit], plans: int) -> None:
         """Take the steps again on the tables' new heads, from the same staged rows."""
@@ -288,10 +316,12 @@ class Change:
         for edit in edits:
             if edit.action == CREATE:
                 continue
+            if edit.table not in self._tables:
+                raise Conflict("the table moved meanwhile", table=edit.table, advice="Run it again.")
             head = _head(self._catalog, edit.table, self._intent)
             if head.table_id != edit.table_id:
                 raise Conflict("the table was dropped or made again meanwhile", table=edit.table)
-            self._tables[edit.table].plan_again(head, self._catalog.files.metadata(head.metadata_location))
+            self._tables[edit.table].plan_again(head, planned_metadata(self._catalog, head))
         # Crash here: files of both plans, and the old plan's seal; no healer publishes that on the new heads.
         hit(f"{self._intent.kind}.planned_again")
 

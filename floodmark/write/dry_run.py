@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.live import live_files
 from floodmark.catalog.metadata import has_renamed_columns, schema_of
+from floodmark.model import Head
 from floodmark.rows.rewrite import BY_WHERE, Rewrite, Source
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def count_where(catalog: Catalog, get_spark: Callable[[], SparkSession], table: str, where: str) -> dict[str, Any]:
+def count_where(catalog: Catalog, get_spark: Callable[[], SparkSession], head: Head, where: str) -> dict[str, Any]:
     """The rows that a condition matches now, and the files that hold them."""
-    head = catalog.history.head(table)
     metadata = catalog.files.metadata(head.metadata_location)
     schema = schema_of(metadata, head)
     condition = Where.parse(where, schema)
@@ -35,9 +35,9 @@ def count_where(catalog: Catalog, get_spark: Callable[[], SparkSession], table: 
         options, arrow = catalog.storage.options, True if has_renamed_columns(metadata) else None
         counts = count_positions(get_spark(), condition, list(files), schema, storage_options=options, arrow=arrow)
     return {
-        "table": table,
+        "table": head.table,
         "where": where,
-        "version": catalog.history.resolve(),
+        "version": catalog.history.resolve(branch=head.branch),
         "rows": sum(counts.values()),
         "rows_total": head.rows,
         "files": len(counts),

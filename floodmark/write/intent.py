@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from floodmark.catalog.riders import BatchRider, Rider, StreamRider
 from floodmark.errors import Invalid
+from floodmark.model import MAIN
 
 BATCH_CHARACTERS_MAX = 512
 
@@ -23,22 +24,22 @@ class Intent:
         _check_text(self.message, "message")
 
 
-def batch_rider(scope: str, batch: str | None) -> BatchRider | None:
-    """The identity of a batch; the scope is a table's name, or empty for a transaction."""
+def batch_rider(scope: str, batch: str | None, branch: str = MAIN) -> BatchRider | None:
+    """The identity of a batch on a branch; the scope is a table's name, or empty for a transaction."""
     if batch is None:
         return None
     if not isinstance(batch, str) or not 0 < len(batch) <= BATCH_CHARACTERS_MAX:
         raise Invalid(f"a batch id is a text of 1 to {BATCH_CHARACTERS_MAX} characters", batch=repr(batch)[:80])
     _check_text(batch, "batch")
-    return BatchRider(f"table:{scope}" if scope else "transaction", batch)
+    return BatchRider(f"table:{scope}" if scope else "transaction", batch, branch)
 
 
-def stream_rider(table: str, query: str, batch_id: int) -> StreamRider:
+def stream_rider(table: str, query: str, batch_id: int, branch: str = MAIN) -> StreamRider:
     """The identity of a stream's micro-batch: the query's own id, and the number that Spark gave the batch."""
     _check_text(query, "query")
     if not 0 < len(query) <= BATCH_CHARACTERS_MAX:
         raise Invalid(f"a query id is a text of 1 to {BATCH_CHARACTERS_MAX} characters", query=repr(query)[:80])
-    return StreamRider(f"stream:{table}", query, int(batch_id))
+    return StreamRider(f"stream:{table}", query, int(batch_id), branch)
 
 
 def _check_text(text: str, role: str) -> None:

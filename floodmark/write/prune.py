@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
@@ -53,6 +55,16 @@ def may_hold_keys(
     return found
 
 
+def may_hold_range(files: Sequence[LiveFile], keys: pa.Table, schema: Schema) -> list[LiveFile]:
+    """Those of `files` that may hold one of these keys, given as the key's columns in the table's order."""
+    if not keys.num_rows:
+        return []
+    fields = key_fields(schema)
+    wanted = _Range.of_columns(keys)
+    bounds = ((file, file.data_file.lower_bounds or {}, file.data_file.upper_bounds or {}) for file in files)
+    return [file for file, lows, highs in bounds if _Range.of_bounds(lows, highs, fields).overlaps(wanted)]
+
+
 def _partitions(
     incoming: Sequence[FileRecord], metadata: TableMetadata, schema: Schema, spec_id: int
 ) -> set[tuple[Any, ...]] | None:
@@ -86,6 +98,11 @@ class _Range:
         return cls(tuple(_decoded(lows, key)), tuple(_decoded(highs, key)))
 
     @classmethod
+    def of_columns(cls, keys: pa.Table) -> _Range:
+        ends = [_ends(column) for column in keys.columns]
+        return cls(tuple(low for low, _ in ends), tuple(high for _, high in ends))
+
+    @classmethod
     def around(cls, ranges: Sequence[_Range], key: Sequence[NestedField]) -> _Range:
         lows, highs = [], []
         for at in range(len(key)):
@@ -101,6 +118,19 @@ class _Range:
             and (high is None or other_low is None or other_low <= high)
             for low, high, other_low, other_high in zip(self.lows, self.highs, other.lows, other.highs, strict=True)
         )
+
+
+def _ends(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    """The lowest and highest value as Iceberg's bounds give them: of days and times their numbers."""
+    kind = column.type
+    if pa.types.is_date32(kind):
+        column = column.cast(pa.int32())
+    elif pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
+        column = column.cast(pa.int64())
+    elif pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind):
+        return None, None  # as bytes, as text or as UUID: not worth telling apart
+    ends = pc.min_max(column).as_py()
+    return ends["min"], ends["max"]
 
 
 def _decoded(bounds: Mapping[int, bytes], key: Sequence[NestedField]) -> Iterator[Any]:

@@ -12,10 +12,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 
 from floodmark.catalog.fills import FILL_PREFIX
+from floodmark.catalog.references import REFERENCE_PREFIX, REFERRER_PREFIX
 from floodmark.errors import Invalid
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.schema import table_schema
 
+RESERVED_PREFIXES = (FILL_PREFIX, REFERENCE_PREFIX, REFERRER_PREFIX)
 TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
@@ -54,11 +56,11 @@ def check_name(name: str) -> None:
 
 
 def _check_properties(name: str, properties: Mapping[str, str]) -> None:
-    """What binds a column to an expression comes with the column, which was checked then."""
-    if reserved := sorted(key for key in properties if key.startswith(FILL_PREFIX)):
+    """What binds a column to an expression, or to another table, comes with what was checked then."""
+    if reserved := sorted(key for key in properties if key.startswith(RESERVED_PREFIXES)):
         raise Invalid(
             "these properties are Floodmark's own",
             table=name,
             properties=", ".join(reserved),
-            advice="Leave them out; `floodmark backfill column` fills a column by an expression.",
+            advice="Leave them out; `floodmark backfill column` fills a column, `floodmark apply` makes a reference.",
         )

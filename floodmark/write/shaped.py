@@ -8,15 +8,17 @@ operation's own folder that nothing refers to (I3).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
+from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.fills import Fill, absent_fields, fills_of
 from floodmark.catalog.live import LiveFile
-from floodmark.catalog.metadata import MetadataFiles, schema_of
+from floodmark.catalog.metadata import MetadataFiles, schema_of, seen_from
 from floodmark.errors import Invalid
 from floodmark.model import FileRecord, Head
 from floodmark.rows.evolve import evolve_schema
@@ -31,35 +33,45 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+def planned_metadata(catalog: Catalog, head: Head) -> TableMetadata:
+    """A table's newest metadata, as the branch of this head sees it: ids that any branch has given are taken there."""
+    newest = catalog.files.metadata(catalog.history.newest_metadata(head.table_id))
+    return seen_from(newest, head.schema_id, head.spec_id)
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a change works on a table with. `tables` gives others of the lake, for expressions that fill columns."""
+
+    files: MetadataFiles
+    storage: Storage
+    runner: Runner
+    tables: Callable[[str], DataFrame]
+
+
 class ShapedTable:
-    def __init__(
-        self,
-        name: str,
-        metadata: TableMetadata,
-        head: Head | None,
-        *,
-        files: MetadataFiles,
-        storage: Storage,
-        runner: Runner,
-        folder: str,
-        tables: Callable[[str], DataFrame],
-    ) -> None:
+    def __init__(self, name: str, metadata: TableMetadata, head: Head | None, folder: str, means: Means) -> None:
         """`head` is None for a table that the same change makes: then `metadata` is its first.
 
-        `tables` gives others of the lake, for expressions that fill columns.
+        `folder` is where the change stages its files.
         """
         self.name = name
         self.metadata = metadata
         self.head = head
-        self._files = files
-        self._storage = storage
-        self._runner = runner
+        self._files = means.files
+        self._storage = means.storage
+        self._runner = means.runner
         self.folder = folder
-        self._tables = tables
-        self.schema = metadata.schema() if head is None else schema_of(metadata, head)
+        self._tables = means.tables
+        # The table's own; `schema` has the columns that this change brings, too.
+        self.own = metadata.schema() if head is None else schema_of(metadata, head)
+        self.schema = self.own
+        self._new_spec_id: int | None = None
 
     @property
     def spec_id(self) -> int:
+        if self._new_spec_id is not None:
+            return self._new_spec_id
         return self.metadata.default_spec_id if self.head is None else self.head.spec_id
 
     @property

@@ -75,6 +75,9 @@ class Step:
     verb: str
     incoming: tuple[FileRecord, ...] = ()
     schema: Schema | None = None
+    # The spec that the rows were staged for, and the table's own schema then: it tells which ids of `schema` are its.
+    spec_id: int | None = None
+    planned: Schema | None = None
     where: str | None = None
     skip_unchanged: bool = True
     # Of a merge: rows that are no older by this column stay; of an empty name, all that are there.

@@ -8,69 +8,46 @@ the new head, without asking the caller for the rows a second time (protocol 1, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
 from floodmark.catalog.fills import lacking
 from floodmark.catalog.live import LiveFile, live_files
-from floodmark.catalog.metadata import (
-    MetadataFiles,
-    add_schema,
-    has_renamed_columns,
-    new_snapshot_id,
-    schema_of,
-)
+from floodmark.catalog.metadata import has_renamed_columns, schema_of
+from floodmark.catalog.references import referrers_of
 from floodmark.catalog.riders import PlanAgain, Rider
 from floodmark.catalog.seal import Edit
-from floodmark.errors import Invalid
+from floodmark.errors import Conflict, Invalid
 from floodmark.model import FileRecord, Head
 from floodmark.rows.duplicates import find_duplicates
 from floodmark.rows.rewrite import ALL, BY_KEY, BY_POSITIONS, BY_WHERE, Result, Rewrite
-from floodmark.rows.runner import Runner
 from floodmark.rows.schema import arrow_schema
 from floodmark.rows.where import Where
-from floodmark.storage import Storage
 from floodmark.write import refusals
 from floodmark.write.by_key import rows_of_keys
+from floodmark.write.planned import PlannedTable
 from floodmark.write.prune import key_fields, may_hold_keys
-from floodmark.write.shaped import ShapedTable
+from floodmark.write.reshape import check_condition, check_required, present_name, translated
+from floodmark.write.shaped import Means
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, RETAIN, Step, TableState
-from floodmark.write.working import WorkingFiles, staged_files
+from floodmark.write.working import WorkingFiles
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    pass
 
 
-class TableChange(ShapedTable):
-    def __init__(
-        self,
-        name: str,
-        metadata: TableMetadata,
-        head: Head | None,
-        *,
-        files: MetadataFiles,
-        storage: Storage,
-        runner: Runner,
-        folder: str,
-        tables: Callable[[str], DataFrame],
-    ) -> None:
-        super().__init__(
-            name, metadata, head, files=files, storage=storage, runner=runner, folder=folder, tables=tables
-        )
-        self._snapshot = new_snapshot_id()
+class TableChange(PlannedTable):
+    def __init__(self, name: str, metadata: TableMetadata, head: Head | None, folder: str, means: Means) -> None:
+        super().__init__(name, metadata, head, folder, means)
         self._steps: list[Step] = []
-        self._state = WorkingFiles(self.folder)
         # Files that came after planning and were looked at: none of their rows matter to the steps.
         self._looked: set[str] = set()
         # Staged files whose keys are unique; looking once is enough.
         self._unique: set[tuple[str, ...]] = set()
-
-    @property
-    def leftovers(self) -> bool:
-        return self._state.leftovers
 
     # ── steps ──
 
@@ -91,19 +68,30 @@ class TableChange(ShapedTable):
 
         `anew`: the table's own shape may have changed since they were staged.
         """
+        if step.verb == DELETE_KEYS and anew and step.spec_id != self.spec_id:
+            return self._keys_again(step)
         if step.schema is None:
             return step
-        wanted = self.evolved(arrow_schema(step.schema)) if step.evolve else self.schema
-        if wanted is not self.schema:
-            self.schema, self.metadata = wanted, add_schema(self.metadata, wanted)
-        if step.schema == wanted or not (anew or step.evolve) or not step.incoming:
+        source = translated(step.schema, step.planned or step.schema, self.schema)
+        self._evolve(self.evolved(arrow_schema(source)) if step.evolve else self.schema)
+        fits = step.schema == self.schema and step.spec_id == self.spec_id
+        if fits or not (anew or step.evolve) or not step.incoming:
             return step
         # Columns that came meanwhile are filled in rows that were sent before, or null.
+        fills = lacking(self.fills, [field.name for field in source.fields])
         target = self.target(fill_missing=True)
-        target.conformer(arrow_schema(step.schema)).problems.raise_invalid()
-        fills = lacking(self.fills, [field.name for field in step.schema.fields])
+        unfilled = target.without(tuple(fill.field_id for fill in fills))
+        unfilled.conformer(arrow_schema(source)).problems.raise_invalid()
+        check_required(step.incoming, source, self.schema)
         self._state.leftovers = True
-        return replace(step, incoming=self.staged_again(step.incoming, step.schema, target, fills), schema=wanted)
+        incoming = self.staged_again(step.incoming, source, target, fills)
+        return replace(step, incoming=incoming, schema=self.schema, spec_id=self.spec_id, planned=self.own)
+
+    def _keys_again(self, step: Step) -> Step:
+        """Keys that were staged in partitions of another spec, staged again."""
+        keys = Schema(*key_fields(self.schema))
+        incoming = self.staged_again(step.incoming, keys, self.keys_target(), ())
+        return replace(step, incoming=incoming, spec_id=self.spec_id, planned=self.own)
 
     def _apply(self, step: Step) -> None:
         if step.verb == MERGE:
@@ -130,6 +118,9 @@ class TableChange(ShapedTable):
         """Refuse what this table cannot do, before a row is staged for it."""
         if verb in (MERGE, DELETE_KEYS) and not self.key:
             raise refusals.no_key(self.name)
+        referrers = referrers_of(self.metadata.properties) if verb == RETAIN else ()
+        if referrers:
+            raise refusals.referred_to(self.name, referrers[0].table)
 
     def _merge(self, step: Step) -> None:
         if not step.incoming:
@@ -144,7 +135,7 @@ class TableChange(ShapedTable):
                 compare=step.skip_unchanged,
                 newest_by=step.newest_by,
             ),
-            self._sources(self._may_hold(step, self._live())),
+            self._sources(self._may_hold(step, self.working_files())),
         )
         self._replace(result)
         unchanged: dict[int, list[str]] = {}
@@ -173,7 +164,7 @@ class TableChange(ShapedTable):
         """Take out the rows that a condition matches; returns how many of them come in again under the same key."""
         where = self._where(step)
         self._runner.check(where, self.schema)
-        files = [file for file in self._live() if where.may_match(file, self.metadata)]
+        files = [file for file in self.working_files() if where.may_match(file, self.metadata)]
         whole = [file for file in files if where.must_match(file, self.metadata)]
         if not self.key:
             # Nobody asks which rows went: files that match as a whole need not be opened.
@@ -202,8 +193,8 @@ class TableChange(ShapedTable):
         """Take out the rows that have one of these keys; a key that no row has changes nothing."""
         # The keys themselves are files of this operation that its commit does not name.
         self._state.leftovers = True
-        held = {file.path for file in self._look_for_keys(step, self._live()).files if file.matched}
-        files = [file for file in self._live() if file.path in held]
+        held = {file.path for file in self._look_for_keys(step, self.working_files()).files if file.matched}
+        files = [file for file in self.working_files() if file.path in held]
         rewrite = Rewrite(self.target(), BY_POSITIONS, self.key, deletions=True, existed_in=tuple(self._state.removed))
         result = self._runner.run(rewrite, rows_of_keys(self._storage, self._sources(files), step.paths, self.schema))
         self._replace(result)
@@ -254,7 +245,7 @@ class TableChange(ShapedTable):
 
     def _check_new(self, step: Step) -> None:
         """No live row has a key that comes in."""
-        found = self._look_for_keys(step, self._live())
+        found = self._look_for_keys(step, self.working_files())
         if found.matched:
             raise refusals.keys_there(self.name, found.matched, found.examples())
 
@@ -277,33 +268,8 @@ class TableChange(ShapedTable):
 
     # ── files ──
 
-    def _live(self) -> list[LiveFile]:
-        """The working state's files."""
-        base = [file for path, file in self._base().items() if path not in self._state.removed]
-        return [*base, *self._staged(self._state.added.values())]
-
-    def _base(self) -> dict[str, LiveFile]:
-        if self._state.base is None:
-            found = [] if self.head is None else live_files(self._files, self.head, self.schema)
-            self._state.base = {file.path: file for file in found}
-        return self._state.base
-
-    def _staged(self, records: Iterable[FileRecord]) -> list[LiveFile]:
-        return staged_files(records, self.metadata, self.schema, self.spec_id)
-
     def _may_hold(self, step: Step, files: Sequence[LiveFile]) -> list[LiveFile]:
         return may_hold_keys(files, step.incoming, self.metadata, self.schema, self.spec_id)
-
-    def _replace(self, result: Result) -> None:
-        """Put a rewrite's outcome on paper."""
-        live = {file.path: file for file in self._live()}
-        for file in result.files:
-            if file.removed:
-                self._state.drop(live[file.path])
-                self._state.add(file.records)
-            elif file.unchanged and file.path in self._base():
-                self._state.needed.add(file.path)
-        self._state.add_deletions(result.deletions)
 
     def _without(self, records: Sequence[FileRecord], unchanged: dict[int, list[str]]) -> list[FileRecord]:
         """The incoming files without the rows that are there already just so."""
@@ -322,9 +288,11 @@ class TableChange(ShapedTable):
     def edit(self) -> Edit | None:
         """What the steps come to; None if nothing. Steps that read and changed nothing are still to be checked."""
         checked = self.head is not None and (bool(self.key) or any(step.verb != APPEND for step in self._steps))
-        if not (self._state.changed or self.head is None or (checked and self._steps)):
+        bound = self.strict or self.depended
+        checked = checked or (bound and self.head is not None)
+        if not (self._state.changed or self.head is None or bound or (checked and self._steps)):
             return None
-        return self._state.edit(self.name, self.head, self.metadata, self.schema, self._snapshot, checked=checked)
+        return self._edit(checked=checked)
 
     def riders(self) -> list[Rider]:
         """What the removers want to hold in the publish, if there will be one."""
@@ -354,8 +322,10 @@ class TableChange(ShapedTable):
 
     def plan_again(self, head: Head, metadata: TableMetadata) -> None:
         """Take the steps again on the table's new head; rows staged for another shape are staged again first."""
+        if self._decided or self.strict:
+            raise Conflict("the table moved under what was decided for it", table=self.name, advice="Run it again.")
         self.head, self.metadata = head, metadata
-        self.schema = schema_of(metadata, head)
+        self.own = self.schema = schema_of(metadata, head)
         steps, self._steps, self._state, self._looked = (
             self._steps,
             [],
@@ -363,4 +333,24 @@ class TableChange(ShapedTable):
             set(),
         )
         for step in steps:
-            self.take(self._shaped(step, anew=True))
+            self.take(self._again(step))
+
+    def _again(self, step: Step) -> Step:
+        """The step in the table's present shape. What does not go into it any more is the caller's to say anew."""
+        try:
+            self.check_verb(step.verb)
+            planned = step.planned or self.own
+            if step.where is not None:
+                check_condition(step.where, planned, self.own)
+            if step.newest_by:
+                step = replace(step, newest_by=present_name(step.newest_by, planned, self.own))
+            return self._shaped(step, anew=True)
+        except Invalid as error:
+            if step.evolve:
+                raise
+            raise Conflict(
+                "the table's shape changed under this write",
+                table=self.name,
+                cause=error,
+                advice="Nothing was written. Run it again with rows for the table's new shape.",
+            ) from error

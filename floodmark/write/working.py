@@ -31,6 +31,8 @@ class WorkingFiles:
     rows_added: int = 0
     rows_updated: int = 0
     rows_deleted: int = 0
+    # The table gets another shape, also if no row comes or goes.
+    reshaped: bool = False
     # Files were staged that will not be published.
     leftovers: bool = False
 
@@ -45,10 +47,17 @@ class WorkingFiles:
 
     @property
     def changed(self) -> bool:
-        return bool(self.added or self.removed)
+        return bool(self.added or self.removed or self.deletions or self.reshaped)
 
     def add(self, records: Sequence[FileRecord]) -> None:
         check_records(records, self.folder)
+        self.added.update({record.path: record for record in records})
+
+    def add_again(self, records: Sequence[FileRecord]) -> None:
+        """Files that another operation published, on another branch: under their own paths, in its folder."""
+        twice = [record.path for record in records if record.path in self.added or record.path in (self.base or {})]
+        if twice or len({record.path for record in records}) != len(records):
+            raise Corrupt("a file of the table would be named twice", files=", ".join(twice[:3]))
         self.added.update({record.path: record for record in records})
 
     def add_deletions(self, records: Sequence[FileRecord]) -> None:
@@ -56,17 +65,26 @@ class WorkingFiles:
         self.deletions += records
 
     def edit(
-        self, table: str, head: Head | None, metadata: TableMetadata, schema: Schema, snapshot: int, *, checked: bool
+        self,
+        table: str,
+        head: Head | None,
+        metadata: TableMetadata,
+        schema: Schema,
+        spec_id: int,
+        snapshot: int,
+        *,
+        checked: bool,
     ) -> Edit:
         """What the door is to do; without a head it makes the table, with this metadata."""
         evolved = head is not None and self.changed and schema.schema_id != head.schema_id
+        moved = head is not None and spec_id != head.spec_id
         return Edit(
             action=WRITE if head is not None else CREATE,
             table=table,
             table_id=str(metadata.table_uuid) if head is None else head.table_id,
             location=metadata.location,
             schema_id=head.schema_id if head is not None and not evolved else schema.schema_id,
-            spec_id=metadata.default_spec_id if head is None else head.spec_id,
+            spec_id=spec_id,
             snapshot=snapshot if self.changed else None,
             added=tuple(self.added.values()),
             removed=tuple(RemovedFile(file.path, file.rows, file.size_bytes) for file in self.removed.values()),
@@ -79,6 +97,8 @@ class WorkingFiles:
             base_snapshot=None if head is None else head.snapshot,
             schema=schema.model_dump_json() if evolved else None,
             base_schema_id=head.schema_id if head is not None and evolved else None,
+            spec=metadata.specs()[spec_id].model_dump_json() if moved else None,
+            base_spec_id=head.spec_id if head is not None and moved else None,
             metadata=metadata.model_dump_json(exclude_none=True) if head is None else None,
         )
 

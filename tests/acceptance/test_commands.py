@@ -28,15 +28,15 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 
 STATUS_KEYS = [
-    *("lake", "catalog", "format", "incarnation", "version", "tables", "rows", "files", "bytes"),
+    *("lake", "catalog", "format", "incarnation", "version", "branches", "tables", "rows", "files", "bytes"),
     *("small_files", "small_file_ratio", "versions", "expired_states", "last_commit"),
-    *("running", "pending", "unknown", "pins", "healed", "last_maintenance", "due", "sinks"),
+    *("running", "pending", "unknown", "drifted", "pins", "healed", "last_maintenance", "due", "sinks"),
     *("jobs", "jobs_error", "health"),
 ]
 COMMIT_KEYS = {"version", "outcome", "operation", "kind", "branch", "actor", "message", "committed_ms", "tables"}
 SHOW_KEYS = {
     *("table", "table_id", "location", "rows", "files", "bytes", "sequence", "version", "snapshot", "columns", "key"),
-    *("partition", "sort", "metadata_location", "small_files", "small_file_ratio", "snapshots"),
+    *("partition", "sort", "comment", "metadata_location", "small_files", "small_file_ratio", "snapshots"),
     *("orphan_files", "orphan_bytes", "retention", "retention_column", "consumers", "last_maintenance", "due"),
 }
 
@@ -161,11 +161,11 @@ def test_tables_show_and_history_as_text_and_as_json(made: Path) -> None:
     assert set(details) == SHOW_KEYS
     assert details["partition"] == ["day(at)"]
     assert details["columns"] == [
-        {"name": "id", "type": "long", "required": True, "comment": "the key"},
-        {"name": "at", "type": "timestamptz", "required": False, "comment": ""},
+        {"name": "id", "type": "long", "required": True, "refers_to": None, "filled": None, "comment": "the key"},
+        {"name": "at", "type": "timestamptz", "required": False, "refers_to": None, "filled": None, "comment": ""},
     ]
     text = command("show", "events", cwd=made, env=env).stdout.splitlines()
-    assert ["id", "long", "yes", "the", "key"] in [line.split() for line in text]
+    assert ["id", "long", "yes", "-", "-", "the", "key"] in [line.split() for line in text]
 
     commits = answer("history", "--limit", "1", cwd=made, env=env)["commits"]
     assert len(commits) == 1

@@ -193,8 +193,8 @@ def test_a_sink_is_added_run_and_looked_at(made: Path) -> None:
     assert ", 1 deletion among them " in sink(made, "run", "out").lines[1]
     assert sorted(folded(made).values(), key=str) == table(made)
     header, row = sink(made, "list").lines
-    assert header.split() == ["sink", "kind", "state", "tables", "behind", "oldest", "quarantined", "problem"]
-    assert row.split() == ["out", "files", "active", "notes,", "users", "0", "-", "0", "-"]
+    assert header.split() == ["sink", "kind", "state", "branch", "tables", "behind", "oldest", "quarantined", "problem"]
+    assert row.split() == ["out", "files", "active", "main", "notes,", "users", "0", "-", "0", "-"]
 
 
 def test_where_a_sink_is_as_text_and_as_json(still: Path) -> None:

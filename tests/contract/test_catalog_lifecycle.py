@@ -74,7 +74,7 @@ def prepare(place: Place) -> None:
 NOT_IN_FORMAT_1 = {"fm_pins", "fm_turns", "fm_processes", "fm_deletions"} | {
     *("fm_expired", "fm_upkeep", "fm_consumers", "fm_maintenance"),
     *("fm_sinks", "fm_sink_tables", "fm_units", "fm_parts", "fm_quarantine", "fm_senders"),
-    *("fm_jobs", "fm_chunks"),
+    *("fm_jobs", "fm_chunks", "fm_lines", "fm_merges", "fm_sink_lines"),
 }
 
 
@@ -287,6 +287,36 @@ def test_an_older_format_is_served_read_only_as_it_is(place: Place) -> None:
         assert lake.audit() == []
     assert content(place) == before
     assert files(place) == files_before
+
+
+def make_format_6(place: Place) -> None:
+    """A catalog of format 6 with a table and rows: branches were what came next."""
+    prepare(place)
+    with place.open() as lake:
+        lake.sinks.add("out", "files", tables="events", path=f"{place.path}-out")
+    with database_of(place) as database, database.write() as tx:
+        for table in (tables.lines, tables.merges, tables.sink_lines):
+            table.drop(tx)
+        tx.execute(text("UPDATE fm_migrations SET version_num = 'f0006'"))
+        tx.execute(update(tables.lake).values(format=6))
+
+
+def test_a_lake_from_before_branches_has_main_and_gets_branches_when_it_is_migrated(place: Place) -> None:
+    make_format_6(place)
+    with place.open(read_only=True) as lake:
+        assert [branch.name for branch in lake.catalog.branches.list()] == ["main"]
+        assert ids(lake) == ids(lake, version=2) == [1, 2]
+        assert [commit.version for commit in lake.catalog.history.commits(branch="main")] == [2, 1]
+        assert [(sink["branch"], sink["tables"][0]["lag_rows"]) for sink in lake.sinks.status()] == [("main", 2)]
+        with pytest.raises(fm.NotFound):
+            lake.catalog.branches.get("dev")
+    with place.open() as lake:
+        assert lake.sinks.about("out")["branch"] == "main"
+        lake.catalog.branches.create("dev", actor="test")
+        assert lake.append("events", rows(1, 2), batch="first", branch="dev").outcome == "already_committed"
+        lake.append("events", rows(3), branch="dev")
+        assert (ids(lake), ids(lake, version=3)) == ([1, 2], [1, 2, 3])
+        check_lake(lake.catalog)
 
 
 def test_nothing_is_migrated_under_a_writer_that_is_at_work(place: Place) -> None:

@@ -33,6 +33,8 @@ from floodmark.write.verbs import write
 from tests.conftest import Place, at, ids, rows
 from tests.contract.test_catalog_lifecycle import make_format_1
 
+pytestmark = pytest.mark.mostly_sqlite(3)
+
 PINNED = {"size": 10, "column": "id", "last": None}
 
 

@@ -28,6 +28,8 @@ from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 
+pytestmark = pytest.mark.mostly_sqlite(3)
+
 ANY = 1_000_000
 
 

@@ -22,6 +22,8 @@ from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Receiver, answers
 from tests.conftest import EVENTS, Place, at, rows
 
+pytestmark = pytest.mark.mostly_sqlite(3)
+
 
 class Lost(Exception):
     """The process did not get further."""

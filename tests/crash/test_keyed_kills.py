@@ -118,6 +118,7 @@ def check(place: Place, kind: str, outcome: str | None) -> None:
         assert lake.status()["health"] == "fine"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("database", "batch"), [("sqlite", None), ("sqlite", "monday"), ("postgresql", "monday")])
 @pytest.mark.parametrize(("kind", "point"), POINTS)
 def test_killed_keyed_write_happens_whole_or_not_at_all(

@@ -100,6 +100,7 @@ def check_healed(place: Place, kind: str, outcome: str | None) -> LakeFacts:
         return facts
 
 
+@pytest.mark.mostly_sqlite(4)
 @pytest.mark.parametrize("database", DATABASES)
 @pytest.mark.parametrize("batch", [None, "monday"])
 @pytest.mark.parametrize(
@@ -140,6 +141,7 @@ HEAL_POINTS = {
 }
 
 
+@pytest.mark.mostly_sqlite(2)
 @pytest.mark.parametrize("database", DATABASES)
 @pytest.mark.parametrize(("heal_point", "left_by"), HEAL_POINTS.items())
 def test_killed_healer_is_healed_by_the_next(
@@ -249,6 +251,8 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         *(name for name, kind in FAILPOINTS.items() if kind in ("compact", "retain", "sweep", "maintain")),
         *(name for name in FAILPOINTS if name.endswith(".planned_again")),
         *(name for name, kind in FAILPOINTS.items() if kind == "unit"),  # tests/crash/test_sink_kills.py
+        # tests/crash/test_branch_kills.py, test_apply_kills.py, test_repair_kills.py
+        *(name for name, kind in FAILPOINTS.items() if kind in ("branch", "branch_merge", "apply", "repair")),
         # tests/crash/test_backfill_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("job", "add_column", "fill", "chunk", "prune")),
         *HEAL_POINTS,
@@ -275,6 +279,7 @@ def create_and_fill(place: Place, batch: str | None) -> str:
         return tx.commit.outcome
 
 
+@pytest.mark.mostly_sqlite(4)
 @pytest.mark.parametrize("database", DATABASES)
 @pytest.mark.parametrize("batch", [None, "monday"])
 @pytest.mark.parametrize("point", WRITE_POINTS["transaction"])

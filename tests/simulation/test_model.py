@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import floodmark as fm
@@ -24,6 +25,7 @@ from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, EVENTS, Place, ids, rows
+from tests.foreign_writer import by_another
 
 SEEDS = [1, 2]
 STEPS = 40
@@ -48,6 +50,11 @@ SHIP_POINTS = [f"unit.{step}" for step in ("held", "opened", "sealed", "sent", "
 FILL_POINTS, CHUNK_POINTS = (
     [point for point, kind in FAILPOINTS.items() if kind in kinds and not point.endswith(".planned_again")]
     for kinds in (("job", "add_column", "fill"), ("job", "chunk"))
+)
+# What a new shape, and a repair of what another writer did, pass.
+APPLY_POINTS, REPAIR_POINTS = (
+    [point for point, kind in FAILPOINTS.items() if kind == wanted and not point.endswith(".planned_again")]
+    for wanted in ("apply", "repair")
 )
 HISTORY = "history"
 CHUNK_IDS = 1_000_000
@@ -101,6 +108,16 @@ def backfill_in_child(place: Place, run: Callable[..., BackfillRun], *arguments:
         run(lake, *arguments)
 
 
+def apply_in_child(place: Place, wanted: dict[str, Any]) -> None:
+    with place.open() as lake:
+        lake.apply(wanted)
+
+
+def repair_in_child(place: Place, table: str, choice: str) -> None:
+    with place.open(heal=False) as lake:
+        lake.repair(table, choice=choice, apply=True)
+
+
 class Model:
     def __init__(self, place: Place, seed: int) -> None:
         self.random = random.Random(seed)
@@ -112,6 +129,9 @@ class Model:
         self.expired: set[int] = set()
         self.tip = 0
         self.columns: dict[str, list[str]] = {}
+        # Columns that a file declared, with the default that every row has in them.
+        self.defaults: dict[str, dict[str, str]] = {}
+        self.declared = 0
         # Backfills that may not be at their end.
         self.started: list[tuple[Any, ...]] = []
         self.shipped = f"{place.path}-shipped"
@@ -137,6 +157,7 @@ class Model:
             [
                 *("write", "write", "write", "kill", "kill", "storage", "database", "again", "create"),
                 *("expire", "compact", "sweep", "maintain", "maintain", "ship", "ship", "chunks", "column"),
+                *("apply", "apply", "foreign"),
             ]
         )
         getattr(self, f"step_{kind}")()
@@ -287,6 +308,57 @@ class Model:
         columns.append(f"c{len(columns)}")
         self.backfill(FILL_POINTS, fill_column, table, columns[-1])
 
+    def step_apply(self) -> None:
+        """A column with a default comes, gets another name or goes, perhaps beside a new table; whole, or killed."""
+        table = self.random.choice(sorted(self.versions[self.head]))
+        with self.place.open() as lake:
+            there = lake.show(table)["columns"]
+        wanted: dict[str, Any] = {one["name"]: {"type": one["type"], "required": one["required"]} for one in there}
+        before = self.defaults.get(table, {})
+        after = dict(before)
+        self.declared += 1
+        new, how = f"x{self.declared}", self.random.choice(["add", "rename", "drop"] if before else ["add"])
+        if how == "add":
+            wanted[new], after[new] = {"type": "string", "default": new}, new
+        else:
+            old = self.random.choice(sorted(before))
+            value = after.pop(old)
+            del wanted[old]
+            if how == "rename":
+                wanted[new], after[new] = {"type": "string", "renamed_from": old}, value
+        made = {f"made{self.head}": {"schema": EVENTS}} if self.random.random() < 0.3 else {}
+        tables = {table: {"columns": wanted}, **made}
+        if self.random.random() < 0.6:
+            run_killed(apply_in_child, self.place, tables, failpoint=self.random.choice(APPLY_POINTS))
+        with self.place.open() as lake:
+            lake.apply(tables)
+            assert lake.apply(tables).outcome == "nothing_to_do"
+            assert lake.status()["version"] == self.head + 1, "one publish, whoever made it"
+        self.happened({name: [] for name in made})
+        self.defaults[table] = after
+
+    def step_foreign(self) -> None:
+        """Another writer appends past the door: refused, then taken in or put back, by a repair that may be killed."""
+        table = self.random.choice(sorted(self.versions[self.head]))
+        number, self.next_id = self.next_id, self.next_id + 1
+        with self.place.open() as lake:
+            # Nothing may wait for this table: healing would rightly refuse.
+            self.check_backfilled(lake)
+            names = [one["name"] for one in lake.show(table)["columns"]]
+        row = {**dict.fromkeys(names, f"row {number}"), **self.defaults.get(table, {})}
+        columns = [pa.field(name, pa.string()) if name != "id" else pa.field("id", pa.int64(), False) for name in names]
+        brought = pa.Table.from_pylist([{**row, "id": number}], schema=pa.schema(columns))
+        by_another(self.place, table, lambda theirs: theirs.append(brought))
+        choice = self.random.choice(["take_in", "put_back"])
+        with self.place.open() as lake, pytest.raises(fm.Corrupt):
+            lake.append(table, rows(number))
+        if self.random.random() < 0.6:
+            run_killed(repair_in_child, self.place, table, choice, failpoint=self.random.choice(REPAIR_POINTS))
+        with self.place.open() as lake:
+            assert lake.repair(table, choice=choice, apply=True)[0].outcome in ("taken_in", "put_back", "nothing_to_do")
+            assert lake.status()["version"] == self.head + 1
+        self.happened({table: [number]} if choice == "take_in" else {})
+
     def backfill(self, points: list[str], run: Callable[..., BackfillRun], *arguments: Any) -> None:
         """Whole, killed somewhere, or with a fault; what is not done then is done by a later run."""
         self.started.append((run, *arguments))
@@ -330,6 +402,14 @@ class Model:
             for row in lake.read_arrow(table).read_all().to_pylist():
                 assert {row[column] for column in columns} == {row["name"]}, table
 
+    def check_declared(self, lake: fm.Lake) -> None:
+        """Every row has the defaults of the columns that were declared, under their present names."""
+        for table, defaults in self.defaults.items():
+            named = {one["name"] for one in lake.show(table)["columns"]}
+            assert {name for name in named if name.startswith("x")} == set(defaults), table
+            for row in lake.read_arrow(table).read_all().to_pylist():
+                assert {name: row[name] for name in defaults} == defaults, table
+
     def check_shipped(self, lake: fm.Lake) -> None:
         """Every row of the head is at the destination, once."""
         assert lake.sinks.run("out", until_empty=True).outcome in ("shipped", "nothing_to_do")
@@ -358,6 +438,7 @@ class Model:
             # What a sweep that was stopped has left is ended by the next one.
             assert lake.maintain.sweep(grace="0s").outcome in ("swept", "nothing_to_do")
             self.check_backfilled(lake)
+            self.check_declared(lake)
             self.check_shipped(lake)
             check_lake(lake.catalog)
             for version in {self.head, self.random.randint(1, self.head)}:

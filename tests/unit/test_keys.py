@@ -246,3 +246,8 @@ def test_long_and_broken_texts_are_shown_in_part() -> None:
     assert len(shown) < 70
     broken = pa.array([b"a\xff"]).view(pa.string())
     assert render_keys(pa.table({"s": broken})) == ["s=a\ufffd"]
+
+
+def test_decimals_are_told_as_they_are() -> None:
+    keys = pa.table({"p": pa.array([Decimal("9.0000000000"), Decimal("-3.0000005000")], pa.decimal128(38, 10))})
+    assert render_keys(keys) == ["p=9.0000000000", "p=-3.0000005000"]

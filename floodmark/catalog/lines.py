@@ -1,0 +1,160 @@
+"""Lines: which commits a branch stands on, for every branch that is or ever was.
+
+A line is a branch's own commits, from when it was made to when it was deleted, and below them its parent's up to where
+it left it. Commits carry the branch's name; a name may be given again, so a commit belongs to the line that had the
+name then. Main is the line that all others come from; it has no row. A branch is gone only if the row of its line says
+that it ended: what no row knows is Corrupt, never gone. Lakes of older formats, served read-only, have main alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from floodmark.catalog import tables
+from floodmark.errors import Corrupt, NotFound
+from floodmark.model import MAIN
+
+LIVING, ENDED = "live", "ended"
+# The first format that has the tables of branches.
+FORMAT_WITH_LINES = 7
+
+
+@dataclass(frozen=True)
+class Line:
+    """One branch in its life. `parent` is the id of its parent's line; main's id is its name."""
+
+    id: str
+    name: str
+    parent: str | None
+    base_version: int
+    born_version: int
+    common_version: int
+    sent_version: int
+    taken_version: int
+    created_ms: int
+    actor: str
+    ended_version: int | None
+    ended_ms: int | None
+
+    def scope(self, scope: str) -> str:
+        """Under which scope this branch keeps the batches of `scope` that came in on it."""
+        return scope if self.id == MAIN else f"{self.id}/{scope}"
+
+
+MAIN_LINE = Line(MAIN, MAIN, None, 0, -1, 0, 0, 0, 0, "", None, None)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Commits of `line.name` with after < version <= upto; without `upto`, all after."""
+
+    line: Line
+    after: int
+    upto: int | None
+
+
+class Lines:
+    """All lines, as one transaction saw them."""
+
+    def __init__(self, lines: Sequence[Line], live_names: frozenset[str] = frozenset({MAIN})) -> None:
+        self._by_id = {MAIN: MAIN_LINE, **{line.id: line for line in lines}}
+        self._live_names = live_names
+        self._by_name: dict[str, list[Line]] = {}
+        for line in self._by_id.values():
+            self._by_name.setdefault(line.name, []).append(line)
+
+    @classmethod
+    def read(cls, tx: Connection) -> Lines:
+        if tx.execute(select(tables.lake.c.format)).scalar_one() < FORMAT_WITH_LINES:
+            return cls(())
+        row = tables.lines
+        found = tx.execute(select(row).order_by(row.c.born_version, row.c.id)).mappings()
+        lines = [Line(**{field.name: one[field.name] for field in fields(Line)}) for one in found]
+        return cls(lines, frozenset(tx.execute(select(tables.branches.c.name)).scalars()))
+
+    def live(self, name: str) -> Line:
+        """The line of the branch that has this name now."""
+        line = next((one for one in self._by_name.get(name, ()) if one.ended_version is None), None)
+        if (line is None) is not (name not in self._live_names):
+            raise Corrupt(
+                "the catalog's rows of this branch disagree",
+                branch=name,
+                advice="Nothing was changed. Restore the catalog from a backup, or ask for help.",
+            )
+        if line is None:
+            raise NotFound("there is no such branch", branch=name, branches=",".join(sorted(self._live_names)))
+        return line
+
+    def state(self, name: str) -> str:
+        """`live` or `ended`; Corrupt if no row knows the name, for then nobody can tell."""
+        if name in self._live_names or name in self._by_name:
+            try:
+                self.live(name)
+            except NotFound:
+                return ENDED
+            return LIVING
+        raise Corrupt("no row of the catalog knows this branch", branch=name, advice="It is kept as it is.")
+
+    def get(self, line_id: str) -> Line:
+        line = self._by_id.get(line_id)
+        if line is None:
+            raise Corrupt("the catalog has no row of a branch's parent", line=line_id)
+        return line
+
+    def owner(self, name: str, version: int) -> Line:
+        """Whose commit it is: the line that had the branch's name then."""
+        for line in self._by_name.get(name, ()):
+            lived = line.ended_version is None or version <= line.ended_version
+            if line.born_version < version and lived:
+                return line
+        raise Corrupt("no branch had this name when the version was made", branch=name, version=version)
+
+    def parts(self, line: Line, upto: int | None = None) -> list[Part]:
+        """The commits that a branch stands on (up to a version): its own, and its ancestors' up to where it left."""
+        found: list[Part] = []
+        while True:
+            if line.ended_version is not None:
+                upto = line.ended_version if upto is None else min(upto, line.ended_version)
+            found.append(Part(line, line.born_version, upto))
+            if line.parent is None:
+                return found
+            upto = line.base_version if upto is None else min(upto, line.base_version)
+            line = self.get(line.parent)
+
+    def holds(self, line: Line, name: str, version: int) -> bool:
+        """Whether a branch stands on this commit of the branch `name`."""
+        return any(
+            part.line.name == name and part.after < version and (part.upto is None or version <= part.upto)
+            for part in self.parts(line)
+        )
+
+    def children(self, line: Line) -> list[Line]:
+        """The branches that were made from this one and live."""
+        return [one for one in self._by_id.values() if one.parent == line.id and one.ended_version is None]
+
+    def living(self) -> list[Line]:
+        """The lines of all branches that live; main first."""
+        return [one for one in self._by_id.values() if one.ended_version is None]
+
+    def all(self) -> list[Line]:
+        """Every line, main first, then as they were born: a parent comes before its children."""
+        return list(self._by_id.values())
+
+
+def on_parts(parts: Sequence[Part]) -> ColumnElement[bool]:
+    """The condition that a row of fm_commits is one of these parts'."""
+    commit = tables.commits
+    return or_(
+        *(
+            and_(
+                commit.c.branch == part.line.name,
+                commit.c.version > part.after,
+                *(() if part.upto is None else (commit.c.version <= part.upto,)),
+            )
+            for part in parts
+        )
+    )

@@ -1,0 +1,118 @@
+"""Pointers and heads: how the door changes the rows that say where a table is.
+
+The door's hands, inside its transaction and under fm_lake's lock; a branch that is deleted takes the pointers along
+that only it had. Nobody else imports this (I1). Each change is conditional on the pointer that the builder found:
+False means that it is another one by now, and nothing was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+
+from floodmark.catalog import tables
+from floodmark.model import BEGINNING, MAIN, Head
+
+
+def head_values(new: Head, version: int) -> dict[str, Any]:
+    """A head as columns of fm_heads, but for its keys."""
+    return {
+        "table_name": new.table,
+        "snapshot": new.snapshot,
+        "sequence": new.sequence,
+        "schema_id": new.schema_id,
+        "spec_id": new.spec_id,
+        "manifest_list": new.manifest_list,
+        "metadata_location": new.metadata_location,
+        "version": version,
+        "rows_total": new.rows,
+        "files_total": new.files,
+        "bytes_total": new.size_bytes,
+    }
+
+
+def insert_table(tx: Connection, new: Head, version: int, small_files: int | None) -> None:
+    """A table that was made: pointer, head and upkeep. Small files are counted on main only."""
+    _insert_pointer(tx, new)
+    tx.execute(insert(tables.heads).values(branch=new.branch, table_id=new.table_id, **head_values(new, version)))
+    small = small_files if new.branch == MAIN else None
+    tx.execute(insert(tables.upkeep).values(table_id=new.table_id, small_files=small, deletions_floor=BEGINNING))
+
+
+def move_table(tx: Connection, new: Head, version: int, old_pointer: str, small_files_change: int) -> bool:
+    """Iceberg's pointer, old to new, only if it still is old, and our head. An old one of "" was dropped by others."""
+    if not _move_pointer(tx, new, old_pointer):
+        return False
+    head, upkeep = tables.heads, tables.upkeep
+    own = and_(head.c.branch == new.branch, head.c.table_id == new.table_id)
+    tx.execute(update(head).where(own).values(**head_values(new, version)))
+    if small_files_change and new.branch == MAIN:
+        counted = {"small_files": upkeep.c.small_files + small_files_change}
+        tx.execute(update(upkeep).where(upkeep.c.table_id == new.table_id).values(counted))
+    return True
+
+
+def take_table(tx: Connection, new: Head, version: int, old_pointer: str) -> bool:
+    """A table that another branch has: a head of its own on this one. On main nobody has counted its small files."""
+    if not _move_pointer(tx, new, old_pointer):
+        return False
+    tx.execute(insert(tables.heads).values(branch=new.branch, table_id=new.table_id, **head_values(new, version)))
+    if new.branch == MAIN:
+        tx.execute(update(tables.upkeep).where(tables.upkeep.c.table_id == new.table_id).values(small_files=None))
+    return True
+
+
+def drop_table(tx: Connection, dropped: Head, old_pointer: str) -> bool:
+    """The head goes from its branch, and the pointer with it unless another branch has the table."""
+    head, table = tables.heads, tables.iceberg_tables
+    tx.execute(delete(head).where(head.c.branch == dropped.branch, head.c.table_id == dropped.table_id))
+    left = tx.execute(select(head.c.branch).where(head.c.table_id == dropped.table_id).limit(1)).scalar()
+    if left is not None:
+        return True
+    gone = delete(table).where(_named(dropped.table), table.c.metadata_location == old_pointer)
+    return tx.execute(gone).rowcount == 1
+
+
+def forget_pointers(tx: Connection, names: Sequence[str]) -> None:
+    """The pointers of tables that no branch has any more."""
+    for name in names:
+        tx.execute(delete(tables.iceberg_tables).where(_named(name)))
+
+
+def _move_pointer(tx: Connection, new: Head, old_pointer: str) -> bool:
+    table = tables.iceberg_tables
+    if not old_pointer:
+        there = tx.execute(select(table.c.table_name).where(_named(new.table))).scalar()
+        if there is not None:
+            return False
+        _insert_pointer(tx, new)
+        return True
+    moved = tx.execute(
+        update(table)
+        .where(_named(new.table), table.c.metadata_location == old_pointer)
+        .values(metadata_location=new.metadata_location, previous_metadata_location=old_pointer)
+    )
+    return moved.rowcount == 1
+
+
+def _insert_pointer(tx: Connection, new: Head) -> None:
+    tx.execute(
+        insert(tables.iceberg_tables).values(
+            catalog_name=tables.CATALOG_NAME,
+            table_namespace=tables.NAMESPACE,
+            table_name=new.table,
+            metadata_location=new.metadata_location,
+            iceberg_type="TABLE",
+        )
+    )
+
+
+def _named(name: str) -> ColumnElement[bool]:
+    table = tables.iceberg_tables
+    return and_(
+        table.c.catalog_name == tables.CATALOG_NAME,
+        table.c.table_namespace == tables.NAMESPACE,
+        table.c.table_name == name,
+    )

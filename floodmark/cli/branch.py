@@ -1,0 +1,210 @@
+"""`floodmark branch`: try a change on the side, look at it, bring it in or throw it away.
+
+A merge that finds conflicts changes nothing, lists them as data and exits 3; up to date is done, so it exits 0 (I12).
+Deleting shows first what was never merged, and wants --apply.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from floodmark import clock
+from floodmark.cli.output import Output
+
+if TYPE_CHECKING:
+    from floodmark.catalog.branches import Branch
+    from floodmark.lake import Lake
+    from floodmark.write.branch_records import Merged, TableDiff
+
+CONFLICT_CODE = 3
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Branches of the whole lake.")
+
+Name = Annotated[str, typer.Argument(help="The branch.")]
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The new branch.")],
+    source: Annotated[str | None, typer.Option("--from", help="The branch to start from (default: main).")] = None,
+    version: Annotated[int | None, typer.Option(help="Start from this version.")] = None,
+    at: Annotated[str | None, typer.Option(help="Start from how it was then, like 2026-11-15T10:00:00Z.")] = None,
+) -> None:
+    """Make a branch of the whole lake; no data is copied."""
+    with context.obj.open(read_only=False) as lake:
+        branch = lake.branches.create(name, source=source, version=version, at=at)
+    text = f"branch {branch.name} starts from version {branch.base_version} of {branch.parent}"
+    context.obj.output.result({"outcome": "created", **branch.as_dict()}, text=text)
+
+
+@app.command("list")
+def list_branches(context: typer.Context) -> None:
+    """List the branches, with what was done on each."""
+    with context.obj.open() as lake:
+        branches = lake.branches.list()
+    output = context.obj.output
+    if output.as_json:
+        output.result({"branches": [branch.as_dict() for branch in branches]})
+        return
+    rows = [_row(branch) for branch in branches]
+    output.rows(rows, rows[0] if rows else (), name="branches", empty="no branches")
+
+
+@app.command()
+def diff(
+    context: typer.Context,
+    name: Name,
+    table: Annotated[str | None, typer.Option(help="Only this table.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most this many rows of each table.")] = 20,
+) -> None:
+    """Show what a branch changed since it and its parent were last the same: per table, with samples."""
+    with context.obj.open() as lake:
+        found = lake.branches.diff(name, table=table, limit=limit)
+    output = context.obj.output
+    if output.as_json:
+        output.result(found.as_dict())
+        return
+    output.note(f"{found.branch} at version {found.head_version}, against version {found.common_version}")
+    _show_tables(output, found.tables, empty="no difference")
+
+
+@app.command()
+def merge(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The branch whose changes come in.")],
+    into: Annotated[str | None, typer.Option(help="Where they come in (default: the branch's parent).")] = None,
+    prefer: Annotated[
+        str | None, typer.Option(help="In a conflict take ours (the side merged into) or theirs.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    message: Annotated[str, typer.Option(help="What the history will say.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="List at most this many conflicts.")] = 1000,
+) -> None:
+    """Bring a branch's changes in as one version. Conflicts change nothing and are listed (exit code 3)."""
+    with context.obj.open(read_only=dry_run) as lake:
+        merged = lake.branches.merge(name, into=into, prefer=prefer, dry_run=dry_run, message=message, limit=limit)
+    output = context.obj.output
+    if output.as_json:
+        output.result(merged.as_dict())
+    else:
+        _show_merged(output, merged, into, prefer)
+    if merged.outcome == "conflict":
+        raise typer.Exit(CONFLICT_CODE)
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    name: Name,
+    apply: Annotated[bool, typer.Option("--apply", help="Really delete.")] = False,
+) -> None:
+    """Delete a branch; what was only on it goes with the versions' window."""
+    output = context.obj.output
+    with context.obj.open(read_only=not apply) as lake:
+        unmerged = _unmerged(lake, name)
+        branch = lake.branches.delete(name) if apply else lake.catalog.branches.check_delete(name)
+    lost = f"{unmerged} of its commits never merged" if unmerged else "everything on it was merged"
+    data = {"outcome": "deleted" if apply else "planned", **branch.as_dict(), "unmerged": unmerged}
+    output.result(data, text=f"{'deleted' if apply else 'would delete'} branch {name}: {lost}")
+    if not apply:
+        output.note("Add --apply to do it.")
+
+
+def _unmerged(lake: Lake, name: str) -> int:
+    """The branch's own commits that its parent does not have; those that only took the parent's news do not count."""
+    branch = lake.catalog.branches.get(name)
+    if branch.parent is None:
+        return 0
+    edge = lake.catalog.branches.edge(name, branch.parent)
+    taken = lake.catalog.branches.taken_versions(edge)
+    own = lake.history(limit=max(1, branch.commits), branch=name)
+    return sum(1 for one in own if one.branch == name and one.version > edge.source_since and one.version not in taken)
+
+
+def _row(branch: Branch) -> dict[str, Any]:
+    return {
+        "branch": branch.name,
+        "parent": branch.parent,
+        "base": branch.base_version,
+        "head": branch.head_version,
+        "commits": branch.commits,
+        "tables": branch.tables_changed,
+        "created": clock.format_time(branch.created_ms),
+    }
+
+
+def _advice(merged: Merged, into: str | None, prefer: str | None) -> Iterator[str]:
+    """What can be done about conflicts; that a side is preferred only where that would settle them all."""
+    reasons = {one.reason for one in merged.conflicts}
+    if "key" in reasons:
+        yield "A table has a key on one side only; --prefer does not decide that."
+    elif "dropped" in reasons and prefer is None:
+        yield "A table is there on one side only: `--prefer ours` keeps it as it is where it is merged into."
+    elif prefer is not None:
+        yield "--prefer does not decide these: change the rows or the shape on one side, and merge again."
+    else:
+        command = f"floodmark branch merge {merged.source}" + ("" if into is None else f" --into {into}")
+        yield f"`{command} --prefer ours` or `--prefer theirs` decides all of them."
+
+
+def _show_merged(output: Output, merged: Merged, into: str | None, prefer: str | None) -> None:
+    way = f"{merged.source} into {merged.target}"
+    if merged.outcome == "up_to_date":
+        output.result({}, text=f"up to date: nothing of {merged.source} is new to {merged.target}")
+        return
+    if merged.outcome == "conflict":
+        conflicts = [
+            {
+                "table": one.table,
+                "reason": one.reason,
+                "key": _text(one.key),
+                "base": _text(one.base),
+                "ours": _text(one.ours),
+                "theirs": _text(one.theirs),
+            }
+            for one in merged.conflicts
+        ]
+        output.rows(conflicts, conflicts[0] if conflicts else (), name="conflicts", empty="")
+        output.note(f"{merged.conflicts_total} conflict(s) of {way}; nothing was changed.")
+        for line in _advice(merged, into, prefer):
+            output.note(line)
+        return
+    _show_tables(output, merged.tables, empty="no table changes")
+    if merged.commit is not None:
+        output.result({}, text=f"merged {way}, version {merged.commit.version}")
+    else:
+        output.result({}, text=f"would merge {way}")
+
+
+def _show_tables(output: Output, tables: Iterable[TableDiff], *, empty: str) -> None:
+    tables = list(tables)
+    rows = [
+        {
+            "table": one.table,
+            "change": one.change,
+            "added": one.rows_added,
+            "updated": one.rows_updated,
+            "deleted": one.rows_deleted,
+        }
+        for one in tables
+    ]
+    output.rows(rows, rows[0] if rows else (), name="tables", empty=empty)
+    for one in tables:
+        if one.samples:
+            samples = [
+                {"change": sample["change"], "row": _text(sample.get("row")), "before": _text(sample.get("before"))}
+                for sample in one.samples
+            ]
+            output.note(f"\n{one.table}")
+            output.rows(samples, samples[0], name="samples", empty="")
+
+
+def _text(row: Mapping[str, Any] | None) -> str | None:
+    from floodmark.rows.files import json_value
+
+    return None if row is None else json.dumps(json_value(row), ensure_ascii=False)

@@ -1,0 +1,57 @@
+"""Questions about the state of a lake, answered from the catalog and metadata alone: no JVM, nothing written (I17).
+
+Each is asked of a branch, `main` unless told otherwise; a branch that is not there is NotFound, never an empty lake.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from floodmark.catalog.catalog import Catalog
+from floodmark.config import MaintainSettings
+from floodmark.model import MAIN, AuditRow, Commit, Head
+from floodmark.reading import Reader
+from floodmark.report import DEFAULTS, lake_status, table_details
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+
+
+class Questions:
+    catalog: Catalog
+    _reader: Reader
+
+    def heads(self, branch: str = MAIN) -> list[Head]:
+        return self.catalog.history.heads(branch)
+
+    def tables(self, *, branch: str = MAIN) -> list[dict[str, Any]]:
+        return [head.summary() for head in self.heads(branch)]
+
+    def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings = DEFAULTS) -> dict[str, Any]:
+        """One table: its columns, layout, size and place. `keeping`: from when on maintenance is due."""
+        return table_details(self.catalog, self._head(table, branch), keeping)
+
+    def schema(self, table: str, *, branch: str = MAIN) -> Schema:
+        """The table's Iceberg schema at the head."""
+        return self._reader.schema(self._head(table, branch))
+
+    def filled_columns(self, table: str, *, branch: str = MAIN) -> tuple[str, ...]:
+        """The columns that rows need not bring: the table fills them by an expression."""
+        return self._reader.filled_columns(self._head(table, branch))
+
+    def history(self, *, limit: int = 20, table: str | None = None, branch: str | None = None) -> list[Commit]:
+        """Commits, newest first: of all branches, or those that one branch stands on."""
+        commits = self.catalog.history.commits(limit=limit, table=table, branch=branch)
+        if table is not None and not commits:
+            self._head(table, branch or MAIN)  # a name that never was is not a table without a history
+        return commits
+
+    def status(self) -> dict[str, Any]:
+        return lake_status(self.catalog)
+
+    def audit(self, limit: int = 1000) -> list[AuditRow]:
+        """What healing and repairs did, ever; newest first."""
+        return self.catalog.history.audit(limit)
+
+    def _head(self, table: str, branch: str) -> Head:
+        return self.catalog.history.head(table, branch)

@@ -1,0 +1,373 @@
+"""Merge a branch into the one that it was made from, or back: all of its news in one publish, or none.
+
+    look       both branches while neither moves; nothing new: up to date, without an operation
+    begin      on the target; the common state and the source's head are held like a pin
+    stage      table by table: rows judged three-way (branch_rows.py), or taken, appended, replaced (branch_plan.py)
+    publish    strict: no table that was looked at has moved, nor the source, nor what passed between the two
+
+A conflict changes nothing: the operation is undone and the conflicts are the answer. If something moved, all of it is
+undone and begun again, so many times. If the source is deleted meanwhile it ends in Conflict, whatever step it is at.
+Crash before the publish: healing rolls it back, for nobody was told anything; after it: a commit like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from floodmark import log
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.edges import KEPT, REPLACED, Edge, merged_sequences, since_sequence
+from floodmark.catalog.fills import fills_of
+from floodmark.catalog.merge_rider import MergeRider
+from floodmark.catalog.metadata import new_snapshot_id
+from floodmark.catalog.riders import PlanAgain
+from floodmark.catalog.seal import TAKE, Edit
+from floodmark.errors import Conflict, Corrupt, NotFound
+from floodmark.failpoints import hit
+from floodmark.model import Head
+from floodmark.rows.three_way import row_schema
+from floodmark.write.branch_fit import misfit, own_files
+from floodmark.write.branch_plan import (
+    APPEND_ROWS,
+    BY_KEY,
+    CONFLICT,
+    KEEP,
+    NOTHING,
+    OURS,
+    OVERWRITE_ALL,
+    REPLACE,
+    RESHAPE,
+    SCHEMA,
+    TAKE_TABLE,
+    THEIRS,
+    TablePlan,
+    plan_table,
+)
+from floodmark.write.branch_records import (
+    CHANGED,
+    CREATED,
+    IN_CONFLICT,
+    MERGED,
+    PLANNED,
+    RESHAPED,
+    UP_TO_DATE,
+    Merged,
+    RowConflict,
+    TableDiff,
+)
+from floodmark.write.branch_rows import Conflicts, Counted, KeyedMerge, KeyedRows, Unseen
+from floodmark.write.branch_unkeyed import append_rows, overwrite_rows, replace_rows
+from floodmark.write.branch_view import BranchView, SideFiles, TableSides, look, same_ground, schema_at
+from floodmark.write.change import PLAN_TURN_MS, Change
+from floodmark.write.intent import Intent
+from floodmark.write.step import DELETE_KEYS, MERGE
+from floodmark.write.table import TableChange
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KIND = "branch_merge"
+TRIES_MAX = 5
+TRIES_BEFORE_TURN = 2
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to merge, and how: `prefer` (ours, theirs) settles conflicts; `limit` of them are told as data."""
+
+    source: str
+    target: str
+    prefer: str | None = None
+    limit: int = 1000
+
+
+def merge(catalog: Catalog, get_spark: Callable[[], SparkSession], wish: Wish, intent: Intent) -> Merged:
+    first = catalog.branches.edge(wish.source, wish.target)
+    for tries in range(1, TRIES_MAX + 1):
+        with _deletion_is_conflict(catalog, first):
+            view = _look(catalog, wish, first)
+            if _is_known(view):
+                return Merged(UP_TO_DATE, wish.source, wish.target)
+            held = min(view.edge.common_version, view.edge.source_head)
+            change = Change.begin(catalog, intent, get_spark, held_version=held)
+        try:
+            with _deletion_is_conflict(catalog, first):
+                merged = _merge(catalog, change, view, wish, tries)
+        except PlanAgain as again:
+            log.get(change.operation.id, kind=KIND).info("planning again", table=again.table, reason=again.reason)
+            _give_up(change)
+            # Crash here: the operation is undone, nothing else was begun.
+            hit(f"{KIND}.planned_again")
+            continue
+        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
+            return Merged(MERGED, wish.source, wish.target, change.undo(error))
+        if merged.outcome == IN_CONFLICT:
+            _give_up(change)
+        return merged
+    raise Conflict(
+        "the branches kept changing under this merge",
+        source=wish.source,
+        target=wish.target,
+        tries=TRIES_MAX,
+        advice="Run it again when there are fewer writers.",
+    )
+
+
+def plan_merge(catalog: Catalog, wish: Wish) -> Merged:
+    """What a merge would do now: counted, not done. Writes nothing (I17)."""
+    view = look(catalog, wish.source, wish.target)
+    if _is_known(view):
+        return Merged(UP_TO_DATE, wish.source, wish.target)
+    with _deletion_is_conflict(catalog, view.edge):
+        return _outcome(PLANNED, wish, *_Stage(catalog, view, wish, None).run())
+
+
+# ── one try ──
+
+
+def _look(catalog: Catalog, wish: Wish, first: Edge) -> BranchView:
+    view = look(catalog, wish.source, wish.target)
+    if (view.edge.source.id, view.edge.target.id) != (first.source.id, first.target.id):
+        raise Conflict("a branch was deleted and made again meanwhile", source=wish.source, target=wish.target)
+    return view
+
+
+def _is_known(view: BranchView) -> bool:
+    """The source has nothing that the target does not know."""
+    if view.edge.source_head == view.edge.source_since:
+        return True
+    return all(plan_table(one.facts).kind == NOTHING for one in view.tables)
+
+
+def _merge(catalog: Catalog, change: Change, view: BranchView, wish: Wish, tries: int) -> Merged:
+    edge = view.edge
+    # From begin on the versions are held that this view was read at; if it is still true, it stays so.
+    if not same_ground(catalog.branches.edge(wish.source, wish.target), edge):
+        raise PlanAgain(wish.source, "the branch moved before the operation was begun")
+    if tries > TRIES_BEFORE_TURN:
+        table_ids = [one.facts.source.table_id for one in view.tables if one.facts.source is not None]
+        catalog.door.turns.take(change.operation.id, table_ids, PLAN_TURN_MS)
+    stage = _Stage(catalog, view, wish, change)
+    tables, conflicts = stage.run()
+    if conflicts.total:
+        return _outcome(IN_CONFLICT, wish, tables, conflicts)
+    change.ride(
+        MergeRider(
+            source=edge.source.id,
+            source_name=edge.source.name,
+            source_version=edge.source_head,
+            target=edge.target.id,
+            child=edge.child.id,
+            common_version=edge.common_version,
+            source_since=edge.source_since,
+            settled=stage.settled,
+        )
+    )
+    commit = change.publish(replan=False)
+    return replace(_outcome(MERGED, wish, tables, conflicts), commit=commit)
+
+
+def _outcome(outcome: str, wish: Wish, tables: list[TableDiff], conflicts: Conflicts) -> Merged:
+    if conflicts.total:
+        found = tuple(conflicts.found)
+        return Merged(IN_CONFLICT, wish.source, wish.target, conflicts=found, conflicts_total=conflicts.total)
+    return Merged(outcome, wish.source, wish.target, tables=tuple(tables))
+
+
+class _GivenUp(Exception):
+    """Not an error: the operation is to be undone, and its caller goes on."""
+
+
+def _give_up(change: Change) -> None:
+    try:
+        change.undo(_GivenUp())
+    except _GivenUp:
+        return
+    raise Corrupt("an operation that was never published is", operation=change.operation.id)
+
+
+@contextmanager
+def _deletion_is_conflict(catalog: Catalog, edge: Edge) -> Iterator[None]:
+    """A file or a branch that is gone, while the branch is gone too, means that somebody deleted it meanwhile."""
+    try:
+        yield
+    except (NotFound, Corrupt, FileNotFoundError) as error:
+        source, target = edge.source.name, edge.target.name
+        try:
+            now = catalog.branches.edge(source, target)
+            gone = (now.source.id, now.target.id) != (edge.source.id, edge.target.id)
+        except NotFound:
+            gone = True
+        if gone:
+            raise Conflict("a branch was deleted while it was merged", source=source, target=target) from error
+        raise
+
+
+# ── tables ──
+
+
+class _Stage:
+    """Stages all tables of a merge; without a change it only counts."""
+
+    def __init__(self, catalog: Catalog, view: BranchView, wish: Wish, change: Change | None) -> None:
+        self._catalog = catalog
+        self._view = view
+        self._wish = wish
+        self._change = change
+        self._conflicts = Conflicts(wish.limit)
+        # By table id, how conflicts of whole tables are settled.
+        self.settled: dict[str, str] = {}
+
+    def run(self) -> tuple[list[TableDiff], Conflicts]:
+        """What comes to each table; what is staged is worth nothing once there is a conflict."""
+        plans = [(one, plan_table(one.facts, self._wish.prefer)) for one in self._view.tables]
+        for sides, plan in plans:
+            if plan.kind == CONFLICT:
+                self._conflicts.add(RowConflict(plan.table, plan.reason))
+            if plan.settled and sides.facts.source is not None:
+                self.settled[sides.facts.source.table_id] = plan.settled
+        diffs = [self._table(sides, plan) for sides, plan in plans if plan.kind not in (NOTHING, CONFLICT, KEEP)]
+        return [diff for diff in diffs if diff is not None], self._conflicts
+
+    def _table(self, sides: TableSides, plan: TablePlan) -> TableDiff | None:
+        if plan.kind == TAKE_TABLE:
+            return self._take(sides)
+        facts = sides.facts
+        assert facts.source is not None
+        assert facts.target is not None
+        schema = schema_at(self._catalog, facts.source if plan.theirs_shape else facts.target)
+        files = SideFiles(self._catalog, self._view.edge, sides, schema)
+        if plan.theirs_shape and plan.kind in (APPEND_ROWS, RESHAPE):
+            plan = self._fitting(files, facts.target, plan)
+            if plan.kind == KEEP:
+                return None
+        table = self._planned_on(facts.target)
+        if table is not None and plan.theirs_shape:
+            table.reshape(schema, facts.source.spec_id)
+            if plan.kind in (BY_KEY, APPEND_ROWS, RESHAPE):
+                table.fill_files(own_files(files, files.target))
+        counted = Counted()
+        if plan.kind == BY_KEY:
+            counted = self._keyed(files, table, facts.target, plan)
+        elif plan.kind == APPEND_ROWS:
+            counted = append_rows(self._catalog, files, self._change, table)
+        elif plan.kind == REPLACE:
+            counted = replace_rows(self._catalog, files, table)
+        elif plan.kind == OVERWRITE_ALL:
+            counted = overwrite_rows(self._catalog, files, self._change)
+        elif plan.kind != RESHAPE:
+            raise Corrupt("a merge has no such plan", table=plan.table, plan=plan.kind)
+        change = RESHAPED if plan.theirs_shape else CHANGED
+        diff = TableDiff(plan.table, change, counted.added, counted.updated, counted.deleted)
+        return diff if counted or plan.theirs_shape else None
+
+    def _fitting(self, files: SideFiles, target: Head, plan: TablePlan) -> TablePlan:
+        """The plan, if the target's own files fit into the source's shape. Else it is a conflict, or that side wins."""
+        if misfit(self._catalog, files, target, files.target) is None:
+            return plan
+        if self._wish.prefer == THEIRS:
+            self.settled[target.table_id] = REPLACED
+            return replace(plan, kind=OVERWRITE_ALL)
+        if self._wish.prefer == OURS:
+            self.settled[target.table_id] = KEPT
+        else:
+            self._conflicts.add(RowConflict(plan.table, SCHEMA))
+        return replace(plan, kind=KEEP)
+
+    def _keyed(self, files: SideFiles, table: TableChange | None, target: Head, plan: TablePlan) -> Counted:
+        """Merged by key. Rows that only the target has may lack what the source's shape wants: no side can win then."""
+        if table is None or not plan.theirs_shape:
+            return self._by_key(files, table)
+        try:
+            counted = self._by_key(files, table)
+            lacks = misfit(self._catalog, files, target, table.working_files()) is not None
+        except Corrupt:
+            # Such rows cannot even be carried into a file of the new shape.
+            if misfit(self._catalog, files, target, files.target) is None:
+                raise
+            counted, lacks = Counted(), True
+        if lacks:
+            self._conflicts.add(RowConflict(target.table, SCHEMA))
+        return counted
+
+    def _planned_on(self, head: Head) -> TableChange | None:
+        """The working state of the target's table, which must be where the plan saw it; None if nothing is staged."""
+        if self._change is None or self._conflicts.total:
+            return None
+        table = self._change.table(head.table)
+        if table.head is None or (table.head.table_id, table.head.snapshot) != (head.table_id, head.snapshot):
+            raise PlanAgain(head.table, "the table moved before anything was staged")
+        table.strict = True
+        return table
+
+    def _take(self, sides: TableSides) -> TableDiff:
+        head = sides.facts.source
+        assert head is not None
+        if self._change is not None and not self._conflicts.total:
+            self._change.give(
+                Edit(
+                    TAKE,
+                    head.table,
+                    head.table_id,
+                    self._catalog.files.metadata(head.metadata_location).location,
+                    head.schema_id,
+                    head.spec_id,
+                    snapshot=new_snapshot_id(),
+                    rows_added=head.rows,
+                    checked=True,
+                    base_snapshot=head.snapshot,
+                    source_branch=self._view.edge.source.name,
+                ),
+                taken=head,
+            )
+        return TableDiff(head.table, CREATED, rows_added=head.rows)
+
+    def _by_key(self, files: SideFiles, table: TableChange | None) -> Counted:
+        unseen = self._unseen(files)
+        lacking = () if unseen is None else unseen.columns
+        rows = KeyedRows(self._catalog.storage, files, unseen=unseen)
+        merge = KeyedMerge(files.head.table, rows, self._wish.prefer, self._conflicts)
+        if table is None or self._change is None:
+            _drain(merge.upserts())
+            _drain(merge.deletions())
+            return merge.counted
+        schema = row_schema(files.schema)
+        names = [name for name in schema.names if name not in lacking]
+        self._change.write(MERGE, table.name, _reader(schema, names, merge.upserts()), skip_unchanged=False)
+        self._change.write(DELETE_KEYS, table.name, _reader(schema, list(table.key), merge.deletions()))
+        if self._wish.prefer == OURS:
+            kept = _reader(schema, schema.names, merge.kept(table.tell_deleted))
+            self._change.write(MERGE, table.name, kept, skip_unchanged=False)
+        return merge.counted
+
+    def _unseen(self, files: SideFiles) -> Unseen | None:
+        columns = _filled_by_target(self._catalog, files)
+        if not columns:
+            return None
+        back, table_id = self._view.edge.turned(), files.head.table_id
+        with self._catalog.database.read() as tx:
+            return Unseen(tuple(columns), since_sequence(tx, back, table_id), merged_sequences(tx, back, table_id))
+
+
+def _filled_by_target(catalog: Catalog, files: SideFiles) -> list[str]:
+    """The columns that the target fills by an expression and the source does not have."""
+    target = files.sides.facts.target
+    assert target is not None
+    known = schema_at(catalog, files.head).field_ids
+    fills = fills_of(catalog.files.metadata(target.metadata_location).properties, files.schema)
+    return [fill.column for fill in fills if fill.field_id not in known]
+
+
+def _reader(schema: pa.Schema, names: list[str], parts: Iterator[pa.Table]) -> pa.RecordBatchReader:
+    kept = pa.schema([schema.field(name) for name in names])
+    return pa.RecordBatchReader.from_batches(kept, (b for part in parts for b in part.select(names).to_batches()))
+
+
+def _drain(parts: Iterator[pa.Table]) -> None:
+    for _ in parts:
+        pass
