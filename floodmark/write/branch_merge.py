@@ -251,6 +251,8 @@ class _Stage:
             table.reshape(schema, facts.source.spec_id)
             if plan.kind in (BY_KEY, APPEND_ROWS, RESHAPE):
                 table.fill_files(own_files(files, files.target))
+                # Crash here: filled files in the operation's own folder; healing deletes them.
+                hit(f"{KIND}.rewritten")
         counted = Counted()
         if plan.kind == BY_KEY:
             counted = self._keyed(files, table, facts.target, plan)

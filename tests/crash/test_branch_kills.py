@@ -182,6 +182,51 @@ def test_a_killed_merge_happens_whole_or_not_at_all(
         check_lake(open_lake.catalog)
 
 
+def take_main(place: Place) -> str:
+    with place.open() as lake:
+        return lake.branches.merge("main", into="dev").outcome
+
+
+def give_default(place: Place) -> None:
+    """Main gets a column with a default in both tables: dev's own rows are filled when it comes down to them."""
+    columns = {"id": {"type": "long", "required": True}, "name": "string"}
+    wanted = {"columns": {**columns, "extra": {"type": "int", "required": True, "default": 7}}}
+    with place.open() as lake:
+        lake.apply({"people": wanted, "events": wanted})
+
+
+def extras(lake: fm.Lake) -> set[tuple[str, int | None]]:
+    return {
+        (table, row.get("extra"))
+        for table in ("people", "events")
+        for row in lake.read_arrow(table, branch="dev").read_all().to_pylist()
+    }
+
+
+# The first time nothing but fills of one table, then those of the other, is on disk.
+@pytest.mark.parametrize(
+    "point",
+    [*(point for point in MERGE_POINTS if not point.endswith("planned_again")), "branch_merge.rewritten:2"],
+)
+def test_a_killed_merge_that_fills_rows_fills_all_of_them_or_none(
+    new_place: Callable[[str], Place], point: str
+) -> None:
+    place = new_place("sqlite")
+    run_child(prepare, place)
+    run_child(give_default, place)
+    assert run_killed(take_main, place, failpoint=point), f"{point} was never passed"
+    taken = {"people": [pair(1, "dev"), pair(3, "main"), pair(4), pair(9, "new")], "events": NEW["events"]}
+    happened = point in HAPPENED
+    with place.open() as lake:
+        filled = {("people", 7), ("events", 7)} if happened else {("people", None), ("events", None)}
+        assert (extras(lake), state(lake, "dev")) == (filled, {**DEV, **taken} if happened else DEV)
+        assert outcomes(lake) == ([] if happened else ["rolled_back"])
+        check_lake(lake.catalog)
+        assert lake.branches.merge("main", into="dev").outcome == ("up_to_date" if happened else "merged")
+        assert (extras(lake), state(lake, "dev")) == ({("people", 7), ("events", 7)}, {**DEV, **taken})
+        check_lake(lake.catalog)
+
+
 @pytest.mark.parametrize("point", ["planned_again", "begun:2", "sealed:2", "published"])
 def test_a_merge_that_is_killed_while_it_is_planned_again_happens_whole_or_not_at_all(place: Place, point: str) -> None:
     run_child(prepare, place)
