@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
-class Shaping:
+class Shaping(ABC):
     catalog: Catalog
     sessions: Sessions
 
@@ -75,11 +76,11 @@ class Shaping:
         intent = self._intent("apply", actor, message or f"apply {plan.origin}")
         return apply_plan(self.catalog, self.sessions.get, intent, plan, again=again, fill_later=fill_later, told=told)
 
-    def _ready_to_write(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _ready_to_write(self) -> None: ...
 
-    def _intent(self, kind: str, actor: str | None, message: str) -> Intent:
-        raise NotImplementedError
+    @abstractmethod
+    def _intent(self, kind: str, actor: str | None, message: str) -> Intent: ...
 
 
 def _read(source: Source) -> tuple[tuple[WantedTable, ...], str]:
