@@ -197,7 +197,7 @@ def test_appended_rows_arrive_once_and_rows_of_others_stay(lake: fm.Lake, elsewh
 
 
 def test_duckdb_reads_the_same(lake: fm.Lake, elsewhere: Elsewhere) -> None:
-    from tests.interop.test_other_readers import extension
+    from tests.interop.conftest import extension
 
     duckdb = pytest.importorskip("duckdb")
     lake.append("people", people(1, 2, 3))

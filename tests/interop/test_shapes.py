@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -17,7 +17,6 @@ import floodmark as fm
 from floodmark.catalog.database import SQLITE_NAME
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
-from tests.interop.test_other_readers import extension
 
 pytestmark = pytest.mark.whole
 
@@ -126,16 +125,6 @@ KINDS = {
         row(named(LATER), f=..., vip=True, n=2**40),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def duck() -> Iterator[duckdb.DuckDBPyConnection]:
-    offline = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
-    with duckdb.connect(config=offline) as connection:
-        for name in ("avro", "iceberg"):
-            connection.execute(f"LOAD '{extension(name)}'")
-        connection.execute("SET TimeZone = 'UTC'")
-        yield connection
 
 
 def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
