@@ -67,8 +67,32 @@ OTHER = {
     ),
     # made: pending; held: running, nothing done by this run; kept: its tip, before rows below the floor go; ended: all
     "job": ("made", "held", "kept", "ended"),
+    # A group of records on its way from a spool into its table (docs/protocol.md).
+    "feed": (
+        "registered",  # the catalog knows the spool as the table's; no record was taken before
+        "grouped",  # records were read; nothing else
+        "quarantined",  # rows that do not fit are in an object; nothing refers to it
+        "fed",  # published; the spool was not told
+        "forgotten",  # the spool let go of what is in the table
+    ),
+    # stamped: the spool names this lake's incarnation, the catalog does not know; accepted: the catalog goes on with it
+    "accept": ("stamped", "accepted"),
+    # The row says that rows are in after all, or given up; their object is still there.
+    "spool_quarantine": ("retried", "dropped"),
+    # A file of a drop folder: complete; its rows are in and the file is still there; in .loaded. Refused: judged, and
+    # still there; set_aside: in .failed with the reason.
+    "drop": ("found", "loaded", "moved", "refused", "set_aside"),
     "backup": ("copied", "written"),
     "restore": ("tables_made", "copied", "stamped"),
+    # A spool of rows that came in over HTTP (docs/protocol.md).
+    "spool": (
+        "made",  # folder and header are durable, nothing is in it
+        "written",  # the bytes of a group are in the file, not synced
+        "synced",  # durable; nobody was told
+        "rolled",  # a new segment exists, nothing is in it
+        "keys_kept",  # the keys of a fed segment are durable elsewhere, the segment is still there
+        "forgotten",  # the segment is deleted
+    ),
     "task": ("file_written",),  # in an executor: kills that worker, not the driver
 }
 

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 from floodmark.catalog import tables
 from floodmark.catalog.branches import Branches
 from floodmark.catalog.chunks import Chunks
+from floodmark.catalog.daemon import DaemonHold
 from floodmark.catalog.database import Database
 from floodmark.catalog.expiry import Expiry
 from floodmark.catalog.history import History
@@ -18,6 +19,7 @@ from floodmark.catalog.jobs import Jobs
 from floodmark.catalog.journal import Journal
 from floodmark.catalog.processes import LEASE_MS, Heartbeat
 from floodmark.catalog.sinks import Sinks
+from floodmark.catalog.spools import Spools
 from floodmark.catalog.units import Units
 from floodmark.catalog.upkeep import Upkeep
 from floodmark.errors import Conflict, Corrupt, NotFound
@@ -47,6 +49,8 @@ class Catalog:
         self.jobs = Jobs(database, self.heartbeat)
         self.chunks = Chunks(database)
         self.branches = Branches(database)
+        self.spools = Spools(database)
+        self.daemon = DaemonHold(database, self.heartbeat)
 
     @cached_property
     def files(self) -> MetadataFiles:

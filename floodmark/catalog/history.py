@@ -155,23 +155,25 @@ class History:
         return int(row.version)
 
     def is_expired(self, version: int) -> bool:
+        state = select(tables.commits.c.state).where(tables.commits.c.version == version)
         with self._database.read() as tx:
-            return (
-                tx.execute(select(tables.commits.c.state).where(tables.commits.c.version == version)).scalar()
-                == EXPIRED
-            )
+            return bool(tx.execute(state).scalar() == EXPIRED)
 
     def tables_at(self, version: int) -> dict[str, Head]:
         """Every table of the lake as it was at this version."""
         with self._database.read() as tx:
             return {head.table: head for head in tables_at_in(tx, version)}
 
-    def commits(self, *, limit: int = 20, table: str | None = None, branch: str | None = None) -> list[Commit]:
-        """Newest first; of a branch, those that it stands on."""
+    def commits(
+        self, *, limit: int = 20, table: str | None = None, branch: str | None = None, before: int | None = None
+    ) -> list[Commit]:
+        """Newest first; of a branch, those that it stands on; with `before`, those of lower versions."""
         commit, touched = tables.commits, tables.commit_tables
         query = select(commit).order_by(commit.c.version.desc()).limit(limit)
         if table is not None:
             query = query.where(commit.c.version.in_(select(touched.c.version).where(touched.c.table_name == table)))
+        if before is not None:
+            query = query.where(commit.c.version < before)
         with self._database.read() as tx:
             if branch is not None:
                 lines = Lines.read(tx)

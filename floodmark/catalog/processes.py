@@ -92,7 +92,7 @@ class Heartbeat:
         return tx.execute(update(tables.processes).where(mine).values(beat_ms=now_ms)).rowcount == 1
 
     def disown(self, operation: str) -> None:
-        """Stop vouching for an operation, or a run of a sink or job, whose outcome is not known: it is anybody's."""
+        """Stop vouching for an operation, or a run of a sink, job or daemon, whose outcome is not known."""
         self._disowned.add(operation)
 
     def start(self) -> None:
@@ -126,6 +126,8 @@ class Heartbeat:
                         tx.execute(update(tables.sinks).where(runs).values(runner_process=""))
                         jobs = tables.jobs.c.owner_run.in_(disowned)
                         tx.execute(update(tables.jobs).where(jobs).values(owner_process=""))
+                        daemons = tables.daemon.c.run.in_(disowned)
+                        tx.execute(update(tables.daemon).where(daemons).values(process=""))
                 self._disowned -= disowned
             except Exception as error:  # noqa: BLE001 - a thread that ends would let live operations be fenced
                 # Keep trying: if the lease runs out meanwhile, healers fence us and our publish finds that out.

@@ -236,4 +236,8 @@ def rider_from_dict(data: dict[str, Any]) -> Rider:
         from floodmark.catalog.job_end import EndRider
 
         return EndRider.from_dict(data)
+    if data["type"] in ("spool", "spool_retry"):
+        from floodmark.catalog.spool_rider import spool_rider_from_dict
+
+        return spool_rider_from_dict(data)
     raise ValueError(f"unknown rider {data['type']!r}")

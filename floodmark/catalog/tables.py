@@ -12,9 +12,10 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Tex
 
 from floodmark.catalog.branch_tables import make_lines, make_merges, make_sink_lines
 from floodmark.catalog.job_tables import make_chunks, make_jobs
+from floodmark.catalog.spool_tables import make_daemon, make_spool_quarantine, make_spools
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 7
+FORMAT = 8
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -99,7 +100,7 @@ unfinished = text("fm_operations.cleaned = 0")
 commits = Table(
     "fm_commits",
     metadata,
-    Column("version", BigInteger, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
     Column("parent", BigInteger, nullable=False),
     Column("branch", Text, nullable=False),
     Column("operation", String(26), nullable=False, unique=True),
@@ -122,12 +123,12 @@ commit_tables = Table(
     Column("spec_id", Integer, nullable=False),
     Column("manifest_list", Text),
     Column("metadata_location", Text, nullable=False),
-    Column("rows_added", BigInteger, nullable=False),
-    Column("rows_updated", BigInteger, nullable=False),
-    Column("rows_deleted", BigInteger, nullable=False),
     Column("rows_total", BigInteger, nullable=False),
     Column("files_total", BigInteger, nullable=False),
     Column("bytes_total", BigInteger, nullable=False),
+    Column("rows_added", BigInteger, nullable=False),
+    Column("rows_updated", BigInteger, nullable=False),
+    Column("rows_deleted", BigInteger, nullable=False),
 )
 
 # The branches that live. parent and base_version say where one left another; main has none (fm_lines tells more).
@@ -153,10 +154,10 @@ heads = Table(
     Column("spec_id", Integer, nullable=False),
     Column("manifest_list", Text),
     Column("metadata_location", Text, nullable=False),
-    Column("version", BigInteger, nullable=False),
     Column("rows_total", BigInteger, nullable=False),
     Column("files_total", BigInteger, nullable=False),
     Column("bytes_total", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False),
 )
 
 # What has come in, by the identity its sender gave it: committed with the rows.
@@ -385,3 +386,6 @@ merges = make_merges(metadata)
 sink_lines = make_sink_lines(metadata)
 jobs = make_jobs(metadata)
 chunks = make_chunks(metadata)
+spools = make_spools(metadata)
+spool_quarantine = make_spool_quarantine(metadata)
+daemon = make_daemon(metadata)

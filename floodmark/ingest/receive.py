@@ -9,6 +9,7 @@ finishes them. An error means that nothing of the rows is in the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ def receive(
     *,
     sender: Sender | None = None,
     key: str | None = None,
+    rider: Rider | None = None,
     table_id: str | None = None,
     evolve: bool = False,
     from_json: bool = False,
@@ -98,11 +100,15 @@ def receive(
 ) -> Commit:
     """Take rows (dicts, or Arrow) into a table: appended, or by the table's key merged and deleted.
 
-    `sender` or else `key` is their identity; `table_id` says which table of this name is meant. `from_json`: the dicts
-    hold JSON's forms of values. `evolve` adds columns that the table does not have; without it they are Invalid.
+    `sender`, `rider` or else `key` is their identity; `table_id` says which table of this name is meant. `from_json`:
+    the dicts hold JSON's forms of values. `evolve` adds columns that the table does not have; without it they are
+    Invalid.
     """
     head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
-    rider: Rider | None = batch_rider(table, key) if sender is None else sender.rider(head.table_id)
+    if sender is not None:
+        rider = sender.rider(head.table_id)
+    elif rider is None:
+        rider = batch_rider(table, key)
     part = _taken_apart(rows, schema, evolve=evolve, from_json=from_json)
     _check_part(part, schema, table, sender)
     kind = MERGE if schema.identifier_field_ids else APPEND
@@ -112,16 +118,50 @@ def receive(
     except AlreadyCommitted as already:
         return catalog.history.commit(already.version, outcome="already_committed")
     try:
-        # Marks are kept for one table: they must not be written down for another one that took its name.
-        if change.table_id(table) != (table_id or head.table_id):
-            raise Conflict("the table was made again meanwhile", table=table)
-        if part.rows or not part.deletions:
-            change.write(kind, table, part.upserts, evolve=evolve)
-        if part.deletions:
-            change.write(DELETE_KEYS, table, part.deletes)
+        _write(change, table, table_id or head.table_id, kind, part, evolve=evolve)
         return change.publish()
     except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
         return change.undo(error)
+
+
+def try_receive(
+    catalog: Catalog,
+    get_spark: Callable[[], SparkSession],
+    actor: str,
+    table: str,
+    rows: Any,
+    *,
+    table_id: str | None = None,
+    evolve: bool = False,
+    from_json: bool = False,
+) -> None:
+    """Raise what `receive` would refuse these rows for. They are staged and taken back: nothing is published."""
+    head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
+    part = _taken_apart(rows, schema, evolve=evolve, from_json=from_json)
+    _check_part(part, schema, table, None)
+    kind = MERGE if schema.identifier_field_ids else APPEND
+    change = Change.begin(catalog, Intent(kind, MAIN, actor, "tried"), get_spark, [table])
+    try:
+        _write(change, table, table_id or head.table_id, kind, part, evolve=evolve)
+        change.check()
+        raise _Tried
+    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
+        with suppress(_Tried):
+            change.undo(error)
+
+
+class _Tried(Exception):
+    """All is well: what was only tried is undone."""
+
+
+def _write(change: Change, table: str, table_id: str, kind: str, part: _Part, *, evolve: bool) -> None:
+    # Marks are kept for one table: they must not be written down for another one that took its name.
+    if change.table_id(table) != table_id:
+        raise Conflict("the table was made again meanwhile", table=table)
+    if part.rows or not part.deletions:
+        change.write(kind, table, part.upserts, evolve=evolve)
+    if part.deletions:
+        change.write(DELETE_KEYS, table, part.deletes)
 
 
 def _schema(catalog: Catalog, head: Head) -> Schema:

@@ -262,6 +262,10 @@ class Change:
 
     # ── seal and publish ──
 
+    def check(self) -> None:
+        """Refuse now what a publish would be refused for, as far as it depends on the rows of other tables."""
+        self._references.check(self._tables)
+
     def publish(self, *, replan: bool = True) -> Commit:
         """Seal, then through the door; planned again if what it depends on changed meanwhile, so many times.
 

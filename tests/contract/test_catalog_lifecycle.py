@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, inspect, select, text, update
+from sqlalchemy import Connection, insert, inspect, select, text, update
 
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.database import SQLITE_NAME, Database
-from floodmark.catalog.lifecycle import MIGRATION_LOCK, register, stored_format, upgrade
+from floodmark.catalog.lifecycle import MIGRATION_LOCK, make_tables, register, stored_format, upgrade
 from floodmark.catalog.processes import this_process
 from floodmark.storage import root_location
 from floodmark.testing.children import Child, run_child, run_killed
 from floodmark.testing.invariants import check_lake
-from tests.conftest import EVENTS, Place, ids, rows
+from tests.conftest import DATABASES, EVENTS, Place, ids, rows
 
 
 @contextmanager
@@ -75,6 +75,7 @@ NOT_IN_FORMAT_1 = {"fm_pins", "fm_turns", "fm_processes", "fm_deletions"} | {
     *("fm_expired", "fm_upkeep", "fm_consumers", "fm_maintenance"),
     *("fm_sinks", "fm_sink_tables", "fm_units", "fm_parts", "fm_quarantine", "fm_senders"),
     *("fm_jobs", "fm_chunks", "fm_lines", "fm_merges", "fm_sink_lines"),
+    *("fm_spools", "fm_spool_quarantine", "fm_daemon"),
 }
 
 
@@ -289,13 +290,36 @@ def test_an_older_format_is_served_read_only_as_it_is(place: Place) -> None:
     assert files(place) == files_before
 
 
+SPOOLS = (tables.spools, tables.spool_quarantine, tables.daemon)
+
+
+def test_a_lake_from_before_spools_has_none_and_no_daemon_until_it_is_migrated(place: Place) -> None:
+    prepare(place)
+    with database_of(place) as database, database.write() as tx:
+        for table in SPOOLS:
+            table.drop(tx)
+        tx.execute(text("UPDATE fm_migrations SET version_num = 'f0007'"))
+        tx.execute(update(tables.lake).values(format=7))
+    with place.open(read_only=True) as lake:
+        assert (lake.catalog.spools.all(), lake.catalog.spools.quarantine()) == ([], [])
+        assert (lake.catalog.spools.get("none"), lake.catalog.daemon.seen()) == (None, None)
+        assert (lake.status()["format"], lake.status()["health"], ids(lake)) == (7, "fine", [1, 2])
+    with place.open() as lake:
+        lake.catalog.daemon.take("http://127.0.0.1:1")
+        seen = lake.catalog.daemon.seen()
+        assert seen is not None
+        assert seen["alive"]
+        assert lake.catalog.spools.all() == []
+        check_lake(lake.catalog)
+
+
 def make_format_6(place: Place) -> None:
     """A catalog of format 6 with a table and rows: branches were what came next."""
     prepare(place)
     with place.open() as lake:
         lake.sinks.add("out", "files", tables="events", path=f"{place.path}-out")
     with database_of(place) as database, database.write() as tx:
-        for table in (tables.lines, tables.merges, tables.sink_lines):
+        for table in (tables.lines, tables.merges, tables.sink_lines, *SPOOLS):
             table.drop(tx)
         tx.execute(text("UPDATE fm_migrations SET version_num = 'f0006'"))
         tx.execute(update(tables.lake).values(format=6))
@@ -473,3 +497,51 @@ def test_the_format_is_none_where_there_is_no_catalog(place: Place) -> None:
     os.makedirs(place.path)
     with database_of(place) as database:
         assert stored_format(database) is None
+
+
+# ── a new catalog is what the migrations make ──
+
+
+def shape_of(tx: Connection) -> dict[str, Any]:
+    """Every table as the database knows it: columns, keys, indexes with their conditions, and the stamp."""
+    seen = inspect(tx)
+
+    def indexes(table: str) -> list[Any]:
+        return sorted(
+            (one["name"], one["column_names"], bool(one["unique"]), repr({k: str(v) for k, v in _options(one).items()}))
+            for one in seen.get_indexes(table)
+        )
+
+    found: dict[str, Any] = {
+        table: {
+            "columns": sorted(
+                (one["name"], str(one["type"]), one["nullable"], one["default"]) for one in seen.get_columns(table)
+            ),
+            "key": (seen.get_pk_constraint(table)["name"], seen.get_pk_constraint(table)["constrained_columns"]),
+            "unique": sorted(one["column_names"] for one in seen.get_unique_constraints(table)),
+            "indexes": indexes(table),
+        }
+        for table in seen.get_table_names()
+    }
+    return {**found, "stamp": tx.execute(text("SELECT version_num FROM fm_migrations")).scalars().all()}
+
+
+def _options(index: Any) -> dict[str, Any]:
+    return dict(index.get("dialect_options", {}))
+
+
+def test_a_new_catalog_has_the_tables_that_the_migrations_make(
+    new_place: Callable[[str], Place],
+) -> None:
+    for kind in DATABASES:
+        shapes = []
+        for make in (make_tables, lambda tx: upgrade(tx, "head")):
+            place = new_place(kind)
+            Path(place.path).mkdir()
+            with database_of(place) as database:
+                with database.write() as tx:
+                    make(tx)
+                with database.read() as tx:
+                    shapes.append(shape_of(tx))
+        assert shapes[0] == shapes[1]
+        assert len(shapes[0]) > 30

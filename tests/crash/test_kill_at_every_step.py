@@ -255,6 +255,10 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         *(name for name, kind in FAILPOINTS.items() if kind in ("branch", "branch_merge", "apply", "repair")),
         # tests/crash/test_backfill_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("job", "add_column", "fill", "chunk", "prune")),
+        *(name for name, kind in FAILPOINTS.items() if kind == "spool"),  # tests/crash/test_spool_kills.py
+        # tests/crash/test_feed_kills.py
+        *(name for name, kind in FAILPOINTS.items() if kind in ("feed", "accept", "spool_quarantine")),
+        *(name for name, kind in FAILPOINTS.items() if kind == "drop"),  # tests/crash/test_drop_kills.py
         *HEAL_POINTS,
         "abandon.fenced",
         "abandon.files_deleted",

@@ -26,6 +26,7 @@ from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, EVENTS, Place, ids, rows
 from tests.foreign_writer import by_another
+from tests.intake_world import SLOW, intake_of, take
 
 SEEDS = [1, 2]
 STEPS = 40
@@ -56,6 +57,8 @@ APPLY_POINTS, REPAIR_POINTS = (
     [point for point, kind in FAILPOINTS.items() if kind == wanted and not point.endswith(".planned_again")]
     for wanted in ("apply", "repair")
 )
+# What a record passes on its way into its table, once it was acknowledged.
+FEED_POINTS = [*(f"feed.{step}" for step in ("grouped", "fed", "forgotten")), *KILL_POINTS]
 HISTORY = "history"
 CHUNK_IDS = 1_000_000
 
@@ -76,6 +79,12 @@ def write(lake: fm.Lake, content: Content, batch: str | None) -> fm.Commit:
 def write_in_child(place: Place, content: Content, batch: str | None) -> None:
     with place.open() as lake:
         write(lake, content, batch)
+
+
+def take_in_child(place: Place, table: str, numbers: list[int]) -> None:
+    with place.open() as lake, intake_of(lake, SLOW) as intake:
+        take(lake, intake, table, *rows(*numbers))
+        assert intake.drain(60)
 
 
 def maintain_in_child(place: Place) -> None:
@@ -157,7 +166,7 @@ class Model:
             [
                 *("write", "write", "write", "kill", "kill", "storage", "database", "again", "create"),
                 *("expire", "compact", "sweep", "maintain", "maintain", "ship", "ship", "chunks", "column"),
-                *("apply", "apply", "foreign"),
+                *("apply", "apply", "foreign", "intake", "intake"),
             ]
         )
         getattr(self, f"step_{kind}")()
@@ -186,6 +195,15 @@ class Model:
         assert commit.outcome == "committed"
         self.settle(content, key)
         assert commit.version == self.head
+
+    def step_intake(self) -> None:
+        """Rows that were acknowledged over HTTP are one version, whoever feeds them in the end."""
+        content, _, _ = self.content()
+        (table, numbers), *_ = content.items()
+        run_killed(take_in_child, self.place, table, numbers, failpoint=self.random.choice(FEED_POINTS))
+        with self.place.open() as lake, intake_of(lake, SLOW) as intake:
+            assert intake.drain(60)
+        self.settle({table: numbers}, None)
 
     def step_again(self) -> None:
         """A batch that is in comes again: nothing happens, and it says so."""

@@ -1,0 +1,235 @@
+"""Spools in the catalog: how far each is fed, and which rows of it were put aside.
+
+A table's row says which spool is its own and how many of its records are in. It changes in the publish of the rows
+(SpoolRider), so that a record is in the table, or in quarantine, exactly when the position is above it (I9): a feed
+that crashed after its publish finds the position, one that crashed before finds the records. A spool with another id,
+or one that is older than its position, is refused before it is read, and by the rider once more: a replaced spool would
+lose its rows, or bring others for them. Only an operator settles that (`floodmark spool accept`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.errors import Conflict, NotFound
+
+SPOOLS_FORMAT = 8
+
+HELD = "held"
+RETRIED = "retried"
+DROPPED = "dropped"
+
+
+def knows_spools(tx: Connection) -> bool:
+    """Whether the catalog has spools and a daemon: an older format, served read-only as it is, has not."""
+    return bool(tx.execute(select(tables.lake.c.format)).scalar_one() >= SPOOLS_FORMAT)
+
+
+@dataclass(frozen=True)
+class SpoolRow:
+    """A spool as the catalog knows it. `spool_id` is empty while the table waits for a new one."""
+
+    table_id: str
+    table: str
+    spool_id: str
+    host: str
+    folder: str
+    position: int
+    version: int | None
+    rows: int
+    quarantined: int
+    registered_ms: int
+    updated_ms: int
+
+
+@dataclass(frozen=True)
+class PutAside:
+    """Rows in quarantine: what the catalog says of one object. `reason` is JSON."""
+
+    id: str
+    table_id: str
+    table: str
+    spool_id: str
+    record: int
+    rows: int
+    reason: str
+    location: str
+    at_ms: int
+    state: str
+    version: int | None
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """Why the first of them did not fit, as every error is told."""
+        return {name: value for name, value in json.loads(self.reason).items() if name != "records"}
+
+    @property
+    def bad(self) -> dict[int, int]:
+        """How many rows of which record; of very many records only the first."""
+        return {int(record): rows for record, rows in json.loads(self.reason).get("records", {}).items()}
+
+
+class Spools:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # ── looking ──
+
+    def all(self) -> list[SpoolRow]:
+        """Every spool, by the name of its table."""
+        with self._database.read() as tx:
+            if not knows_spools(tx):
+                return []
+            row = tables.spools
+            return [_to_spool(one) for one in tx.execute(select(row).order_by(row.c.table_name, row.c.table_id))]
+
+    def get(self, table_id: str) -> SpoolRow | None:
+        with self._database.read() as tx:
+            return _find(tx, table_id) if knows_spools(tx) else None
+
+    def quarantine(self, table_id: str | None = None, *, state: str | None = HELD) -> list[PutAside]:
+        """What was put aside, the oldest first; of one table or all, in one state or all (None)."""
+        row = tables.spool_quarantine
+        query = select(row).order_by(row.c.id)
+        if table_id is not None:
+            query = query.where(row.c.table_id == table_id)
+        if state is not None:
+            query = query.where(row.c.state == state)
+        with self._database.read() as tx:
+            return [_to_aside(one) for one in tx.execute(query)] if knows_spools(tx) else []
+
+    def put_aside(self, entry: str) -> PutAside:
+        """One of them by its id."""
+        row = tables.spool_quarantine
+        with self._database.read() as tx:
+            found = tx.execute(select(row).where(row.c.id == entry)).first() if knows_spools(tx) else None
+        if found is None:
+            raise NotFound(
+                "nothing in quarantine has this id",
+                id=entry,
+                advice="`floodmark spool quarantine list TABLE` shows what is there.",
+            )
+        return _to_aside(found)
+
+    # ── changing ──
+
+    def register(self, table_id: str, table: str, spool_id: str, host: str, folder: str) -> SpoolRow:
+        """Make this spool the table's, if it has none; say where it lies, if it is. Conflict if another one is."""
+        row = tables.spools
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            now = self._database.now_ms(tx)
+            found = _find(tx, table_id)
+            place = {"table_name": table, "host": host, "folder": folder}
+            if found is None:
+                zero = {"position": 0, "version": None, "rows_fed": 0, "quarantined": 0}
+                made = {"table_id": table_id, "spool_id": spool_id, "registered_ms": now, "updated_ms": now}
+                tx.execute(insert(row).values(**made, **place, **zero))
+            elif not found.spool_id:
+                fresh = {"spool_id": spool_id, "position": 0, "registered_ms": now, "updated_ms": now}
+                tx.execute(update(row).where(row.c.table_id == table_id).values(**place, **fresh))
+            elif found.spool_id != spool_id:
+                raise replaced(found, spool_id)
+            elif (found.table, found.host, found.folder) != (table, host, folder):
+                tx.execute(update(row).where(row.c.table_id == table_id).values(**place))
+            made_row = _find(tx, table_id)
+        assert made_row is not None
+        return made_row
+
+    def accept(self, known: SpoolRow, spool_id: str, position: int) -> SpoolRow:
+        """Go on with this spool from this record, in the place of what is known; an empty id waits for a new one."""
+        row = tables.spools
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            self._check_known(tx, known)
+            values = {"spool_id": spool_id, "position": position, "updated_ms": self._database.now_ms(tx)}
+            tx.execute(update(row).where(row.c.table_id == known.table_id).values(**values))
+            made = _find(tx, known.table_id)
+        assert made is not None
+        return made
+
+    def forget(self, known: SpoolRow) -> None:
+        """The table is gone, and its spool is given up: no row says anything of it any more."""
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            self._check_known(tx, known)
+            tx.execute(delete(tables.spools).where(tables.spools.c.table_id == known.table_id))
+
+    def drop(self, entry: str) -> PutAside:
+        """Give rows in quarantine up for good. Conflict if a retry brought them in."""
+        row = tables.spool_quarantine
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            found = tx.execute(select(row).where(row.c.id == entry)).first()
+            if found is None or found.state == RETRIED:
+                raise Conflict("these rows are not in quarantine any more", id=entry)
+            if found.state == HELD:
+                tx.execute(update(row).where(row.c.id == entry).values(state=DROPPED))
+                count_out(tx, found.table_id, found.rows_held)
+            return _to_aside(tx.execute(select(row).where(row.c.id == entry)).one())
+
+    def _check_known(self, tx: Connection, known: SpoolRow) -> None:
+        found = _find(tx, known.table_id)
+        if found is None or (found.spool_id, found.position) != (known.spool_id, known.position):
+            raise Conflict("the spool went on meanwhile", table=known.table, advice="Look again.")
+
+
+def count_out(tx: Connection, table_id: str, rows: int) -> None:
+    """So many rows of a table are not in quarantine any more."""
+    row = tables.spools
+    tx.execute(update(row).where(row.c.table_id == table_id).values(quarantined=row.c.quarantined - rows))
+
+
+def _find(tx: Connection, table_id: str) -> SpoolRow | None:
+    found = tx.execute(select(tables.spools).where(tables.spools.c.table_id == table_id)).first()
+    return None if found is None else _to_spool(found)
+
+
+def _to_spool(row: Any) -> SpoolRow:
+    return SpoolRow(
+        row.table_id,
+        row.table_name,
+        row.spool_id,
+        row.host,
+        row.folder,
+        row.position,
+        row.version,
+        row.rows_fed,
+        row.quarantined,
+        row.registered_ms,
+        row.updated_ms,
+    )
+
+
+def _to_aside(row: Any) -> PutAside:
+    return PutAside(
+        row.id,
+        row.table_id,
+        row.table_name,
+        row.spool_id,
+        row.record,
+        row.rows_held,
+        row.reason,
+        row.location,
+        row.at_ms,
+        row.state,
+        row.version,
+    )
+
+
+def replaced(known: SpoolRow, spool_id: str) -> Conflict:
+    return Conflict(
+        "another spool is this table's",
+        table=known.table,
+        spool=spool_id,
+        spool_known=known.spool_id or "none",
+        host=known.host,
+        folder=known.folder,
+        advice=f"Bring the known one back, or see `floodmark spool accept {known.table}`.",
+    )

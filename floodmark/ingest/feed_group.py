@@ -1,0 +1,152 @@
+"""Records of a spool as rows of their table: read, folded by key, and what does not fit told apart. Pure.
+
+Last arrival wins: of the changes of one key in a group only the last is left, a deletion like a row, within one record
+too. Nothing is folded across a null key: such rows do not fit, and must be seen to. A column that is filled by its
+default is left to those rows that do not bring it, row by row: dicts keep the difference between null and absent, Arrow
+does not, so a table with such columns, and records that may add columns, are read as dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+
+from floodmark.errors import Invalid
+from floodmark.ingest.judge import Judge
+from floodmark.ingest.spool import Record
+from floodmark.model import SEQ_COLUMN
+from floodmark.rows.changes import CHANGE_COLUMN
+from floodmark.rows.convert import Shape, table_shape
+from floodmark.rows.dicts import rows_to_table
+from floodmark.rows.duplicates import last_of_table
+from floodmark.rows.json_lines import parse_lines, python_values
+from floodmark.write.prune import key_fields
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A row that does not fit its table any more, as it was sent, and why."""
+
+    record: int
+    line: int
+    text: str
+    evolve: bool
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to be put into a table: an Arrow table, or dicts with JSON's forms of values. `count`: before folding."""
+
+    data: pa.Table | list[dict[str, Any]]
+    count: int
+
+    @property
+    def from_json(self) -> bool:
+        return isinstance(self.data, list)
+
+
+def same_kind(records: Sequence[Record]) -> list[Record]:
+    """The first of them that can be one publish: what may add columns must not let others add some."""
+    for place, record in enumerate(records):
+        if record.evolve != records[0].evolve:
+            return list(records[:place])
+    return list(records)
+
+
+class Group:
+    """How the records of one table are read, for as long as it has this shape."""
+
+    def __init__(self, schema: Schema, filled: Sequence[str]) -> None:
+        self.schema = schema
+        self.filled = tuple(filled)
+        self.shape: Shape = table_shape(schema.model_dump_json())
+        self.key = [field.name for field in key_fields(schema)]
+        self._judge = Judge(schema, filled)
+        self._key_shape = table_shape(Schema(*key_fields(schema)).model_dump_json()) if self.key else None
+
+    def read(self, texts: Sequence[bytes], rows_max: int, *, evolve: bool) -> Rows:
+        """All rows of these texts, folded; `Invalid` if one of them does not fit."""
+        text = b"\n".join(texts)
+        judged = self._judge.read(text, rows_max, evolve=evolve)
+        if evolve or self.filled:
+            return Rows(self.fold(parse_lines(text, rows_max)), judged.rows)
+        return Rows(self.fold(self._whole(judged.table)), judged.rows)
+
+    def _whole(self, table: pa.Table) -> pa.Table:
+        """With nulls for columns that no line brings."""
+        arrays, fields = [], []
+        for column in self.shape.columns:
+            there = column.name in table.schema.names
+            array = table.column(column.name) if there else pa.nulls(table.num_rows, column.field.type)
+            arrays.append(array)
+            fields.append(pa.field(column.name, array.type))
+        if CHANGE_COLUMN in table.schema.names:
+            arrays.append(table.column(CHANGE_COLUMN))
+            fields.append(pa.field(CHANGE_COLUMN, pa.string()))
+        return pa.table(arrays, schema=pa.schema(fields))
+
+    # ── folding ──
+
+    def fold(self, data: Any) -> Any:
+        """The last change of each key alone, in the order of arrival."""
+        if self._key_shape is None or len(data) < 2:
+            return data
+        if isinstance(data, list):
+            keys = [{name: row.get(name) for name in self.key} for row in data]
+            python_values(keys, self._key_shape.columns)
+            kept = last_of_each(rows_to_table(keys, self._key_shape), self.key)
+            return data if kept is None else [data[place] for place in kept]
+        kept = last_of_each(data.select(self.key), self.key)
+        return data if kept is None else data.take(pa.array(kept))
+
+    # ── telling apart ──
+
+    def sift(self, record: Record) -> tuple[list[tuple[int, str]], list[Bad]]:
+        """The lines of a record that fit by themselves, with their numbers, and those that do not."""
+        good: list[tuple[int, str]] = []
+        bad: list[Bad] = []
+        for number, line in lines_of(record.text):
+            try:
+                self.read([line.encode(errors="surrogateescape")], 1, evolve=record.evolve)
+            except Invalid as error:
+                bad.append(Bad(record.number, number, line, record.evolve, _at_line(error, number)))
+            else:
+                good.append((number, line))
+        return good, bad
+
+
+def _at_line(error: Invalid, number: int) -> dict[str, Any]:
+    """The error of a line that was read by itself, with its number in its record."""
+    told = {**error.as_dict(), "message": error.message.replace("line 1,", f"line {number},", 1)}
+    if "line" in told["facts"]:
+        told["facts"] = {**told["facts"], "line": str(number)}
+    if "problems" in told:
+        told["problems"] = [{**one, "line": number} for one in told["problems"]]
+    return told
+
+
+def lines_of(text: bytes) -> list[tuple[int, str]]:
+    """The lines that are rows, with their numbers from 1. Bytes that are no text are kept as they are."""
+    lines = text.decode(errors="surrogateescape").split("\n")
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip(" \t\r")]
+
+
+def last_of_each(keys: pa.Table, names: Sequence[str]) -> list[int] | None:
+    """The places of the last row of each key, ascending; None if all keys differ. Rows with a null in it all stay."""
+    places = pa.array(np.arange(keys.num_rows, dtype=np.int64))
+    whole = pa.array(np.ones(keys.num_rows, bool))
+    for name in names:
+        whole = pc.and_(whole, keys.column(name).combine_chunks().is_valid())
+    numbered = keys.append_column(SEQ_COLUMN, places)
+    last = last_of_table(numbered.filter(whole), names, SEQ_COLUMN).column(SEQ_COLUMN).to_pylist()
+    rest = places.filter(pc.invert(whole)).to_pylist()
+    if len(last) + len(rest) == keys.num_rows:
+        return None
+    return sorted([*last, *rest])

@@ -1,0 +1,222 @@
+"""One group of a spool's records becomes one publish, with the position that it moves (SpoolRider).
+
+1. read and fold the records; rows that do not fit by themselves are told apart
+2. write those into an object of the quarantine                        feed.quarantined
+3. receive the rest, in this process: begin, stage, seal, publish      append.* or merge.*
+A group that other tables refuse (a reference) is halved by records, in order, so that the position only ever moves
+over what was settled; in a single record the rows are tried without a publish until the bad ones are known.
+
+Crash before the publish: the records are in the spool, the position has not moved, a dead operation is undone or
+finished by a healer. After it: the position says so. Nothing is decided by what this process remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.fills import fills_of
+from floodmark.catalog.metadata import schema_of
+from floodmark.catalog.spool_rider import SpoolRider
+from floodmark.errors import Conflict, Invalid
+from floodmark.failpoints import hit
+from floodmark.ingest.feed_group import Bad, Group, Rows
+from floodmark.ingest.feed_quarantine import clean, put_aside
+from floodmark.ingest.receive import try_receive
+from floodmark.ingest.spool import Record
+from floodmark.model import Head
+
+if TYPE_CHECKING:
+    from floodmark.lake import Lake
+
+# A record whose rows are mostly bad must not hold up the others: after so many tries the rest of it is put aside.
+TRIES_MAX = 100
+
+
+@dataclass(frozen=True)
+class Fed:
+    """Records [since, until) are settled, as of `version`: how many rows of which record were put aside."""
+
+    since: int
+    until: int
+    version: int
+    rows: int
+    bad: dict[int, int] = field(default_factory=dict)
+
+
+class Feeder:
+    """Feeds one table from one spool."""
+
+    def __init__(self, lake: Lake, table_id: str, spool_id: str) -> None:
+        self._lake = lake
+        self._catalog = lake.catalog
+        self._table_id = table_id
+        self._spool_id = spool_id
+        self._group: Group | None = None
+        # Objects were written that perhaps nothing refers to.
+        self._objects = False
+
+    def feed(self, records: Sequence[Record], told: Callable[[Fed], None]) -> None:
+        """Bring records in, in order; `told` of each publish. An error: what was told of is in, and nothing else."""
+        head = self._head()
+        group = self._group_of(head)
+        try:
+            rows, bad = self._sorted(group, records)
+            told(self._publish(head.table, records, rows, bad))
+        except Invalid:
+            # What rows of other tables decide, or what the table became just now.
+            if len(records) == 1:
+                told(self._feed_apart(records[0]))
+                return
+            half = len(records) // 2
+            self.feed(records[:half], told)
+            self.feed(records[half:], told)
+
+    # ── what fits ──
+
+    def _sorted(self, group: Group, records: Sequence[Record]) -> tuple[Rows, list[Bad]]:
+        evolve, rows_max = records[0].evolve, sum(record.rows for record in records)
+        try:
+            return group.read([record.text for record in records], rows_max, evolve=evolve), []
+        except Invalid:
+            good, bad = _sifted(group, records)
+        return group.read(good, rows_max, evolve=evolve), bad
+
+    def _feed_apart(self, record: Record) -> Fed:
+        """A record that was refused as a whole: its rows are tried until all are known that can come in together."""
+        head = self._head()
+        group = self._group_of(head)
+        lines, bad = group.sift(record)
+        trial = _Trial(self._lake, head.table, self._table_id, group, record)
+        trial.check([])  # refused without any row: nothing is wrong with the rows
+        trial.sift(lines)
+        rows = trial.read(trial.good)
+        return self._publish(head.table, [record], rows, sorted([*bad, *trial.bad], key=lambda one: one.line))
+
+    # ── one publish ──
+
+    def _publish(self, table: str, records: Sequence[Record], rows: Rows, bad: Sequence[Bad]) -> Fed:
+        since, until = records[0].number, records[-1].number + 1
+        self._objects |= bool(bad)
+        held = put_aside(self._catalog, self._table_id, self._spool_id, bad)
+        rider = SpoolRider(self._table_id, self._spool_id, since, until, rows.count, held)
+        commit = self._lake.receive(
+            table,
+            rows.data,
+            rider=rider,
+            table_id=self._table_id,
+            evolve=records[0].evolve,
+            from_json=rows.from_json,
+            message=f"fed records {since}..{until - 1}",
+        )
+        # Crash here: the catalog's position is above these records; the spool still has them.
+        hit("feed.fed")
+        counts: dict[int, int] = {}
+        for one in bad:
+            counts[one.record] = counts.get(one.record, 0) + 1
+        return Fed(since, until, commit.version, rows.count, counts)
+
+    def clean(self) -> None:
+        """After a publish: objects of earlier tries, which nothing can refer to any more."""
+        if self._objects:
+            clean(self._catalog, self._table_id)
+            self._objects = False
+
+    # ── the table ──
+
+    def _head(self) -> Head:
+        found = next((head for head in self._catalog.history.heads() if head.table_id == self._table_id), None)
+        if found is None:
+            raise table_gone(self._table_id)
+        return found
+
+    def _group_of(self, head: Head) -> Group:
+        self._group = group_of(self._catalog, head, self._group)
+        return self._group
+
+
+def group_of(catalog: Catalog, head: Head, known: Group | None = None) -> Group:
+    """How records of this table are read; the known one if its shape is still that."""
+
+    def read(head: Head) -> Group:
+        metadata = catalog.files.metadata(head.metadata_location)
+        schema = schema_of(metadata, head)
+        filled = tuple(fill.column for fill in fills_of(metadata.properties, schema))
+        if known is not None and (known.schema, known.filled) == (schema, filled):
+            return known
+        return Group(schema, filled)
+
+    return catalog.at_head(head.table, read)
+
+
+def _sifted(group: Group, records: Sequence[Record]) -> tuple[list[bytes], list[Bad]]:
+    """The texts of the lines that fit, record by record, and the rows that do not."""
+    texts: list[bytes] = []
+    bad: list[Bad] = []
+    for record in records:
+        try:
+            group.read([record.text], record.rows, evolve=record.evolve)
+            texts.append(record.text)
+        except Invalid:
+            good, wrong = group.sift(record)
+            texts += [line.encode() for _, line in good]
+            bad += wrong
+    return texts, bad
+
+
+class _Trial:
+    """Which rows of one record come in together. `good` are tried as a whole after each that is added."""
+
+    def __init__(self, lake: Lake, table: str, table_id: str, group: Group, record: Record) -> None:
+        self._lake = lake
+        self._table = table
+        self._table_id = table_id
+        self._group = group
+        self._record = record
+        self._tries = 0
+        self.good: list[tuple[int, str]] = []
+        self.bad: list[Bad] = []
+
+    def read(self, lines: Sequence[tuple[int, str]]) -> Rows:
+        texts = [line.encode() for _, line in lines]
+        return self._group.read(texts, len(texts), evolve=self._record.evolve)
+
+    def check(self, lines: Sequence[tuple[int, str]]) -> None:
+        rows = self.read(lines)
+        try_receive(
+            self._lake.catalog,
+            self._lake.sessions.get,
+            self._lake.actor,
+            self._table,
+            rows.data,
+            table_id=self._table_id,
+            evolve=self._record.evolve,
+            from_json=rows.from_json,
+        )
+
+    def sift(self, lines: Sequence[tuple[int, str]]) -> None:
+        if not lines:
+            return
+        self._tries += 1
+        try:
+            self.check([*self.good, *lines])
+        except Invalid as error:
+            if len(lines) == 1 or self._tries > TRIES_MAX:
+                evolve = self._record.evolve
+                self.bad += [Bad(self._record.number, at, line, evolve, error.as_dict()) for at, line in lines]
+                return
+            half = len(lines) // 2
+            self.sift(lines[:half])
+            self.sift(lines[half:])
+        else:
+            self.good += lines
+
+
+def table_gone(table_id: str) -> Conflict:
+    return Conflict(
+        "the table of this spool is gone",
+        table_id=table_id,
+        advice="Its rows are kept. `floodmark spool accept` shows what can be done.",
+    )

@@ -1,0 +1,119 @@
+"""The intake: rows are taken into the spools of their tables, durable before the answer, and fed from there.
+
+One feed for each table that ever took rows (feed.py). A spool that is refused stops its own table alone, and is told of
+in `states`. One process at a time has a spool open; nothing here depends on what an earlier process knew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from floodmark import log
+from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.ingest.feed import Feed, Landed
+from floodmark.ingest.spool_limits import IntakeLimits, Taken
+from floodmark.storage.location import split
+
+if TYPE_CHECKING:
+    from floodmark.lake import Lake
+
+__all__ = ["Intake", "IntakeLimits", "Landed", "Taken", "default_folder"]
+
+DEFAULTS = IntakeLimits()
+DRAIN_LOOK_S = 0.05
+CLOSE_S_MAX = 30.0
+
+
+def default_folder(location: str) -> Path | None:
+    """Where the spools of a lake are if nobody says otherwise: beside it, if it is on a local disk."""
+    scheme, _, key = split(location)
+    return Path(key) / "spool" if scheme == "file" else None
+
+
+class Intake:
+    """`folder`: on a local disk; each table has a folder of its own in it. May be used by several threads."""
+
+    def __init__(self, lake: Lake, folder: Path, limits: IntakeLimits = DEFAULTS) -> None:
+        if lake.read_only:
+            raise Invalid("this lake was opened read-only", location=lake.location, advice="Open it for writing.")
+        self._lake = lake
+        self._folder = folder.absolute()
+        self._limits = limits
+        self._feeds: dict[str, Feed] = {}
+        self._lock = threading.Lock()
+        self._draining = False
+        self._closed = False
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def start(self) -> None:
+        """Open the spools that are there, or should be, and feed what waits in them."""
+        known = {row.table_id: row.table for row in self._lake.catalog.spools.all() if self._is_here(row.folder)}
+        there = [path.name for path in self._folder.iterdir() if path.is_dir()] if self._folder.is_dir() else []
+        for table_id in sorted({*known, *there}):
+            feed = self._feed(table_id, known.get(table_id, table_id))
+            try:
+                feed.open(create=False)
+            except FloodmarkError as error:
+                # Refused, or not to be had now: its thread tries again; the others go on.
+                log.get(table_id=table_id).warning("a spool cannot be opened", cause=str(error))
+
+    def _is_here(self, folder: str) -> bool:
+        return Path(folder).parent == self._folder
+
+    def _feed(self, table_id: str, table: str) -> Feed:
+        with self._lock:
+            if self._draining or self._closed:
+                raise Unavailable("rows are not taken any more: the server is stopping", advice="Retry in a moment.")
+            if table_id not in self._feeds:
+                feed = Feed(self._lake, self._folder / table_id, table_id, table, self._limits)
+                self._feeds[table_id] = feed
+                feed.start()
+            return self._feeds[table_id]
+
+    def take(
+        self, table: str, table_id: str, text: bytes, rows: int, *, key: str | None = None, evolve: bool = False
+    ) -> Future[Taken]:
+        """Take rows, which fit their table now, as JSON lines; the answer comes when they are durable.
+
+        Busy: too much waits already. Conflict or Corrupt: the table's spool is refused. Invalid: the key was used for
+        other rows. Then nothing was taken.
+        """
+        return self._feed(table_id, table).take(text, rows, key=key, evolve=evolve)
+
+    def wait(self, table_id: str, record: int, timeout_s: float) -> Landed:
+        """Until a record is in its table, or in quarantine; Unavailable if that is not so in time."""
+        feed = self._feeds.get(table_id)
+        if feed is None:
+            raise NotFound("nothing was taken for this table", table_id=table_id)
+        return feed.wait(record, timeout_s)
+
+    def states(self) -> list[dict[str, Any]]:
+        """Each spool, as this process knows it."""
+        return sorted((feed.state() for feed in list(self._feeds.values())), key=lambda one: str(one["table"]))
+
+    def drain(self, within_s: float) -> bool:
+        """Take nothing more, and feed what is there. False if something waits after this time."""
+        with self._lock:
+            self._draining = True
+            feeds = list(self._feeds.values())
+        for feed in feeds:
+            feed.drain()
+        end = time.monotonic() + within_s
+        while time.monotonic() < end and not all(feed.is_empty() for feed in feeds):
+            time.sleep(DRAIN_LOOK_S)
+        return not any(state["waiting_records"] for state in self.states())
+
+    def close(self) -> None:
+        """Stop; what is being published comes to its end first. What waits stays in the spools."""
+        with self._lock:
+            self._closed = True
+            feeds = list(self._feeds.values())
+        for feed in feeds:
+            feed.close(CLOSE_S_MAX)

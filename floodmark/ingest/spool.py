@@ -1,0 +1,291 @@
+"""A spool: rows that were taken in over HTTP for one table, durable on a local disk until they are in the table.
+
+An append is answered after the sync of its group (I4), in the order in which it came. A key that a client gave to its
+rows brings them in once, for as long as the window says. What a kill or a power loss leaves is repaired when the spool
+is opened: bytes that nobody was told of are cut off, and acknowledged ones that cannot be read are Corrupt, and kept.
+A second process that opens the spool is Busy. Knows no catalog: who has fed how much is told to it as a position.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+from floodmark.clock import now_ms
+from floodmark.errors import FloodmarkError, Invalid, NotFound
+from floodmark.failpoints import hit
+from floodmark.ingest.spool_folder import (
+    ABOUT,
+    KEYS,
+    SYSTEM,
+    About,
+    Calls,
+    check_about,
+    delete_temporary,
+    list_segments,
+    local_files,
+    read_about,
+    segment_path,
+    sync_folder,
+    take_lock,
+    write_about,
+)
+from floodmark.ingest.spool_frame import COUNT_MAX, HEADER_BYTES, Draft, Frame, pack
+from floodmark.ingest.spool_keys import KeyWindow, Known, digest, keys_bytes, parse_keys
+from floodmark.ingest.spool_limits import IntakeLimits, Taken
+from floodmark.ingest.spool_look import Look, look
+from floodmark.ingest.spool_record import Record, Waiting
+from floodmark.ingest.spool_segment import damaged
+from floodmark.ingest.spool_segments import Segments
+from floodmark.ingest.spool_writer import Append, GroupWriter
+
+__all__ = ["Look", "Record", "Spool", "Waiting", "look"]
+
+
+class Spool:
+    """Of one table, open in this process. All its verbs may be called by several threads."""
+
+    def __init__(
+        self, folder: Path, about: About, lock_fd: int, segments: Segments, keys: KeyWindow, limits: IntakeLimits
+    ) -> None:
+        self.folder = folder
+        self.about = about
+        self._lock_fd = lock_fd
+        self._segments = segments
+        self._keys = keys
+        self._under_way: dict[bytes, Append] = {}
+        self._lock = threading.Lock()
+        self._forgetting = threading.Lock()
+        self._closed = False
+        self._writer = GroupWriter(segments.add, self._ended, segments.say_durable, limits.queued_bytes_max)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        table_id: str,
+        incarnation: str,
+        limits: IntakeLimits,
+        create: bool,
+        calls: Calls = SYSTEM,
+    ) -> Spool:
+        """Busy: another process has it open. Conflict: it belongs to another table or incarnation. Corrupt: rows that
+        were acknowledged cannot be read. NotFound: it is not there, and `create` is False."""
+        if not create and not (folder / ABOUT).exists():
+            _refuse_headless(folder)
+            raise NotFound("there is no spool in this folder", folder=folder)
+        local_files().make_folder(str(folder.absolute()))
+        lock_fd = take_lock(folder)
+        try:
+            delete_temporary(folder)
+            about = read_about(folder)
+            keys = KeyWindow(limits.keys_max, limits.key_window_ms)
+            if about is None:
+                _refuse_headless(folder)
+                about, segments = _make(folder, table_id, incarnation, limits, calls)
+            else:
+                check_about(about, folder, table_id, incarnation)
+                segments = _open_segments(folder, about, limits, calls, keys)
+            return cls(folder, about, lock_fd, segments, keys, limits)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+
+    @property
+    def id(self) -> str:
+        return self.about.spool
+
+    @property
+    def first(self) -> int:
+        """The first record that is kept."""
+        return self._segments.first
+
+    @property
+    def end(self) -> int:
+        """One past the last durable record."""
+        return self._segments.end
+
+    @property
+    def repaired(self) -> int:
+        """Torn bytes that were cut off when it was opened."""
+        return self._segments.cut_bytes
+
+    @property
+    def stopped(self) -> FloodmarkError | None:
+        """Why it takes nothing more until it is opened again: a sync failed."""
+        return self._segments.stopped
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes in memory that are not written yet."""
+        return self._writer.queued_bytes
+
+    # ── in ──
+
+    def append(self, text: bytes, rows: int, *, key: str | None, evolve: bool) -> Future[Taken]:
+        """Take rows in; the answer comes when they are durable. Invalid, at once or as the answer: the key was used
+        for other rows. Busy: the disk does not keep up. Unavailable: they were not taken, and the key is free again."""
+        if not 0 <= rows <= COUNT_MAX or len(text) > COUNT_MAX:
+            raise Invalid("a record cannot be that large", rows=rows, bytes=len(text), advice="Send fewer rows.")
+        name = None if key is None else digest(key.encode())
+        body = digest(text)
+        future: Future[Taken] = Future()
+        # It cannot be called off any more: what waits is written, whether or not somebody listens.
+        future.set_running_or_notify_cancel()
+        if name is not None and self._answer_known(name, body, future):
+            return future
+        draft = Draft(pack(text), rows, now_ms(), evolve, name, body)
+        with self._lock:
+            # Another one with this key may have come while this one was packed.
+            if name is not None and self._answer_known_held(name, body, future):
+                return future
+            if (stopped := self.stopped) is not None:
+                raise stopped
+            append = Append(draft, future)
+            self._writer.put(append)
+            if name is not None:
+                self._under_way[name] = append
+        return future
+
+    def _answer_known(self, name: bytes, body: bytes, future: Future[Taken]) -> bool:
+        with self._lock:
+            return self._answer_known_held(name, body, future)
+
+    def _answer_known_held(self, name: bytes, body: bytes, future: Future[Taken]) -> bool:
+        """Is the key known, or on its way? Then the answer is that of the first one."""
+        under_way = self._under_way.get(name)
+        if under_way is not None:
+            under_way.followers.append((body, future))
+            return True
+        known = self._keys.find(name, now_ms())
+        if known is None:
+            return False
+        if known.body != body:
+            raise _key_used(known.record)
+        future.set_result(Taken("already_taken", known.record, known.rows))
+        return True
+
+    def _ended(self, group: list[Append], ended: int | FloodmarkError) -> None:
+        """A group is durable from this number on, or failed: remember its keys, then tell everybody."""
+        with self._lock:
+            for place, append in enumerate(group):
+                draft = append.draft
+                if draft.key is None:
+                    continue
+                del self._under_way[draft.key]
+                if isinstance(ended, int):
+                    known = Known(draft.body, ended + place, draft.rows, draft.received_ms)
+                    self._keys.add(draft.key, known, now_ms())
+        for place, append in enumerate(group):
+            if isinstance(ended, int):
+                _tell(append, ended + place)
+            else:
+                for future in (append.future, *(follower for _, follower in append.followers)):
+                    future.set_exception(ended)
+
+    # ── out ──
+
+    def read(self, start: int, *, rows_max: int, bytes_max: int) -> list[Record]:
+        """Durable records from `start` on: so many rows and bytes of text, but at least one record if there is one."""
+        return self._segments.read(start, rows_max=rows_max, bytes_max=bytes_max)
+
+    def waiting(self, position: int) -> Waiting:
+        """What is durable from this record on."""
+        return self._segments.waiting(position)
+
+    def forget(self, position: int) -> None:
+        """Records below are in the table: whole segments of them go; their keys stay for the window."""
+        with self._forgetting:
+            fed = self._segments.fed(position)
+            if not fed:
+                return
+            until = fed[-1].end
+            with self._lock:
+                entries = self._keys.copy_below(until)
+            local_files().put(str(self.folder / KEYS), keys_bytes(self.id, until, entries))
+            hit("spool.keys_kept")
+            for segment in fed:
+                self._segments.drop(segment)
+                hit("spool.forgotten")
+
+    def close(self) -> None:
+        """What waits is written and answered first; then others may open the spool."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._writer.close()
+        self._segments.close()
+        os.close(self._lock_fd)
+
+
+def _tell(append: Append, record: int) -> None:
+    rows = append.draft.rows
+    append.future.set_result(Taken("taken", record, rows))
+    for body, future in append.followers:
+        if body == append.draft.body:
+            future.set_result(Taken("already_taken", record, rows))
+        else:
+            future.set_exception(_key_used(record))
+
+
+def _key_used(record: int) -> Invalid:
+    return Invalid(
+        "this Idempotency-Key was used for other rows",
+        record=record,
+        advice="Give each request a key of its own; send it again with the same key only if its rows are the same.",
+    )
+
+
+# ── as it is made and found ──
+
+
+def _make(folder: Path, table_id: str, incarnation: str, limits: IntakeLimits, calls: Calls) -> tuple[About, Segments]:
+    about = About.new(table_id, incarnation)
+    segments = Segments.make(folder, about, limits.segment_bytes, calls)
+    try:
+        # Crash here: a folder without spool.json, which the next opening makes anew.
+        sync_folder(folder, calls)
+        # A process that was killed may have made folders above this one and not synced them.
+        local_files().settle({str(above) for above in folder.absolute().parents})
+        write_about(folder, about)
+        hit("spool.made")
+    except BaseException:
+        segments.close()
+        raise
+    return about, segments
+
+
+def _refuse_headless(folder: Path) -> None:
+    """Without spool.json there may be a first segment with nothing in it, from an interrupted making; records have
+    lost their header, and must not be overwritten."""
+    if not folder.is_dir():
+        return
+    for first, path in list_segments(folder):
+        if first > 0 or path.stat().st_size > HEADER_BYTES:
+            raise damaged(folder / ABOUT, "it has records, and no header")
+    if (folder / KEYS).exists():
+        raise damaged(folder / ABOUT, "it has keys, and no header")
+
+
+def _open_segments(folder: Path, about: About, limits: IntakeLimits, calls: Calls, keys: KeyWindow) -> Segments:
+    path, until, now = folder / KEYS, 0, now_ms()
+    if path.exists():
+        kept = parse_keys(local_files().read(str(path)), str(path))
+        if kept.spool != about.spool:
+            raise damaged(path, "its keys are those of another spool")
+        until = kept.until
+        for key, known in kept.entries:
+            keys.add(key, known, now)
+    paths = list_segments(folder)
+    if paths and not paths[0][0] <= until <= paths[-1][0]:
+        raise damaged(segment_path(folder, until), "a segment is missing", record=until)
+
+    def learn(frame: Frame) -> None:
+        if frame.number >= until:
+            keys.add(frame.key, Known(frame.body, frame.number, frame.rows, frame.received_ms), now)
+
+    return Segments.open(folder, about, limits.segment_bytes, calls, learn)

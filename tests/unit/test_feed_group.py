@@ -1,0 +1,132 @@
+"""Records of a spool as rows: the last change of a key counts, absent is not null, what does not fit is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import DecimalType, LongType, NestedField, StringType, TimestamptzType
+
+import floodmark as fm
+from floodmark.ingest.feed_group import Group, Rows, lines_of, same_kind
+from floodmark.ingest.spool import Record
+
+FIELDS = (
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "name", StringType(), required=False),
+    NestedField(3, "note", StringType(), required=False),
+)
+KEYED = Schema(*FIELDS, identifier_field_ids=[1])
+PLAIN = Schema(*FIELDS)
+
+
+def text(*rows: Any) -> bytes:
+    return b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+
+
+def record(number: int, *rows: Any, evolve: bool = False) -> Record:
+    return Record(number, len(rows), text(*rows), evolve, 0)
+
+
+def dicts(rows: Rows) -> list[dict[str, Any]]:
+    found = rows.data if rows.from_json else rows.data.to_pylist()  # type: ignore[union-attr]
+    return [{name: value for name, value in row.items() if value is not None} for row in found]
+
+
+def read(group: Group, *texts: bytes, evolve: bool = False) -> list[dict[str, Any]]:
+    return dicts(group.read(texts, 1000, evolve=evolve))
+
+
+@pytest.mark.parametrize("filled", [(), ("note",)])
+def test_the_last_change_of_a_key_is_left_alone_across_records_and_within_one(filled: tuple[str, ...]) -> None:
+    rows = Group(KEYED, filled).read(
+        [
+            text({"id": 1, "name": "a"}, {"id": 2, "name": "a"}, {"id": 1, "name": "b"}),
+            text({"id": 3, "name": "c"}, {"_change": "delete", "id": 2}),
+            text({"_change": "delete", "id": 3}, {"id": 3, "name": "d"}),
+        ],
+        100,
+        evolve=False,
+    )
+    assert rows.count == 7
+    last = {row["id"]: (row.get("_change", "upsert"), row.get("name")) for row in dicts(rows)}
+    assert last == {1: ("upsert", "b"), 2: ("delete", None), 3: ("upsert", "d")}
+    assert len(dicts(rows)) == 3
+
+
+def test_without_a_key_every_row_stays() -> None:
+    assert read(Group(PLAIN, ()), text({"id": 1}, {"id": 1}), text({"id": 1})) == [{"id": 1}] * 3
+
+
+def test_one_key_in_two_spellings_is_one_key() -> None:
+    schema = Schema(
+        NestedField(1, "at", TimestamptzType(), required=True),
+        NestedField(2, "price", DecimalType(9, 2), required=True),
+        NestedField(3, "name", StringType(), required=False),
+        identifier_field_ids=[1, 2],
+    )
+    one = text({"at": "2026-01-01T00:00:00Z", "price": "1.5", "name": "a"})
+    two = text({"at": "2026-01-01T01:00:00+01:00", "price": "1.50", "name": "b"})
+    for filled in ((), ("name",)):
+        assert [row["name"] for row in read(Group(schema, filled), one, two)] == ["b"]
+
+
+def test_a_column_with_a_default_keeps_null_and_absent_apart_row_by_row() -> None:
+    rows = Group(PLAIN, ("note",)).read(
+        [text({"id": 1}, {"id": 2, "note": None}, {"id": 3, "note": "x"})], 9, evolve=False
+    )
+    assert rows.data == [{"id": 1}, {"id": 2, "note": None}, {"id": 3, "note": "x"}]
+
+
+def test_records_that_may_add_columns_are_a_group_of_their_own() -> None:
+    records = [record(0, {"id": 1}), record(1, {"id": 2}), record(2, {"id": 3, "new": 1}, evolve=True), record(3)]
+    assert [one.number for one in same_kind(records)] == [0, 1]
+    assert [one.number for one in same_kind(records[2:])] == [2]
+    assert read(Group(PLAIN, ()), records[2].text, evolve=True) == [{"id": 3, "new": 1}]
+    with pytest.raises(fm.Invalid, match="new"):
+        read(Group(PLAIN, ()), records[2].text)
+
+
+def test_lines_that_do_not_fit_are_told_apart_with_their_numbers_and_as_they_were_sent() -> None:
+    group = Group(KEYED, ())
+    wrong = record(4, {"id": 1}, b"", {"id": "x"}, b"not json", {"name": "no key"}, b"\xff", {"id": 5, "name": "e"})
+    with pytest.raises(fm.Invalid):
+        group.read([wrong.text], 100, evolve=False)
+    good, bad = group.sift(wrong)
+    assert [number for number, _ in good] == [1, 7]
+    assert [(one.record, one.line) for one in bad] == [(4, 3), (4, 4), (4, 5), (4, 6)]
+    assert all(one.error["kind"] == "Invalid" for one in bad)
+    assert [one.text.encode(errors="surrogateescape") for one in bad] == [
+        *(text({"id": "x"}), b"not json", text({"name": "no key"}), b"\xff")
+    ]
+    assert lines_of(b"\r\n \n{}\n") == [(3, "{}")]
+
+
+def test_nothing_is_folded_away_that_has_no_key() -> None:
+    group = Group(KEYED, ())
+    rows = [{"name": "a"}, {"name": "b"}, {"id": 1, "name": "c"}, {"id": 1, "name": "d"}]
+    assert [row["name"] for row in group.fold(rows)] == ["a", "b", "d"]
+
+
+CHANGE = st.tuples(st.integers(0, 5), st.one_of(st.none(), st.sampled_from("abc")))
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(st.lists(st.lists(CHANGE, min_size=1, max_size=6), min_size=1, max_size=5))
+def test_folding_leaves_what_one_change_after_another_would(records: list[list[tuple[int, str | None]]]) -> None:
+    table: dict[int, str] = {}
+    texts = []
+    for changes in records:
+        for key, name in changes:
+            table.pop(key, None)
+            if name is not None:
+                table[key] = name
+        texts.append(text(*({"id": k, "name": n} if n else {"_change": "delete", "id": k} for k, n in changes)))
+    for filled in ((), ("note",)):
+        found = read(Group(KEYED, filled), *texts)
+        assert len({row["id"] for row in found}) == len(found)
+        assert {row["id"]: row["name"] for row in found if row.get("_change", "upsert") == "upsert"} == table
