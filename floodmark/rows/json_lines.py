@@ -40,11 +40,17 @@ class WrongLines(Invalid):
 
 
 class NotJson(WrongLines):
-    """A line is not one JSON object. `line` counts from 1."""
+    """A line is not one JSON object. `line`, and `character` if the place is known, count from 1."""
 
-    def __init__(self, line: int, problem: str) -> None:
+    def __init__(self, line: int, problem: str, character: int | None = None) -> None:
+        self.problem = problem
+        self.character = character
         super().__init__(
-            "a line is not a JSON object", line=line, problem=problem, advice="Send one JSON object in each line."
+            "a line is not a JSON object",
+            line=line,
+            character=character,
+            problem=problem,
+            advice="Send one JSON object in each line.",
         )
 
 
@@ -64,19 +70,20 @@ def parse_lines(data: bytes, rows_max: int) -> list[dict[str, Any]]:
         if line:
             if len(rows) == rows_max:
                 raise TooManyRows("these are more rows than may come at once", rows_max=rows_max, advice="Send fewer.")
-            rows.append(_parse(line, number))
+            rows.append(parse_line(line, number))
     return rows
 
 
-def _parse(line: str, number: int) -> dict[str, Any]:
+def parse_line(line: str, number: int) -> dict[str, Any]:
+    """The object of one line, which has no blanks around it."""
     try:
         row, end = _DECODER.raw_decode(line)
     except json.JSONDecodeError as error:
-        raise NotJson(number, f"{error.msg} at character {error.pos + 1}") from error
+        raise NotJson(number, error.msg, error.pos + 1) from error
     except (ValueError, RecursionError) as error:
         raise NotJson(number, str(error)) from error
     if end != len(line):
-        raise NotJson(number, f"more after its end, at character {end + 1}")
+        raise NotJson(number, "more after its end", end + 1)
     if not isinstance(row, dict):
         raise NotJson(number, f"it is a {type(row).__name__}")
     return row

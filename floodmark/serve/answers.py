@@ -1,14 +1,18 @@
 """Errors as answers: the status says what the sender should do, the body says what failed, in our words. Pure.
 
 400, 413, 422: refused for good, as it is. 404: no such table. 409: not now, or not in this order. 412: another lake,
-table or key is meant. 503: nothing is known to be wrong with it, send it again. Nothing of it is stored after any of
-them but a 503 of kind CommitUnknown, where nobody can tell yet. Sent again with the same identity, it is stored once.
+table or key is meant. 429: too much at once, send it again later. 503: nothing is known to be wrong with it, send it
+again. Nothing of it is stored after any of them but a 503 of kind CommitUnknown, where nobody can tell yet. Sent again
+with the same identity, it is stored once.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
+
+from starlette.responses import Response
 
 from floodmark.errors import (
     Busy,
@@ -38,7 +42,8 @@ _STATUSES: tuple[tuple[type[FloodmarkError] | tuple[type[FloodmarkError], ...], 
     (NotFound, 404),
     ((Stranger, OtherKey), 412),
     (Conflict, 409),
-    ((Busy, Unavailable, Incomplete, Fenced, CommitUnknown), 503),
+    (Busy, 429),
+    ((Unavailable, Incomplete, Fenced, CommitUnknown), 503),
 )
 
 
@@ -51,7 +56,11 @@ def headers_of(status: int, error: Exception | None = None) -> dict[str, str]:
         return {DESTINATION: error.destination}
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
-    return {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+    return {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+
+
+def answer(status: int, text: bytes, more: Mapping[str, str] | None = None) -> Response:
+    return Response(text, status, {**headers_of(status), **(more or {})}, "application/json")
 
 
 def error_text(error: dict[str, Any]) -> bytes:
@@ -71,5 +80,9 @@ def json_text(data: dict[str, Any]) -> bytes:
 def _shortened(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _shortened(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_shortened(one) for one in value]
+    if value is None or isinstance(value, int):
+        return value
     text = str(value)
     return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 1]}…"

@@ -7,13 +7,15 @@ not say so when it has become too large, and a small one that unpacks into a lar
 from __future__ import annotations
 
 import asyncio
+import threading
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import zstandard
 
-from floodmark.errors import Invalid
+from floodmark.errors import Busy, Invalid
 
 MIB = 1024 * 1024
 GZIP_BITS = 16 + zlib.MAX_WBITS
@@ -35,6 +37,50 @@ class Limits:
     body_s_max: float = 60.0
     workers: int = 4
     requests_max: int = 32
+    # Of all bodies at once, as they came and unpacked; two of the largest fit.
+    bytes_max: int = 160 * MIB
+    # How long `wait=committed` waits, and how many may at once: their rows are durable, and take no memory any more.
+    wait_s_max: float = 30.0
+    waiters_max: int = 64
+
+
+class Room:
+    """The memory that bodies may take, all together. For any thread."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._used = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[Held]:
+        """A part of it, as large as it becomes; all of it is given back at the end."""
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            self._give(held.size)
+
+    def _take(self, size: int) -> None:
+        with self._lock:
+            if self._used + size > self._bytes_max:
+                raise Busy("the requests under way are too large together", bytes_max=self._bytes_max, advice="Retry.")
+            self._used += size
+
+    def _give(self, size: int) -> None:
+        with self._lock:
+            self._used -= size
+
+
+class Held:
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self.size = 0
+
+    def grow(self, size: int) -> None:
+        """Before so much more is kept; `Busy` if there is no room for it."""
+        self._room._take(size)
+        self.size += size
 
 
 class WrongBody(Invalid):
@@ -61,7 +107,7 @@ class UnknownEncoding(WrongBody):
     """It is in an encoding that is not known here."""
 
 
-async def read_body(chunks: AsyncIterator[bytes], declared: str | None, limits: Limits) -> bytes:
+async def read_body(chunks: AsyncIterator[bytes], declared: str | None, limits: Limits, held: Held) -> bytes:
     if declared is not None and declared.isascii() and declared.isdigit() and int(declared) > limits.body_bytes_max:
         raise _too_large("body_bytes_max", limits.body_bytes_max)
     body = bytearray()
@@ -70,6 +116,7 @@ async def read_body(chunks: AsyncIterator[bytes], declared: str | None, limits: 
             async for chunk in chunks:
                 if len(body) + len(chunk) > limits.body_bytes_max:
                     raise _too_large("body_bytes_max", limits.body_bytes_max)
+                held.grow(len(chunk))
                 body += chunk
     except TimeoutError as error:
         raise TooSlow(
@@ -78,18 +125,21 @@ async def read_body(chunks: AsyncIterator[bytes], declared: str | None, limits: 
     return bytes(body)
 
 
-def unpack(body: bytes, encoding: str | None, text_bytes_max: int) -> bytes:
+def unpack(body: bytes, encoding: str | None, text_bytes_max: int, held: Held) -> bytes:
     """The body's text."""
     name = (encoding or "identity").strip().lower()
     if name not in _UNPACK:
         raise UnknownEncoding(
             "this Content-Encoding is not known", encoding=name[:40], advice="Use gzip, zstd, or none at all."
         )
+    if name == "identity" and len(body) <= text_bytes_max:
+        return body
     text = bytearray()
     try:
         for piece in _UNPACK[name](body):
             if len(text) + len(piece) > text_bytes_max:
                 raise _too_large("text_bytes_max", text_bytes_max)
+            held.grow(len(piece))
             text += piece
     except (zlib.error, zstandard.ZstdError) as error:
         raise Undecodable("the body cannot be unpacked", encoding=name, cause=error) from error

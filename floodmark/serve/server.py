@@ -1,5 +1,6 @@
 """The server's life: bound, announced, served, and ended by a signal, with requests under way finished in bounded time.
 
+Connections are bounded in number, in the size of what a request begins with, and in the time until it has begun (I14).
 Whatever is cut off at the end is like a crash: senders were not answered, and send again what healing did not finish.
 """
 
@@ -7,24 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from floodmark import log
 from floodmark.errors import Invalid, Unavailable
-from floodmark.serve.app import Work
+from floodmark.serve.answers import error_text, plain_error
 
-# How long requests that are under way may still take when a signal has come.
-GRACE_S = 20
 KEEP_ALIVE_S = 30
+# How long a connection may have no request under way; a head that comes byte by byte is none.
+IDLE_S_MAX = 30
+# Of the first line and the headers of a request.
+HEAD_BYTES_MAX = 32 * 1024
+# Below what a process may usually have open; whoever comes then is told 503.
+CONNECTIONS_MAX = 512
 CUT_OFF_CODE = 1
 
 
@@ -38,10 +43,10 @@ def parse_bind(bind: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def check_bind(bind: str, token_sha256: str | None) -> None:
+def check_bind(bind: str, has_tokens: bool) -> None:
     """Whoever reaches the address may write: beyond this machine that takes a token."""
     host, _ = parse_bind(bind)
-    if token_sha256 is None and not _is_loopback(host):
+    if not has_tokens and not _is_loopback(host):
         raise Invalid(
             "other machines could write to the lake without a token",
             bind=bind,
@@ -78,6 +83,48 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class Connection(H11Protocol):
+    """One connection, which is closed when no request of it is under way for too long."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._last: Any = self  # of the last look: none yet
+        self._look_again()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._next_look.cancel()
+        super().connection_lost(exc)
+
+    def _look_again(self) -> None:
+        self._next_look = self.loop.call_later(IDLE_S_MAX / 2, self._look)
+
+    def _look(self) -> None:
+        if self.transport.is_closing():
+            return
+        under_way = self.cycle is not None and not self.cycle.response_complete
+        if not under_way and self._last is self.cycle:
+            self.transport.close()  # nothing was begun since the last look
+            return
+        self._last = self if under_way else self.cycle
+        self._look_again()
+
+    def send_400_response(self, msg: str) -> None:
+        """In our words: this cannot be read as a request at all."""
+        advice = f"Headers may have {HEAD_BYTES_MAX} bytes."
+        text = error_text(plain_error("Invalid", "this is no request of HTTP/1.1 that can be read", advice))
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(text))]
+        try:
+            for event in (
+                h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")], reason=b"Bad Request"),
+                h11.Data(data=text),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            pass  # an answer was on its way already
+        self.transport.close()
+
+
 class Server(uvicorn.Server):
     """Ends by SIGTERM or SIGINT without dying of it: the caller still closes the lake. A second signal hurries it."""
 
@@ -85,19 +132,26 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=grace_s,
+                h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+                limit_concurrency=CONNECTIONS_MAX,
             )
         )
+        self._app = app
         self._listening = listening
         self._announce = announce
+        self._sampling: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._sampling = asyncio.create_task(self._app.state.figures.run(self._app.state.work))
         # From here on a request that comes is answered.
         self._announce(url_of(self._listening))
 
@@ -114,18 +168,6 @@ class Server(uvicorn.Server):
                 signal.signal(one, handler)
 
     def stop(self) -> None:
+        self._app.state.stopping.set()  # streams that would not end by themselves
         self.force_exit = self.should_exit
         self.should_exit = True
-
-
-def serve(app: FastAPI, bind: str, announce: Callable[[str], None], *, grace_s: int = GRACE_S) -> None:
-    """Serve until a signal comes; `announce` gets the address once it answers. Returns when no work is left."""
-    with bound(bind) as listening:
-        server = Server(app, listening, announce, grace_s)
-        asyncio.run(server.serve(sockets=[listening]))
-    work: Work = app.state.work
-    if not work.close(grace_s):
-        # A thread cannot be stopped. What it holds is in the journal, and healed by whoever comes next.
-        log.get().error("requests were cut off", grace_s=grace_s)
-        sys.stderr.flush()
-        os._exit(CUT_OFF_CODE)

@@ -245,13 +245,14 @@ class LakeEnd:
 def serve_lake(path: str, bind: str, address: str) -> None:
     from floodmark.serve.app import create_app
     from floodmark.serve.server import serve
+    from floodmark.serve.serving import Serving
 
     def announce(url: str) -> None:
         Path(f"{address}.new").write_text(url)
         Path(f"{address}.new").rename(address)
 
     with fm.open(path) as lake:
-        serve(create_app(lake), bind, announce)
+        serve(create_app(Serving(lake)), bind, announce)
 
 
 NewEnd = Callable[[str], End]

@@ -1,0 +1,257 @@
+"""The judge of one table's rows: JSON lines in, an Arrow table of its columns out, or every wrong line by its number.
+
+What it takes, a write takes: names, types, exactness, nulls in required columns, changes and keys are judged here, so
+that a sender hears of it while it can still act. What other rows and tables decide (references, what the table became
+meanwhile) is found when the rows are written. All rows of a text are taken or none. Two passes: all rows column by
+column, which is quick; and only if something is wrong with them, value by value, to say where. Pure but for its cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+from cachetools import LRUCache
+from pyiceberg.schema import Schema
+
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.fills import fills_of
+from floodmark.catalog.metadata import schema_of
+from floodmark.errors import Invalid
+from floodmark.model import SEQ_COLUMN, Head
+from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
+from floodmark.rows.convert import NULL_IN_REQUIRED, Column, Conformer, Shape, table_shape
+from floodmark.rows.dicts import rows_schema, rows_to_table
+from floodmark.rows.evolve import evolve_schema
+from floodmark.rows.json_lines import python_values
+from floodmark.rows.json_rows import PROBLEMS_MAX, LineProblem, Lines, WrongRows, read_lines
+from floodmark.rows.problems import Problems
+from floodmark.rows.schema import nearest
+from floodmark.write.prune import key_fields
+
+JUDGES_MAX = 256
+_PREFIX = "the rows do not fit the table: "
+# What a row tells besides its columns. The sequence is the sender's own, and means nothing here.
+_TOLD = frozenset({CHANGE_COLUMN, SEQ_COLUMN})
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Rows that fit: the columns that some line brings, in the table's types, all nullable, in the order of lines.
+
+    If any line tells a change there is `_change`, upsert or delete in every row; a deletion has its key, all else of it
+    is null.
+    """
+
+    rows: int
+    table: pa.Table
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line: what it says, what of it counts as columns, and the change that it tells; None if that is no change."""
+
+    line: int
+    given: dict[str, Any]
+    columns: dict[str, Any]
+    change: str | None
+
+
+class Judge:
+    """One table's reader of JSON lines. `filled`: columns that rows need not bring, since the table fills them."""
+
+    def __init__(self, schema: Schema, filled: Sequence[str] = ()) -> None:
+        self.schema = schema
+        self.filled = frozenset(filled)
+        self.key = tuple(one.name for one in key_fields(schema))
+        self._shape = table_shape(schema.model_dump_json())
+        self._names = frozenset(column.name for column in self._shape.columns)
+        self._alone = {column.name: _alone(self._shape, column) for column in self._shape.columns}
+        self._deep = [column for column in self._shape.columns if column.required_inside]
+
+    def read(self, text: bytes, rows_max: int, *, evolve: bool = False) -> Judged:
+        """The rows of a text. `NotJson`, `TooManyRows`, or `Invalid` with the first of the wrong lines."""
+        try:
+            lines = read_lines(text, rows_max)
+            judge = self._evolved(lines) if evolve else self
+            judged = judge._judged(lines, evolve)
+            if judged is None:
+                # Read again: values were put in the place of JSON's forms of them.
+                raise judge._wrong(read_lines(text, rows_max), evolve)
+        except RecursionError as error:
+            raise Invalid("a value is nested too deeply", advice="Send it as text.") from error
+        return judged
+
+    def _evolved(self, lines: Lines) -> Judge:
+        """The judge of the table as these rows would make it."""
+        rows = [row.columns for row in self._told(lines) if row.change == UPSERT]
+        evolved = evolve_schema(self.schema, rows_schema(rows, self._shape), self.schema.highest_field_id, 0)
+        return self if evolved is None else Judge(evolved, tuple(self.filled))
+
+    def _judged(self, lines: Lines, evolve: bool) -> Judged | None:
+        """None if something is wrong with some row."""
+        telling = any(not _TOLD.isdisjoint(row) for row in lines.rows)
+        told = self._told(lines) if telling else None
+        columns = lines.rows if told is None else [row.columns for row in told]
+        table = self._table(columns)
+        if table is None or not self._is_whole(table, columns, told, evolve):
+            return None
+        return self._shown(table, columns, told)
+
+    def _told(self, lines: Lines) -> list[_Row]:
+        return [self._row(line, row) for line, row in zip(lines.numbers, lines.rows, strict=True)]
+
+    def _row(self, line: int, given: dict[str, Any]) -> _Row:
+        change = given.get(CHANGE_COLUMN)
+        if change is None or change == UPSERT:
+            columns = given if _TOLD.isdisjoint(given) else {n: v for n, v in given.items() if n not in _TOLD}
+            return _Row(line, given, columns, UPSERT)
+        if change == DELETE:
+            # Only the key of a deletion counts.
+            return _Row(line, given, {name: given[name] for name in self.key if name in given}, DELETE)
+        return _Row(line, given, {}, None)
+
+    # ── all rows at once ──
+
+    def _table(self, rows: list[dict[str, Any]]) -> pa.Table | None:
+        """None if a name or a value does not fit."""
+        try:
+            python_values(rows, self._shape.columns)
+            return rows_to_table(rows, self._shape)
+        except Invalid:
+            return None
+
+    def _is_whole(self, table: pa.Table, columns: list[dict[str, Any]], told: list[_Row] | None, evolve: bool) -> bool:
+        """Whether nothing is missing: changes that are known, keys, and what is required of rows."""
+        if told is not None and not all(self._is_change(row, evolve) for row in told):
+            return False
+        upserts = table
+        if told is not None and any(row.change == DELETE for row in told):
+            if any(table.column(name).null_count for name in self.key):
+                return False
+            upserts = table.filter(pa.array([row.change == UPSERT for row in told], pa.bool_()))
+            columns = [row.columns for row in told if row.change == UPSERT]
+        for column in self._shape.columns:
+            nulls = upserts.column(column.name).null_count if column.required else 0
+            if nulls and (column.name not in self.filled or nulls != sum(column.name not in row for row in columns)):
+                return False
+        return all(self._problem_inside(upserts, column) is None for column in self._deep)
+
+    def _is_change(self, row: _Row, evolve: bool) -> bool:
+        if row.change == DELETE:
+            return bool(self.key) and (evolve or row.given.keys() - _TOLD <= self._names)
+        return row.change is not None
+
+    def _problem_inside(self, table: pa.Table, column: Column) -> LineProblem | None:
+        """A null in a required field inside a column, in some row; the line is not known here."""
+        given = table.select([column.name]).combine_chunks()
+        nullable = replace(column, field=column.field.with_nullable(True))
+        shape = replace(self._alone[column.name], columns=(nullable,), file_schema=pa.schema([nullable.field]))
+        problems = Problems()
+        for batch in given.to_batches():
+            Conformer(shape, given.schema).conform(batch, problems)
+        found = problems.all()
+        return LineProblem(0, found[0].column, None, found[0].problem, found[0].advice) if found else None
+
+    def _shown(self, table: pa.Table, columns: list[dict[str, Any]], told: list[_Row] | None) -> Judged:
+        names = set().union(*columns)
+        shown = table.select([name for name in table.column_names if name in names])
+        if told is not None and any(CHANGE_COLUMN in row.given for row in told):
+            shown = shown.append_column(CHANGE_COLUMN, pa.array([row.change for row in told], pa.string()))
+        return Judged(len(columns), shown)
+
+    # ── value by value ──
+
+    def _wrong(self, lines: Lines, evolve: bool) -> Invalid:
+        found = self._problems(self._told(lines), evolve)
+        first = list(islice(found, PROBLEMS_MAX))
+        if not first:  # not known to happen; refused all the same
+            return Invalid("the rows do not fit the table", rows=len(lines.rows))
+        return WrongRows(first, len(first) + sum(1 for _ in found))
+
+    def _problems(self, rows: list[_Row], evolve: bool) -> Iterator[LineProblem]:
+        """All that is wrong, line by line. Only columns with something wrong are looked at value by value."""
+        suspects = [column for column in self._shape.columns if not self._all_fit(rows, column)]
+        for row in rows:
+            if row.change is None or (row.change == DELETE and not self.key):
+                yield _wrong_change(row)
+            if not (evolve and row.change == DELETE):
+                for name in row.given.keys() - self._names - _TOLD:
+                    advice = nearest(name, sorted(self._names)) + " Leave it out, or add the column to the table first."
+                    yield LineProblem(row.line, name, None, "the table has no such column", advice)
+            if row.change is not None:
+                for column in suspects:
+                    yield from self._problems_in(row, column)
+
+    def _all_fit(self, rows: list[_Row], column: Column) -> bool:
+        values = [row.columns.get(column.name) for row in rows if row.change is not None]
+        needed = column.required or column.name in self.key
+        return not (needed and None in values) and not self._value_problems(values, column)
+
+    def _problems_in(self, row: _Row, column: Column) -> Iterator[LineProblem]:
+        name, value = column.name, row.columns.get(column.name)
+        if value is not None:
+            yield from (replace(problem, line=row.line) for problem in self._value_problems([value], column))
+        elif name in self.key or (column.required and row.change == UPSERT):
+            if name in row.columns:
+                yield LineProblem(row.line, name, None, NULL_IN_REQUIRED, "Fill it, or make it optional.")
+            elif name not in self.filled:
+                yield LineProblem(row.line, name, None, "a required column is missing", "Send it in every row.")
+
+    def _value_problems(self, values: Sequence[Any], column: Column) -> list[LineProblem]:
+        """What is wrong with values of one column; the lines are not known here."""
+        rows = [{column.name: value} for value in values]
+        try:
+            python_values(rows, [column])
+            table = rows_to_table(rows, self._alone[column.name])
+        except Invalid as error:
+            path = str(error.facts.get("column", column.name))
+            return [LineProblem(0, path, None, error.message.removeprefix(_PREFIX), error.advice)]
+        inside = self._problem_inside(table, column) if column.required_inside else None
+        return [] if inside is None else [inside]
+
+
+def _alone(shape: Shape, column: Column) -> Shape:
+    return Shape(shape.schema, (), (column,), pa.schema([column.field]))
+
+
+def _wrong_change(row: _Row) -> LineProblem:
+    if row.change == DELETE:
+        problem, advice = "rows cannot be deleted from a table without a key", "Send only rows to be added."
+    else:
+        given = repr(row.given[CHANGE_COLUMN])[:40]
+        problem, advice = f"a change is not {UPSERT} or {DELETE}: {given}", f"Leave it out for {UPSERT}."
+    return LineProblem(row.line, CHANGE_COLUMN, None, problem, advice)
+
+
+class Judges:
+    """The judges of a lake's tables, as they are now; kept as long as their schemas are. For any thread."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._judges: LRUCache[tuple[str, int, tuple[str, ...]], Judge] = LRUCache(JUDGES_MAX)
+        # Which columns are filled is in a table's metadata, which is another file after every commit.
+        self._filled: LRUCache[str, tuple[str, ...]] = LRUCache(JUDGES_MAX)
+
+    def of(self, table: str) -> tuple[Head, Judge]:
+        """The table's head, and the judge of rows for it."""
+        return self._catalog.at_head(table, lambda head: (head, self.at(head)))
+
+    def at(self, head: Head) -> Judge:
+        with self._lock:
+            filled = self._filled.get(head.metadata_location)
+            found = None if filled is None else self._judges.get((head.table_id, head.schema_id, filled))
+        if found is not None:
+            return found
+        metadata = self._catalog.files.metadata(head.metadata_location)
+        schema = schema_of(metadata, head)
+        filled = tuple(fill.column for fill in fills_of(metadata.properties, schema))
+        made = Judge(schema, filled)
+        with self._lock:
+            self._filled[head.metadata_location] = filled
+            return self._judges.setdefault((head.table_id, head.schema_id, filled), made)

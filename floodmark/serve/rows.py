@@ -1,0 +1,225 @@
+"""POST rows: judged line by line, and then durable before they are answered (I4), in the spool or in the table.
+
+Rows of anybody are judged against the table, put into its spool, and answered 202: from there each comes into the table
+once (floodmark/ingest). Rows of another lake's sink bring their own identity, and are committed before the answer, 200.
+All of a request is taken or nothing. Its caller and headers are checked before it is read; it is read within limits,
+and judged by a few worker threads (I14). What a lost answer or a killed server leaves is known by its identity when it
+is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from concurrent import futures
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+
+from floodmark.errors import CommitUnknown, Conflict, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.ingest.judge import Judge, Judges
+from floodmark.model import Commit
+from floodmark.rows.json_lines import parse_lines
+from floodmark.serve.answers import answer, json_text
+from floodmark.serve.body import Held, Limits, read_body, unpack
+from floodmark.serve.claims import DESTINATION, EXPECT, TABLE_KEY, Claim, check_expected, read_claim
+from floodmark.serve.described import NDJSON, CommittedRows, TakenRows, errors
+from floodmark.serve.serving import Serving
+from floodmark.write.shape import TABLE_NAME
+
+if TYPE_CHECKING:
+    from floodmark.ingest.intake import Landed, Taken
+
+# How soon who waits for a commit sees that the server is to end.
+LOOK_S = 1.0
+_ERRORS = errors(401, 403, 404, 408, 409, 412, 413, 415, 422, 429, 503)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A table of this lake, and the judge of its rows."""
+
+    table: str
+    table_id: str
+    judge: Judge
+
+
+@dataclass(frozen=True)
+class Underway:
+    """Rows on their way into a table's spool."""
+
+    table_id: str
+    taken: futures.Future[Taken]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What came: the headers, and the body with the room that it takes."""
+
+    headers: Mapping[str, str]
+    body: bytes
+    held: Held
+
+    def text(self, limits: Limits) -> bytes:
+        return unpack(self.body, self.headers.get("content-encoding"), limits.text_bytes_max, self.held)
+
+
+def _no_rows() -> Invalid:
+    return Invalid("there are no rows in the body", advice="Send one JSON object in each line.")
+
+
+class Rows:
+    """Takes rows into one lake; every call is made by a worker."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._lake = serving.lake
+        self._intake = serving.intake
+        self._limits = serving.limits
+        self._judges = Judges(serving.lake.catalog)
+
+    def find(self, table: str) -> Place:
+        # What can be no name is not asked for: no database has to make sense of it.
+        if not TABLE_NAME.fullmatch(table):
+            raise NotFound("there is no such table", table=repr(table)[:80])
+        head, judge = self._judges.of(table)
+        return Place(table, head.table_id, judge)
+
+    def destination(self, place: Place) -> str:
+        """The table as senders know it again: by ids, not by its name."""
+        return f"{self._lake.catalog.lake_row().incarnation}/{place.table_id}"
+
+    def take(self, table: str, sent: Sent, key: str | None, evolve: bool) -> Underway:
+        """Into the table's spool; the future tells when they are durable."""
+        headers = sent.headers
+        place = self.find(table)
+        if self._intake is None:
+            raise Conflict(
+                "rows cannot be kept here before they are committed: there is no spool",
+                advice="Send them with ?wait=committed, or name a folder in the setting [serve] spool.",
+            )
+        if EXPECT in headers or TABLE_KEY in headers:
+            check_expected(headers, self.destination(place), place.judge.key)
+        text = sent.text(self._limits)
+        judged = place.judge.read(text, self._limits.rows_max, evolve=evolve)
+        if not judged.rows:
+            raise _no_rows()
+        taken = self._intake.take(table, place.table_id, text, judged.rows, key=key, evolve=evolve)
+        return Underway(place.table_id, taken)
+
+    def landed(self, table_id: str, record: int, stopping: threading.Event) -> Landed:
+        """What became of taken rows, within bounds; a server that is to end is not kept from it for long."""
+        if self._intake is None:
+            raise Unavailable("there is no spool")
+        end_s = time.monotonic() + self._limits.wait_s_max
+        while True:
+            until_s = min(end_s, time.monotonic() + LOOK_S)
+            try:
+                return self._intake.wait(table_id, record, max(0.0, until_s - time.monotonic()))
+            except Unavailable:
+                # Earlier than it was asked to: it says more than that time is over.
+                if stopping.is_set() or time.monotonic() < until_s or time.monotonic() >= end_s:
+                    raise
+
+    def commit(self, place: Place, sent: Sent, claim: Claim, evolve: bool) -> dict[str, Any]:
+        """Into the table, at once."""
+        text = sent.text(self._limits)
+        rows = parse_lines(text, self._limits.rows_max)
+        count = len(rows)
+        if not count and claim.sender is None:
+            raise _no_rows()
+        identity = {"sender": claim.sender, "key": claim.key, "table_id": place.table_id}
+        try:
+            commit = self._receive(place.table, rows, **identity, evolve=evolve, from_json=True)
+        except Invalid:
+            # In which lines, if the rows are wrong by themselves.
+            place.judge.read(text, self._limits.rows_max, evolve=evolve)
+            raise
+        return {"version": commit.version, "outcome": commit.outcome, "rows": count}
+
+    def _receive(self, table: str, rows: list[dict[str, Any]], **options: Any) -> Commit:
+        try:
+            return self._lake.receive(table, rows, **options)
+        except CommitUnknown as unknown:
+            commit = self._lake.resolve(unknown.operation)
+            if commit is None:
+                raise Unavailable("the rows did not come in", cause=unknown, advice="Send them again.") from unknown
+            return commit
+
+
+class Door:
+    """What a request to take rows goes through."""
+
+    def __init__(self, app: FastAPI, serving: Serving) -> None:
+        self._state = app.state
+        self._work = serving.work
+        self._limits = serving.limits
+        self._rows = Rows(serving)
+
+    async def take(self, request: Request, table: str, key: str | None, wait: bool, evolve: bool) -> Response:
+        """By the spool."""
+        work = self._work
+        async with work.patient() if wait else nullcontext():
+            async with work.admitted() as held:
+                sent = await self._read(request, held)
+                underway = await work.run(self._rows.take, table, sent, key, evolve)
+                del sent
+                # Shielded: a request that is cut off must not cancel what others wait for too.
+                taken = await asyncio.shield(asyncio.wrap_future(underway.taken))
+            if taken.outcome == "taken":
+                self._state.metrics.accepted(table, taken.rows)
+            told = {"outcome": taken.outcome, "rows": taken.rows, "record": taken.record}
+            if not wait:
+                return answer(202, json_text(told))
+            try:
+                landed = await work.wait(self._rows.landed, underway.table_id, taken.record, self._state.stopping)
+            except FloodmarkError as error:
+                # Durable all the same: an error would say that nothing was taken.
+                return answer(202, json_text({**told, "note": f"taken, but not yet committed: {error}"}))
+        told["outcome"] = "committed" if taken.outcome == "taken" else "already_committed"
+        return answer(200, json_text({**told, "version": landed.version, "quarantined": landed.quarantined}))
+
+    async def commit(self, request: Request, table: str, claim: Claim, evolve: bool) -> Response:
+        """Before the answer."""
+        work = self._work
+        async with work.admitted() as held:
+            place = await work.run(self._rows.find, table)
+            destination = await work.run(self._rows.destination, place)
+            sent = await self._read(request, held)
+            # Not before the body is read: who is still sending may never see an answer.
+            check_expected(request.headers, destination, place.judge.key)
+            async with work.turn(place.table_id) if place.judge.key else nullcontext():
+                done = await work.run(self._rows.commit, place, sent, claim, evolve)
+        if done["outcome"] == "committed":
+            self._state.metrics.accepted(table, done["rows"])
+        return answer(200, json_text(done), {DESTINATION: destination})
+
+    async def _read(self, request: Request, held: Held) -> Sent:
+        body = await read_body(request.stream(), request.headers.get("content-length"), self._limits, held)
+        return Sent(request.headers, body, held)
+
+
+def add_rows(app: FastAPI, serving: Serving) -> None:
+    door = Door(app, serving)
+
+    @app.post(
+        "/api/tables/{table}/rows",
+        status_code=202,
+        responses={202: {"model": TakenRows}, 200: {"model": CommittedRows}, **_ERRORS},
+        openapi_extra=NDJSON,
+    )
+    async def post_rows(
+        request: Request,
+        table: str,
+        wait: Annotated[Literal["committed"] | None, Query(description="Answer when they are in the table.")] = None,
+        evolve: Annotated[bool, Query(description="Add columns that the table does not have.")] = False,
+    ) -> Response:
+        """Take rows, one JSON object in each line: all of them or none, once by Idempotency-Key if there is one."""
+        serving.doors.check(request, "write")
+        claim = read_claim(request.headers)
+        if claim.sender is not None or (serving.intake is None and wait is not None):
+            return await door.commit(request, table, claim, evolve)
+        return await door.take(request, table, claim.key, wait is not None, evolve)

@@ -1,0 +1,30 @@
+"""What a server serves: the lake, who may ask it, within which limits, and where rows go that are not yet in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from floodmark.config import MaintainSettings
+from floodmark.lake import Lake
+from floodmark.serve.body import Limits
+from floodmark.serve.doors import Doors
+from floodmark.serve.work import Work
+
+if TYPE_CHECKING:
+    from floodmark.ingest.intake import Intake
+
+
+@dataclass
+class Serving:
+    """All that the parts of the app need. Without `intake` rows are taken only where their caller waits for them."""
+
+    lake: Lake
+    doors: Doors = field(default_factory=Doors)
+    limits: Limits = field(default_factory=Limits)
+    intake: Intake | None = None
+    keeping: MaintainSettings = field(default_factory=MaintainSettings)
+    work: Work = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work = Work(self.limits)
