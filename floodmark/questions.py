@@ -11,7 +11,8 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.config import MaintainSettings
 from floodmark.model import MAIN, AuditRow, Commit, Head
 from floodmark.reading import Reader
-from floodmark.report import DEFAULTS, lake_status, table_details
+from floodmark.report import DEFAULTS, lake_health, lake_status, lake_tables, table_details
+from floodmark.report_health import Health
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -24,8 +25,9 @@ class Questions:
     def heads(self, branch: str = MAIN) -> list[Head]:
         return self.catalog.history.heads(branch)
 
-    def tables(self, *, branch: str = MAIN) -> list[dict[str, Any]]:
-        return [head.summary() for head in self.heads(branch)]
+    def tables(self, *, branch: str = MAIN, keeping: MaintainSettings = DEFAULTS) -> list[dict[str, Any]]:
+        """Every table in one line. `keeping`: from when on maintenance is due."""
+        return lake_tables(self.catalog, keeping, branch)
 
     def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings = DEFAULTS) -> dict[str, Any]:
         """One table: its columns, layout, size and place. `keeping`: from when on maintenance is due."""
@@ -39,15 +41,21 @@ class Questions:
         """The columns that rows need not bring: the table fills them by an expression."""
         return self._reader.filled_columns(self._head(table, branch))
 
-    def history(self, *, limit: int = 20, table: str | None = None, branch: str | None = None) -> list[Commit]:
-        """Commits, newest first: of all branches, or those that one branch stands on."""
-        commits = self.catalog.history.commits(limit=limit, table=table, branch=branch)
-        if table is not None and not commits:
+    def history(
+        self, *, limit: int = 20, table: str | None = None, branch: str | None = None, before: int | None = None
+    ) -> list[Commit]:
+        """Commits, newest first: of all branches, or those that one branch stands on; only versions `before` one."""
+        commits = self.catalog.history.commits(limit=limit, table=table, branch=branch, before=before)
+        if table is not None and not commits and before is None:
             self._head(table, branch or MAIN)  # a name that never was is not a table without a history
         return commits
 
     def status(self) -> dict[str, Any]:
         return lake_status(self.catalog)
+
+    def health(self) -> Health:
+        """Is it fine, and if not, what is wrong: as `status` says, and quicker."""
+        return lake_health(self.catalog)
 
     def audit(self, limit: int = 1000) -> list[AuditRow]:
         """What healing and repairs did, ever; newest first."""

@@ -67,6 +67,12 @@ def cancel_outcome(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return CANCELLED if after["status"] == CANCELLED != before["status"] else "nothing_to_do"
 
 
+def ack_outcome(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What saying that a failure was seen came to."""
+    seen = after["acknowledged"] is not None and before["acknowledged"] is None
+    return "acknowledged" if seen else "nothing_to_do"
+
+
 def _in_short(job: Job) -> dict[str, Any]:
     whole = job.as_dict()
     return {name: whole[name] for name in _SHORT}

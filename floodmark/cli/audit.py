@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from floodmark import clock
+from floodmark.report import audit_line
 
 
 def run(
@@ -14,16 +14,5 @@ def run(
 ) -> None:
     """List what healing did."""
     with context.obj.open() as lake:
-        rows = [
-            {
-                "time": clock.format_time(row.at_ms),
-                "operation": row.operation,
-                "kind": row.kind,
-                "found": row.found,
-                "outcome": row.outcome,
-                "version": row.version,
-                "detail": row.detail,
-            }
-            for row in lake.audit(limit)
-        ]
+        rows = [audit_line(row) for row in lake.audit(limit)]
     context.obj.output.rows(rows, rows[0] if rows else (), name="audit", empty="nothing was ever healed")

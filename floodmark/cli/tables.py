@@ -12,7 +12,7 @@ def run(context: typer.Context, branch: OnBranch = MAIN) -> None:
     """List the tables."""
     with context.obj.open() as lake:
         context.obj.output.rows(
-            lake.tables(branch=branch),
+            lake.tables(branch=branch, keeping=context.obj.settings.maintain),
             ("table", "rows", "files", "bytes", "sequence", "version"),
             name="tables",
             empty="no tables yet; `floodmark load TABLE FILE --create` makes one from a file",

@@ -15,7 +15,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.job import CANCELLED, DONE, FAILED, SHOWN_MS
 from floodmark.catalog.jobs import Held
 from floodmark.report_jobs import TROUBLES_MAX
-from floodmark.serve import app as served_app
+from floodmark.serve import work as served_work
 from floodmark.serve.tokens import new_token, token_hash
 from floodmark.testing.children import run_child, run_killed
 from tests.conftest import Place, ids, rows
@@ -220,19 +220,19 @@ def test_a_state_that_cannot_be_read_is_not_ready(lake: fm.Lake, client: httpx.C
 def test_a_question_without_an_answer_in_time_is_not_ready(
     lake: fm.Lake, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_app, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(served_work, "ANSWER_S_MAX", 0.05)
     over = threading.Event()
-    real = lake.status
-    lake.status = lambda: real() if over.wait(30) else {}  # type: ignore[method-assign]
+    real = lake.health
+    lake.health = lambda: (over.wait(30), real())[1]  # type: ignore[method-assign]
     try:
         # As many as there are threads, and more: every one is answered.
-        for _ in range(served_app.ASKERS + 2):
+        for _ in range(served_work.ASKERS + 2):
             assert "no answer in time" in ready(client, 503)["health"]
         # Writers have threads of their own.
         assert post(client, lines(rows(1))).status_code == 200
     finally:
         over.set()
-        lake.status = real  # type: ignore[method-assign]
+        lake.health = real  # type: ignore[method-assign]
 
 
 def test_jobs_over_http_are_those_of_the_list(place: Place, lake: fm.Lake, client: httpx.Client) -> None:

@@ -1,0 +1,112 @@
+"""Is it fine, and if not, what is wrong and where to look: one text, the worst first. Pure.
+
+The text is "fine", or parts joined by "; ". What blocks (the state is not known, or something is refused until somebody
+decides) comes first and makes the lake not ready; the rest is either on its way to be settled or asks for attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from floodmark.catalog.upkeep import Maintenance
+from floodmark.report_jobs import TROUBLES_MAX, JobsSeen, not_ready, trouble_text
+from floodmark.report_sinks import sink_failure
+from floodmark.report_upkeep import count_of, failure_text
+
+FINE = "fine"
+REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Troubles:
+    """All that may be wrong: operations, tables, maintenance, ways out and in, tasks of the daemon, jobs."""
+
+    unknown: Sequence[str]
+    pending: Sequence[str]
+    drifted: Sequence[str]
+    failed: Sequence[Maintenance]
+    sinks: Sequence[Mapping[str, Any]]
+    spools: Sequence[Mapping[str, Any]]
+    daemon: Mapping[str, Any] | None
+    jobs: JobsSeen
+
+
+@dataclass(frozen=True)
+class Health:
+    text: str
+    blocking: tuple[str, ...]
+
+
+def judge(found: Troubles) -> Health:
+    blocking = _blocking(found)
+    if found.unknown:
+        rest: tuple[str, ...] = ()  # nothing can be settled before that
+    elif found.pending:
+        settled = "the next write or `floodmark recover` settles them"
+        rest = (f"recovery pending: {len(found.pending)} dead operation(s); {settled}",)
+    else:
+        rest = _attention(found)
+    return Health("; ".join((*blocking, *rest)) or FINE, tuple(blocking))
+
+
+def _blocking(found: Troubles) -> list[str]:
+    parts = [not_ready(found.jobs.error)] if found.jobs.error is not None else []
+    if found.drifted:
+        parts.append(f"refused: {', '.join(found.drifted)} changed by another writer; see `floodmark repair`")
+    refused = [spool["table"] for spool in found.spools if spool["state"] == REFUSED]
+    if refused:
+        parts.append(f"refused: the spool of {_few(refused, 'table')}; see `floodmark spool list`")
+    if found.unknown:
+        parts.append(f"refused: {len(found.unknown)} operation(s) cannot be understood; see `floodmark doctor`")
+    return parts
+
+
+def _attention(found: Troubles) -> tuple[str, ...]:
+    """What goes on without anybody, but not as it should; and the commands that show more of it."""
+    ways_out = [sink_failure(sink) for sink in found.sinks if sink["error"] is not None]
+    aside, refused = (_quarantined(found.spools, "table"), _quarantined(found.sinks, "sink"))
+    kinds = (
+        ([failure_text(one) for one in found.failed], "floodmark maintain history"),
+        (ways_out, "floodmark sink status"),
+        (trouble_text(found.jobs.troubles), "floodmark backfill list"),
+        (_tasks(found), "floodmark status"),
+        (_aside_text(aside, "table"), f"floodmark spool quarantine list {next(iter(aside), '')}"),
+        (_aside_text(refused, "sink"), f"floodmark sink quarantine list {next(iter(refused), '')}"),
+    )
+    told = [text for texts, _ in kinds for text in texts]
+    where = [f"`{command}`" for texts, command in kinds if texts]
+    return (f"attention: {', '.join(told)}; see {' and '.join(where)}",) if told else ()
+
+
+def _tasks(found: Troubles) -> list[str]:
+    """What the daemon tries again and again, unless it is told already; that a daemon ended is nobody's failure."""
+    if found.daemon is None or not found.daemon["alive"]:
+        return []
+    told = {f"sink {sink['sink']}" for sink in found.sinks if sink["error"] is not None}
+    told |= {f"feed {spool['table']}" for spool in found.spools if spool["state"] == REFUSED}
+    told |= {"maintain"} if found.failed else set()
+    failed = [task for task in found.daemon["tasks"] if task["failures"] or task["state"] == "failed"]
+    texts = [_task_failure(task) for task in failed if task["name"] not in told]
+    left = len(texts) - TROUBLES_MAX
+    return [*texts[:TROUBLES_MAX], *([f"{count_of(left, 'more task')}"] if left > 0 else [])]
+
+
+def _task_failure(task: Mapping[str, Any]) -> str:
+    kind, times = (task["last_error"] or {}).get("kind", "unknown"), task["failures"] or 0
+    return f"task {task['name']} failed ({kind}{f', {times} times' if times > 1 else ''})"
+
+
+def _quarantined(holders: Sequence[Mapping[str, Any]], name: str) -> dict[str, int]:
+    return {str(one[name]): one["quarantined"] for one in holders if one["quarantined"]}
+
+
+def _aside_text(rows: Mapping[str, int], name: str) -> list[str]:
+    return [f"{count_of(sum(rows.values()), 'row')} in quarantine of {name} {_few(list(rows), name)}"] if rows else []
+
+
+def _few(names: Sequence[str], noun: str) -> str:
+    """The first few names, and how many there are besides."""
+    left = len(names) - TROUBLES_MAX
+    return ", ".join([*names[:TROUBLES_MAX], *([count_of(left, f"more {noun}")] if left > 0 else [])])

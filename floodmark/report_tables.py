@@ -1,0 +1,180 @@
+"""What the lake says of its tables: each in one line, and one in full, from the catalog and metadata alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.upkeep import Policy
+from floodmark.config import MaintainSettings
+from floodmark.errors import Corrupt
+from floodmark.model import MAIN, Head
+from floodmark.report_health import FINE, REFUSED
+from floodmark.report_upkeep import (
+    DEFAULTS,
+    UpkeepSeen,
+    count_of,
+    database_ms,
+    due_of_table,
+    ratio,
+    see_upkeep,
+    summary,
+)
+
+VERSIONS_PER_STATEMENT = 500
+
+
+def table_lines(
+    catalog: Catalog,
+    heads: Sequence[Head],
+    upkeep: UpkeepSeen,
+    spools: Sequence[Mapping[str, Any]],
+    drifted: Collection[str],
+    keeping: MaintainSettings = DEFAULTS,
+) -> list[dict[str, Any]]:
+    """Tables in one line each. How a table is kept is known of main alone: on other branches it is None."""
+    now_ms, changed = database_ms(catalog), _committed_ms(catalog, {head.version for head in heads})
+    by_table = {spool["table"]: spool for spool in spools}
+    found = []
+    for head in heads:
+        on_main = head.branch == MAIN
+        small = upkeep.small_files.get(head.table_id) if on_main else None
+        due = due_of_table(head, upkeep, keeping, now_ms) if on_main else []
+        spool = by_table.get(head.table) if on_main else None
+        found.append(
+            {
+                **head.summary(),
+                "changed": clock.format_time(changed[head.version]) if head.version in changed else None,
+                "small_files": small,
+                "small_file_ratio": ratio(small, head.files),
+                "waiting_rows": 0 if spool is None else spool["waiting_rows"],
+                "quarantined": 0 if spool is None else spool["quarantined"],
+                "due": due,
+                "health": _health(head.table in drifted and on_main, spool),
+            }
+        )
+    return found
+
+
+def _health(drifted: bool, spool: Mapping[str, Any] | None) -> str:
+    """The table in words, as the lake's health tells it."""
+    parts = ["refused: changed by another writer; see `floodmark repair`"] if drifted else []
+    if spool is not None and spool["state"] == REFUSED:
+        parts.append("refused: its spool; see `floodmark spool list`")
+    elif spool is not None and spool["quarantined"]:
+        see = f"see `floodmark spool quarantine list {spool['table']}`"
+        parts.append(f"attention: {count_of(spool['quarantined'], 'row')} in quarantine; {see}")
+    return "; ".join(parts) or FINE
+
+
+def _committed_ms(catalog: Catalog, versions: Collection[int]) -> dict[int, int]:
+    commit, wanted = tables.commits, sorted(versions)
+    found: dict[int, int] = {}
+    with catalog.database.read() as tx:
+        for start in range(0, len(wanted), VERSIONS_PER_STATEMENT):
+            some = commit.c.version.in_(wanted[start : start + VERSIONS_PER_STATEMENT])
+            rows = tx.execute(select(commit.c.version, commit.c.committed_ms).where(some))
+            found |= {row.version: row.committed_ms for row in rows}
+    return found
+
+
+def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFAULTS) -> dict[str, Any]:
+    """A table: its columns, layout, size and place, and how it is kept."""
+    from floodmark.catalog.fills import fills_of
+    from floodmark.catalog.metadata import schema_of
+    from floodmark.catalog.references import references_of
+
+    metadata = catalog.files.metadata(head.metadata_location)
+    schema, spec = schema_of(metadata, head), metadata.specs()[head.spec_id]
+    refers = {one.field_id: one.parent for one in references_of(metadata.properties, schema, head.table_id)}
+    filled = {one.field_id: one.expression for one in fills_of(metadata.properties, schema)}
+    return {
+        "table": head.table,
+        "table_id": head.table_id,
+        "location": metadata.location,
+        "rows": head.rows,
+        "files": head.files,
+        "bytes": head.size_bytes,
+        "sequence": head.sequence,
+        "version": head.version,
+        "snapshot": head.snapshot,
+        "columns": [
+            {
+                "name": field.name,
+                "type": str(field.field_type),
+                "required": field.required,
+                "refers_to": refers.get(field.field_id),
+                # The default of rows that do not bring it, or an expression.
+                "filled": filled.get(field.field_id),
+                "comment": field.doc or "",
+            }
+            for field in schema.fields
+            if not field.name.startswith("_")
+        ],
+        "key": [schema.find_column_name(field_id) for field_id in schema.identifier_field_ids],
+        "partition": [_partition_text(schema, field) for field in spec.fields],
+        "sort": [
+            f"{schema.find_column_name(field.source_id)} {field.direction.name.lower()}"
+            for field in metadata.sort_order().fields
+        ],
+        "comment": metadata.properties.get("comment", ""),
+        "metadata_location": head.metadata_location,
+        **_table_upkeep(catalog, head, keeping),
+    }
+
+
+def _table_upkeep(catalog: Catalog, head: Head, keeping: MaintainSettings) -> dict[str, Any]:
+    upkeep = see_upkeep(catalog, catalog.lake_row().format)
+    small = upkeep.small_files.get(head.table_id)
+    policy = upkeep.policies.get(head.table_id, Policy())
+    mine = [record for record in upkeep.newest if record.table_id == head.table_id]
+    orphans = _orphans(catalog, head) if upkeep.known else None
+    return {
+        "small_files": small,
+        "small_file_ratio": ratio(small, head.files),
+        "snapshots": catalog.expiry.count_readable(head.table_id),
+        "orphan_files": None if orphans is None else orphans[0],
+        "orphan_bytes": None if orphans is None else orphans[1],
+        "retention": policy.retention,
+        "retention_column": policy.column,
+        "consumers": [
+            {
+                "name": one.name,
+                "mark": one.mark,
+                "lag": max(0, head.sequence - one.mark),
+                "protected": one.protected,
+            }
+            for one in (catalog.upkeep.consumers(head.table_id) if upkeep.known else ())
+        ],
+        "last_maintenance": {record.verb: summary(record) for record in mine},
+        "due": due_of_table(head, upkeep, keeping, database_ms(catalog)),
+    }
+
+
+def _orphans(catalog: Catalog, head: Head) -> tuple[int, int] | None:
+    """Files and bytes that only expired versions of the table name, whether their grace is over or not.
+
+    None if nobody can tell, because a file that versions need is gone: `floodmark doctor` says which.
+    """
+    from floodmark.maintain.sweep import plan_sweep, with_sizes
+
+    try:
+        mine = [states for states in catalog.expiry.states(0, head.table) if states.table_id == head.table_id]
+        files = [file for states in mine for file in with_sizes(catalog, plan_sweep(catalog, states).doomed)]
+    except Corrupt:
+        return None
+    return len(files), sum(file.size_bytes or 0 for file in files)
+
+
+def _partition_text(schema: Any, field: Any) -> str:
+    column = schema.find_column_name(field.source_id)
+    transform = str(field.transform)
+    if transform == "identity":
+        return str(column)
+    name, _, rest = transform.partition("[")
+    return f"{name}({rest.rstrip(']') + ', ' if rest else ''}{column})"

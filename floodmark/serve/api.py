@@ -1,0 +1,202 @@
+"""Questions about the lake over HTTP: the same answers as the commands give with --json, from the same functions.
+
+All are answered from the catalog by threads of their own and within a bound of time: writers that are slow do not make
+them wait, and they do not make writers wait. Looking needs the role `read`, since settings tell paths and expressions;
+whether the lake is alive and ready may be asked by anybody, but why it is not is told to readers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query, Request, Response
+
+from floodmark.errors import NotFound, Unavailable
+from floodmark.lake import Lake
+from floodmark.report import audit_line, lake_status
+from floodmark.report_jobs import ack_outcome, cancel_outcome
+from floodmark.report_spools import see_spools
+from floodmark.serve import shapes
+from floodmark.serve.answers import answer, json_text
+from floodmark.serve.described import errors
+from floodmark.serve.figures import Figures
+from floodmark.serve.overview import COUNT_AGE_S_MAX, overview
+from floodmark.serve.ready import readiness, unready
+from floodmark.serve.serving import Serving
+from floodmark.serve.shared import Shared
+from floodmark.write.shape import TABLE_NAME
+
+COMMITS_MAX = 500
+AUDIT_MAX = 1_000
+# The highest number that every database takes.
+VERSION_MAX = 2**63 - 1
+NAME_CHARACTERS_MAX = 255
+
+_READ = errors(401, 403, 503)
+_READ_ONE = errors(401, 403, 404, 503)
+_CHANGE = errors(401, 403, 404, 409, 429, 503)
+JobName = Annotated[str, Path(description="A job's id or name.", max_length=NAME_CHARACTERS_MAX)]
+TableName = Annotated[str, Path(description="A table's name.", max_length=NAME_CHARACTERS_MAX)]
+
+
+def add_questions(app: FastAPI, serving: Serving) -> None:
+    app.state.figures = Figures(serving.lake.catalog)
+    _readiness(app, serving)
+    _state(app, serving)
+    _past(app, serving)
+    _jobs(app, serving)
+
+
+def _readiness(app: FastAPI, serving: Serving) -> None:
+    # Anybody may ask: however many do, one thread is busy with it.
+    shared = Shared(serving.work, partial(readiness, serving.lake, serving.intake))
+
+    @app.get("/healthz", response_model=shapes.Alive, responses=errors())
+    async def healthz() -> Response:
+        """This process is alive; nothing is said of the catalog."""
+        return answer(200, json_text({"status": "ok"}))
+
+    @app.get("/readyz", response_model=shapes.Ready, responses={**errors(), 503: {"model": shapes.Ready}})
+    async def readyz(request: Request) -> Response:
+        """Whether the lake is fit for work: 200, or 503 with reasons; `health` is what `floodmark status` says.
+
+        Where tokens are set, a request without one is told no more than that.
+        """
+        try:
+            found = await shared.ask()
+        except Unavailable as error:
+            found = unready(str(error))
+        told = found if serving.doors.caller(request) is not None else {"ready": found["ready"]}
+        return answer(200 if found["ready"] else 503, json_text(told))
+
+
+def _state(app: FastAPI, serving: Serving) -> None:
+    lake, keeping, figures = serving.lake, serving.keeping, app.state.figures
+
+    async def ask(request: Request, question: Callable[[], dict[str, Any]]) -> Response:
+        serving.doors.check(request, "read")
+        return answer(200, json_text(await serving.work.ask(question)))
+
+    @app.get("/api/overview", response_model=shapes.Overview, responses=_READ)
+    async def get_overview(request: Request) -> Response:
+        """All that the page shows, in one answer."""
+        return await ask(request, partial(overview, lake, keeping))
+
+    @app.get("/api/status", response_model=shapes.Status, responses=_READ)
+    async def get_status(request: Request) -> Response:
+        """The lake on one screen: `floodmark status --json`."""
+        return await ask(request, partial(lake_status, lake.catalog, keeping, age_s_max=COUNT_AGE_S_MAX))
+
+    @app.get("/api/tables", response_model=shapes.Tables, responses=_READ)
+    async def get_tables(request: Request) -> Response:
+        """Every table in one line: `floodmark tables --json`."""
+        return await ask(request, lambda: {"tables": lake.tables(keeping=keeping)})
+
+    @app.get("/api/tables/{table}", response_model=shapes.TableDetails, responses=_READ_ONE)
+    async def get_table(request: Request, table: TableName) -> Response:
+        """One table: `floodmark show TABLE --json`."""
+        return await ask(request, lambda: lake.show(_known_form(table), keeping=keeping))
+
+    @app.get("/api/sinks", response_model=shapes.Sinks, responses=_READ)
+    async def get_sinks(request: Request) -> Response:
+        """Where every sink is: `floodmark sink status --json`."""
+        return await ask(request, lambda: {"sinks": lake.sinks.status()})
+
+    @app.get("/api/spools", response_model=shapes.Spools, responses=_READ)
+    async def get_spools(request: Request) -> Response:
+        """Rows that were taken and are on their way into their tables: `floodmark spool list --json`."""
+        return await ask(request, lambda: {"spools": see_spools(lake.catalog)})
+
+    @app.get("/api/figures", response_model=shapes.Figures, responses=_READ)
+    async def get_figures(request: Request) -> Response:
+        """The last ten minutes: rows a second, how far sinks are behind, rows that wait to come in."""
+        return await ask(request, figures.series)
+
+
+def _past(app: FastAPI, serving: Serving) -> None:
+    lake = serving.lake
+
+    def commits_of(table: str | None, limit: int, before: int | None) -> dict[str, Any]:
+        known = None if table is None else _known_form(table)
+        return {"commits": [one.as_dict() for one in lake.history(limit=limit, table=known, before=before)]}
+
+    @app.get("/api/commits", response_model=shapes.Commits, responses=_READ_ONE)
+    async def get_commits(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=COMMITS_MAX, description="How many, newest first.")] = 50,
+        before: Annotated[int | None, Query(ge=1, le=VERSION_MAX, description="Only versions below this one.")] = None,
+        table: Annotated[
+            str | None, Query(max_length=NAME_CHARACTERS_MAX, description="Only those that touched this table.")
+        ] = None,
+    ) -> Response:
+        """Who changed what, when: `floodmark history --json`. The next page is `before` the last version of this."""
+        serving.doors.check(request, "read")
+        return answer(200, json_text(await serving.work.ask(commits_of, table, limit, before)))
+
+    @app.get("/api/audit", response_model=shapes.Audit, responses=_READ)
+    async def get_audit(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=AUDIT_MAX, description="How many, newest first.")] = 50,
+    ) -> Response:
+        """What healing and repairs did: `floodmark audit --json`."""
+        serving.doors.check(request, "read")
+        found = await serving.work.ask(lambda: [audit_line(row) for row in lake.audit(limit)])
+        return answer(200, json_text({"audit": found}))
+
+
+def _jobs(app: FastAPI, serving: Serving) -> None:
+    lake, work = serving.lake, serving.work
+
+    async def change(request: Request, function: Callable[[Lake, str], dict[str, Any]], job: str) -> Response:
+        serving.doors.check(request, "admin")
+        async with work.admitted():
+            return answer(200, json_text(await work.run(function, lake, job)))
+
+    @app.get("/api/jobs", response_model=shapes.Jobs, responses=_READ)
+    async def get_jobs(request: Request) -> Response:
+        """Every job, newest first: `floodmark backfill list --all --json`."""
+        serving.doors.check(request, "read")
+        return answer(200, json_text({"jobs": await work.ask(lambda: lake.backfill.list())}))
+
+    @app.get("/api/jobs/{id}", response_model=shapes.Job, responses=_READ_ONE)
+    async def get_job(request: Request, id: JobName) -> Response:
+        """One job: how far it is, at which rate, and how it ended."""
+        serving.doors.check(request, "read")
+        return answer(200, json_text(await work.ask(lake.backfill.show, _plain(id))))
+
+    @app.post("/api/jobs/{id}/cancel", response_model=shapes.ChangedJob, responses=_CHANGE)
+    async def cancel_job(request: Request, id: JobName) -> Response:
+        """Ask a job to stop after its batch or chunk; what is done stays."""
+        return await change(request, _cancel, id)
+
+    @app.post("/api/jobs/{id}/acknowledge", response_model=shapes.ChangedJob, responses=_CHANGE)
+    async def acknowledge_job(request: Request, id: JobName) -> Response:
+        """Say that a failure was seen: the job needs no attention any more."""
+        return await change(request, _acknowledge, id)
+
+
+def _cancel(lake: Lake, job: str) -> dict[str, Any]:
+    before = lake.backfill.show(_plain(job))
+    after = lake.backfill.cancel(before["id"])
+    return {"outcome": cancel_outcome(before, after), **after}
+
+
+def _acknowledge(lake: Lake, job: str) -> dict[str, Any]:
+    before = lake.backfill.show(_plain(job))
+    after = lake.backfill.ack(before["id"])
+    return {"outcome": ack_outcome(before, after), **after}
+
+
+def _known_form(table: str) -> str:
+    """What can be no name is not asked for: no database has to make sense of it."""
+    if not TABLE_NAME.fullmatch(table):
+        raise NotFound("there is no such table", table=repr(table)[:80])
+    return table
+
+
+def _plain(job: str) -> str:
+    if not job.isprintable():
+        raise NotFound("there is no such job", job=repr(job)[:80])
+    return job
