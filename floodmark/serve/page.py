@@ -1,0 +1,211 @@
+"""The page at `/`: what the lake is like, for people, rendered here; a small script keeps it true while it is open.
+
+It shows the overview that all other answers come from. If that cannot be had, the page says so, with status 503: it
+never shows a state that it does not know. Nothing is loaded from elsewhere, no script or style stands inside of it, and
+whatever comes from the lake is escaped. Where tokens are set, a form puts one into a cookie that scripts cannot read
+and that other sites' pages cannot send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI, Request, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import floodmark
+from floodmark import clock, log
+from floodmark.serve import words
+from floodmark.serve.doors import ANYBODY, COOKIE, Caller, Refused, is_same_origin
+from floodmark.serve.figures import Figures
+from floodmark.serve.overview import overview
+from floodmark.serve.ready import unreadable
+from floodmark.serve.serving import Serving
+from floodmark.serve.shared import Shared
+from floodmark.serve.view import View, view_of
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+STATIC = {"floodmark.js": "text/javascript", "floodmark.css": "text/css", "icon.svg": "image/svg+xml"}
+# A form with one token in it.
+FORM_BYTES_MAX = 4_096
+WRONG_TOKEN = "This is not a token of this lake."
+
+
+def add_page(app: FastAPI, serving: Serving) -> None:
+    """After the questions: the charts show the figures that those have."""
+    figures: Figures = app.state.figures
+
+    def look() -> View:
+        return view_of(overview(serving.lake, serving.keeping), figures.series())
+
+    shared = Shared(serving.work, look)
+
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request, fragment: bool = False) -> Response:
+        caller = serving.doors.caller(request)
+        if caller is None:
+            if fragment:
+                raise Refused(401, "this needs a token of the lake", "Sign in at /login.")
+            return _sent("/login")
+        try:
+            view = await shared.ask()
+            # By a thread too: whoever sends rows meanwhile is not to wait for it.
+            return _html(await serving.work.ask(_known, request, serving, caller, view, fragment))
+        except Exception as error:  # noqa: BLE001 - whatever it is: a state that cannot be read is shown as unknown
+            log.get().warning("the page has no state to show", cause=repr(error))
+            return _html(_unknown(request, serving, caller, unreadable(error)), 503)
+
+    @app.get("/static/{name}", include_in_schema=False)
+    async def static(request: Request, name: str, v: str = "") -> Response:
+        if name not in STATIC:
+            return Response(status_code=404)
+        content, digest = _static(name)
+        # A name with the digest never means anything else.
+        keeping = "public, max-age=31536000, immutable" if v == digest else "no-cache"
+        headers = {"ETag": f'"{digest}"', "Cache-Control": keeping, "X-Content-Type-Options": "nosniff"}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, 200, headers, STATIC[name])
+
+    if serving.doors.has_tokens:
+        _add_login(app, serving)
+
+
+def _add_login(app: FastAPI, serving: Serving) -> None:
+    @app.get("/login", include_in_schema=False)
+    async def form(request: Request) -> Response:
+        return _sent("/") if serving.doors.caller(request) else _html(_render("login.html", wrong=""))
+
+    @app.post("/login", include_in_schema=False)
+    async def login(request: Request) -> Response:
+        _check_own_page(request)
+        text = await _form_token(request)
+        if serving.doors.token_of(text) is None:
+            return _html(_render("login.html", wrong=WRONG_TOKEN), 401)
+        response = _sent("/")
+        secure = request.url.scheme == "https"
+        response.set_cookie(COOKIE, text, httponly=True, samesite="strict", secure=secure, path="/")
+        return response
+
+    @app.post("/logout", include_in_schema=False)
+    async def logout(request: Request) -> Response:
+        _check_own_page(request)
+        response = _sent("/login")
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict", path="/")
+        return response
+
+
+def _check_own_page(request: Request) -> None:
+    """Forms of other sites' pages are not ours to take."""
+    origin = request.headers.get("origin")
+    if origin is not None and not is_same_origin(origin, request.headers.get("host")):
+        raise Refused(403, "a page of another origin may not sign in or out here")
+
+
+async def _form_token(request: Request) -> str:
+    """The token of a form; nothing of one that is too long to be one."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > FORM_BYTES_MAX:
+            return ""
+    return parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
+
+
+# ── what is sent ──
+
+
+def _known(request: Request, serving: Serving, caller: Caller, view: View, fragment: bool) -> str:
+    return _render(
+        "parts.html" if fragment else "page.html",
+        **_common(request, serving, caller, view.now_ms),
+        view=view,
+        title=f"{view.health.word} – {_short_name(serving.lake.location)} – Floodmark",
+        reason="",
+    )
+
+
+def _unknown(request: Request, serving: Serving, caller: Caller, reason: str) -> str:
+    common = _common(request, serving, caller, clock.now_ms())
+    return _render("page.html", **common, view=None, title="State unknown – Floodmark", reason=f"{_sentence(reason)}")
+
+
+def _common(request: Request, serving: Serving, caller: Caller, now_ms: int) -> dict[str, Any]:
+    return {
+        "at": words.moment(now_ms, now_ms),
+        "place": serving.lake.location,
+        "base_url": str(request.base_url).rstrip("/"),
+        "release": floodmark.__version__,
+        "may_admin": caller.may("admin"),
+        "caller_name": "" if caller is ANYBODY else f"{caller.name}, {caller.role}",
+    }
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _short_name(location: str) -> str:
+    return location.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _html(text: str, status: int = 200) -> Response:
+    return Response(text, status, HEADERS, "text/html; charset=utf-8")
+
+
+def _sent(to: str) -> Response:
+    return Response(status_code=303, headers={**HEADERS, "Location": to})
+
+
+@cache
+def _static(name: str) -> tuple[bytes, str]:
+    content = files("floodmark.serve").joinpath("static", name).read_bytes()
+    return content, hashlib.sha256(content).hexdigest()[:12]
+
+
+def _asset(name: str) -> str:
+    return f"/static/{name}?v={_static(name)[1]}"
+
+
+@cache
+def _templates() -> Environment:
+    # Undefined is an error: a figure that is not there must not look like nothing.
+    made = Environment(
+        loader=PackageLoader("floodmark.serve", "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals |= {
+        "asset": _asset,
+        "moment": words.moment,
+        "pieces": words.pieces,
+        "count": words.count_text,
+        "count_of": words.count_of,
+        "short": words.short_text,
+        "size": words.size_text,
+        "span": words.span_text,
+        "words": words.outcome_text,
+        "join": words.join_text,
+        "error_line": words.error_line,
+        "quoted": shlex.quote,
+    }
+    return made
+
+
+def _render(name: str, **values: Any) -> str:
+    return _templates().get_template(name).render(**values)

@@ -1,0 +1,375 @@
+"""What the page shows, from the one overview that all answers of the lake come from. Pure: a record in, records out.
+
+Figures are passed on as they are, so that the page, the command, the API and the metrics agree. What is added is
+judgement: how well each thing is, in which order things come, and what to run next. What is missing in the overview,
+because it could not be read or the lake is older, is shown as not known, never as none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from floodmark import clock
+from floodmark.catalog.job import DONE, FAILED, INTERRUPTED, PENDING, RUNNING, UNKNOWN
+from floodmark.serve import charts, words
+from floodmark.serve.figures import NAMES_MAX
+from floodmark.serve.words import BAD, BUSY, GOOD, QUIET, WARN
+
+Row = Mapping[str, Any]
+T = TypeVar("T")
+# So many like commits in a row are shown as one line that opens.
+ALIKE_MIN = 3
+# A page of a thousand tables would be read by nobody: those that are not well come first, then these many others.
+LINES_MAX = 200
+
+
+@dataclass(frozen=True)
+class State:
+    """How one thing is: a level, and a word or two."""
+
+    level: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A line of the banner: work under way, or a failure that nobody has seen yet."""
+
+    key: str
+    level: str
+    text: str
+    detail: str = ""
+    percent: float | None = None
+    command: str = ""
+    # The job's id and name, if it is one.
+    job: str = ""
+    name: str = ""
+    # Which of its buttons are there: cancel, dismiss.
+    action: str = ""
+
+
+@dataclass(frozen=True)
+class TableLine:
+    row: Row
+    state: State
+    rate: float | None
+    spark: str
+
+
+@dataclass(frozen=True)
+class SinkLine:
+    row: Row
+    state: State
+    tables: tuple[Row, ...]
+    lag_rows: int
+    lag_ms: int
+    units: int
+    rows: int
+    size_bytes: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class JobLine:
+    row: Row
+    state: State
+    progress: str
+    pace: str
+    problem: str
+    command: str
+    can_cancel: bool
+    can_dismiss: bool
+
+
+@dataclass(frozen=True)
+class CommitGroup:
+    """Commits of one kind by one actor to the same tables, one after the other, newest first."""
+
+    key: str
+    verb: str
+    newest: Row
+    oldest: Row
+    commits: tuple[Row, ...]
+    tables: tuple[Row, ...]
+
+    @property
+    def is_folded(self) -> bool:
+        return len(self.commits) >= ALIKE_MIN
+
+
+@dataclass(frozen=True)
+class View:
+    now_ms: int
+    status: Row
+    health: words.Health
+    sentence: str
+    notices: tuple[Notice, ...]
+    tables: tuple[TableLine, ...]
+    # How many of the lines of tables, spools and sinks are not here.
+    left_out: Mapping[str, int]
+    spools: tuple[tuple[Row, State], ...]
+    sinks: tuple[SinkLine, ...]
+    jobs: tuple[JobLine, ...]
+    jobs_over: tuple[JobLine, ...]
+    jobs_error: str | None
+    commits: tuple[CommitGroup, ...]
+    audit: tuple[Row, ...]
+    daemon: Row | None
+    tasks: tuple[tuple[Row, State], ...]
+    throughput: charts.Chart
+    sink_lag: charts.Chart
+    waiting_rows: int | None
+    quarantined: int
+
+
+def view_of(overview: Row, figures: Row | None = None) -> View:
+    """`figures`: those of the last minutes (serve/figures.py), if somebody collects them."""
+    status = overview["status"]
+    now_ms = clock.parse_time_ms(overview["at"])
+    rates, lags = rates_of(figures), lags_of(figures)
+    health = words.health_of(str(status["health"]))
+    jobs = [_job(job) for job in overview["jobs"] or ()]
+    shown = {job["id"] for job in status["jobs"] or ()}
+    spools, daemon = status["spools"], status["daemon"]
+    tables, tables_left = shown_first([_table(table, rates) for table in overview["tables"]], lambda one: one.state)
+    ways_in, ways_in_left = shown_first([(spool, spool_state(spool)) for spool in spools], lambda one: one[1])
+    sinks, sinks_left = shown_first(list(map(_sink, overview["sinks"])), lambda one: one.state)
+    return View(
+        now_ms=now_ms,
+        status=status,
+        health=health,
+        sentence=_sentence(status, health, now_ms),
+        notices=_notices(status),
+        tables=tables,
+        left_out={"tables": tables_left, "spools": ways_in_left, "sinks": sinks_left},
+        spools=ways_in,
+        sinks=sinks,
+        jobs=tuple(job for job in jobs if job.row["id"] in shown),
+        jobs_over=tuple(job for job in jobs if job.row["id"] not in shown),
+        jobs_error=status["jobs_error"],
+        commits=tuple(_groups(overview["commits"])),
+        audit=tuple(overview["audit"]),
+        daemon=daemon,
+        tasks=tuple((task, task_state(task)) for task in (daemon or {}).get("tasks") or ()),
+        throughput=charts.throughput(charts.Series(rates.times_ms, _total(rates))),
+        sink_lag=charts.sink_lag(lags, bool(sinks)),
+        waiting_rows=_sum(spools, "waiting_rows"),
+        quarantined=status["quarantined"],
+    )
+
+
+def shown_first(lines: Sequence[T], state_of: Callable[[T], State]) -> tuple[tuple[T, ...], int]:
+    """The lines that are shown, in their order, and how many are left out: none of those that are not well."""
+    if len(lines) <= LINES_MAX:
+        return tuple(lines), 0
+    ill = [line for line in lines if state_of(line).level in (BAD, WARN)]
+    well = [line for line in lines if state_of(line).level not in (BAD, WARN)][:LINES_MAX]
+    return (*ill, *well), len(lines) - len(ill) - len(well)
+
+
+def _sum(rows: Sequence[Row], name: str) -> int | None:
+    """None if it is not known of one of them."""
+    found = [row[name] for row in rows]
+    return None if None in found else sum(found)
+
+
+def _sentence(status: Row, health: words.Health, now_ms: int) -> str:
+    """What follows the word of health: what is wrong, or that all is there."""
+    if health.sentence:
+        return health.sentence
+    if not status["tables"]:
+        return "an empty lake, ready for its first table"
+    newest = words.moment(status["last_commit"], now_ms)
+    return words.count_of(status["tables"], "table") + (f", newest commit {newest.text}" if newest else "")
+
+
+# ── the banner ──
+
+
+def _notices(status: Row) -> tuple[Notice, ...]:
+    """Jobs that matter now are those of `floodmark status`: the catalog says when a failure is out of sight."""
+    if status["jobs"] is None:
+        reason = status["jobs_error"] or "no reason is known"
+        return (Notice("jobs", BAD, "Jobs cannot be read", reason, command="floodmark doctor"),)
+    failed_first = sorted(status["jobs"], key=lambda job: job["status"] in (RUNNING, PENDING))
+    return tuple(map(_notice, failed_first))
+
+
+def _notice(job: Row) -> Notice:
+    name, state = job["job"], job_state(job)
+    common = {"key": f"job-{job['id']}", "level": state.level, "job": job["id"], "name": name}
+    if job["status"] == FAILED:
+        resume = words.backfill_command("resume", name)
+        detail = words.error_line(job["error"])
+        return Notice(**common, text=f"{name} failed", detail=detail, command=resume, action="dismiss")
+    far = " · ".join(part for part in (words.progress_text(job), words.pace_text(job)) if part)
+    if job["status"] == RUNNING:
+        since = f" · no progress since {job['stalled_since']}" if job["stalled_since"] else ""
+        action = "" if job["cancel_asked"] else "cancel"
+        said = f"{name} is {state.text}"
+        return Notice(**common, text=said, detail=far + since, percent=job["percent"], action=action)
+    if job["status"] == UNKNOWN:
+        return Notice(**common, text=f"{name} is in an unknown state", detail="Upgrade Floodmark; it is left alone.")
+    command = words.backfill_command("resume", name)
+    text = f"{name} was interrupted" if job["status"] == INTERRUPTED else f"{name} waits to be begun"
+    return Notice(**common, text=text, detail=far, command=command, action="cancel")
+
+
+# ── jobs ──
+
+
+def job_state(job: Row) -> State:
+    if job["stalled_since"]:
+        return State(WARN, "stalled")
+    if job["cancel_asked"]:
+        return State(BUSY, "stopping")
+    levels = {RUNNING: BUSY, PENDING: BUSY, DONE: GOOD, FAILED: BAD, INTERRUPTED: WARN, UNKNOWN: BAD}
+    return State(levels.get(job["status"], QUIET), job["status"])
+
+
+def _job(job: Row) -> JobLine:
+    status = job["status"]
+    goes_on = status in (RUNNING, PENDING, INTERRUPTED)
+    resumed = status in (FAILED, INTERRUPTED, PENDING, "cancelled")
+    return JobLine(
+        row=job,
+        state=job_state(job),
+        progress=words.progress_text(job),
+        pace=words.pace_text(job) if status == RUNNING else "",
+        problem=words.error_line(job["error"]),
+        command=words.backfill_command("resume", job["job"]) if resumed else "",
+        can_cancel=goes_on and not job["cancel_asked"],
+        can_dismiss=status == FAILED and not job.get("acknowledged"),
+    )
+
+
+# ── tables ──
+
+
+def _table(table: Row, rates: charts.Series) -> TableLine:
+    name = table["table"]
+    # No figures of a table are no commits to it, unless there are too many to tell.
+    silent = 0.0 if rates.times_ms and len(rates.values) < NAMES_MAX else None
+    mine = rates.values.get(name) or (silent,)
+    return TableLine(table, table_state(table), mine[-1], charts.spark(rates, name))
+
+
+def table_state(table: Row) -> State:
+    """The worst that is known of a table, in the words of `floodmark tables`."""
+    text = str(table["health"])
+    if text != words.FINE:
+        said = words.health_of(text)
+        return State(said.level, said.sentence)
+    if table["waiting_rows"]:
+        return State(BUSY, "taking rows in")
+    verbs = [due.split(" ", 1)[0] for due in table["due"]]
+    return State(QUIET, f"{' and '.join(verbs)} due") if verbs else State(GOOD, "fine")
+
+
+# ── ways in and out ──
+
+
+def spool_state(spool: Row) -> State:
+    if spool["state"] == "refused":
+        return State(BAD, "refused")
+    if spool["state"] == "elsewhere":
+        return State(QUIET, "on another machine")
+    if spool["error"]:
+        return State(WARN, "failing, tries again")
+    if spool["state"] not in ("ok", "waiting"):
+        return State(BAD, str(spool["state"]))
+    return State(GOOD, "empty") if spool["waiting_records"] == 0 else State(BUSY, "feeding")
+
+
+def _sink(sink: Row) -> SinkLine:
+    tables = tuple(sink["tables"])
+    refused = next((one["refused"] for one in tables if one.get("refused")), None)
+    problem = words.error_line(refused or sink["error"])
+    if sink.get("lost") and not problem:
+        problem = f"the mark is lost: {words.join_text(sink['lost'])}"
+    if problem:
+        state = State(BAD, "refused" if refused else "failing")
+    elif sink["state"] != "active":
+        state = State(QUIET, str(sink["state"]))
+    elif sink.get("running"):
+        state = State(BUSY, "sending")
+    elif sink["quarantined"]:
+        state = State(WARN, "rows in quarantine")
+    else:
+        state = State(GOOD, "active")
+    lag_rows, units, rows, size_bytes = (
+        sum(one[name] for one in tables) for name in ("lag_rows", "units", "rows", "bytes")
+    )
+    lag_ms = max((one["lag_ms"] for one in tables), default=0)
+    return SinkLine(sink, state, tables, lag_rows, lag_ms, units, rows, size_bytes, problem)
+
+
+def task_state(task: Row) -> State:
+    levels = {"waiting": GOOD, "running": BUSY, "failed": BAD, "paused": QUIET, "stopped": QUIET}
+    level = levels.get(task["state"], BAD)
+    return State(WARN if task.get("failures") and level == GOOD else level, task["state"])
+
+
+# ── commits ──
+
+
+def _groups(commits: Sequence[Row]) -> list[CommitGroup]:
+    """Like commits in a row come together; a key tells a group from others of its kind on the page."""
+    found: list[list[Row]] = []
+    for commit in commits:
+        if found and _likeness(found[-1][0]) == _likeness(commit):
+            found[-1].append(commit)
+        else:
+            found.append([commit])
+    groups = []
+    for some in found:
+        if len(some) >= ALIKE_MIN:
+            groups.append(_group(some))
+        else:
+            groups += [_group([one]) for one in some]
+    return groups
+
+
+def _likeness(commit: Row) -> tuple[Any, ...]:
+    return commit["kind"], commit["actor"], commit["branch"], tuple(part["table"] for part in commit["tables"])
+
+
+def _group(commits: Sequence[Row]) -> CommitGroup:
+    newest, oldest = commits[0], commits[-1]
+    counted = ("rows_added", "rows_updated", "rows_deleted")
+    tables = tuple(
+        {"table": part["table"], **{name: sum(one["tables"][place][name] for one in commits) for name in counted}}
+        for place, part in enumerate(newest["tables"])
+    )
+    return CommitGroup(
+        f"v{oldest['version']}", words.commit_verb(newest["kind"]), newest, oldest, tuple(commits), tables
+    )
+
+
+# ── figures of the last minutes ──
+
+
+def rates_of(figures: Row | None) -> charts.Series:
+    """Rows a second, by table."""
+    return _series(figures, "rows_per_s", 1)
+
+
+def lags_of(figures: Row | None) -> charts.Series:
+    """Milliseconds behind, by sink."""
+    return _series(figures, "lag_s", 1000)
+
+
+def _series(figures: Row | None, name: str, times: int) -> charts.Series:
+    if not figures:
+        return charts.Series((), {})
+    values = {of: [None if value is None else value * times for value in some] for of, some in figures[name].items()}
+    return charts.Series(tuple(figures["at_ms"]), values)
+
+
+def _total(rates: charts.Series) -> dict[str, list[float | None]]:
+    """All tables together: a moment without any figure stays without one."""
+    moments = zip(*rates.values.values(), strict=True) if rates.values else ((0.0,) for _ in rates.times_ms)
+    known = [[one for one in moment if one is not None] for moment in moments]
+    return {"all tables": [sum(some) if some else None for some in known]}
