@@ -6,7 +6,9 @@ nothing. Looking needs no Spark.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock
@@ -187,16 +189,27 @@ class LakeBackfills:
             return column.plan(self._room, spec)
         return history.plan(self._room, spec)
 
-    def resume(self, name: str, *, progress: Step | None = None, actor: str | None = None) -> BackfillRun:
-        """Go on with a job that was cancelled, failed, or whose process died, as it was started."""
+    def resume(
+        self,
+        name: str,
+        *,
+        progress: Step | None = None,
+        actor: str | None = None,
+        stop: threading.Event | None = None,
+    ) -> BackfillRun:
+        """Go on with a job that was cancelled, failed, or whose process died, as it was started.
+
+        `stop`, once it is set, ends the run after the chunk or batch that it is at; the job is then interrupted.
+        """
         from floodmark.backfill import column, history
         from floodmark.backfill.unbind import end_unbound
 
         job, actor = self._catalog.jobs.find(name), actor or self._room.actor
+        room = replace(self._room, stop=stop)
         if job.kind == COLUMN:
-            ended = end_unbound(self._room, job)
-            return ended or column.run_column(self._room, column.spec_from_job(job), actor, progress)
-        return history.run_history(self._room, history.spec_from_job(self._of_kind(name, HISTORY)), actor, progress)
+            ended = end_unbound(room, job)
+            return ended or column.run_column(room, column.spec_from_job(job), actor, progress)
+        return history.run_history(room, history.spec_from_job(self._of_kind(name, HISTORY)), actor, progress)
 
     def list(self) -> list[dict[str, Any]]:
         """Every job, newest first."""

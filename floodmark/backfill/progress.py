@@ -28,6 +28,10 @@ class Cancelled(Exception):
     """Somebody asked that the run stops here; what is done stays."""
 
 
+class LeftOff(Cancelled):
+    """This process is about to end: the job stays as it is, for whoever goes on with it."""
+
+
 class CallbackFailed(Exception):
     """The caller's callback raised this. It is nobody else's error, whatever its kind: no step failed, nothing is tried
     again."""
@@ -40,11 +44,19 @@ class CallbackFailed(Exception):
 class Progress:
     """Safe for several threads: steps of workers come in the order in which they are told."""
 
-    def __init__(self, jobs: Jobs, held: Held, callback: Step | None = None, every_s: float = WRITE_EVERY_S) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        held: Held,
+        callback: Step | None = None,
+        every_s: float = WRITE_EVERY_S,
+        stop: threading.Event | None = None,
+    ) -> None:
         self._jobs = jobs
         self._held = held
         self._callback = callback
         self._every_s = every_s
+        self._stop = stop
         self._lock = threading.RLock()
         self._told: tuple[int, int | None] | None = None
         self._written: tuple[int, int | None] | None = None
@@ -73,6 +85,8 @@ class Progress:
 
     def check(self) -> None:
         """Raise Cancelled if somebody asked for it; the catalog is asked a few times a second at most."""
+        if self._stop is not None and self._stop.is_set():
+            raise LeftOff
         with self._lock:
             now_s = time.monotonic()
             is_due = self._told != self._written and now_s - self._tried_s >= self._every_s

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 DONE, NOTHING_TO_DO, CANCELLED, FAILED, TIMED_OUT = "done", "nothing_to_do", "cancelled", "failed", "timed_out"
+# The process was about to end: the job is interrupted, and anybody may go on with it.
+LEFT_OFF = "left_off"
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class BackfillRun:
 
     @property
     def exit_code(self) -> int:
-        if self.outcome in (DONE, NOTHING_TO_DO, CANCELLED):
+        if self.outcome in (DONE, NOTHING_TO_DO, CANCELLED, LEFT_OFF):
             return 0
         return int((self.error or {}).get("exit_code", 1))
 

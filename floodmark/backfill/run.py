@@ -6,13 +6,14 @@ run goes on from there. An end that cannot be written is raised: such a job has 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from floodmark import log
 from floodmark.backfill import record
-from floodmark.backfill.progress import CallbackFailed, Cancelled, Progress, Step
+from floodmark.backfill.progress import CallbackFailed, Cancelled, LeftOff, Progress, Step
 from floodmark.backfill.record import BackfillRun
 from floodmark.catalog import job as states
 from floodmark.catalog.catalog import Catalog
@@ -28,13 +29,17 @@ TEXT_CHARACTERS_MAX = 2_000
 
 @dataclass(frozen=True)
 class Room:
-    """What a backfill works with: the lake's parts, and `get_ready`, which heals before a write."""
+    """What a backfill works with: the lake's parts, and `get_ready`, which heals before a write.
+
+    `stop`, once it is set, ends a run after the chunk or batch that it is at, and leaves the job interrupted.
+    """
 
     catalog: Catalog
     reader: Reader
     get_spark: Callable[[], SparkSession]
     actor: str
     get_ready: Callable[[], None]
+    stop: threading.Event | None = None
 
 
 class TimedOut(Incomplete):
@@ -43,9 +48,13 @@ class TimedOut(Incomplete):
 
 def run_job(room: Room, held: Held, callback: Step | None, work: Callable[[Progress], bool]) -> BackfillRun:
     """Do the work of a job that this run holds, and end the job. `work` says whether there was anything to do."""
-    progress = Progress(room.catalog.jobs, held, callback)
+    progress = Progress(room.catalog.jobs, held, callback, stop=room.stop)
     try:
         busy = work(progress)
+    except LeftOff:
+        # As if this process had died: nobody cancelled the job, so the next daemon goes on with it.
+        room.catalog.jobs.disown(held.run)
+        return BackfillRun(record.LEFT_OFF, room.catalog.jobs.find(held.name).as_dict())
     except Cancelled:
         return BackfillRun(record.CANCELLED, _end(room, held, states.CANCELLED, progress))
     except Fenced:

@@ -37,6 +37,7 @@ from floodmark.cli import (
     run,
     show,
     sink,
+    spool,
     status,
     tables,
 )
@@ -60,6 +61,7 @@ for command in (*_READ, *_WRITE):
     app.command(command.__name__.rpartition(".")[2])(command.run)
 app.add_typer(maintain.app, name="maintain")
 app.add_typer(sink.app, name="sink")
+app.add_typer(spool.app, name="spool")
 app.add_typer(backfill.app, name="backfill")
 app.add_typer(branch.app, name="branch")
 # No address of a database looks like this: it is a property of the catalog that a sink ships to.

@@ -1,11 +1,21 @@
-"""`floodmark run`: the daemon. Serves the lake over HTTP until SIGTERM or SIGINT."""
+"""`floodmark run`: the daemon. Serves the lake over HTTP and does its tasks on schedule, until SIGTERM or SIGINT.
+
+Settings are checked as a whole before anything starts; `--check` ends there.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from floodmark.errors import Invalid, NotFound
+
+if TYPE_CHECKING:
+    from floodmark.serve.declared import Declaration
+
+ROLES = ("read", "write", "admin")
 
 
 def run(
@@ -13,39 +23,98 @@ def run(
     bind: Annotated[
         str | None, typer.Option(help="Address, like 127.0.0.1:8787 (the default); port 0 is any free one.")
     ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the lake, declared tables and drop folders that are not there.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check the settings, also against the lake, and end.")] = False,
     new_token: Annotated[bool, typer.Option("--new-token", help="Print a new token and its hash, and end.")] = False,
+    role: Annotated[str, typer.Option(help="With --new-token: read, write or admin.")] = "write",
+    name: Annotated[str | None, typer.Option(help="With --new-token: a name for it, in the settings.")] = None,
 ) -> None:
-    """Serve the lake over HTTP: rows come in, each once."""
+    """Run the lake: HTTP API and page, drop folders, sinks, maintenance and jobs on schedule."""
     if new_token:
-        _print_token(context)
+        _print_token(context, role, name)
         return
-    from floodmark.serve.app import create_app
-    from floodmark.serve.server import check_bind, serve
+    from floodmark.serve.daemon import spool_folder, tokens_of
+    from floodmark.serve.declared import check_apart, check_file, check_folders_are_there
+    from floodmark.serve.server import check_bind
 
-    settings = context.obj.settings.serve
-    chosen = bind or settings.bind
-    check_bind(chosen, settings.token_sha256)
-    with context.obj.open(read_only=False) as lake:
+    settings = context.obj.settings
+    chosen = bind or settings.serve.bind
+    declaration = check_file(settings)
+    check_bind(chosen, bool(tokens_of(settings)))
+    check_apart(declaration, context.obj.path, spool_folder(context.obj.path, settings))
+    if check:
+        if not create:
+            check_folders_are_there(declaration, create=False)
+        _check_only(context, declaration, create)
+        return
+    check_folders_are_there(declaration, create=create)
+    _run(context, declaration, chosen, create)
+
+
+def _run(context: typer.Context, declaration: Declaration, bind: str, create: bool) -> None:
+    from floodmark.cli.backfill_source import find_functions_here
+    from floodmark.serve.daemon import Daemon
+
+    # Jobs are gone on with as `backfill resume` does from here.
+    find_functions_here()
+    with context.obj.open(read_only=False, create=create) as lake:
+        differences: list[str] = []
 
         def announce(address: str) -> None:
-            _announce(context, address, lake.location, settings.token_sha256 is not None)
+            _announce(context, address, lake.location, differences)
 
-        serve(create_app(lake, token_sha256=settings.token_sha256), chosen, announce)
+        def note(difference: str) -> None:
+            differences.append(difference)
+            context.obj.output.note(f"floodmark: {difference}")
+
+        Daemon(lake, context.obj.settings, declaration, bind, announce, note, create).run()
 
 
-def _announce(context: typer.Context, address: str, lake: str, has_token: bool) -> None:
+def _check_only(context: typer.Context, declaration: Declaration, create: bool) -> None:
+    """Against the lake too, if there is one; it is opened read-only."""
+    from floodmark.serve.declared import check_lake
+
+    try:
+        with context.obj.open() as lake:
+            check_lake(declaration, {head.table for head in lake.heads()})
+    except NotFound:
+        if not create:
+            raise
+        check_lake(declaration, set())
+    figures = {name: len(getattr(declaration, name)) for name in ("tables", "sources", "sinks")}
+    said = ", ".join(f"{count} {name if count != 1 else name[:-1]}" for name, count in figures.items())
+    data: dict[str, Any] = {"outcome": "checked", "file": declaration.text.file or None, **figures}
+    context.obj.output.result(data, text=f"the settings are right: {said}")
+
+
+def _announce(context: typer.Context, address: str, lake: str, differences: list[str]) -> None:
+    from floodmark.serve.daemon import spool_folder, tokens_of
+
+    settings = context.obj.settings
+    has_token = bool(tokens_of(settings))
     if context.obj.output.as_json:
-        context.obj.output.result({"address": address, "lake": lake, "token": has_token})
+        spool = spool_folder(lake, settings)
+        found = {"address": address, "lake": lake, "token": has_token, "page": f"{address}/"}
+        found |= {"spool": None if spool is None else str(spool), "differences": differences}
+        context.obj.output.result(found)
         sys.stdout.flush()
     else:
-        caller = "whoever has the token" if has_token else "anybody on this machine"
+        caller = "whoever has a token" if has_token else "anybody on this machine"
         context.obj.output.note(f"floodmark: serving {lake} at {address}; {caller} may write")
 
 
-def _print_token(context: typer.Context) -> None:
+def _print_token(context: typer.Context, role: str, name: str | None) -> None:
     from floodmark.serve.tokens import new_token, token_hash
 
+    if role not in ROLES:
+        raise Invalid("there is no such role", role=role, advice=f"Use {', '.join(ROLES)}.")
+    if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
+        raise Invalid("this is no name for a token", name=repr(name)[:80], advice="Use letters, digits, - and _.")
     token = new_token()
-    setting = f'token_sha256 = "{token_hash(token)}"'
-    text = f"{token}\n\nIts hash belongs into floodmark.toml; the token itself is kept nowhere:\n\n[serve]\n{setting}"
-    context.obj.output.result({"token": token, "token_sha256": token_hash(token)}, text=text)
+    digest = token_hash(token)
+    lines = [f"[serve.tokens.{name or role}]", f'sha256 = "{digest}"', f'role = "{role}"']
+    text = f"{token}\n\nIts hash belongs into floodmark.toml; the token itself is kept nowhere:\n\n" + "\n".join(lines)
+    data = {"token": token, "token_sha256": digest, "role": role, "name": name or role}
+    context.obj.output.result(data, text=text)

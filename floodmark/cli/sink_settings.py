@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from floodmark.errors import Invalid
+from floodmark.export.section import parse_size, read_section, read_values
 from floodmark.model import MAIN
 
 # Options that are named like their setting.
@@ -22,7 +23,7 @@ _SAME = (
 _OTHER = {"into": "table", "column": "columns"}
 # Settings that have keys of their own.
 _NESTED = ("catalog", "storage")
-_SIZE = re.compile(r"([0-9]{1,15}) *(?:([KMG])(i?))?B?", re.IGNORECASE)
+__all__ = ["Wanted", "changed_settings", "given_settings", "parse_size", "start_of", "wanted_sink"]
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,9 @@ def wanted_sink(
                 sink=name,
                 advice=f"Use --kind http, files or iceberg, or write [sinks.{name}] with type into floodmark.toml.",
             )
-        kind = str(section.pop("type", ""))
-        named, follows = section.pop("tables", []), section.pop("branch", None)
-        branch = branch or follows
-        chosen = chosen or ([named] if isinstance(named, str) else list(named))
-        settings = {**_read(section), **_merged(settings, section)}
+        declared = read_section(section)
+        kind, branch, chosen = declared.kind, branch or declared.branch, chosen or declared.tables
+        settings = {**declared.settings, **_merged(settings, section)}
     if not chosen:
         raise Invalid("a sink follows at least one table", sink=name, advice="Name it with --table, or as tables.")
     return Wanted(kind, chosen, {key: value for key, value in settings.items() if value is not None}, branch or MAIN)
@@ -89,31 +88,9 @@ def given_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             found[outer] = {**found.get(outer, {}), inner: value}
         else:
             found[name] = value or None
-    return _read(found)
+    return read_values(found)
 
 
 def start_of(text: str) -> str | int:
     """Where a sink begins: a word, or a sequence."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
-
-
-def _read(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes as numbers, single names as lists."""
-    read = dict(settings)
-    for name, value in settings.items():
-        if name.endswith("_bytes") and isinstance(value, str):
-            read[name] = parse_size(name, value)
-        elif name in ("columns", "partition") and isinstance(value, str):
-            read[name] = [value]
-    return read
-
-
-def parse_size(name: str, text: str) -> int:
-    """The bytes of a text like 4MiB, 256MB or 4194304."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise Invalid("this is not a size", setting=name, value=repr(text), advice="Write it like 4MiB or 4194304.")
-    number, prefix, binary = found.groups()
-    power = 0 if prefix is None else "KMG".index(prefix.upper()) + 1
-    size_bytes: int = int(number) * (1024 if binary else 1000) ** power
-    return size_bytes

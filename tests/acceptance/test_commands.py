@@ -31,8 +31,12 @@ STATUS_KEYS = [
     *("lake", "catalog", "format", "incarnation", "version", "branches", "tables", "rows", "files", "bytes"),
     *("small_files", "small_file_ratio", "versions", "expired_states", "last_commit"),
     *("running", "pending", "unknown", "drifted", "pins", "healed", "last_maintenance", "due", "sinks"),
-    *("jobs", "jobs_error", "health"),
+    *("spools", "quarantined", "daemon", "jobs", "jobs_error", "blocking", "health"),
 ]
+TABLE_KEYS = {
+    *("table", "rows", "files", "bytes", "sequence", "version", "changed", "small_files", "small_file_ratio"),
+    *("waiting_rows", "quarantined", "due", "health"),
+}
 COMMIT_KEYS = {"version", "outcome", "operation", "kind", "branch", "actor", "message", "committed_ms", "tables"}
 SHOW_KEYS = {
     *("table", "table_id", "location", "rows", "files", "bytes", "sequence", "version", "snapshot", "columns", "key"),
@@ -141,7 +145,7 @@ def test_status_as_text_and_as_json(made: Path) -> None:
     assert list(data) == STATUS_KEYS
     assert (data["version"], data["tables"], data["rows"], data["health"]) == (3, 2, 2, "fine")
     shown = dict(line.split(None, 1) for line in command("--lake", "lake", "status", cwd=made).stdout.splitlines())
-    assert list(shown) == STATUS_KEYS
+    assert list(shown) == [name for name in STATUS_KEYS if name != "blocking"], "health says it in words"
     assert (shown["health"], shown["version"], shown["running"]) == ("fine", "3", "-")
 
 
@@ -152,7 +156,7 @@ def test_tables_show_and_history_as_text_and_as_json(made: Path) -> None:
         ("events", 0, 0, 0),
         ("notes", 2, 1, 1),
     ]
-    assert {"table", "rows", "files", "bytes", "sequence", "version"} == set(found[0])
+    assert set(found[0]) == TABLE_KEYS
     text = command("tables", cwd=made, env=env).stdout.splitlines()
     assert text[0].split() == ["table", "rows", "files", "bytes", "sequence", "version"]
     assert text[2].split()[:2] == ["notes", "2"]
@@ -346,7 +350,8 @@ def test_an_unknown_setting_names_the_nearest(made: Path, text: str, setting: st
     (made / "floodmark.toml").write_text(text)
     error = answer("status", "--lake", "lake", cwd=made, code=2)["error"]
     assert error["message"] == "there is no such setting"
-    assert error["facts"] == {"setting": setting, "file": "floodmark.toml"}
+    place = "1:2" if "." not in setting else "2:1"
+    assert error["facts"] == {"setting": setting, "file": f"floodmark.toml:{place}"}
     assert nearest in error["advice"]
 
 

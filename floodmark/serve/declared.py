@@ -1,0 +1,233 @@
+"""What a settings file declares, checked as a whole before anything starts, and brought into the lake where it is new.
+
+Every error says where in the file: tables, sinks and sources are judged by the rooms that know them, and their refusals
+get the place of the setting that they name. Against the lake: what a source or a sink names must be there, or be
+declared. What is new is made (tables only if they are asked for); what the lake has and the file says otherwise is told
+and left as it is: `floodmark apply` and `floodmark sink set` change it, a start of the daemon does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from floodmark.config import Settings, SourceSettings, wrong_setting
+from floodmark.errors import FloodmarkError, Invalid
+from floodmark.evolve.file import WantedTable, wanted_tables
+from floodmark.export.section import Declared, read_section
+from floodmark.export.settings import KINDS, AnySettings, check_name, parse_settings, settled_paths
+from floodmark.lake import Lake
+from floodmark.model import MAIN
+from floodmark.rows.schema import nearest
+from floodmark.storage import local_path, root_location
+from floodmark.storage.options import checked
+from floodmark.toml_places import TomlText
+
+
+@dataclass(frozen=True)
+class DeclaredSink:
+    """A sink of the file, and its settings as they are checked."""
+
+    declared: Declared
+    settings: AnySettings
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """All that the file declares, checked as far as that goes without a lake."""
+
+    text: TomlText
+    tables: tuple[WantedTable, ...]
+    sinks: Mapping[str, DeclaredSink]
+    sources: Mapping[str, SourceSettings]
+
+
+def check_file(settings: Settings) -> Declaration:
+    """The declaration of a file; `Invalid` with file, line and column for the first thing that is wrong with it."""
+    text = settings.text
+    with _placed(text, "storage"):
+        checked(settings.storage)
+    with _placed(text, "tables"):
+        tables = wanted_tables(settings.tables, text.file or "the settings")
+    sinks = {name: _sink(name, section, text) for name, section in settings.sinks.items()}
+    _check_folders(settings.sources, text)
+    if settings.serve.spool is not None and "://" in settings.serve.spool:
+        raise wrong_setting("serve.spool", "a folder on a disk of this machine", text)
+    return Declaration(text, tables, sinks, settings.sources)
+
+
+def check_lake(declaration: Declaration, tables: set[str]) -> None:
+    """Every table that a source or a sink names is there, or declared."""
+    declared = {table.name for table in declaration.tables if not table.drop}
+    known = sorted(tables | declared)
+    for name, source in declaration.sources.items():
+        if source.table not in known:
+            raise _no_table(f"sources.{name}.table", source.table, known, declaration.text)
+    for name, sink in declaration.sinks.items():
+        if sink.declared.line == MAIN:  # of other branches nobody knows before they are made
+            for table in sink.declared.tables:
+                if table not in known:
+                    raise _no_table(f"sinks.{name}.tables", table, known, declaration.text)
+
+
+def check_apart(declaration: Declaration, lake: str, spool: Path | None) -> None:
+    """No drop folder is in the lake's own folder, nor the other way round: files would be taken for others."""
+    own = [Path(found).resolve() for found in (local_path(root_location(lake)), spool) if found is not None]
+    for name, source in declaration.sources.items():
+        folder = source_path(source)
+        for other in own:
+            if folder == other or other in folder.parents or folder in other.parents:
+                problem = f"a drop folder is apart from {other}, which belongs to the lake"
+                raise wrong_setting(f"sources.{name}.path", problem, declaration.text)
+
+
+def source_path(source: SourceSettings) -> Path:
+    """The folder of a source, whole: seen from where the daemon was started."""
+    return Path(os.path.expanduser(source.path)).resolve()
+
+
+def make_new(declaration: Declaration, settings: Settings, lake: Lake, *, create: bool) -> list[str]:
+    """Make what is new: sinks, with `create` tables too. Returns what the lake has and the file says otherwise.
+
+    Crash in between: what was made stays, and is not new at the next start.
+    """
+    there = {head.table.lower() for head in lake.heads()}
+    new = {name: entry for name, entry in settings.tables.items() if name.lower() not in there}
+    wanted = {table.name for table in declaration.tables if not table.drop}
+    if create and (made := {name: entry for name, entry in new.items() if name in wanted}):
+        with _placed(declaration.text, "tables"):
+            lake.apply(made, message=f"tables of {declaration.text.file}")
+    check_lake(declaration, {head.table for head in lake.heads()})
+    told = _table_differences(declaration, settings, lake)
+    known = {sink.name: sink for sink in lake.catalog.sinks.all()}
+    for name, sink in declaration.sinks.items():
+        declared = sink.declared
+        if name not in known:
+            with _placed(declaration.text, f"sinks.{name}"):
+                _check_tables_are_there(name, declared, lake)
+                lake.sinks.add(
+                    name, declared.kind, tables=declared.tables, branch=declared.line, **_values(declared.settings)
+                )
+        elif _differs(known[name], sink):
+            told.append(f"sink {name} is set otherwise: `floodmark sink status {name}`, `floodmark sink set {name}`")
+    return told
+
+
+def _check_tables_are_there(name: str, declared: Declared, lake: Lake) -> None:
+    """Declared, but not made: that is said of the sink that follows it."""
+    there = {head.table for head in lake.heads(declared.line)}
+    for table in declared.tables:
+        if table not in there:
+            raise Invalid(
+                "the table is declared, but not made yet",
+                table=table,
+                sink=name,
+                setting=f"sinks.{name}.tables",
+                advice="Make it with `floodmark apply`, or start with `floodmark run --create`.",
+            )
+
+
+def _table_differences(declaration: Declaration, settings: Settings, lake: Lake) -> list[str]:
+    if not settings.tables:
+        return []
+    with _placed(declaration.text, "tables"):
+        plan = lake.plan(settings.tables, check=False)
+    return [f"table {step.table}: {step.text} (`floodmark plan`, `floodmark apply`)" for step in plan.steps]
+
+
+def _differs(known: Any, sink: DeclaredSink) -> bool:
+    stored, said = json.loads(known.settings), json.loads(sink.settings.to_json())
+    tables = {followed.table for followed in known.tables} | set(known.lost)
+    return bool(known.kind != sink.declared.kind or stored != said or tables != set(sink.declared.tables))
+
+
+# ── one section ──
+
+
+def _sink(name: str, section: Mapping[str, Any], text: TomlText) -> DeclaredSink:
+    named = section.get("tables", [])
+    if not isinstance(named, str) and not (isinstance(named, list) and all(isinstance(one, str) for one in named)):
+        raise wrong_setting(f"sinks.{name}.tables", 'the name of a table, or a list like ["events"]', text)
+    if not named:
+        raise wrong_setting(f"sinks.{name}.tables", "a sink follows at least one table", text)
+    if section.get("type") not in KINDS:
+        raise wrong_setting(f"sinks.{name}.type", f"one of {', '.join(KINDS)}", text)
+    with _placed(text, f"sinks.{name}"):
+        check_name(name)
+        declared = read_section(section)
+        return DeclaredSink(declared, parse_settings(declared.kind, settled_paths(_values(declared.settings))))
+
+
+def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def _check_folders(sources: Mapping[str, SourceSettings], text: TomlText) -> None:
+    folders: dict[Path, str] = {}
+    for name, source in sources.items():
+        setting, folder = f"sources.{name}.path", source_path(source)
+        if "://" in source.path:
+            raise wrong_setting(setting, "a folder of this machine", text)
+        for other, its_name in folders.items():
+            if other == folder or other in folder.parents or folder in other.parents:
+                raise wrong_setting(setting, f"source {its_name} has this folder, or one around or in it, too", text)
+        folders[folder] = name
+
+
+def check_folders_are_there(declaration: Declaration, *, create: bool) -> None:
+    """The drop folders; with `create` they are made."""
+    for name, source in declaration.sources.items():
+        folder = source_path(source)
+        if create:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise wrong_setting(f"sources.{name}.path", str(error), declaration.text) from error
+        if not folder.is_dir():
+            problem = f"there is no such folder: {folder}; make it, or start with --create"
+            raise wrong_setting(f"sources.{name}.path", problem, declaration.text)
+
+
+# ── places ──
+
+
+@contextmanager
+def _placed(text: TomlText, section: str) -> Iterator[None]:
+    """What the rooms below refuse, they refuse without knowing where it was written."""
+    try:
+        yield
+    except FloodmarkError as error:
+        if error.exit_code != Invalid.exit_code:
+            raise
+        named = str(error.facts.get("setting") or error.facts.get("option") or "")
+        # Of a key that nobody knows the name is wrong, of others what they are set to.
+        is_value = bool(named) and not error.message.startswith(("there is no such setting", "unknown"))
+        setting = named if named.startswith(f"{section}.") else f"{section}.{named}" if named else section
+        if not named and section == "tables" and "table" in error.facts:
+            setting, is_value = _table_setting(error.facts, text), True
+        facts = {**error.facts, "setting": setting, "file": text.where(setting, value=is_value) or None}
+        raise Invalid(error.message, advice=error.advice, **facts) from error
+
+
+def _table_setting(facts: Mapping[str, Any], text: TomlText) -> str:
+    """What of a table's entry an error is about that names its table, and a column perhaps."""
+    table = f"tables.{facts['table']}"
+    for inner in (f"columns.{facts.get('column')}", "columns", "schema"):
+        if text.find(f"{table}.{inner}") != text.find(table):
+            return f"{table}.{inner}"
+    return table
+
+
+def _no_table(setting: str, table: str, known: list[str], text: TomlText) -> Invalid:
+    return Invalid(
+        "the lake has no such table, and the file declares none",
+        table=table,
+        setting=setting,
+        file=text.where(setting, value=True) or None,
+        advice=f"{nearest(table, known)} Declare it as [tables.{table}], or make it first.".strip(),
+    )

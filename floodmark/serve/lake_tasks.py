@@ -1,0 +1,168 @@
+"""What the daemon does by itself: ships sinks, keeps tables healthy, goes on with jobs, loads drop folders.
+
+Each task is one of the verbs that a person has, at the edge where its outcome becomes a word: nothing here knows how
+rows move. A run looks at `stop` between its steps; whatever is cut off is finished, undone or found by the next run,
+like after a crash. Spark is started by the verb that needs it, and by no other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from floodmark import clock
+from floodmark.catalog.job import INTERRUPTED
+from floodmark.catalog.upkeep import Maintenance
+from floodmark.config import OFF, MaintainSettings
+from floodmark.errors import Busy, FloodmarkError, NotFound, Unavailable
+from floodmark.export.record import FAILED, PAUSED, REFUSED, STOPPED
+from floodmark.ingest.drop import Drop
+from floodmark.ingest.drop_files import FAILED as FAILED_FOLDER
+from floodmark.lake import Lake
+from floodmark.maintain.record import CONFLICT, PARTIAL, Upkept
+from floodmark.report import count_of
+from floodmark.schedule import Pace
+from floodmark.serve.tasks import Ran, Task
+
+SINK_EVERY = "10s"
+LOOK_EVERY_S = 10.0
+# Maintenance lets a daemon that has just started take in what waits first.
+MAINTAIN_FIRST_S = 30.0
+
+
+def every(text: str) -> Pace:
+    return Pace(clock.parse_duration_ms(text) / 1000)
+
+
+@dataclass(frozen=True)
+class SinkTask:
+    """Ships what is new of one sink, unit by unit, until nothing is."""
+
+    lake: Lake
+    sink: str
+    pace: Pace
+    kind: str = field(default="sink", init=False)
+
+    @property
+    def name(self) -> str:
+        return f"sink {self.sink}"
+
+    def run(self, stop: threading.Event) -> Ran:
+        try:
+            done = self.lake.sinks.run(self.sink, until_empty=True, stop=stop)
+        except NotFound:
+            return Ran("removed", over=True)
+        if done.outcome not in (FAILED, REFUSED):
+            # Busy: somebody runs it by hand; the next round finds what that left.
+            return Ran(done.outcome, paused=done.outcome == PAUSED)
+        return Ran(done.outcome, done.error or Unavailable(f"the run is {done.outcome}", sink=self.sink))
+
+
+@dataclass(frozen=True)
+class MaintainTask:
+    """Retains, compacts, expires and sweeps, in this order, as `floodmark maintain` does; stops between two parts."""
+
+    lake: Lake
+    settings: MaintainSettings
+    pace: Pace
+    name: str = field(default="maintain", init=False)
+    kind: str = field(default="maintain", init=False)
+
+    def run(self, stop: threading.Event) -> Ran:
+        records: list[Maintenance] = []
+        for part in self._parts():
+            if stop.is_set():
+                return Ran(STOPPED)
+            records += part().records
+        done = Upkept(tuple(records))
+        if not done.exit_code or done.outcome == CONFLICT:
+            return Ran(done.outcome)  # a conflict is made up for by the next run
+        failed = next(one for one in records if one.outcome in ("failed", "refused", CONFLICT, PARTIAL))
+        said = str(failed.detail.get("message") or failed.outcome)
+        return Ran(done.outcome, FloodmarkError(said, verb=failed.verb, table=failed.table))
+
+    def _parts(self) -> Iterator[Callable[[], Upkept]]:
+        keeper, chosen = self.lake.maintain, self.settings
+        yield keeper.retain
+        for head in self.lake.heads():
+            yield lambda table=head.table: keeper.compact(table, files_min=chosen.compact_files)  # type: ignore[misc]
+        yield lambda: keeper.expire(keep=chosen.keep_versions)
+        yield lambda: keeper.sweep(grace=chosen.grace)
+
+
+@dataclass(frozen=True)
+class JobTask:
+    """Goes on with one job, as it was started. How it failed is the job's own word; what was away is tried again."""
+
+    lake: Lake
+    job: str
+    job_id: str
+    kind: str = field(default="jobs", init=False)
+    pace: Pace = field(default=Pace(None), init=False)
+
+    @property
+    def name(self) -> str:
+        return f"job {self.job}"
+
+    def run(self, stop: threading.Event) -> Ran:
+        if self.lake.backfill.show(self.job_id)["status"] != INTERRUPTED:
+            return Ran("nothing_to_do")  # somebody else was quicker, or cancelled it
+        try:
+            return Ran(self.lake.backfill.resume(self.job_id, stop=stop).outcome)
+        except Busy:
+            return Ran("nothing_to_do")
+
+
+@dataclass(frozen=True)
+class Lookout:
+    """Finds work that came up since: sinks, and jobs whose process died. Each gets a task of its own, which one may
+    take for ever. `paces`: how often the file wants each sink run."""
+
+    lake: Lake
+    start: Callable[[Task], bool]
+    paces: Mapping[str, str | None]
+    resume_jobs: bool = True
+    pace: Pace = field(default=Pace(LOOK_EVERY_S))
+    name: str = field(default="lookout", init=False)
+    kind: str = field(default="jobs", init=False)
+
+    def run(self, stop: threading.Event) -> Ran:
+        started = 0
+        for sink in self.lake.catalog.sinks.all():
+            wanted = self.paces.get(sink.name) or SINK_EVERY
+            if wanted != OFF:
+                started += self.start(SinkTask(self.lake, sink.name, every(wanted)))
+        for job in self.lake.backfill.list() if self.resume_jobs else ():
+            if job["status"] == INTERRUPTED:
+                started += self.start(JobTask(self.lake, job["job"], job["id"]))
+        return Ran(f"started {count_of(started, 'task')}" if started else "nothing_to_do")
+
+
+@dataclass(frozen=True)
+class DropTask:
+    """Loads the complete files of a drop folder."""
+
+    drop: Drop
+    source: str
+    pace: Pace
+    settle_s: float
+    kind: str = field(default="files", init=False)
+
+    @property
+    def name(self) -> str:
+        return f"source {self.source}"
+
+    def run(self, stop: threading.Event) -> Ran:
+        done = self.drop.run(stop.is_set)
+        words: list[Any] = []
+        if done.loaded:
+            words.append(f"loaded {count_of(done.loaded, 'file')}, {count_of(done.rows, 'row')}")
+        if done.failed:
+            words.append(f"moved {count_of(done.failed, 'bad file')} aside")
+        if done.set_aside > done.failed:
+            words.append(f"{count_of(done.set_aside, 'bad file')} in {FAILED_FOLDER}")
+        # What is still being written is looked at again as soon as it may be complete.
+        again_s = self.settle_s if done.waiting else None
+        return Ran("; ".join(words) or "nothing_to_do", again_s=again_s)
