@@ -1,108 +1,132 @@
-"""`floodmark demo`: the pipeline once, with real kills, and a verdict.
+"""`floodmark demo`: the whole story once, with real kills, and a verdict.
 
-A writer process loads orders and customers in one transaction per batch and is killed with SIGKILL at a different
-step each time; what a retry script would do, runs the same batch again. In the end the lake is read with Spark and
-compared with what was sent.
+Rows come in by HTTP, from a folder and from history, get a new column, go out to files and to a second lake, and are
+compacted and retained; processes are killed with SIGKILL all the way. In the end the lake is read with Spark, the sinks
+are read by themselves, and both are compared with what was sent. The exit code is 1 if anything is lost or doubled.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from floodmark.failpoints import VARIABLE, WRITE_STEPS
+from floodmark.cli import demo_rows
+from floodmark.cli.demo_rows import Wanted
+from floodmark.cli.output import Output
+from floodmark.errors import Invalid
 from floodmark.lake import Lake
 from floodmark.opening import open as open_lake
-
-BATCHES = 12
-ORDERS_PER_BATCH = 500
 
 
 def run(
     context: typer.Context,
-    path: Annotated[str | None, typer.Option(help="Where to make the lake (default: a new temporary folder).")] = None,
+    path: Annotated[str | None, typer.Option(help="An empty folder for it (default: a new temporary one).")] = None,
 ) -> None:
-    """Load, crash at every step, recover, and count: rows in, rows out, lost, doubled."""
-    output = context.obj.output
-    folder = path or os.path.join(tempfile.mkdtemp(prefix="floodmark-demo-"), "lake")
-    with open_lake(folder, create=True, settings=context.obj.settings.spark, actor="demo") as lake:
-        lake.create_table(
-            "orders",
-            "id long not null, customer long, ts timestamp, amount decimal(10,2)",
-            partition=["day(ts)"],
-            if_not_exists=True,
-        )
-        lake.create_table("customers", "id long not null, name string", key=["id"], if_not_exists=True)
-        kills = _load(folder, output)
-        report = lake.recover()
-        verdict = _verdict(lake, kills)
-    output.note(f"the last healing: {report.outcome}")
-    text = "\n".join(f"{name.replace('_', ' '):<14} {value}" for name, value in verdict.items())
-    output.result(verdict, text=f"{text}\n\nlook around:    floodmark --lake {folder} history")
-    if verdict["lost"] or verdict["doubled"] or verdict["half_seen"]:
-        raise typer.Exit(1)
+    """Rows in, jobs, sinks, upkeep, kill -9 all the way, healing, and a count: in, out, lost, doubled."""
+    from floodmark.cli.demo_story import tell
+    from floodmark.cli.demo_world import new_world
+
+    output: Output = context.obj.output
+    folder, begun = _folder(path), time.monotonic()
+
+    def told(text: str) -> None:
+        output.note(f"{time.monotonic() - begun:5.1f} s  {text}")
+
+    with new_world(folder, told) as world:
+        tell(world)
+        told("reading everything back")
+        wanted = demo_rows.wanted(world.today)
+        with open_lake(world.first_lake, actor="demo", settings=context.obj.settings.spark) as lake:
+            ends = [_lake_end(lake, wanted), _archive_end(world.archive, wanted)]
+            healed = len(lake.audit())
+            versions = lake.status()["version"]
+        with open_lake(world.second_lake, read_only=True) as lake:
+            ends.append(_copy_end(lake, wanted))
+        told(f"{world.kills} kills, {healed} operations healed, {versions} versions")
+        _say(output, folder, wanted, ends, {"kills": world.kills, "healed": healed, "versions": versions})
+    raise typer.Exit(exit_code(ends))
 
 
-def _load(folder: str, output: Any) -> int:
-    """Run every batch in a process of its own, killed at a step that changes, then again until it is in."""
-    kills = 0
-    # One writer alone is never planned again.
-    steps = [f"transaction.{step}" for step in WRITE_STEPS if step != "planned_again"]
-    for batch in range(BATCHES):
-        point = steps[batch % len(steps)]
-        for environment in ({VARIABLE: point}, {}):
-            done = subprocess.run(
-                [sys.executable, "-m", "floodmark.cli.demo", folder, str(batch)],
-                env={**os.environ, **environment, "FLOODMARK_LOG": "error"},
-                check=False,
-            )
-            if done.returncode == 0:
-                break
-            kills += 1
-            output.note(f"batch {batch:>2}: killed at {point}, running it again")
-    return kills
+def _folder(path: str | None) -> Path:
+    folder = Path(path).absolute() if path else Path(tempfile.mkdtemp(prefix="floodmark-demo-"))
+    if folder.exists() and any(folder.iterdir()):
+        raise Invalid("the demo wants an empty folder", path=folder, advice="Name another one, or none.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-def _verdict(lake: Lake, kills: int) -> dict[str, Any]:
-    wanted = BATCHES * ORDERS_PER_BATCH
-    found = lake.sql(
-        """
-        SELECT (SELECT count(*) FROM orders) AS orders_out,
-               (SELECT count(DISTINCT id) FROM orders) AS orders_distinct,
-               (SELECT count(*) FROM customers) AS customers_out,
-               (SELECT count(*) FROM orders o LEFT ANTI JOIN customers c ON o.customer = c.id) AS half_seen
-        """
-    ).collect()[0]
+# ── what is there, against what was sent ──
+
+
+def _lake_end(lake: Lake, wanted: Wanted) -> dict[str, Any]:
+    rows = lake.sql(
+        "SELECT 'orders' AS of, id, 0 AS visits FROM orders UNION ALL SELECT 'customers', id, visits FROM customers"
+    )
+    found = rows.collect()
+    orders = [row["id"] for row in found if row["of"] == "orders"]
+    customers = [(row["id"], row["visits"]) for row in found if row["of"] == "customers"]
+    return count_end("the lake", orders, customers, wanted.orders - wanted.retired, wanted.customers)
+
+
+def _copy_end(lake: Lake, wanted: Wanted) -> dict[str, Any]:
+    orders = lake.read_arrow("orders").read_all()["id"].to_pylist()
+    customers = [(row["id"], row["visits"]) for row in lake.read_arrow("customers").read_all().to_pylist()]
+    return count_end("the second lake", orders, customers, wanted.orders, wanted.customers)
+
+
+def _archive_end(archive: Path, wanted: Wanted) -> dict[str, Any]:
+    """The files, taken as their reader would: orders as they come, of each customer the last word."""
+    from floodmark.export.file_units import read_rows, read_units
+
+    orders: list[int] = []
+    customers: dict[int, int] = {}
+    for unit in read_units(str(archive)):
+        for row in (row for batch in read_rows(unit) for row in batch.to_pylist()):
+            if unit.table == "orders":
+                orders.append(row["id"])
+            else:
+                customers[row["id"]] = row["visits"]
+    return count_end("the files", orders, list(customers.items()), wanted.orders, wanted.customers)
+
+
+def count_end(
+    name: str, orders: Iterable[int], customers: list[tuple[int, int]], ids: frozenset[int], visits: Mapping[int, int]
+) -> dict[str, Any]:
+    """Rows that are there, and against those that should be: lost (not there, or not with the last word), doubled."""
+    found = Counter(orders)
+    strange = [one for one in found if one not in ids]
+    stale = [one for one, count in visits.items() if (one, count) not in customers]
+    twice = sum(count - 1 for count in found.values()) + len(customers) - len({one for one, _ in customers})
     return {
-        "rows_in": wanted + BATCHES,
-        "rows_out": found.orders_out + found.customers_out,
-        "lost": wanted - found.orders_distinct,
-        "doubled": found.orders_out - found.orders_distinct + found.customers_out - BATCHES,
-        "half_seen": found.half_seen,
-        "kills": kills,
-        "healed": len(lake.audit()),
-        "versions": lake.status()["version"],
+        "where": name,
+        "rows_out": sum(found.values()) + len(customers),
+        "lost": len(ids - found.keys()) + len(stale),
+        "doubled": twice + len(strange),
     }
 
 
-def write_batch(folder: str, batch: int) -> None:
-    """One batch: a new customer and their orders, in one transaction, known by its id."""
-    with open_lake(folder, actor="demo-writer") as lake, lake.transaction(f"batch {batch}", batch=str(batch)) as tx:
-        tx.merge("customers", [{"id": batch, "name": f"customer {batch}"}])
-        first = batch * ORDERS_PER_BATCH
-        tx.append(
-            "orders",
-            [
-                {"id": first + n, "customer": batch, "ts": f"2026-11-{1 + n % 3:02d}T10:00:00Z", "amount": f"{n}.50"}
-                for n in range(ORDERS_PER_BATCH)
-            ],
-        )
+def exit_code(ends: list[dict[str, Any]]) -> int:
+    return 1 if any(end["lost"] or end["doubled"] for end in ends) else 0
 
 
-if __name__ == "__main__":
-    write_batch(sys.argv[1], int(sys.argv[2]))
+def _say(output: Output, folder: Path, wanted: Wanted, ends: list[dict[str, Any]], figures: dict[str, int]) -> None:
+    came = {
+        "http": len(wanted.by_http) + len(wanted.customers),
+        "files": len(wanted.by_files),
+        "history": len(wanted.by_history),
+    }
+    data = {"rows_in": sum(came.values()), "came": came, "retired": len(wanted.retired), "ends": ends, **figures}
+    if output.as_json:
+        output.result({**data, "folder": str(folder)})
+        return
+    ways = ", ".join(f"{count} by {way}" for way, count in came.items())
+    output.result(data, text=f"\nrows in: {data['rows_in']} ({ways}); {data['retired']} retired from the lake by age")
+    output.rows(ends, ["where", "rows_out", "lost", "doubled"], name="ends", empty="")
+    look = f"floodmark --config {folder}/floodmark.toml"
+    output.result(data, text=f"\nlook around:  {look} status\n              {look} run    # then open the page")
