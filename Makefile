@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint bench soak docs lock clean
+.PHONY: help setup demo up test test-fast lint bench soak docs lock clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,11 +22,23 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m compileall -q floodmark
 	@touch $(READY)
 
-demo: $(READY) ## load, crash at every step, recover, and count
+demo: $(READY) ## the whole story once, killed all the way, and a count
 	$(BIN)/floodmark demo
 
+up: $(READY) ## a lake in ./lake: rows over HTTP and from ./drop, shipped to ./out, with its page
+	@test -e floodmark.toml || cp examples/floodmark.toml floodmark.toml
+	@echo "Settings are in ./floodmark.toml. Once it serves, open its address in a browser, and send rows:"
+	@echo "  curl --data-binary '{\"id\": 1, \"kind\": \"hello\"}' http://127.0.0.1:8787/api/tables/events/rows"
+	@echo "  echo '{\"id\": 2, \"kind\": \"from a file\"}' > drop/hello.jsonl"
+	@exec $(BIN)/floodmark run --create
+
+# Tests wait for syncs more than for anything else: in memory, if there is room, they do not.
+SCRATCH = $(shell test -w /dev/shm && test "$$(df -Pk /dev/shm | awk 'END {print $$4}')" -gt 6000000 \
+	&& echo /dev/shm || echo "$${TMPDIR:-/tmp}")
+
 test: lint ## everything that must hold: style, types, layers, tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@scratch=$$(mktemp -d $(SCRATCH)/floodmark-test-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
+		$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --basetemp "$$scratch/pytest"
 
 test-fast: $(READY) ## the tests that start no JVM
 	$(BIN)/python -m pytest tests/unit tests/contract

@@ -21,7 +21,7 @@ EVENTS = "id long not null, name string"
 DATABASES = ("sqlite", "postgresql")
 
 # Files are dealt out to workers in this order: a long one that comes last would leave the others idle.
-LONGEST_FIRST = ("simulation", "crash", "spark", "interop", "acceptance", "contract", "unit")
+LONGEST_FIRST = ("simulation", "browser", "crash", "spark", "interop", "acceptance", "contract", "unit")
 
 # `make test` must not take too long: from so many cases of a test on each second, or third, is run; all in `make soak`.
 MANY, VERY_MANY = 4, 8
