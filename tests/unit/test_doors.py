@@ -38,7 +38,9 @@ def test_a_role_may_do_what_the_ones_before_it_may() -> None:
 
 
 @pytest.mark.parametrize(
-    "authorization", ["", "Bearer", "Bearer ", "Bearer x", f"Basic {TOKENS['admin']}", TOKENS["admin"], "Bearer \xff"]
+    "authorization",
+    ["", "Bearer", "Bearer ", "Bearer x", f"Basic {TOKENS['admin']}", TOKENS["admin"], "Bearer \xff"],
+    ids=["none", "no token", "blank", "unknown", "basic", "no scheme", "not ascii"],
 )
 def test_what_is_no_token_is_unknown(authorization: str) -> None:
     assert status(GUARDED, request(authorization=authorization), "read") == 401
