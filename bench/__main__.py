@@ -23,6 +23,7 @@ from bench import (
     feed,
     files_sink,
     keyed,
+    load,
     machine,
     publish,
     reading,
@@ -30,6 +31,7 @@ from bench import (
     requests,
     sinks,
     small,
+    spool,
     upkeep,
 )
 from bench.measure import Line
@@ -44,6 +46,8 @@ SECTIONS: dict[str, Callable[[Workshop], Iterator[Line]]] = {
     "planning": upkeep.planning,
     "sweep": upkeep.sweep,
     "upkeep": upkeep.run,
+    "spool": spool.run,
+    "load": load.run,
     "memory": compaction.memory,
     "sinks": sinks.run,
     "small": small.run,

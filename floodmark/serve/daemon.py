@@ -30,6 +30,7 @@ from floodmark.ingest.intake import Intake, default_folder
 from floodmark.lake import Lake
 from floodmark.report import count_of
 from floodmark.schedule import Pace
+from floodmark.serve import footing
 from floodmark.serve.app import create_app
 from floodmark.serve.declared import Declaration, make_new, source_path
 from floodmark.serve.doors import Doors, Token
@@ -111,6 +112,7 @@ class Daemon:
         serving = Serving(self.lake, Doors(tokens_of(self.settings)), intake=self._intake)
         serving.keeping = self.settings.maintain
         app = create_app(serving)
+        footing.settle()
         self._server = _Ending(app, listening, self.announce, max(1, math.ceil(self.settings.serve.drain_s)))
         self._server.on_stop = self.stop
         if self.tasks.stop.is_set():

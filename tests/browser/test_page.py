@@ -17,8 +17,9 @@ from floodmark.serve.doors import Token
 from floodmark.serve.tokens import new_token, token_hash
 from floodmark.testing.children import Child, run_child
 from floodmark.testing.database_faults import DatabaseFaults
+from floodmark.testing.served import serve_at
 from tests.browser.conftest import Look
-from tests.browser.world import append, fail_job, job_at_work, now_ms, serve_at, set_job, start_job
+from tests.browser.world import append, fail_job, job_at_work, now_ms, set_job, start_job
 from tests.conftest import Place, rows
 from tests.contract.test_receive_http import served
 

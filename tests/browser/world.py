@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import update
@@ -47,20 +46,6 @@ def now_ms(lake: fm.Lake) -> int:
 def append(place: Place, table: str, *numbers: int) -> None:
     with place.open() as lake:
         lake.append(table, rows(*numbers), actor="another process")
-
-
-def serve_at(path: str, bind: str, address: str) -> None:
-    """A server of its own process; `address`: the file that says where it is."""
-    from floodmark.serve.app import create_app
-    from floodmark.serve.server import serve
-    from floodmark.serve.serving import Serving
-
-    def announce(url: str) -> None:
-        Path(f"{address}.new").write_text(url)
-        Path(f"{address}.new").rename(address)
-
-    with fm.open(path) as lake:
-        serve(create_app(Serving(lake)), bind, announce)
 
 
 @contextmanager

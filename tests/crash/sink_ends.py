@@ -16,9 +16,10 @@ from floodmark.storage import Storage, join, root_location
 from floodmark.testing.children import Child, preload
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Receiver
+from floodmark.testing.served import serve_at
 from tests.crash.sink_world import EVENTS, PEOPLE, Contents, folded, make
 
-preload("tests.crash.sink_ends", "floodmark.serve.app", "floodmark.serve.server", "floodmark.ingest.receive")
+preload("tests.crash.sink_ends", "floodmark.testing.served", "floodmark.ingest.receive")
 
 _ALWAYS = ("held", "opened", "sealed", "acknowledged", "shipped", "settled")
 
@@ -205,7 +206,7 @@ class LakeEnd:
 
     def serve(self, bind: str) -> None:
         self._address.unlink(missing_ok=True)
-        self._server = Child(serve_lake, self._path, bind, str(self._address))
+        self._server = Child(serve_at, self._path, bind, str(self._address))
         deadline = time.monotonic() + 60
         while not self._address.exists():
             assert self._server.process.is_alive(), "the server has ended"
@@ -240,19 +241,6 @@ class LakeEnd:
         with fm.open(self._path) as lake:
             check_lake(lake.catalog)
         self.serve(self._address.read_text().removeprefix("http://"))
-
-
-def serve_lake(path: str, bind: str, address: str) -> None:
-    from floodmark.serve.app import create_app
-    from floodmark.serve.server import serve
-    from floodmark.serve.serving import Serving
-
-    def announce(url: str) -> None:
-        Path(f"{address}.new").write_text(url)
-        Path(f"{address}.new").rename(address)
-
-    with fm.open(path) as lake:
-        serve(create_app(Serving(lake)), bind, announce)
 
 
 NewEnd = Callable[[str], End]

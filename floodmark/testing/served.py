@@ -1,0 +1,27 @@
+"""A lake served by a process of its own, for tests that kill it; the daemon without its tasks and its lease."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import floodmark as fm
+from floodmark.serve.app import create_app
+from floodmark.serve.server import Server, bound
+from floodmark.serve.serving import Serving
+
+GRACE_S = 20
+
+
+def serve_at(path: str, bind: str, address: str) -> None:
+    """Serve until a signal comes; `address`: the file that says where, once requests are answered."""
+
+    def announce(url: str) -> None:
+        Path(f"{address}.new").write_text(url)
+        Path(f"{address}.new").rename(address)
+
+    with fm.open(path) as lake:
+        app = create_app(Serving(lake))
+        with bound(bind) as listening:
+            asyncio.run(Server(app, listening, announce, GRACE_S).serve(sockets=[listening]))
+        app.state.work.close(GRACE_S)
