@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from cachetools import TTLCache
 from fastapi import FastAPI, Query, Request, Response
 
 from floodmark.errors import CommitUnknown, Conflict, FloodmarkError, Invalid, NotFound, Unavailable
@@ -34,6 +35,10 @@ from floodmark.write.shape import TABLE_NAME
 if TYPE_CHECKING:
     from floodmark.ingest.intake import Landed, Taken
 
+# A table is looked up anew after so long: asking the catalog for each of hundreds of requests a second makes all of
+# them wait for each other. Rows that are refused by what is remembered are judged by the table as it is now.
+REMEMBERED_S = 0.1
+TABLES_MAX = 1_000
 # How soon who waits for a commit sees that the server is to end.
 LOOK_S = 1.0
 _ERRORS = errors(401, 403, 404, 408, 409, 412, 413, 415, 422, 429, 503)
@@ -80,13 +85,22 @@ class Rows:
         self._intake = serving.intake
         self._limits = serving.limits
         self._judges = Judges(serving.lake.catalog)
+        self._recent: TTLCache[str, Place] = TTLCache(TABLES_MAX, REMEMBERED_S)
+        self._lock = threading.Lock()
 
     def find(self, table: str) -> Place:
         # What can be no name is not asked for: no database has to make sense of it.
         if not TABLE_NAME.fullmatch(table):
             raise NotFound("there is no such table", table=repr(table)[:80])
         head, judge = self._judges.of(table)
-        return Place(table, head.table_id, judge)
+        place = Place(table, head.table_id, judge)
+        with self._lock:
+            self._recent[table] = place
+        return place
+
+    def _remembered(self, table: str) -> Place | None:
+        with self._lock:
+            return self._recent.get(table)
 
     def destination(self, place: Place) -> str:
         """The table as senders know it again: by ids, not by its name."""
@@ -95,16 +109,25 @@ class Rows:
     def take(self, table: str, sent: Sent, key: str | None, evolve: bool) -> Underway:
         """Into the table's spool; the future tells when they are durable."""
         headers = sent.headers
-        place = self.find(table)
+        names_table = EXPECT in headers or TABLE_KEY in headers
+        recent = None if names_table else self._remembered(table)
+        place = recent or self.find(table)
         if self._intake is None:
             raise Conflict(
                 "rows cannot be kept here before they are committed: there is no spool",
                 advice="Send them with ?wait=committed, or name a folder in the setting [serve] spool.",
             )
-        if EXPECT in headers or TABLE_KEY in headers:
+        if names_table:
             check_expected(headers, self.destination(place), place.judge.key)
         text = sent.text(self._limits)
-        judged = place.judge.read(text, self._limits.rows_max, evolve=evolve)
+        try:
+            judged = place.judge.read(text, self._limits.rows_max, evolve=evolve)
+        except Invalid:
+            if recent is None:
+                raise
+            # The table may have another shape by now.
+            place = self.find(table)
+            judged = place.judge.read(text, self._limits.rows_max, evolve=evolve)
         if not judged.rows:
             raise _no_rows()
         taken = self._intake.take(table, place.table_id, text, judged.rows, key=key, evolve=evolve)
