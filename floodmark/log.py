@@ -6,9 +6,11 @@ Never give it a secret (I18).
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
 
 def get(operation: str | None = None, **context: Any) -> Any:
@@ -19,6 +21,22 @@ def get(operation: str | None = None, **context: Any) -> Any:
         _configure(structlog)
     logger = structlog.get_logger("floodmark")
     return logger.bind(operation=operation, **context) if operation else logger.bind(**context)
+
+
+class _Forgiving(io.TextIOBase):
+    """A stream that loses what it cannot write: whoever tells of a failure must not fail by that, nor die of it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def _configure(structlog: Any) -> None:
@@ -33,6 +51,6 @@ def _configure(structlog: Any) -> None:
             structlog.processors.JSONRenderer() if as_json else structlog.processors.LogfmtRenderer(bool_as_flag=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=_Forgiving(sys.stderr)),
         cache_logger_on_first_use=False,
     )

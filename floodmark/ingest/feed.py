@@ -168,6 +168,10 @@ class Feed:
         future.add_done_callback(lambda _: self._wake())
         return future
 
+    def known(self, text: bytes, key: str) -> Taken | None:
+        spool = self._spool
+        return None if spool is None else spool.known(text, key)
+
     def wait(self, record: int, timeout_s: float) -> Landed:
         end = time.monotonic() + timeout_s
         with self._changed:
@@ -233,6 +237,9 @@ class Feed:
             self._error = error
         else:
             self._error = Unavailable("the feed met a defect", cause=f"{type(error).__name__}: {error}")
+        if isinstance(error, Corrupt | NotFound):
+            # What cannot be read, or is gone, takes nothing more: it is refused until it can be opened again.
+            self._shut()
         pause: float = min(BACKOFF_S_MIN * 2 ** min(self._failures - 1, 10), BACKOFF_S_MAX)
         self._log.warning("a feed failed", cause=str(error), failures=self._failures, again_in_s=pause)
         return min(pause, 1.0) if self._draining else pause

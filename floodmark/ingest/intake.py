@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from floodmark import log
 from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.ingest.feed import Feed, Landed
+from floodmark.ingest.spool_folder import is_spool
 from floodmark.ingest.spool_limits import IntakeLimits, Taken
 from floodmark.storage.location import split
 
@@ -55,7 +56,7 @@ class Intake:
     def start(self) -> None:
         """Open the spools that are there, or should be, and feed what waits in them."""
         known = {row.table_id: row.table for row in self._lake.catalog.spools.all() if self._is_here(row.folder)}
-        there = [path.name for path in self._folder.iterdir() if path.is_dir()] if self._folder.is_dir() else []
+        there = [path.name for path in self._folder.iterdir() if is_spool(path)] if self._folder.is_dir() else []
         for table_id in sorted({*known, *there}):
             feed = self._feed(table_id, known.get(table_id, table_id))
             try:
@@ -86,6 +87,11 @@ class Intake:
         other rows. Then nothing was taken.
         """
         return self._feed(table_id, table).take(text, rows, key=key, evolve=evolve)
+
+    def known(self, table_id: str, text: bytes, key: str) -> Taken | None:
+        """Whether these rows were taken with this key before: however the table looks by now."""
+        feed = self._feeds.get(table_id)
+        return None if feed is None else feed.known(text, key)
 
     def wait(self, table_id: str, record: int, timeout_s: float) -> Landed:
         """Until a record is in its table, or in quarantine; Unavailable if that is not so in time."""

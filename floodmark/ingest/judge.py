@@ -89,8 +89,13 @@ class Judge:
     def _evolved(self, lines: Lines) -> Judge:
         """The judge of the table as these rows would make it."""
         rows = [row.columns for row in self._told(lines) if row.change == UPSERT]
-        evolved = evolve_schema(self.schema, rows_schema(rows, self._shape), self.schema.highest_field_id, 0)
-        return self if evolved is None else Judge(evolved, tuple(self.filled))
+        try:
+            evolved = evolve_schema(self.schema, rows_schema(rows, self._shape), self.schema.highest_field_id, 0)
+            return self if evolved is None else Judge(evolved, tuple(self.filled))
+        except (ValueError, pa.ArrowException) as error:
+            # A name that is no text, or a nesting that no schema can tell.
+            advice = "Use names that are text, and nest values less deeply."
+            raise Invalid("these rows cannot add columns", cause=type(error).__name__, advice=advice) from error
 
     def _judged(self, lines: Lines, evolve: bool) -> Judged | None:
         """None if something is wrong with some row."""

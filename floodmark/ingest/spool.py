@@ -150,6 +150,13 @@ class Spool:
                 self._under_way[name] = append
         return future
 
+    def known(self, text: bytes, key: str) -> Taken | None:
+        """What these very rows brought with this key, if they are in the spool, or were, within the window."""
+        with self._lock:
+            known = self._keys.find(digest(key.encode()), now_ms())
+        same = known is not None and known.body == digest(text)
+        return Taken("already_taken", known.record, known.rows) if known is not None and same else None
+
     def _answer_known(self, name: bytes, body: bytes, future: Future[Taken]) -> bool:
         with self._lock:
             return self._answer_known_held(name, body, future)
@@ -178,7 +185,7 @@ class Spool:
                 del self._under_way[draft.key]
                 if isinstance(ended, int):
                     known = Known(draft.body, ended + place, draft.rows, draft.received_ms)
-                    self._keys.add(draft.key, known, now_ms())
+                    self._keys.add(draft.key, known)
         for place, append in enumerate(group):
             if isinstance(ended, int):
                 _tell(append, ended + place)
@@ -272,20 +279,20 @@ def _refuse_headless(folder: Path) -> None:
 
 
 def _open_segments(folder: Path, about: About, limits: IntakeLimits, calls: Calls, keys: KeyWindow) -> Segments:
-    path, until, now = folder / KEYS, 0, now_ms()
+    path, until = folder / KEYS, 0
     if path.exists():
         kept = parse_keys(local_files().read(str(path)), str(path))
         if kept.spool != about.spool:
             raise damaged(path, "its keys are those of another spool")
         until = kept.until
         for key, known in kept.entries:
-            keys.add(key, known, now)
+            keys.add(key, known)
     paths = list_segments(folder)
     if paths and not paths[0][0] <= until <= paths[-1][0]:
         raise damaged(segment_path(folder, until), "a segment is missing", record=until)
 
     def learn(frame: Frame) -> None:
         if frame.number >= until:
-            keys.add(frame.key, Known(frame.body, frame.number, frame.rows, frame.received_ms), now)
+            keys.add(frame.key, Known(frame.body, frame.number, frame.rows, frame.received_ms))
 
     return Segments.open(folder, about, limits.segment_bytes, calls, learn)

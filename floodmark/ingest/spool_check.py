@@ -28,7 +28,8 @@ def missing(row: SpoolRow, folder: Path, host: str) -> Conflict:
 
 def misfit(row: SpoolRow | None, table: str, spool_id: str, first: int, end: int) -> Conflict | None:
     """Why this spool does not go on where the catalog says; None if it does."""
-    if row is not None and row.spool_id and row.spool_id != spool_id:
+    if row is not None and row.spool_id != spool_id and (row.spool_id or end):
+        # Also one that comes back after it was given up: what it holds may be in the table already.
         return replaced(row, spool_id)
     position = row.position if row is not None and row.spool_id else 0
     if first <= position <= end:

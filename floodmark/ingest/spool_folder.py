@@ -100,6 +100,12 @@ def list_segments(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), folder / name) for match, name in found)
 
 
+def is_spool(folder: Path) -> bool:
+    """Whether this is the folder of a spool, as far as it shows: a disk has folders of its own, like lost+found."""
+    with failing("list", folder):
+        return folder.is_dir() and ((folder / ABOUT).exists() or bool(list_segments(folder)))
+
+
 def delete_temporary(folder: Path) -> None:
     """What a killed process was writing under a temporary name; only for the holder of the lock."""
     with failing("delete", folder):

@@ -54,12 +54,11 @@ class KeyWindow:
         known = None if kept is None else Known(*_KEPT.unpack(kept))
         return known if known is not None and not self._is_over(known.at_ms, now_ms) else None
 
-    def add(self, key: bytes, known: Known, now_ms: int) -> None:
-        if self._is_over(known.at_ms, now_ms):
-            return
+    def add(self, key: bytes, known: Known) -> None:
         self._kept.pop(key, None)  # a key that is used anew, after its window, is the newest
         self._kept[key] = _KEPT.pack(known.body, known.record, known.rows, known.at_ms)
-        while len(self._kept) > self._keys_max or self._is_over(self._oldest_ms(), now_ms):
+        # Only their number makes keys go: a clock that was put forward, and back, must not forget any.
+        if len(self._kept) > self._keys_max:
             self._kept.popitem(last=False)
 
     def copy_below(self, record: int) -> list[bytes]:
@@ -69,9 +68,6 @@ class KeyWindow:
             if int.from_bytes(kept[DIGEST_BYTES : DIGEST_BYTES + 8], "little") < record:
                 found.append(key + kept)
         return found
-
-    def _oldest_ms(self) -> int:
-        return int(_KEPT.unpack(next(iter(self._kept.values())))[3])
 
     def _is_over(self, at_ms: int, now_ms: int) -> bool:
         return at_ms <= now_ms - self._window_ms
