@@ -23,7 +23,7 @@ DATABASES = ("sqlite", "postgresql")
 # Files are dealt out to workers in this order: a long one that comes last would leave the others idle.
 LONGEST_FIRST = ("simulation", "browser", "crash", "spark", "interop", "acceptance", "contract", "unit")
 
-# `make test` must not take too long: from so many cases of a test on each second, or third, is run; all in `make soak`.
+# `make test` must not take too long: from so many cases of a test on each third, or fifth, is run; all in `make soak`.
 MANY, VERY_MANY = 4, 8
 THINNED = LONGEST_FIRST[:-1]
 
@@ -61,7 +61,12 @@ def _thin_out(items: list[pytest.Item]) -> None:
         if item.path.parent.name in THINNED and not item.get_closest_marker("whole"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for some in cases.values():
-        each = 3 if len(some) > VERY_MANY else 2 if len(some) > MANY else 1
+        # One suite for both databases: of the second run of it a half, since what they do differently is little.
+        pairs = len(some) <= MANY and some[0].path.parent.name == "contract"
+        for item in some if pairs else ():
+            if "postgresql" in getattr(item, "callspec", _NONE).id and crc32(item.nodeid.encode()) % 2:
+                item.add_marker(pytest.mark.soak)
+        each = 5 if len(some) > VERY_MANY else 3 if len(some) > MANY else 1
         for item in some[1:]:
             # By its name, so that no kind of case, such as a database, is always left out.
             if crc32(item.nodeid.encode()) % each:
