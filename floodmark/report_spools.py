@@ -17,22 +17,24 @@ from floodmark.errors import FloodmarkError
 from floodmark.ingest.spool import Waiting
 from floodmark.ingest.spool_check import missing, why_refused
 from floodmark.ingest.spool_live import look_here
+from floodmark.ingest.spool_mend import find_damage
 
 OK, WAITING, REFUSED, ELSEWHERE = "ok", "waiting", "refused", "elsewhere"
 _NOTHING = Waiting(0, 0, 0, None)
 
 
-def see_spools(catalog: Catalog) -> list[dict[str, Any]]:
-    """Each spool that the catalog knows, by the name of its table."""
+def see_spools(catalog: Catalog, *, thorough: bool = False) -> list[dict[str, Any]]:
+    """Each spool that the catalog knows, by the name of its table. `thorough`: files that nobody has open are read as
+    a whole, as an opening would; else damage inside of them is not seen."""
     rows = catalog.spools.all()
     if not rows:
         return []
     incarnation = catalog.lake_row().incarnation
     names = {head.table_id: head.table for head in catalog.history.heads()}
-    return [_see(row, incarnation, names) for row in rows]
+    return [_see(row, incarnation, names, thorough) for row in rows]
 
 
-def _see(row: SpoolRow, incarnation: str, names: dict[str, str]) -> dict[str, Any]:
+def _see(row: SpoolRow, incarnation: str, names: dict[str, str], thorough: bool) -> dict[str, Any]:
     folder, host = Path(row.folder), socket.gethostname()
     waiting: Waiting | None = None
     error: FloodmarkError | None = None
@@ -46,6 +48,9 @@ def _see(row: SpoolRow, incarnation: str, names: dict[str, str]) -> dict[str, An
             error = missing(row, folder, host)
         else:
             error = why_refused(row, found, incarnation, table_there=row.table_id in names)
+        if error is None and thorough and found.pid is None:
+            damage = find_damage(folder, row.position)
+            error = None if damage is None else damage.error
         waiting = found.waiting
         state = REFUSED if error is not None else WAITING if waiting is not None and waiting.records else OK
     oldest = None if waiting is None or waiting.oldest_ms is None else max(0, clock.now_ms() - waiting.oldest_ms)

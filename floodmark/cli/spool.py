@@ -15,7 +15,7 @@ import typer
 from floodmark import clock
 from floodmark.catalog.spools import HELD, SPOOLS_FORMAT, PutAside
 from floodmark.errors import Invalid
-from floodmark.ingest.spool_accept import BEGIN_ANEW, GIVE_UP, GO_ON, NOTHING, Acceptance
+from floodmark.ingest.spool_accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
 from floodmark.report import count_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ COLUMNS = ("table", "state", "waiting_records", "waiting_rows", "waiting_bytes",
 SHOWN = ("id", "record", "rows", "at", "reason")
 DOING = {
     GO_ON: "go on with spool {spool} from record {position}",
+    MEND: "keep what is damaged aside, in the same folder, and go on with all of spool {spool} that can be read",
     BEGIN_ANEW: "begin a new spool with the next rows",
     GIVE_UP: "give the spool up, and delete its folder",
 }
@@ -58,7 +59,7 @@ def list_spools(context: typer.Context) -> None:
     from floodmark.report_spools import see_spools
 
     with _open(context) as lake:
-        found = see_spools(lake.catalog)
+        found = see_spools(lake.catalog, thorough=True)
     output = context.obj.output
     output.rows(found, COLUMNS, name="spools", empty="no table took rows over HTTP")
     if not output.as_json:
@@ -76,7 +77,7 @@ def accept(
     ] = None,
     apply: Apply = False,
 ) -> None:
-    """Settle a refused spool: replaced, lost, put back, of before a restore, or of a table that is gone.
+    """Settle a refused spool: replaced, lost, damaged, put back, of before a restore, or of a table that is gone.
 
     Shows first what may be lost and what may come twice. A running daemon goes on by itself afterwards.
     """
@@ -180,17 +181,34 @@ def retry(
     context: typer.Context,
     ids: Annotated[list[str], typer.Argument(help="The ids, as `list` shows them.")],
     evolve: Annotated[bool, typer.Option("--evolve", help="Add columns that the table does not have.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also rows whose key was written or deleted since.")
+    ] = False,
+    keep_newer: Annotated[
+        bool, typer.Option("--keep-newer", help="Leave rows out, for good, whose key was written or deleted since.")
+    ] = False,
 ) -> None:
-    """Bring rows into their table after all: all rows of an entry, or none. Doing it twice brings them in once."""
+    """Bring rows into their table after all: all rows of an entry, or none. Doing it twice brings them in once.
+
+    If a key of them was written or deleted since they were put aside, it is refused: say which shall count.
+    """
     from floodmark.ingest.quarantine_retry import retry as retry_entry
 
+    if overwrite and keep_newer:
+        raise Invalid("these two say the opposite", options="--overwrite, --keep-newer", advice="Give one of them.")
     output = context.obj.output
-    done = []
+    done: list[dict[str, Any]] = []
     with _open(context, read_only=False) as lake:
         for entry in ids:
-            commit = retry_entry(lake, entry, evolve=evolve)
-            done.append({"id": entry, "outcome": commit.outcome, "version": commit.version, "rows": commit.rows_added})
-    words = [f"{one['id']}: {one['outcome']} in version {one['version']}" for one in done]
+            retried = retry_entry(lake, entry, evolve=evolve, overwrite=overwrite, keep_newer=keep_newer)
+            commit = retried.commit
+            told = {"outcome": commit.outcome, "version": commit.version, "rows": commit.rows_added}
+            done.append({"id": entry, **told, "left_out": retried.left_out})
+    words = [
+        f"{one['id']}: {one['outcome']} in version {one['version']}"
+        + (f", {count_of(one['left_out'], 'row')} left out for newer ones" if one["left_out"] else "")
+        for one in done
+    ]
     output.result({"retried": done}, text="\n".join(words))
 
 

@@ -13,8 +13,8 @@ import socket
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from floodmark.catalog.spools import SpoolRow
 from floodmark.errors import Busy, CommitUnknown, Conflict, Corrupt, FloodmarkError, NotFound, TooNew, Unavailable
 from floodmark.failpoints import hit
 from floodmark.ingest.feed_group import same_kind
-from floodmark.ingest.feed_publish import Fed, Feeder, table_gone
+from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, table_gone
 from floodmark.ingest.feed_quarantine import clean
 from floodmark.ingest.spool import Record, Spool, look
 from floodmark.ingest.spool_check import is_fed, misfit, missing
@@ -41,25 +41,22 @@ LANDED_KEPT = 20_000
 REFUSALS = (Conflict, Corrupt, NotFound, TooNew, Busy)
 
 
-@dataclass(frozen=True)
-class Landed:
-    """What became of a record: a version that it is in, and how many of its rows are there and in quarantine.
-
-    Of a record that was fed by an earlier process `rows` is 0: nobody remembers them.
-    """
-
-    version: int | None
-    rows: int
-    quarantined: int
-
-
 class Feed:
-    def __init__(self, lake: Lake, folder: Path, table_id: str, table: str, limits: IntakeLimits) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        folder: Path,
+        table_id: str,
+        table: str,
+        limits: IntakeLimits,
+        older_waits: Callable[[str, int], bool] = lambda table, received_ms: False,
+    ) -> None:
         self._lake = lake
         self._folder = folder
         self._table_id = table_id
         self._table = table
         self._limits = limits
+        self._older_waits = older_waits
         self._opening = threading.Lock()
         self._changed = threading.Condition()
         self._spool: Spool | None = None
@@ -70,7 +67,9 @@ class Feed:
         self._error: FloodmarkError | None = None
         self._failures = 0
         self._unknown: str | None = None
+        self._unforgotten: FloodmarkError | None = None
         self._stale = False
+        self._hurried = False
         self._draining = False
         self._stopped = False
         self._woken = False
@@ -128,7 +127,7 @@ class Feed:
         if spool.repaired:
             self._log.warning("a torn tail was cut off: nobody was told of those rows", cut_bytes=spool.repaired)
         self._row, self._position = known, known.position
-        self._feeder = Feeder(self._lake, self._table_id, spool.id)
+        self._feeder = Feeder(self._lake, self._table_id, spool.id, self._await_older)
         opened(spool)
         return spool
 
@@ -265,6 +264,7 @@ class Feed:
         # Crash here, and anywhere before the publish: the records are in the spool, and are read again.
         hit("feed.grouped")
         assert self._feeder is not None
+        self._hurried = False
         self._feeder.feed(records, lambda fed: self._fed(records, fed))
         self._learn(spool)
         # Crash here: whole segments of records that are in the table; the next opening lets go of them.
@@ -277,8 +277,8 @@ class Feed:
         waiting = spool.waiting(self._position)
         if not waiting.records:
             return IDLE_S
-        limits = self._limits
-        if self._draining or waiting.rows >= limits.group_rows_max or waiting.bytes >= limits.group_bytes_max:
+        limits, is_full = self._limits, waiting.rows >= self._limits.group_rows_max
+        if self._draining or self._hurried or is_full or waiting.bytes >= limits.group_bytes_max:
             return 0.0
         age_ms = clock.now_ms() - (waiting.oldest_ms or 0)
         # A clock that was put back must not hold rows back for as long.
@@ -297,7 +297,44 @@ class Feed:
         with self._changed:
             self._row, self._position, self._stale = row, row.position, False
             self._changed.notify_all()
-        spool.forget(row.position)
+        self._forget(spool, row.position)
+
+    def _forget(self, spool: Spool, position: int) -> None:
+        """Best effort: rows are fed whether or not the spool can let go of its files. It is told, and tried again."""
+        try:
+            spool.forget(position)
+        except Unavailable as error:
+            if self._unforgotten is None:
+                self._log.warning("fed rows stay in the spool for now", cause=str(error))
+            self._unforgotten, self._stale = error, True
+        else:
+            self._unforgotten = None
+
+    # ── in the order of tables ──
+
+    @property
+    def table(self) -> str:
+        return self._table
+
+    def older_waits(self, received_ms: int) -> bool:
+        """Whether rows that came by then wait here and can be fed: then they are, without waiting for others."""
+        spool, oldest_ms = self._spool, None
+        if spool is None or isinstance(self._error, REFUSALS):
+            return False
+        with contextlib.suppress(FloodmarkError):
+            oldest_ms = spool.waiting(self._position).oldest_ms
+        if oldest_ms is None or oldest_ms > received_ms:
+            return False
+        if not self._hurried:
+            self._hurried = True
+            self._wake()
+        return True
+
+    def _await_older(self, tables: Collection[str], received_ms: int) -> bool:
+        others = [table for table in tables if table != self._table]
+        return await_others(
+            lambda: any(self._older_waits(table, received_ms) for table in others), lambda: self._stopped
+        )
 
     def _fed(self, records: list[Record], fed: Fed) -> None:
         with self._changed:
@@ -331,7 +368,7 @@ class Feed:
     # ── looking ──
 
     def state(self) -> dict[str, Any]:
-        spool, row, error = self._spool, self._row, self._error
+        spool, row, error = self._spool, self._row, self._error or self._unforgotten
         waiting = None
         with contextlib.suppress(FloodmarkError):
             waiting = None if spool is None else spool.waiting(self._position)

@@ -21,12 +21,12 @@ from floodmark.errors import Invalid
 from floodmark.ingest.judge import Judge
 from floodmark.ingest.spool import Record
 from floodmark.model import SEQ_COLUMN
-from floodmark.rows.changes import CHANGE_COLUMN
+from floodmark.rows.changes import CHANGE_COLUMN, DELETE
 from floodmark.rows.convert import Shape, table_shape
-from floodmark.rows.dicts import rows_to_table
 from floodmark.rows.duplicates import last_of_table
-from floodmark.rows.json_lines import parse_lines, python_values
+from floodmark.rows.json_lines import parse_lines
 from floodmark.write.prune import key_fields
+from floodmark.write.refusals import Offence
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,17 @@ class Bad:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows to be put into a table: an Arrow table, or dicts with JSON's forms of values. `count`: before folding."""
+    """Rows to be put into a table: an Arrow table, or dicts with JSON's forms of values. `judged`: all of them, before
+    folding, in the types that they come in; `kept`: the places of those that are left, if not all are."""
 
     data: pa.Table | list[dict[str, Any]]
-    count: int
+    judged: pa.Table
+    kept: list[int] | None = None
+
+    @property
+    def count(self) -> int:
+        """Before folding."""
+        return int(self.judged.num_rows)
 
     @property
     def from_json(self) -> bool:
@@ -69,15 +76,15 @@ class Group:
         self.shape: Shape = table_shape(schema.model_dump_json())
         self.key = [field.name for field in key_fields(schema)]
         self._judge = Judge(schema, filled)
-        self._key_shape = table_shape(Schema(*key_fields(schema)).model_dump_json()) if self.key else None
 
     def read(self, texts: Sequence[bytes], rows_max: int, *, evolve: bool) -> Rows:
         """All rows of these texts, folded; `Invalid` if one of them does not fit."""
         text = b"\n".join(texts)
         judged = self._judge.read(text, rows_max, evolve=evolve)
-        if evolve or self.filled:
-            return Rows(self.fold(parse_lines(text, rows_max)), judged.rows)
-        return Rows(self.fold(self._whole(judged.table)), judged.rows)
+        data: Any = parse_lines(text, rows_max) if evolve or self.filled else self._whole(judged.table)
+        # By the keys as they were judged: rows that may widen a key's type have keys that its old one cannot hold.
+        kept = last_of_each(judged.table.select(self.key), self.key) if self.key and judged.rows > 1 else None
+        return Rows(taken(data, kept), judged.table, kept)
 
     def _whole(self, table: pa.Table) -> pa.Table:
         """With nulls for columns that no line brings."""
@@ -92,21 +99,26 @@ class Group:
             fields.append(pa.field(CHANGE_COLUMN, pa.string()))
         return pa.table(arrays, schema=pa.schema(fields))
 
-    # ── folding ──
-
-    def fold(self, data: Any) -> Any:
-        """The last change of each key alone, in the order of arrival."""
-        if self._key_shape is None or len(data) < 2:
-            return data
-        if isinstance(data, list):
-            keys = [{name: row.get(name) for name in self.key} for row in data]
-            python_values(keys, self._key_shape.columns)
-            kept = last_of_each(rows_to_table(keys, self._key_shape), self.key)
-            return data if kept is None else [data[place] for place in kept]
-        kept = last_of_each(data.select(self.key), self.key)
-        return data if kept is None else data.take(pa.array(kept))
-
     # ── telling apart ──
+
+    def offending(self, rows: Rows, offences: Sequence[Offence]) -> dict[int, tuple[str, str]]:
+        """Which rows other tables refuse, by their places before folding: the column and the value in it."""
+        table, found = rows.judged, dict[int, tuple[str, str]]()
+        kept = None if rows.kept is None else set(rows.kept)
+        deleted = pa.array(np.zeros(table.num_rows, bool))
+        if CHANGE_COLUMN in table.schema.names:
+            deleted = pc.fill_null(pc.equal(table.column(CHANGE_COLUMN).combine_chunks(), DELETE), False)
+        for offence in offences:
+            if offence.column not in table.schema.names:
+                continue
+            values = table.column(offence.column).combine_chunks()
+            wrong = pc.is_in(values.cast(offence.values.type), value_set=offence.values)
+            wrong = pc.and_(wrong, deleted if offence.go else pc.invert(deleted))
+            for place in pc.indices_nonzero(wrong).to_pylist():
+                # What a later row of its key replaces does not come in.
+                if kept is None or place in kept:
+                    found.setdefault(place, (offence.column, str(values[place].as_py())))
+        return found
 
     def sift(self, record: Record) -> tuple[list[tuple[int, str]], list[Bad]]:
         """The lines of a record that fit by themselves, with their numbers, and those that do not."""
@@ -136,6 +148,13 @@ def lines_of(text: bytes) -> list[tuple[int, str]]:
     """The lines that are rows, with their numbers from 1. Bytes that are no text are kept as they are."""
     lines = text.decode(errors="surrogateescape").split("\n")
     return [(number, line) for number, line in enumerate(lines, start=1) if line.strip(" \t\r")]
+
+
+def taken(data: Any, places: list[int] | None) -> Any:
+    """Rows by their places; all of them if that is None."""
+    if places is None:
+        return data
+    return [data[place] for place in places] if isinstance(data, list) else data.take(pa.array(places))
 
 
 def last_of_each(keys: pa.Table, names: Sequence[str]) -> list[int] | None:

@@ -3,8 +3,9 @@
 1. read and fold the records; rows that do not fit by themselves are told apart
 2. write those into an object of the quarantine                        feed.quarantined
 3. receive the rest, in this process: begin, stage, seal, publish      append.* or merge.*
-A group that other tables refuse (a reference) is halved by records, in order, so that the position only ever moves
-over what was settled; in a single record the rows are tried without a publish until the bad ones are known.
+What other tables refuse (a reference) is told with its values: those rows are taken out, and the rest is received. A
+group that is refused all the same is halved by records, in order, so that the position only ever moves over what was
+settled; in a single record the rows are tried without a publish until the bad ones are known.
 
 Crash before the publish: the records are in the spool, the position has not moved, a dead operation is undone or
 finished by a healer. After it: the position says so. Nothing is decided by what this process remembers.
@@ -12,7 +13,8 @@ finished by a healer. After it: the position says so. Nothing is decided by what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,19 +22,24 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.fills import fills_of
 from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.spool_rider import SpoolRider
-from floodmark.errors import Conflict, Invalid
+from floodmark.errors import Conflict, Invalid, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.feed_group import Bad, Group, Rows
+from floodmark.ingest.feed_group import Bad, Group, Rows, lines_of
 from floodmark.ingest.feed_quarantine import clean, put_aside
 from floodmark.ingest.receive import try_receive
 from floodmark.ingest.spool import Record
 from floodmark.model import Head
+from floodmark.write.refusals import Offends
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
 
 # A record whose rows are mostly bad must not hold up the others: after so many tries the rest of it is put aside.
 TRIES_MAX = 100
+# Rows that are taken out may show others to be wrong.
+ROUNDS_MAX = 20
+# Rows of another table that came before are waited for so long before what refers to them is put aside.
+HOLD_S_MAX, HOLD_LOOK_S = 30.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -46,14 +53,34 @@ class Fed:
     bad: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Landed:
+    """What became of a record: a version that it is in, and how many of its rows are there and in quarantine.
+
+    Of a record that was fed by an earlier process `rows` is 0: nobody remembers them.
+    """
+
+    version: int | None
+    rows: int
+    quarantined: int
+
+
 class Feeder:
     """Feeds one table from one spool."""
 
-    def __init__(self, lake: Lake, table_id: str, spool_id: str) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        table_id: str,
+        spool_id: str,
+        await_older: Callable[[Collection[str], int], bool] = lambda tables, received_ms: False,
+    ) -> None:
         self._lake = lake
         self._catalog = lake.catalog
         self._table_id = table_id
         self._spool_id = spool_id
+        # Whether there was something to wait for: rows of these tables that came before that time.
+        self._await_older = await_older
         self._group: Group | None = None
         # Objects were written that perhaps nothing refers to.
         self._objects = False
@@ -63,8 +90,7 @@ class Feeder:
         head = self._head()
         group = self._group_of(head)
         try:
-            rows, bad = self._sorted(group, records)
-            told(self._publish(head.table, records, rows, bad))
+            told(self._feed_together(head.table, group, records))
         except Invalid:
             # What rows of other tables decide, or what the table became just now.
             if len(records) == 1:
@@ -73,6 +99,20 @@ class Feeder:
             half = len(records) // 2
             self.feed(records[:half], told)
             self.feed(records[half:], told)
+
+    def _feed_together(self, table: str, group: Group, records: Sequence[Record]) -> Fed:
+        """One publish of all that fits. Rows that go may be what others refer to, or have hidden older ones of their
+        key: so what is left is looked at again, so many times."""
+        rows, bad = self._sorted(group, records)
+        for _ in range(ROUNDS_MAX):
+            try:
+                return self._publish(table, records, rows, bad)
+            except Offends as error:
+                others = {offence.other for offence in error.offences}
+                if self._await_older(others, max(record.received_ms for record in records)):
+                    continue
+                rows, bad = _without(group, records, rows, bad, error)
+        return self._publish(table, records, rows, bad)
 
     # ── what fits ──
 
@@ -166,6 +206,29 @@ def _sifted(group: Group, records: Sequence[Record]) -> tuple[list[bytes], list[
     return texts, bad
 
 
+def _without(
+    group: Group, records: Sequence[Record], rows: Rows, bad: Sequence[Bad], error: Offends
+) -> tuple[Rows, list[Bad]]:
+    """What is left without the rows that other tables refuse. The error, if none of the rows is one of them."""
+    wrong, out = group.offending(rows, error.offences), {(one.record, one.line) for one in bad}
+    lines = [
+        (record, number, line)
+        for record in records
+        for number, line in lines_of(record.text)
+        if (record.number, number) not in out
+    ]
+    if not wrong or len(lines) != rows.count:
+        raise error
+    found, told = list(bad), error.as_dict()
+    for place, (column, value) in wrong.items():
+        record, number, line = lines[place]
+        facts = {**told["facts"], "column": column, "values": "1", "examples": f"{column}={value}"}
+        found.append(Bad(record.number, number, line, record.evolve, {**told, "facts": facts}))
+    left = [line.encode() for place, (_, _, line) in enumerate(lines) if place not in wrong]
+    found.sort(key=lambda one: (one.record, one.line))
+    return group.read(left, len(left), evolve=records[0].evolve), found
+
+
 class _Trial:
     """Which rows of one record come in together. `good` are tried as a whole after each that is added."""
 
@@ -212,6 +275,19 @@ class _Trial:
             self.sift(lines[half:])
         else:
             self.good += lines
+
+
+def await_others(they_wait: Callable[[], bool], stopped: Callable[[], bool]) -> bool:
+    """Until rows of other tables that came before are fed, for a while. Whether there were any, and are fed now."""
+    end, waited = time.monotonic() + HOLD_S_MAX, False
+    while they_wait():
+        if stopped():
+            raise Unavailable("rows of other tables that came before are not fed yet", advice="They come first.")
+        if time.monotonic() > end:
+            return False
+        waited = True
+        time.sleep(HOLD_LOOK_S)
+    return waited
 
 
 def table_gone(table_id: str) -> Conflict:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from floodmark import log
 from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
-from floodmark.ingest.feed import Feed, Landed
+from floodmark.ingest.feed import Feed
+from floodmark.ingest.feed_publish import Landed
 from floodmark.ingest.spool_folder import is_spool
 from floodmark.ingest.spool_limits import IntakeLimits, Taken
 from floodmark.storage.location import split
@@ -73,10 +74,14 @@ class Intake:
             if self._draining or self._closed:
                 raise Unavailable("rows are not taken any more: the server is stopping", advice="Retry in a moment.")
             if table_id not in self._feeds:
-                feed = Feed(self._lake, self._folder / table_id, table_id, table, self._limits)
+                feed = Feed(self._lake, self._folder / table_id, table_id, table, self._limits, self._older_waits)
                 self._feeds[table_id] = feed
                 feed.start()
             return self._feeds[table_id]
+
+    def _older_waits(self, table: str, received_ms: int) -> bool:
+        """Whether rows of a table that came by then are still in its spool: what refers to them waits for them."""
+        return any(feed.older_waits(received_ms) for feed in list(self._feeds.values()) if feed.table == table)
 
     def take(
         self, table: str, table_id: str, text: bytes, rows: int, *, key: str | None = None, evolve: bool = False

@@ -8,6 +8,7 @@ A second process that opens the spool is Busy. Knows no catalog: who has fed how
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from concurrent.futures import Future
@@ -33,10 +34,11 @@ from floodmark.ingest.spool_folder import (
     write_about,
 )
 from floodmark.ingest.spool_frame import COUNT_MAX, HEADER_BYTES, Draft, Frame, pack
-from floodmark.ingest.spool_keys import KeyWindow, Known, digest, keys_bytes, parse_keys
+from floodmark.ingest.spool_keys import KeyWindow, Known, digest, keys_bytes, keys_size, parse_keys
 from floodmark.ingest.spool_limits import IntakeLimits, Taken
 from floodmark.ingest.spool_look import Look, look
 from floodmark.ingest.spool_record import Record, Waiting
+from floodmark.ingest.spool_reserve import KeysReserve
 from floodmark.ingest.spool_segment import damaged
 from floodmark.ingest.spool_segments import Segments
 from floodmark.ingest.spool_writer import Append, GroupWriter
@@ -48,7 +50,14 @@ class Spool:
     """Of one table, open in this process. All its verbs may be called by several threads."""
 
     def __init__(
-        self, folder: Path, about: About, lock_fd: int, segments: Segments, keys: KeyWindow, limits: IntakeLimits
+        self,
+        folder: Path,
+        about: About,
+        lock_fd: int,
+        segments: Segments,
+        keys: KeyWindow,
+        limits: IntakeLimits,
+        calls: Calls,
     ) -> None:
         self.folder = folder
         self.about = about
@@ -59,6 +68,9 @@ class Spool:
         self._lock = threading.Lock()
         self._forgetting = threading.Lock()
         self._closed = False
+        self._reserve = KeysReserve(folder, calls)
+        segments.before_roll = self._hold_room
+        self._try_hold_room()  # a crash may have come after it was spent
         self._writer = GroupWriter(segments.add, self._ended, segments.say_durable, limits.queued_bytes_max)
 
     @classmethod
@@ -89,7 +101,7 @@ class Spool:
             else:
                 check_about(about, folder, table_id, incarnation)
                 segments = _open_segments(folder, about, limits, calls, keys)
-            return cls(folder, about, lock_fd, segments, keys, limits)
+            return cls(folder, about, lock_fd, segments, keys, limits, calls)
         except BaseException:
             os.close(lock_fd)
             raise
@@ -212,11 +224,24 @@ class Spool:
             until = fed[-1].end
             with self._lock:
                 entries = self._keys.copy_below(until)
-            local_files().put(str(self.folder / KEYS), keys_bytes(self.id, until, entries))
+            self._reserve.put(keys_bytes(self.id, until, entries))
             hit("spool.keys_kept")
             for segment in fed:
                 self._segments.drop(segment)
                 hit("spool.forgotten")
+            # What was spent is kept anew, now that there is room; if there is none, before the next segment.
+            self._try_hold_room()
+
+    def _try_hold_room(self) -> None:
+        if self._segments.count > 1:
+            with contextlib.suppress(FloodmarkError):
+                self._hold_room()
+
+    def _hold_room(self) -> None:
+        """Room for the keys of all that is there: no segment gets a successor before its keys could be written."""
+        with self._lock:
+            count = len(self._keys)
+        self._reserve.hold(keys_size(count))
 
     def close(self) -> None:
         """What waits is written and answered first; then others may open the spool."""

@@ -1,4 +1,5 @@
-"""An operator settles a refused spool: go on with the one that is there, begin a new one, or give it up.
+"""An operator settles a refused spool: go on with the one that is there, or without what is damaged in it, begin a new
+one, or give it up.
 
 Planned first, in words of what may be lost and what may come twice; nothing is changed by that. Applied in two steps:
 the folder is stamped with the lake's incarnation if it had another one, then the catalog is told. A crash between the
@@ -16,13 +17,14 @@ from typing import Any
 
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spools import SpoolRow
-from floodmark.errors import Conflict, FloodmarkError, Invalid, NotFound
+from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.failpoints import hit
 from floodmark.ingest.spool import Look, look
 from floodmark.ingest.spool_check import missing, why_refused
 from floodmark.ingest.spool_folder import read_about, take_lock, write_about
+from floodmark.ingest.spool_mend import Damage, find_damage, mend
 
-NOTHING, GO_ON, BEGIN_ANEW, GIVE_UP = "nothing_to_do", "go_on", "begin_anew", "give_up"
+NOTHING, GO_ON, MEND, BEGIN_ANEW, GIVE_UP = "nothing_to_do", "go_on", "mend", "begin_anew", "give_up"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Acceptance:
     why: str = ""
     lost: str = "nothing"
     twice: str = "nothing"
+    damage: Damage | None = None
 
     def as_dict(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in ("table", "table_id", "action", "position", "rows")}
@@ -80,6 +83,13 @@ def plan(catalog: Catalog, name: str, root: Path | None) -> Acceptance:
         return _begin_anew(plain, row, missing(row, folder, host))
     known = row or SpoolRow(table_id, table, "", host, str(folder), 0, None, 0, 0, 0, 0)
     problem = why_refused(known, found, catalog.lake_row().incarnation, table_there=True)
+    # Who has it open has read all of it.
+    if problem is None and found.pid is not None:
+        return plain
+    if problem is None or isinstance(problem, Corrupt):
+        damage = find_damage(folder, known.position)
+        if damage is not None:
+            return _mend(plain, found, damage)
     if problem is None:
         return plain
     return _go_on(plain, known, found, problem, catalog.lake_row().incarnation)
@@ -160,6 +170,20 @@ def _go_on(plain: Acceptance, row: SpoolRow, found: Look, problem: FloodmarkErro
     )
 
 
+def _mend(plain: Acceptance, found: Look, damage: Damage) -> Acceptance:
+    """The damaged files stay beside the spool under another name; all that can be read of them is fed."""
+    file = Path(str(damage.error.facts.get("file", ""))).name
+    return replace(
+        plain,
+        action=MEND,
+        rows=None if found.waiting is None else found.waiting.rows,
+        why=f"{damage.error.message} ({file})",
+        lost=damage.lost,
+        twice=damage.twice,
+        damage=damage,
+    )
+
+
 def _cannot(problem: FloodmarkError, plain: Acceptance) -> FloodmarkError:
     return Conflict(
         f"this spool cannot be accepted: {problem.message}",
@@ -176,6 +200,9 @@ def accept(catalog: Catalog, planned: Acceptance) -> None:
     row = planned.row
     if planned.action == GIVE_UP:
         _delete(catalog, planned)
+        return
+    if planned.damage is not None:
+        mend(planned.folder, planned.damage)
         return
     if planned.stamp:
         lock = take_lock(planned.folder)

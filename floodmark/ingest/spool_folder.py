@@ -4,6 +4,8 @@
     lock         held by the process that has the spool open (flock: it dies with the process), with its pid
     N.segment    records from number N on
     keys         keys of records whose segments are deleted
+    reserve      room for the next `keys`, for the day when the disk is full
+    *.damaged-*  files that an operator went on without (spool_mend.py); nothing reads or deletes them
 
 A folder without spool.json is one whose making was interrupted: nobody was told of anything in it.
 """
@@ -18,7 +20,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -33,6 +35,7 @@ FORMAT = 1
 ABOUT = "spool.json"
 LOCK = "lock"
 KEYS = "keys"
+RESERVE = "reserve"
 _SEGMENT = re.compile(r"(\d{20})\.segment")
 # Who looks at a spool from outside holds its lock for a moment.
 _TRIES_MAX = 5
@@ -46,9 +49,8 @@ class Calls:
     pwrite: Callable[[int, Any, int], int] = os.pwrite
     fsync: Callable[[int], None] = os.fsync
     ftruncate: Callable[[int, int], None] = os.ftruncate
-
-
-SYSTEM = Calls()
+    allocate: Callable[[int, int, int], None] = os.posix_fallocate
+    put: Callable[[str, bytes], None] = field(default_factory=lambda: local_files().put)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ def failing(doing: str, path: Path) -> Iterator[None]:
 
 def local_files() -> LocalFiles:
     return LocalFiles(Counters())
+
+
+SYSTEM = Calls()
 
 
 def sync_folder(folder: Path, calls: Calls) -> None:

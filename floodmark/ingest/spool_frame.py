@@ -196,7 +196,7 @@ def unpack(frame: Frame, payload: bytes) -> bytes | None:
 
 def frames(read: Read, size: int, number: int, salt: int, *, offset: int = HEADER_BYTES) -> Iterator[Placed]:
     """Whole frames one after another, records in order from `number` on, up to the first place that has none."""
-    while (placed := _frame_at(read, size, offset, salt)) is not None:
+    while (placed := frame_at(read, size, offset, salt)) is not None:
         if placed.frame.number != number:
             return
         yield placed
@@ -226,14 +226,15 @@ def vouched(read: Read, size: int, offset: int, number: int, salt: int) -> Place
     data = read(start, size - start)
     at = data.find(MAGIC)
     while at >= 0:
-        found = _frame_at(lambda begin, length: data[begin : begin + length], len(data), at, salt)
+        found = frame_at(lambda begin, length: data[begin : begin + length], len(data), at, salt)
         if found is not None and found.frame.number >= number and found.frame.synced > number:
             return Placed(start + at, found.frame)
         at = data.find(MAGIC, found.end if found is not None else at + 1)
     return None
 
 
-def _frame_at(read: Read, size: int, offset: int, salt: int) -> Placed | None:
+def frame_at(read: Read, size: int, offset: int, salt: int) -> Placed | None:
+    """The whole frame that begins there."""
     frame = parse_head(read(offset, FRAME_BYTES), salt)
     if frame is None or offset + frame.size_bytes > size:
         return None

@@ -82,9 +82,21 @@ class KeysFile:
     entries: list[tuple[bytes, Known]]
 
 
+def keys_size(count: int) -> int:
+    """How long the file of so many keys is."""
+    return _HEADER.size + count * _ENTRY_BYTES + _CRC_BYTES
+
+
 def keys_bytes(spool: str, until: int, entries: list[bytes]) -> bytes:
     data = b"".join([_HEADER.pack(_MAGIC, spool.encode("ascii"), until, len(entries)), *entries])
     return data + struct.pack("<I", crc32(data))
+
+
+def raised(data: bytes, until: int) -> bytes:
+    """The same file of keys, said to cover records up to a later one."""
+    header = _HEADER.unpack_from(data)
+    entries = [data[at : at + _ENTRY_BYTES] for at in range(_HEADER.size, len(data) - _CRC_BYTES, _ENTRY_BYTES)]
+    return keys_bytes(header[1].decode("ascii"), until, entries)
 
 
 def parse_keys(data: bytes, path: str) -> KeysFile:

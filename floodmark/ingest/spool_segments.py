@@ -48,6 +48,8 @@ class Segments:
         self._torn = False  # bytes after the last record that have to go before the next one is written
         self._stop_reason: str | None = None
         self.cut_bytes = 0
+        # Called before a segment gets a successor; if it fails nothing is begun.
+        self.before_roll: Callable[[], None] = lambda: None
 
     @classmethod
     def make(cls, folder: Path, about: About, segment_bytes: int, calls: Calls) -> Segments:
@@ -87,6 +89,11 @@ class Segments:
     def end(self) -> int:
         with self._lock:
             return self._segments[-1].end
+
+    @property
+    def count(self) -> int:
+        with self._lock:
+            return len(self._segments)
 
     # ── adding, by one thread ──
 
@@ -184,6 +191,7 @@ class Segments:
 
     def _roll(self, last: Segment) -> Segment:
         """Begin the next segment. All before it is durable, so whoever finds it knows that they were acknowledged."""
+        self.before_roll()
         path = segment_path(self._folder, last.end)
         try:
             fd = begin(path, self._about, last.end, last.rows_end, self._calls)

@@ -24,6 +24,8 @@ from floodmark.rows.project import read_file, read_schema
 from floodmark.storage import Storage
 
 EXAMPLES_MAX = 10
+# So many are told as values; of more, whoever wants them all looks again without these.
+VALUES_MAX = 100_000
 _WAITING_ROWS = 64 * 1024
 # Bounds of these are what the values are, in the same order.
 _COMPARED = (IntegerType, LongType, StringType)
@@ -31,11 +33,13 @@ _COMPARED = (IntegerType, LongType, StringType)
 
 @dataclass(frozen=True)
 class Missing:
-    """How many values offend, some of them as text, and the files in which values were found."""
+    """How many values offend, some of them as text, more of them as they are, and the files in which values were
+    found."""
 
     count: int
     examples: tuple[str, ...]
     found_in: frozenset[str]
+    values: pa.Array
 
 
 def missing_values(
@@ -49,12 +53,14 @@ def missing_values(
 ) -> Missing:
     """The values in a column of some files that no parent file has; `found_in` tells where the others are."""
     count, examples, found_in = 0, list[str](), set[str]()
+    told = pa.array([], _compared_type(child_field, parent_field))
     for values in _chunks(storage, children, child_field, parent_field, chunk_rows):
         rest, here = _not_in(storage, values, parents, parent_field, child_field)
         found_in |= here
         count += len(rest)
         examples += _rendered(rest, child_field, EXAMPLES_MAX - len(examples))
-    return Missing(count, tuple(examples), frozenset(found_in))
+        told = _more(told, rest)
+    return Missing(count, tuple(examples), frozenset(found_in), told)
 
 
 def held_values(
@@ -69,6 +75,7 @@ def held_values(
 ) -> Missing:
     """The keys in some files that a child's column still holds, without those that are in the files `stay`."""
     count, examples, found_in = 0, list[str](), set[str]()
+    told = pa.array([], _compared_type(child_field, key_field))
     for values in _chunks(storage, keys, key_field, child_field, chunk_rows):
         gone, _ = _not_in(storage, values, stay, key_field, child_field)
         rest, here = _not_in(storage, gone, children, child_field, key_field)
@@ -76,7 +83,8 @@ def held_values(
         count += len(gone) - len(rest)
         held = gone if not len(rest) else gone.filter(pc.invert(pc.is_in(gone, value_set=rest)))
         examples += _rendered(held, child_field, EXAMPLES_MAX - len(examples))
-    return Missing(count, tuple(examples), frozenset(found_in))
+        told = _more(told, held)
+    return Missing(count, tuple(examples), frozenset(found_in), told)
 
 
 def _chunks(
@@ -147,6 +155,10 @@ def _compared_type(one: NestedField, other: NestedField) -> pa.DataType:
     if all(types.is_integer(kind) for kind in kinds):
         return pa.int64()
     return max(kinds, key=lambda kind: kind.precision if types.is_decimal(kind) else 0)
+
+
+def _more(told: pa.Array, values: pa.Array) -> pa.Array:
+    return pa.concat_arrays([told, values[: VALUES_MAX - len(told)]])
 
 
 def _rendered(values: pa.Array, field: NestedField, limit: int) -> list[str]:

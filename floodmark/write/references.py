@@ -24,12 +24,13 @@ from floodmark.catalog.live import LiveFile, live_files
 from floodmark.catalog.metadata import MetadataFiles, schema_of
 from floodmark.catalog.references import Reference, Referrer, references_of, referrers_of
 from floodmark.catalog.riders import PlanAgain
-from floodmark.errors import Corrupt, Invalid, NotFound
+from floodmark.errors import Corrupt, NotFound
 from floodmark.model import MAIN, Head
 from floodmark.rows.references import Missing, held_values, missing_values
 from floodmark.storage import Storage
 from floodmark.write import refusals
 from floodmark.write.prune import key_fields
+from floodmark.write.refusals import Offence, Offends
 from floodmark.write.table import TableChange
 
 
@@ -94,9 +95,9 @@ class ReferenceChecks:
         if violations:
             raise _together(violations)
 
-    def _children(self, child: _Table) -> list[Invalid]:
+    def _children(self, child: _Table) -> list[Offends]:
         """Rows that come in refer to what is there."""
-        found: list[Invalid] = []
+        found: list[Offends] = []
         for reference in _references(child):
             column = child.schema.find_field(reference.field_id)
             paths = [file.path for file in child.came_files() if _has_values(file, column)]
@@ -107,14 +108,15 @@ class ReferenceChecks:
             missing = missing_values(self._storage, paths, column, parent.working_files(), key)
             if missing.count:
                 to = f"{parent.name}.{key.name}"
-                found.append(refusals.not_there(child.name, column.name, to, missing.count, missing.examples))
+                offence = Offence(column.name, parent.name, missing.values)
+                found.append(refusals.not_there(child.name, column.name, to, missing.count, missing.examples, offence))
             parent.depended = True
             self._held_in.setdefault(parent.name, set()).update(missing.found_in - set(paths))
         return found
 
-    def _parents(self, parent: TableChange) -> list[Invalid]:
+    def _parents(self, parent: TableChange) -> list[Offends]:
         """Keys that go are not referred to."""
-        found: list[Invalid] = []
+        found: list[Offends] = []
         if not parent.deleted_keys():
             return found
         for referrer in referrers_of(parent.metadata.properties):
@@ -127,7 +129,10 @@ class ReferenceChecks:
             held = self._held(going, child.working_files())
             if held.count:
                 column = going.column.name
-                found.append(refusals.still_referred_to(parent.name, child.name, column, held.count, held.examples))
+                offence = Offence(key.name, child.name, held.values, go=True)
+                found.append(
+                    refusals.still_referred_to(parent.name, child.name, column, held.count, held.examples, offence)
+                )
             child.depended = True
             self._going.setdefault(child.name, []).append(going)
         return found
@@ -185,9 +190,11 @@ def _has_values(file: LiveFile, column: NestedField) -> bool:
     return values is None or nulls is None or values > nulls
 
 
-def _together(violations: Sequence[Invalid]) -> Invalid:
+def _together(violations: Sequence[Offends]) -> Offends:
     """One error of all: the facts of the first, and the others in words."""
     first, *others = violations
     if not others:
         return first
-    return Invalid(first.message, advice=first.advice, **first.facts, also=" | ".join(str(other) for other in others))
+    offences = [offence for violation in violations for offence in violation.offences]
+    also = " | ".join(str(other) for other in others)
+    return Offends(first.message, offences, advice=first.advice, **first.facts, also=also)

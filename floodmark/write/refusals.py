@@ -3,8 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
 
 from floodmark.errors import Invalid
+
+
+@dataclass(frozen=True)
+class Offence:
+    """Values of a column that another table's rows refuse: those of rows that came in, or keys of rows that `go`."""
+
+    column: str
+    other: str
+    values: pa.Array
+    go: bool = False
+
+
+class Offends(Invalid):
+    """Rows that other tables' rows do not allow; `offences` tell which, for a caller who can go on without them."""
+
+    def __init__(self, message: str, offences: Sequence[Offence], *, advice: str, **facts: Any) -> None:
+        super().__init__(message, advice=advice, **facts)
+        self.offences = tuple(offences)
+
+    @property
+    def kind(self) -> str:
+        return Invalid.__name__  # what a caller knows it as
 
 
 def no_key(table: str) -> Invalid:
@@ -53,9 +79,10 @@ def referred_to(table: str, referrer: str) -> Invalid:
     )
 
 
-def not_there(table: str, column: str, parent: str, values: int, examples: Sequence[str]) -> Invalid:
-    return Invalid(
+def not_there(table: str, column: str, parent: str, values: int, examples: Sequence[str], offence: Offence) -> Offends:
+    return Offends(
         "rows refer to keys that are not there",
+        [offence],
         table=table,
         column=column,
         parent=parent,
@@ -65,9 +92,12 @@ def not_there(table: str, column: str, parent: str, values: int, examples: Seque
     )
 
 
-def still_referred_to(table: str, referrer: str, column: str, values: int, examples: Sequence[str]) -> Invalid:
-    return Invalid(
+def still_referred_to(
+    table: str, referrer: str, column: str, values: int, examples: Sequence[str], offence: Offence
+) -> Offends:
+    return Offends(
         "rows refer to keys that would go",
+        [offence],
         table=table,
         referrer=referrer,
         column=column,

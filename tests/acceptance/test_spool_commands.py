@@ -91,3 +91,38 @@ def test_a_refused_spool_is_planned_and_accepted(made: Path) -> None:
             bring(lake, intake, "events", *rows(4))
         assert ids(lake) == [1, 4]
         check_lake(lake.catalog)
+
+
+def test_a_damaged_spool_is_listed_as_refused_and_goes_on_without_what_is_lost(made: Path) -> None:
+    with fm.open(made / "lake") as lake:
+        folder = folder_of(lake) / table_id(lake, "events")
+        with intake_of(lake, SLOW) as intake:
+            take(lake, intake, "events", {"id": 4, "name": "four"})
+            take(lake, intake, "events", {"id": 5})
+    [path] = folder.glob("*.segment")
+    path.write_bytes(path.read_bytes().replace(b"four", b"FOUR"))
+    [spool] = asked(made, "spool", "list")["spools"]
+    assert (spool["state"], spool["error"]["kind"]) == ("refused", "Corrupt")
+    planned = asked(made, "spool", "accept", "events")
+    assert (planned["outcome"], planned["action"], planned["twice"]) == ("planned", "mend", "nothing")
+    assert planned["lost"].startswith("record 3: 1 row ")
+    assert "aside" in said(made, "spool", "accept", "events", "--apply").stdout
+    assert asked(made, "spool", "accept", "events")["outcome"] == "nothing_to_do"
+    with fm.open(made / "lake") as lake:
+        with intake_of(lake) as intake:
+            assert intake.drain(20)
+        assert ids(lake) == [1, 3, 5]
+        check_lake(lake.catalog)
+
+
+def test_a_retry_says_what_shall_count_if_a_key_was_written_since(tmp_path: Path) -> None:
+    with fm.open(tmp_path / "lake", create=True, actor="test") as lake:
+        lake.create_table("people", "id long not null, name string", key=["id"])
+        with intake_of(lake) as intake:
+            bring(lake, intake, "people", {"id": 1, "name": "old", "colour": "red"})
+            bring(lake, intake, "people", {"id": 1, "name": "new"})
+        [aside] = lake.catalog.spools.quarantine()
+    again = ("spool", "quarantine", "retry", aside.id, "--evolve")
+    assert asked(tmp_path, *again, code=3)["error"]["kind"] == "Conflict"
+    assert asked(tmp_path, *again, "--overwrite", "--keep-newer", code=2)["error"]["kind"] == "Invalid"
+    assert "1 row left out" in said(tmp_path, *again, "--keep-newer").stdout

@@ -13,6 +13,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.catalog.spools import DROPPED, HELD, RETRIED
+from floodmark.ingest.feed_quarantine import read_aside
 from floodmark.ingest.intake import Intake, IntakeLimits
 from floodmark.ingest.quarantine_retry import drop, retry
 from floodmark.report_spools import see_spools
@@ -148,9 +149,9 @@ def test_put_aside_rows_come_in_once_when_they_fit_or_are_given_up(lake: fm.Lake
     with pytest.raises(fm.Invalid, match="colour"):
         retry(lake, first.id)
     assert lake.catalog.spools.put_aside(first.id).state == HELD
-    commit = retry(lake, first.id, evolve=True)
-    assert (commit.outcome, retry(lake, first.id).outcome) == ("committed", "already_committed")
-    assert retry(lake, first.id).version == commit.version
+    commit = retry(lake, first.id, evolve=True).commit
+    assert (commit.outcome, retry(lake, first.id).commit.outcome) == ("committed", "already_committed")
+    assert retry(lake, first.id).commit.version == commit.version
     assert rows_of(lake, "events") == [{"id": 1, "colour": "red"}, {"id": 2}]
     with pytest.raises(fm.Conflict):
         drop(lake.catalog, first.id)
@@ -184,6 +185,93 @@ def test_what_another_table_refuses_is_found_row_by_row_and_the_rest_comes_in(la
         [kept] = lake.catalog.spools.quarantine(table_id(lake, "customers"))
         assert (kept.rows, kept.error["kind"]) == (1, "Invalid")
     check_lake(lake.catalog)
+
+
+@pytest.mark.mostly_sqlite
+@pytest.mark.parametrize("choice", ["keep_newer", "overwrite"])
+def test_a_retry_does_not_undo_what_came_after_its_rows_unless_it_is_told_to(
+    lake: fm.Lake, people: Intake, choice: str
+) -> None:
+    bring(lake, people, "people", {"id": 2, "name": "before"})
+    bring(lake, people, "people", *({"id": number, "name": "old", "colour": "red"} for number in (1, 2, 3)))
+    bring(lake, people, "people", {"id": 1, "name": "new"}, {"_change": "delete", "id": 3})
+    bring(lake, people, "people", {"id": 3, "name": "new"})
+    bring(lake, people, "people", {"_change": "delete", "id": 3})
+    [held] = lake.catalog.spools.quarantine()
+    before = rows_of(lake, "people")
+    with pytest.raises(fm.Conflict, match="since they were put aside") as told:
+        retry(lake, held.id, evolve=True)
+    assert told.value.facts["rows"] == 2
+    assert rows_of(lake, "people") == before
+    retried = retry(lake, held.id, evolve=True, **{choice: True})
+    old = [{"id": number, "name": "old", "colour": "red"} for number in (1, 2, 3)]
+    if choice == "overwrite":
+        assert (rows_of(lake, "people"), retried.left_out) == (old, 0)
+    else:
+        assert (rows_of(lake, "people"), retried.left_out) == ([{"id": 1, "name": "new"}, old[1]], 2)
+    assert lake.status()["quarantined"] == 0
+    check_lake(lake.catalog)
+
+
+SHOP = {
+    "customers": {"columns": {"id": "long"}, "key": ["id"]},
+    "orders": {"columns": {"id": "long", "customer": "long"}, "references": {"customer": "customers.id"}},
+}
+
+
+@pytest.mark.mostly_sqlite
+def test_few_rows_that_another_table_refuses_take_no_good_ones_with_them(lake: fm.Lake) -> None:
+    lake.apply(SHOP)
+    lake.append("customers", [{"id": 1}])
+    wrong = set(range(7, 1000, 50))
+    with intake_of(lake, SLOW) as intake:
+        take(lake, intake, "orders", *({"id": n, "customer": -n if n in wrong else 1} for n in range(1000)))
+        for n in range(1000, 1100):
+            take(lake, intake, "orders", {"id": n, "customer": 1 if n % 2 else 2})
+        before = lake.status()["version"]
+        assert intake.drain(60)
+        assert lake.status()["version"] == before + 1
+    wrong |= set(range(1000, 1100, 2))
+    assert {row["id"] for row in rows_of(lake, "orders")} == set(range(1100)) - wrong
+    [aside] = lake.catalog.spools.quarantine()
+    assert aside.rows == len(wrong)
+    lines = read_aside(lake.catalog.storage, aside.location)
+    assert (lines[0].line, lines[0].error["facts"]["examples"]) == (8, "customer=-7")
+    check_lake(lake.catalog)
+
+
+@pytest.mark.mostly_sqlite
+def test_an_older_row_of_a_key_comes_in_if_the_newer_one_is_refused(lake: fm.Lake) -> None:
+    lake.apply({**SHOP, "orders": {**SHOP["orders"], "key": ["id"]}})
+    lake.append("customers", [{"id": 1}])
+    with intake_of(lake) as intake:
+        landed = bring(lake, intake, "orders", *({"id": 1, "customer": n} for n in (8, 1, 9, 8)))
+        assert (landed.rows, landed.quarantined) == (2, 2)
+        assert bring(lake, intake, "customers", {"_change": "delete", "id": 1}, {"id": 1}).quarantined == 0
+        assert bring(lake, intake, "customers", {"id": 2}, {"_change": "delete", "id": 1}).quarantined == 1
+    assert rows_of(lake, "orders") == [{"id": 1, "customer": 1}]
+    assert rows_of(lake, "customers") == [{"id": 1}, {"id": 2}]
+    check_lake(lake.catalog)
+
+
+@pytest.mark.mostly_sqlite
+def test_rows_wait_for_those_of_another_table_that_came_before_them(lake: fm.Lake) -> None:
+    """The parent was acknowledged first, and its feed has time; its child's has not."""
+    lake.apply(SHOP)
+    with intake_of(lake, replace(SLOW, group_rows_max=10)) as intake:
+        take(lake, intake, "customers", {"id": 1})
+        landed = bring(lake, intake, "orders", *({"id": number, "customer": 1} for number in range(10)))
+        assert (landed.rows, landed.quarantined) == (10, 0)
+        assert bring(lake, intake, "orders", *({"id": n, "customer": n} for n in range(10))).quarantined == 9
+    check_lake(lake.catalog)
+
+
+@pytest.mark.mostly_sqlite
+def test_rows_that_widen_the_key_of_their_table_all_come_in(lake: fm.Lake) -> None:
+    lake.create_table("parts", "id int not null, name string", key=["id"])
+    with intake_of(lake) as intake:
+        assert bring(lake, intake, "parts", {"id": 2**40}, {"id": 5}, {"id": 2**40}, evolve=True).quarantined == 0
+    assert rows_of(lake, "parts") == [{"id": 5}, {"id": 2**40}]
 
 
 # ── the table goes, or is another one ──
@@ -292,6 +380,23 @@ def test_a_catalog_that_does_not_answer_is_waited_for_and_shown(lake: fm.Lake) -
         assert intake.wait(there, 1, 30).rows == 1
         _until(lambda: state_of(intake, "events")["error"] is None)
     assert ids(lake) == [0, 1]
+
+
+@pytest.mark.mostly_sqlite
+def test_a_spool_that_cannot_let_go_of_its_files_is_fed_all_the_same_and_shown(lake: fm.Lake) -> None:
+    with intake_of(lake, replace(QUICK, segment_bytes=300)) as intake:
+        bring(lake, intake, "events", {"id": 0, "name": "x" * 300})
+        folder = folder_of(lake) / table_id(lake, "events")
+        (folder / "keys").mkdir()  # no file can have that name now
+        for number in range(1, 5):
+            assert bring(lake, intake, "events", {"id": number, "name": "x" * 300}, key=str(number)).rows == 1
+        _until(lambda: state_of(intake, "events")["error"] is not None)
+        assert len(list(folder.glob("*.segment"))) > 2
+        (folder / "keys").rmdir()
+        bring(lake, intake, "events", {"id": 5})
+        _until(lambda: len(list(folder.glob("*.segment"))) == 1)
+        assert state_of(intake, "events")["error"] is None
+    assert ids(lake) == list(range(6))
 
 
 def _until(true: Any) -> None:

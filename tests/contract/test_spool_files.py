@@ -347,7 +347,7 @@ def test_fed_segments_go_in_order_and_their_keys_stay(folder: Path) -> None:
     fill(spool, 5)
     assert [one.number for one in spool.read(20, **ALL)] == list(range(20, 25))
     spool.close()
-    assert sorted(contents(folder))[-2:] == ["keys", "spool.json"]
+    assert sorted(contents(folder))[-3:] == ["keys", "reserve", "spool.json"]
 
 
 # ── who may open it ──
@@ -725,6 +725,42 @@ def test_a_file_that_really_cannot_grow_refuses_rows_and_goes_on(folder: Path) -
     assert run_child(full_disk, folder) == (kept, 2)
     spool = open_spool(folder)
     assert (texts(spool), spool.repaired) == (kept, 0)
+    spool.close()
+
+
+def no_room(path: str, data: bytes) -> None:
+    raise Unavailable("cannot write: the disk is full", location=path)
+
+
+def test_fed_segments_go_from_a_disk_that_is_full_and_their_keys_stay(folder: Path) -> None:
+    """Not a byte can be had: the keys are written into room that was kept for them."""
+    spool = open_spool(folder, SMALL, Calls(put=no_room))
+    fill(spool, 20)
+    sent, left = spool.read(0, **ALL), len(segments(folder))
+    assert left > 4
+    for position in range(21):
+        spool.forget(position)
+        assert len(segments(folder)) <= left
+        left = len(segments(folder))
+    assert left == 1
+    spool.close()
+    spool = open_spool(folder, SMALL)
+    assert all(put(spool, one.text, f"{one.number}") == Taken("already_taken", one.number, 1) for one in sent)
+    spool.close()
+
+
+def test_without_room_for_its_keys_a_segment_gets_no_successor(folder: Path) -> None:
+    full = Fault("allocate", errno.ENOSPC)
+    spool = open_spool(folder, SMALL, Calls(allocate=full._call("allocate", os.posix_fallocate)))
+    fill(spool, 2)
+    full.arm(times=100)
+    with pytest.raises(Unavailable, match="full"):
+        fill(spool, 5)
+    assert len(segments(folder)) == 1
+    end, full.times = spool.end, 0
+    fill(spool, 5)
+    assert len(segments(folder)) > 1
+    assert spool.end == end + 5
     spool.close()
 
 

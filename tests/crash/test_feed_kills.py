@@ -239,6 +239,32 @@ def test_an_acceptance_that_is_killed_is_planned_again(
         check_lake(lake.catalog)
 
 
+def test_a_mending_that_is_killed_is_planned_again_and_loses_nothing_more(
+    new_place: Callable[[str], Place], tmp_path: Path
+) -> None:
+    place = new_place("sqlite")
+    prepare(place)
+    with place.open() as lake:
+        with intake_of(lake, IntakeLimits(group_wait_ms=3_600_000, segment_bytes=300)) as intake:
+            for number in range(6):
+                take(lake, intake, "events", {"id": number, "name": f"name {number} " + "x" * 100})
+        folder = folder_of(lake) / table_id(lake, "events")
+    paths = sorted(folder.glob("*.segment"))
+    assert len(paths) > 2
+    for path in (paths[0], paths[1]):
+        path.write_bytes(path.read_bytes().replace(b"name", b"NAME", 1))
+    damaged = [path.read_bytes() for path in paths[:2]]
+    assert run_killed(accept_it, place, failpoint="accept.mended")
+    run_child(accept_it, place)
+    with place.open() as lake:
+        with intake_of(lake, SLOW) as intake:
+            assert intake.drain(20)
+        found = [row["id"] for row in rows_of(lake, "events")]
+        assert len(found) == 4
+        check_lake(lake.catalog)
+    assert {path.read_bytes() for path in folder.glob("*.damaged-*")} == set(damaged)
+
+
 def test_an_object_that_nothing_refers_to_is_kept_while_a_healer_may_need_it(
     new_place: Callable[[str], Place], tmp_path: Path
 ) -> None:
@@ -255,7 +281,12 @@ def test_an_object_that_nothing_refers_to_is_kept_while_a_healer_may_need_it(
 
 
 def test_every_step_of_the_intake_has_a_kill() -> None:
-    tried = {*FEED, "accept.stamped", "accept.accepted", "spool_quarantine.retried", "spool_quarantine.dropped"}
+    tried = {
+        *FEED,
+        *(f"accept.{step}" for step in OTHER["accept"]),
+        "spool_quarantine.retried",
+        "spool_quarantine.dropped",
+    }
     assert {
         name for name, kind in failpoints.FAILPOINTS.items() if kind in ("feed", "accept", "spool_quarantine")
     } == tried

@@ -155,7 +155,9 @@ def check(world: World, spool: Spool) -> Told:
 def check_files(world: World, spool: Spool) -> None:
     names = sorted(path.name for path in world.folder.iterdir())
     segments = [name for name in names if name.endswith(".segment")]
-    assert names == [*segments, *(["keys"] if spool.first or "keys" in names else []), "lock", "spool.json"]
+    keys = ["keys"] if spool.first or "keys" in names else []
+    reserve = ["reserve"] if len(segments) > 1 or "reserve" in names else []
+    assert names == [*segments, *keys, "lock", *reserve, "spool.json"]
     assert int(segments[0].split(".")[0]) == spool.first
     # One that is fed to its end is still there only if it is the last.
     assert len(segments) == 1 or int(segments[1].split(".")[0]) > read_told(world).position

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
-from pyiceberg.types import DecimalType, LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.types import DecimalType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 import floodmark as fm
-from floodmark.ingest.feed_group import Group, Rows, lines_of, same_kind
+from floodmark.ingest.feed_group import Group, Rows, last_of_each, lines_of, same_kind, taken
 from floodmark.ingest.spool import Record
 
 FIELDS = (
@@ -109,7 +110,14 @@ def test_lines_that_do_not_fit_are_told_apart_with_their_numbers_and_as_they_wer
 def test_nothing_is_folded_away_that_has_no_key() -> None:
     group = Group(KEYED, ())
     rows = [{"name": "a"}, {"name": "b"}, {"id": 1, "name": "c"}, {"id": 1, "name": "d"}]
-    assert [row["name"] for row in group.fold(rows)] == ["a", "b", "d"]
+    keys = pa.table({"id": [row.get("id") for row in rows]})
+    assert [row["name"] for row in taken(rows, last_of_each(keys, group.key))] == ["a", "b", "d"]
+
+
+def test_rows_that_widen_their_key_are_folded_by_what_they_widen_it_to() -> None:
+    narrow = Schema(NestedField(1, "id", IntegerType(), required=True), *FIELDS[1:], identifier_field_ids=[1])
+    wide = text({"id": 2**40, "name": "a"}, {"id": 5, "name": "b"}, {"id": 2**40, "name": "c"})
+    assert read(Group(narrow, ()), wide, evolve=True) == [{"id": 5, "name": "b"}, {"id": 2**40, "name": "c"}]
 
 
 CHANGE = st.tuples(st.integers(0, 5), st.one_of(st.none(), st.sampled_from("abc")))
