@@ -48,6 +48,7 @@ def _configure(structlog: Any) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer() if as_json else structlog.processors.LogfmtRenderer(bool_as_flag=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -39,6 +39,15 @@ class ReplyLost(Unavailable):
         return Unavailable.__name__  # what a caller knows it as
 
 
+def _is_at_rest(path: str) -> bool:
+    """On a read-only file system, and without a log beside it, which would hold what was committed last: before a crash,
+    or by somebody who may write to the same disk."""
+    if not os.path.exists(path) or not os.statvfs(path).f_flag & os.ST_RDONLY:
+        return False
+    log = f"{path}-wal"
+    return not os.path.exists(log) or os.path.getsize(log) == 0
+
+
 class Database:
     """One catalog database. Threads may share it; every transaction has a connection of its own."""
 
@@ -69,8 +78,8 @@ class Database:
     def _sqlite(self, path: str) -> Engine:
         mode = "ro" if self.read_only else "rwc"
         address = f"file:{quote(path)}?mode={mode}&uri=true"
-        if self.read_only and os.path.exists(path) and os.statvfs(path).f_flag & os.ST_RDONLY:
-            # Nobody can be writing beside us on a read-only file system, and SQLite cannot make its lock files there.
+        if self.read_only and _is_at_rest(path):
+            # SQLite cannot make its lock files on a read-only file system.
             address += "&immutable=1"
         engine = create_engine(
             f"sqlite+pysqlite:///{address}",
