@@ -17,6 +17,8 @@ from floodmark.report_upkeep import count_of, failure_text
 
 FINE = "fine"
 REFUSED = "refused"
+# A feed that takes longer than this does not keep up, or is not there.
+LATE_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,19 @@ def _attention(found: Troubles) -> tuple[str, ...]:
         (ways_out, "floodmark sink status"),
         (trouble_text(found.jobs.troubles), "floodmark backfill list"),
         (_tasks(found), "floodmark status"),
+        (_waiting(found.spools), "floodmark spool list"),
         (_aside_text(aside, "table"), f"floodmark spool quarantine list {next(iter(aside), '')}"),
         (_aside_text(refused, "sink"), f"floodmark sink quarantine list {next(iter(refused), '')}"),
     )
     told = [text for texts, _ in kinds for text in texts]
     where = [f"`{command}`" for texts, command in kinds if texts]
     return (f"attention: {', '.join(told)}; see {' and '.join(where)}",) if told else ()
+
+
+def _waiting(spools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows that were taken and should long be in their tables; nobody may be there to feed them."""
+    late = [str(one["table"]) for one in spools if one["state"] != REFUSED and (one["oldest_ms"] or 0) > LATE_MS]
+    return [f"rows of {_few(late, 'table')} have waited for more than {LATE_MS // 1000} s"] if late else []
 
 
 def _tasks(found: Troubles) -> list[str]:

@@ -61,6 +61,10 @@ class _Row:
     change: str | None
 
 
+# With `evolve`: columns that one request may add, fields that the rows may have in all, and the length of a name.
+NEW_MAX, FIELDS_MAX, NAME_CHARACTERS_MAX = 200, 2_000, 255
+
+
 class Judge:
     """One table's reader of JSON lines. `filled`: columns that rows need not bring, since the table fills them."""
 
@@ -89,8 +93,12 @@ class Judge:
     def _evolved(self, lines: Lines) -> Judge:
         """The judge of the table as these rows would make it."""
         rows = [row.columns for row in self._told(lines) if row.change == UPSERT]
+        _check_new(set().union(*rows) - self._names)
         try:
-            evolved = evolve_schema(self.schema, rows_schema(rows, self._shape), self.schema.highest_field_id, 0)
+            found = rows_schema(rows, self._shape)
+            if (count := sum(map(_fields_of, found.types))) > FIELDS_MAX:
+                raise Invalid("these are more columns than a table may get by its rows", columns=count, most=FIELDS_MAX)
+            evolved = evolve_schema(self.schema, found, self.schema.highest_field_id, 0)
             return self if evolved is None else Judge(evolved, tuple(self.filled))
         except (ValueError, pa.ArrowException) as error:
             # A name that is no text, or a nesting that no schema can tell.
@@ -231,6 +239,19 @@ def _wrong_change(row: _Row) -> LineProblem:
         given = repr(row.given[CHANGE_COLUMN])[:40]
         problem, advice = f"a change is not {UPSERT} or {DELETE}: {given}", f"Leave it out for {UPSERT}."
     return LineProblem(row.line, CHANGE_COLUMN, None, problem, advice)
+
+
+def _check_new(names: set[str]) -> None:
+    """What rows may add to a table by themselves: columns that somebody thought of, not whatever comes."""
+    if len(names) > NEW_MAX:
+        raise Invalid("these are more new columns than may come at once", columns=len(names), most=NEW_MAX)
+    if long := next((name for name in names if len(name) > NAME_CHARACTERS_MAX), None):
+        raise Invalid("a new column's name is too long", column=f"{long[:40]}…", characters_most=NAME_CHARACTERS_MAX)
+
+
+def _fields_of(kind: pa.DataType) -> int:
+    """A column, and all that is inside it."""
+    return 1 + sum(_fields_of(kind.field(place).type) for place in range(kind.num_fields))
 
 
 class Judges:

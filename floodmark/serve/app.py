@@ -29,6 +29,7 @@ from floodmark.serve.events import add_events
 from floodmark.serve.metrics import add_metrics
 from floodmark.serve.page import add_page
 from floodmark.serve.rows import add_rows
+from floodmark.serve.server import HEAD_BYTES_MAX
 from floodmark.serve.serving import Serving
 
 TRACE_CHARACTERS_MAX = 8_000
@@ -73,6 +74,8 @@ class Edge:
             return
         headed = _Headed(send, bodiless=scope["method"] == "HEAD")
         try:
+            if sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES_MAX:
+                raise Refused(431, "the headers are too large", f"They may have {HEAD_BYTES_MAX} bytes.")
             self._doors.check_host(_header(scope, b"host"))
         except Refused as refusal:
             await _refusal(refusal)(scope, receive, headed.send)

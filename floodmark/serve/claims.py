@@ -60,6 +60,14 @@ class Claim:
     key: str | None = None
 
 
+def check_once(names: Sequence[str]) -> None:
+    """Of two identities nobody could say which one counts. `names`: of all headers, as often as they came."""
+    given = [name.lower() for name in names]
+    for one in (SENDER, EPOCH, UNIT, PART, KEY, EXPECT, TABLE_KEY):
+        if given.count(one.lower()) > 1:
+            raise WrongHeader("a header came more than once", header=one)
+
+
 def read_claim(headers: Mapping[str, str]) -> Claim:
     """The claim of these headers, whose names are compared without case; a sender's part counts more than a key."""
     found = {name: headers[name] for name in (SENDER, EPOCH, UNIT, PART) if name in headers}

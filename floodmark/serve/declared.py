@@ -8,6 +8,7 @@ and left as it is: `floodmark apply` and `floodmark sink set` change it, a start
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,10 +21,9 @@ from floodmark.config import Settings, SourceSettings, wrong_setting
 from floodmark.errors import FloodmarkError, Invalid
 from floodmark.evolve.file import WantedTable, wanted_tables
 from floodmark.export.section import Declared, read_section
-from floodmark.export.settings import KINDS, AnySettings, check_name, parse_settings, settled_paths
+from floodmark.export.settings import KINDS, AnySettings, FilesSettings, check_name, parse_settings, settled_paths
 from floodmark.lake import Lake
 from floodmark.model import MAIN
-from floodmark.rows.schema import nearest
 from floodmark.storage import local_path, root_location
 from floodmark.storage.options import checked
 from floodmark.toml_places import TomlText
@@ -55,7 +55,7 @@ def check_file(settings: Settings) -> Declaration:
     with _placed(text, "tables"):
         tables = wanted_tables(settings.tables, text.file or "the settings")
     sinks = {name: _sink(name, section, text) for name, section in settings.sinks.items()}
-    _check_folders(settings.sources, text)
+    _check_folders(settings.sources, sinks, text)
     if settings.serve.spool is not None and "://" in settings.serve.spool:
         raise wrong_setting("serve.spool", "a folder on a disk of this machine", text)
     return Declaration(text, tables, sinks, settings.sources)
@@ -76,12 +76,15 @@ def check_lake(declaration: Declaration, tables: set[str]) -> None:
 
 
 def check_apart(declaration: Declaration, lake: str, spool: Path | None) -> None:
-    """No drop folder is in the lake's own folder, nor the other way round: files would be taken for others."""
+    """No drop folder is in the lake's own folder or spool, nor the other way round: files would be taken for others.
+
+    Those of sources and sinks among each other: `check_file`.
+    """
     own = [Path(found).resolve() for found in (local_path(root_location(lake)), spool) if found is not None]
     for name, source in declaration.sources.items():
         folder = source_path(source)
         for other in own:
-            if folder == other or other in folder.parents or folder in other.parents:
+            if _overlap(folder, other):
                 problem = f"a drop folder is apart from {other}, which belongs to the lake"
                 raise wrong_setting(f"sources.{name}.path", problem, declaration.text)
 
@@ -167,16 +170,33 @@ def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _check_folders(sources: Mapping[str, SourceSettings], text: TomlText) -> None:
+def _check_folders(sources: Mapping[str, SourceSettings], sinks: Mapping[str, DeclaredSink], text: TomlText) -> None:
+    """No drop folder is another one's, nor where a sink writes: what goes out would come in again."""
     folders: dict[Path, str] = {}
+    for name, sink in sinks.items():
+        with _placed(text, f"sinks.{name}"):
+            if (written := _sink_path(sink)) is not None:
+                folders[written] = f"sink {name}"
     for name, source in sources.items():
         setting, folder = f"sources.{name}.path", source_path(source)
         if "://" in source.path:
             raise wrong_setting(setting, "a folder of this machine", text)
-        for other, its_name in folders.items():
-            if other == folder or other in folder.parents or folder in other.parents:
-                raise wrong_setting(setting, f"source {its_name} has this folder, or one around or in it, too", text)
-        folders[folder] = name
+        for other, owner in folders.items():
+            if _overlap(folder, other):
+                raise wrong_setting(setting, f"{owner} has this folder, or one around or in it, too", text)
+        folders[folder] = f"source {name}"
+
+
+def _sink_path(sink: DeclaredSink) -> Path | None:
+    """The folder that a sink writes files to; None if it is none of this machine."""
+    if not isinstance(sink.settings, FilesSettings):
+        return None
+    found = local_path(root_location(sink.settings.path))
+    return None if found is None else Path(found).resolve()
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return one == other or one in other.parents or other in one.parents
 
 
 def check_folders_are_there(declaration: Declaration, *, create: bool) -> None:
@@ -224,10 +244,12 @@ def _table_setting(facts: Mapping[str, Any], text: TomlText) -> str:
 
 
 def _no_table(setting: str, table: str, known: list[str], text: TomlText) -> Invalid:
+    near = difflib.get_close_matches(table, known, n=1)
+    there = f"The tables are: {', '.join(known)}." if known else "There are no tables yet."
     return Invalid(
         "the lake has no such table, and the file declares none",
         table=table,
         setting=setting,
         file=text.where(setting, value=True) or None,
-        advice=f"{nearest(table, known)} Declare it as [tables.{table}], or make it first.".strip(),
+        advice=f"{f'Did you mean {near[0]}?' if near else there} Declare it as [tables.{table}], or make it first.",
     )

@@ -29,12 +29,12 @@ TOKEN_CHARACTERS_MAX = 512
 
 
 class Refused(Exception):
-    """The caller may not do this: 401 who is not known, 403 who may not, 421 who means another server."""
+    """Not heard: 401 who is not known, 403 who may not, 421 who means another server, 431 whose headers are too large."""
 
     def __init__(self, status: int, message: str, advice: str = "") -> None:
         super().__init__(message)
         self.status = status
-        self.kind = "Unauthorized" if status == 401 else "Forbidden"
+        self.kind = {401: "Unauthorized", 431: "Invalid"}.get(status, "Forbidden")
         self.message = message
         self.advice = advice
 

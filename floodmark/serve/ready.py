@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # How long a question about the lake's state may take.
 ANSWER_S_MAX = 10.0
+# As much as one request may bring: less than that is full.
+FREE_BYTES_MIN = 64 * 1024 * 1024
 
 
 def readiness(lake: Lake, intake: Intake | None = None) -> dict[str, Any]:
@@ -60,7 +62,14 @@ def _intake_problems(intake: Intake) -> list[str]:
     place = _nearest(intake.folder)
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         found.append(f"rows cannot be taken in: {intake.folder} cannot be written to")
+    elif _free_bytes(place) < FREE_BYTES_MIN:
+        found.append(f"rows cannot be taken in: the disk of {intake.folder} is full")
     return found
+
+
+def _free_bytes(place: Path) -> int:
+    disk = os.statvfs(place)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _nearest(folder: Path) -> Path:

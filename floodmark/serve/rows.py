@@ -27,7 +27,7 @@ from floodmark.model import Commit
 from floodmark.rows.json_lines import parse_lines
 from floodmark.serve.answers import answer, json_text
 from floodmark.serve.body import Held, Limits, read_body, unpack
-from floodmark.serve.claims import DESTINATION, EXPECT, TABLE_KEY, Claim, check_expected, read_claim
+from floodmark.serve.claims import DESTINATION, EXPECT, TABLE_KEY, Claim, check_expected, check_once, read_claim
 from floodmark.serve.described import NDJSON, CommittedRows, TakenRows, errors
 from floodmark.serve.serving import Serving
 from floodmark.write.shape import TABLE_NAME
@@ -250,6 +250,7 @@ def add_rows(app: FastAPI, serving: Serving) -> None:
     ) -> Response:
         """Take rows, one JSON object in each line: all of them or none, once by Idempotency-Key if there is one."""
         serving.doors.check(request, "write")
+        check_once(request.headers.keys())
         claim = read_claim(request.headers)
         if claim.sender is not None or (serving.intake is None and wait is not None):
             return await door.commit(request, table, claim, evolve)

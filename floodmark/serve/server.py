@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import signal
 import socket
 import threading
@@ -81,6 +82,11 @@ def bound(bind: str) -> socket.socket:
 def url_of(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+# What it says of single requests is said in our answers; its lines would stand between ours, in another form.
+logging.getLogger("uvicorn").addHandler(logging.NullHandler())
+logging.getLogger("uvicorn").propagate = False
 
 
 class Connection(H11Protocol):

@@ -27,6 +27,7 @@ from floodmark.serve.tokens import new_token, token_hash
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.contract.test_receive_http import SMALL, lines, sender, served, told
+from tests.intake_world import intake_of
 
 QUICK = IntakeLimits(group_wait_ms=10)
 SLOW = IntakeLimits(group_wait_ms=600_000)
@@ -427,3 +428,25 @@ def test_a_head_that_comes_byte_by_byte_is_cut_off(
             busy.sendall(bytes([byte]))
         assert busy.recv(1000).startswith(b"HTTP/1.1 202 ")
     assert json.loads(post(client, GOOD).content)["record"] == 1
+
+
+def test_a_request_says_who_it_is_once_and_in_few_words(lake: fm.Lake) -> None:
+    """Two keys, or headers beyond bounds: refused, whatever else is right, and nothing is stored."""
+    with intake_of(lake) as intake, served(lake, intake=intake) as client:
+        twice = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
+        answer = client.post("/api/tables/events/rows", content=lines(rows(1)), headers=twice)
+        assert (answer.status_code, answer.json()["error"]["facts"]["header"]) == (400, "Idempotency-Key")
+        answer = client.post("/api/tables/events/rows", content=lines(rows(1)), headers={"X-Long": "x" * 40_000})
+        assert answer.status_code == 431
+        assert not any(state["waiting_records"] or state["fed_records"] for state in intake.states())
+
+
+def test_rows_add_only_so_many_columns_by_themselves(lake: fm.Lake) -> None:
+    wide = [{"id": 1, **{f"c{number}": number for number in range(201)}}]
+    deep = [{"id": 1, "deep": {f"c{number}": number for number in range(2_000)}}]
+    with intake_of(lake) as intake, served(lake, intake=intake) as client:
+        for wrong in (wide, deep, [{"id": 1, "c" * 256: 1}]):
+            answer = client.post("/api/tables/events/rows?evolve=true", content=lines(wrong))
+            assert (answer.status_code, answer.json()["error"]["kind"]) == (422, "Invalid")
+            assert len(answer.content) < 1_000
+        assert not any(state["waiting_records"] or state["fed_records"] for state in intake.states())

@@ -13,8 +13,10 @@ from floodmark.report_jobs import JobsSeen
 NOTHING = Troubles((), (), (), (), (), (), None, JobsSeen([]))
 
 
-def spool(table: str = "events", state: str = "ok", quarantined: int = 0) -> dict[str, Any]:
-    return {"table": table, "state": state, "quarantined": quarantined}
+def spool(
+    table: str = "events", state: str = "ok", quarantined: int = 0, oldest_ms: int | None = None
+) -> dict[str, Any]:
+    return {"table": table, "state": state, "quarantined": quarantined, "oldest_ms": oldest_ms}
 
 
 def sink(name: str = "out", quarantined: int = 0, error: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -43,6 +45,13 @@ def test_a_refused_spool_blocks() -> None:
     found = judge(replace(NOTHING, spools=[spool(state="refused"), spool("notes", "refused"), spool("other")]))
     assert found.text == "refused: the spool of events, notes; see `floodmark spool list`"
     assert found.blocking == (found.text,)
+
+
+def test_rows_that_wait_for_long_need_attention() -> None:
+    assert said(spools=[spool(state="waiting", oldest_ms=60_000)]) == "fine"
+    found = judge(replace(NOTHING, spools=[spool(state="waiting", oldest_ms=60_001)]))
+    text = "attention: rows of events have waited for more than 60 s; see `floodmark spool list`"
+    assert found == Health(text, ())
 
 
 def test_rows_in_quarantine_need_attention_and_do_not_block() -> None:
