@@ -27,8 +27,8 @@ demo: $(READY) ## the whole story once, killed all the way, and a count
 
 up: $(READY) ## a lake in ./lake: rows over HTTP and from ./drop, shipped to ./out, with its page
 	@test -e floodmark.toml || cp examples/floodmark.toml floodmark.toml
-	@echo "Settings are in ./floodmark.toml. Once it serves, open its address in a browser, and send rows:"
-	@echo "  curl --data-binary '{\"id\": 1, \"kind\": \"hello\"}' http://127.0.0.1:8787/api/tables/events/rows"
+	@echo "Settings are in ./floodmark.toml. Once it says its ADDRESS, open that in a browser, and send rows:"
+	@echo "  curl --data-binary '{\"id\": 1, \"kind\": \"hello\"}' ADDRESS/api/tables/events/rows"
 	@echo "  echo '{\"id\": 2, \"kind\": \"from a file\"}' > drop/hello.jsonl"
 	@exec $(BIN)/floodmark run --create
 

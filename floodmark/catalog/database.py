@@ -40,8 +40,8 @@ class ReplyLost(Unavailable):
 
 
 def _is_at_rest(path: str) -> bool:
-    """On a read-only file system, and without a log beside it, which would hold what was committed last: before a crash,
-    or by somebody who may write to the same disk."""
+    """On a read-only file system, without a log beside it: one would hold what was committed last, before a crash or by
+    somebody who may write to the same disk."""
     if not os.path.exists(path) or not os.statvfs(path).f_flag & os.ST_RDONLY:
         return False
     log = f"{path}-wal"

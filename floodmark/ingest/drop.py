@@ -7,7 +7,9 @@ next run finds it committed, and only moves it; the same file dropped again is a
 name, or other rows under the same name, are another file.
 
 A file that is refused (`Invalid`) goes to `.failed` with the reason, all of it or nothing was loaded, and the next one
-follows. Anything else that goes wrong is not the file's fault: it stays, and the run ends; the next one tries again.
+follows. What else Floodmark says (the catalog is away, the table is gone) is not the file's fault: it stays, and the
+run ends; the next one tries again. One that cannot be read or moved, or that fails as nobody foresaw, stays too, those
+behind it are loaded, and then the run fails with what the first of them said.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock, log
-from floodmark.errors import CommitUnknown, Invalid, NotFound, Unavailable
+from floodmark.errors import CommitUnknown, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.ingest.drop_files import DropFolder, Found
 from floodmark.ingest.file_rows import NeedsSpark, read_rows
@@ -38,6 +40,7 @@ SMALL_BYTES = 64 * MIB
 # What a small file may be once it is unpacked.
 TEXT_BYTES_MAX = 256 * MIB
 APPEND, MERGE = "append", "merge"
+_CAUSE_CHARACTERS_MAX = 200
 _PATTERN = re.compile(r"[][{}*?\\]")
 
 
@@ -84,7 +87,7 @@ class Drop:
             raise NotFound("the drop folder is not there", path=self._folder.path, source=self._name)
         ready, waiting = self._folder.complete(time.monotonic())
         loaded = rows = failed = 0
-        trouble: Unavailable | None = None
+        trouble: FloodmarkError | None = None
         if ready:
             mode = self._chosen_mode()
         for number, found in enumerate(ready):
@@ -92,9 +95,10 @@ class Drop:
                 return Dropped(loaded, rows, failed, waiting + len(ready) - number)
             try:
                 commit = self._take(found, mode)
-            except OSError as error:
-                # One that cannot be read or moved does not keep the others waiting.
-                trouble = trouble or Unavailable("a file cannot be read or moved", file=found.shown, cause=error)
+            except FloodmarkError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the edge of a file: no other waits for it, and the run fails
+                trouble = trouble or self._trouble(found, error)
                 continue
             if isinstance(commit, Commit):
                 loaded += 1
@@ -106,6 +110,17 @@ class Drop:
         if trouble is not None:
             raise trouble
         return Dropped(loaded, rows, failed, waiting, self._folder.set_aside())
+
+    def _trouble(self, found: Found, error: Exception) -> FloodmarkError:
+        if isinstance(error, OSError):
+            return Unavailable("a file cannot be read or moved", file=found.shown, cause=error)
+        log.get(source=self._name, file=found.shown).error("a file could not be loaded", exc_info=error)
+        return FloodmarkError(
+            "a file could not be loaded, and stays where it is",
+            file=found.shown,
+            cause=f"{type(error).__name__}: {error}"[:_CAUSE_CHARACTERS_MAX],
+            advice="The log has more. Take it out of the folder, or mend it; the others were loaded.",
+        )
 
     def _chosen_mode(self) -> str:
         """Said before any file is judged by it: a wrong mode is no file's fault."""

@@ -36,6 +36,8 @@ _PIECE_BYTES = 1024 * 1024
 # A block of zstd is at least 4 bytes and at most 128 KiB of text: so little is unpacked before it is counted.
 _ZSTD_PIECE_BYTES = 1024
 _ZSTD_WINDOW_BYTES_MAX = 128 * 1024 * 1024
+# What one row of CSV may be. Python's reader and Arrow's have lower bounds of their own (128 KiB, about 1 MiB).
+_CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 _CSV_ROW = re.compile(r"Row #(\d+): (.*)", re.DOTALL)
 _EXAMPLE_CHARACTERS_MAX = 60
 # A time that says its zone ends like this.
@@ -169,23 +171,34 @@ def _header(text: bytes) -> list[str]:
         text.decode()
     except UnicodeDecodeError as error:
         raise Invalid("the file is not UTF-8", line=text.count(b"\n", 0, error.start) + 1, advice=_ADVICE) from error
-    return next(_records(text), [])
+    try:
+        return next(_records(text), [])
+    except csv.Error as error:
+        raise Invalid("the header cannot be read as CSV", line=1, cause=error, advice=_ADVICE) from error
 
 
 def _records(text: bytes) -> Any:
     """The rows as Python reads them, with the line that each ends in: slow, for the header and what is wrong."""
+    # For the whole process, and always the same: nobody else reads CSV so.
+    csv.field_size_limit(_CSV_ROW_BYTES_MAX)
     return csv.reader(io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=""))
 
 
-def _line_of(text: bytes, number: int) -> int:
-    """The line in which the row of this number begins; the header is row 0. Empty lines are no rows."""
+def _line_of(text: bytes, number: int) -> int | None:
+    """The line in which the row of this number begins; the header is row 0. Empty lines are no rows.
+
+    None if Python cannot read up to there: what Arrow found to be wrong is told all the same.
+    """
     before, records = 0, _records(text)
-    for row in records:
-        if row:
-            if number == 0:
-                break
-            number -= 1
-        before = records.line_num
+    try:
+        for row in records:
+            if row:
+                if number == 0:
+                    break
+                number -= 1
+            before = records.line_num
+    except csv.Error:
+        return None
     return before + 1
 
 
@@ -194,7 +207,13 @@ def _texts(text: bytes, header: Sequence[str]) -> pa.Table:
     try:
         return pa_csv.read_csv(
             io.BytesIO(text),
-            read_options=pa_csv.ReadOptions(use_threads=False, column_names=list(header), skip_rows_after_names=1),
+            read_options=pa_csv.ReadOptions(
+                use_threads=False,
+                column_names=list(header),
+                skip_rows_after_names=1,
+                # A row may go on in the next block, and not in the one after that.
+                block_size=_CSV_ROW_BYTES_MAX,
+            ),
             parse_options=pa_csv.ParseOptions(newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
                 column_types={name: pa.string() for name in header},
@@ -206,7 +225,7 @@ def _texts(text: bytes, header: Sequence[str]) -> pa.Table:
     except pa.ArrowInvalid as error:
         found = _CSV_ROW.search(str(error))
         raise Invalid(
-            "a row has more or fewer values than the header",
+            "a row has more or fewer values than the header" if found else "a row is too long, or is no CSV",
             line=None if found is None else _line_of(text, int(found[1]) - 1),
             problem=(str(error) if found is None else found[2])[:200],
             advice=_ADVICE,

@@ -29,7 +29,7 @@ TOKEN_CHARACTERS_MAX = 512
 
 
 class Refused(Exception):
-    """Not heard: 401 who is not known, 403 who may not, 421 who means another server, 431 whose headers are too large."""
+    """Not heard: 401 who is unknown, 403 who may not, 421 who means another server, 431 whose headers are too large."""
 
     def __init__(self, status: int, message: str, advice: str = "") -> None:
         super().__init__(message)

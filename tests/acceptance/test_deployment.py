@@ -39,6 +39,7 @@ UNIT = ROOT / "deploy/floodmark.service"
 CONTAINERFILE = (ROOT / "deploy/Containerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+RECIPE = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)[0]
 WAIT_S = 60
 
 
@@ -106,16 +107,23 @@ def test_every_settings_file_that_is_shown_is_right(tmp_path: Path, number: int)
     # Beyond this machine nothing is served without a token, and rows wait on a local disk.
     assert settings.serve.tokens
     assert settings.serve.spool or not str(settings.lake.path).startswith("s3://")
+    # Nobody has the token of such a hash.
+    assert {token.sha256 for token in settings.serve.tokens.values()} == {"0" * 64}
 
 
 def test_the_one_for_a_machine_passes_the_check_of_the_daemon(tmp_path: Path) -> None:
-    """As it is shown, but for where its folders are."""
+    """As it is shown, but for where its folders are, and after the commands that are shown."""
     path = tmp_path / "floodmark.toml"
     path.write_text(EXAMPLES[0].replace("/var/lib/floodmark", str(tmp_path)))
+    assert "/var/lib/floodmark/incoming" in RECIPE
     (tmp_path / "incoming").mkdir()
-    with fm.open(tmp_path / "lake", create=True) as lake:
-        lake.create_table("events", EVENTS)
-    done = command(tmp_path, "--config", str(path), "--json", "run", "--check")
+    shown = re.findall(r"floodmark --config /etc/floodmark/floodmark.toml (.*)", RECIPE)
+    assert shown == ["init", "apply", "run --check"]
+    for arguments in shown[:-1]:
+        assert command(tmp_path, "--config", str(path), arguments).returncode == 0
+    with fm.open(tmp_path / "lake") as lake:
+        assert [head.table for head in lake.heads()] == ["events"]
+    done = command(tmp_path, "--config", str(path), "--json", *shown[-1].split())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["outcome"] == "checked"
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import floodmark as fm
+from floodmark import failpoints
 from floodmark.ingest.drop import Drop, Dropped
 from floodmark.ingest.drop_files import DropFolder
 from floodmark.testing.invariants import check_lake
@@ -178,6 +179,36 @@ def test_a_file_that_cannot_be_moved_keeps_no_other_waiting_and_is_told(lake: fm
     # It was in already.
     assert drop(lake, folder).run() == Dropped(loaded=1)
     assert ids(lake) == [1, 2]
+
+
+def test_a_file_that_fails_as_nobody_foresaw_stays_and_keeps_no_other_waiting(
+    lake: fm.Lake, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a.jsonl").write_text('{"id": 1}')
+    (folder / "b.jsonl").write_text('{"id": 2}')
+    os.utime(folder / "a.jsonl", (100, 100))
+    for _ in range(2):
+        passed: list[str] = []
+
+        def surprise(point: str, passed: list[str] = passed) -> None:
+            passed.append(point)
+            if passed == ["drop.found"]:
+                raise RuntimeError("a surprise")
+
+        monkeypatch.setattr(failpoints, "observer", surprise)
+        with pytest.raises(fm.FloodmarkError, match=r"could not be loaded.*a\.jsonl.*RuntimeError: a surprise"):
+            drop(lake, folder).run()
+        assert (files(folder), ids(lake)) == ([".loaded/b.jsonl", "a.jsonl"], [2])
+    monkeypatch.undo()
+    assert drop(lake, folder).run() == Dropped(loaded=1, rows=1)
+    assert ids(lake) == [1, 2]
+
+
+def test_a_long_value_in_csv_stops_no_other_file(lake: fm.Lake, folder: Path) -> None:
+    (folder / "a.csv").write_text(f'id,name\n1,"{"x" * 200_000}"\nfoo,y\n')
+    (folder / "b.jsonl").write_text('{"id": 2}')
+    assert drop(lake, folder).run() == Dropped(loaded=1, rows=1, failed=1, set_aside=1)
+    assert reason(folder, "a.csv")["error"]["facts"]["line"] == "3"
 
 
 def test_a_name_that_is_no_text_is_a_name_all_the_same(lake: fm.Lake, folder: Path) -> None:

@@ -111,6 +111,30 @@ def test_a_file_that_is_no_csv_of_the_table_is_refused(data: bytes, line: int, w
     assert refused.value.facts["line"] == line
 
 
+def long_csv(size: int, last: str) -> bytes:
+    rest = "," * (HEADER.count(",") - 1)
+    return csv(f'1,"{"x" * size}"{rest}', f"{last},y{rest}")
+
+
+@pytest.mark.parametrize("size", [200_000, 5_000_000])
+def test_a_long_value_is_read_and_what_is_wrong_behind_it_has_its_line(size: int) -> None:
+    assert [len(row["name"]) for row in rows("a.csv", long_csv(size, "2"), max=10**8)] == [size, 1]
+    with pytest.raises(fm.Invalid, match="is not the table's") as refused:
+        rows("a.csv", long_csv(size, "foo"), max=10**8)
+    assert (refused.value.facts["column"], refused.value.facts["line"]) == ("id", 3)
+
+
+def test_a_value_beyond_all_bounds_refuses_the_file() -> None:
+    with pytest.raises(fm.Invalid, match="too long"):
+        rows("a.csv", long_csv(40 * 2**20, "2"), max=10**8)
+    # Arrow reads this one, Python does not: there is no line, and the reason all the same.
+    with pytest.raises(fm.Invalid, match="is not the table's") as refused:
+        rows("a.csv", long_csv(17 * 2**20, "foo"), max=10**8)
+    assert "line" not in refused.value.facts
+    with pytest.raises(fm.Invalid, match="header cannot be read"):
+        rows("a.csv", b"x" * (17 * 2**20), max=10**8)
+
+
 def test_json_lines_are_judged_as_over_http() -> None:
     found = rows("a.jsonl", b'{"id": 1, "price": "1.5"}\n\n{"id": 2}\n', "json", filled=("small",))
     assert [(row["id"], row["price"]) for row in found] == [(1, Decimal("1.50")), (2, None)]

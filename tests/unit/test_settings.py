@@ -92,6 +92,19 @@ WRONG = {
         8,
         "source a",
     ),
+    "a sink's folder in a source's": (
+        '[sinks.s]\ntype = "files"\ntables = "t"\npath = "d/out"\n'
+        '[sources.a]\ntype = "files"\ntable = "t"\npath = "./d"',
+        8,
+        "sink s has this folder",
+    ),
+    "a source's folder in a sink's": (
+        '[sources.a]\ntype = "files"\ntable = "t"\npath = "x"\n'
+        '[sinks.s]\ntype = "files"\ntables = "t"\npath = "file:///out"\n'
+        '[sources.b]\ntype = "files"\ntable = "t"\npath = "/out/in"',
+        8,
+        "sink s has this folder",
+    ),
     "key of a table": ('[tables.t]\nschema = "id long"\nprtition = ["id"]', 1, "Did you mean partition"),
     "type of a column": ('[tables.t]\ncolumns.id = "lung"', 14, "tables.t"),
 }
@@ -137,11 +150,32 @@ def test_a_table_that_is_nowhere_is_told_with_its_place(tmp_path: Path, old: str
 @pytest.mark.parametrize("path", ["lake", "lake/in", "."])
 def test_a_drop_folder_is_apart_from_the_lake(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = read(tmp_path, GOOD.replace('path = "in"', f'path = "{path}"'))
+    apart = GOOD.replace('path = "out"', 'path = "s3://bucket/out"')
+    settings = read(tmp_path, apart.replace('path = "in"', f'path = "{path}"'))
     with pytest.raises(fm.Invalid, match="wrong form") as refused:
         check_apart(check_file(settings), str(tmp_path / "lake"), None)
     assert "f.toml:7:8" in str(refused.value)
     assert source_path(settings.sources["drop"]) == (tmp_path / path).resolve()
+
+
+@pytest.mark.parametrize("path", ["spool", "spool/in", "."])
+def test_a_drop_folder_is_apart_from_the_spool(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spool may be elsewhere than the lake."""
+    monkeypatch.chdir(tmp_path)
+    elsewhere = GOOD.replace('path = "out"', 'path = "s3://bucket/out"')
+    settings = read(tmp_path, elsewhere.replace('path = "in"', f'path = "{path}"'))
+    with pytest.raises(fm.Invalid, match="apart from") as refused:
+        check_apart(check_file(settings), "s3://bucket/lake", tmp_path / "spool")
+    assert "f.toml:7:8" in str(refused.value)
+
+
+def test_of_a_table_that_is_like_no_other_all_are_told(tmp_path: Path) -> None:
+    text = '[sources.a]\ntype = "files"\npath = "in"\ntable = "zzz"\n'
+    declaration = check_file(read(tmp_path, text))
+    with pytest.raises(fm.Invalid, match=r"The tables are: events, people\."):
+        check_lake(declaration, {"people", "events"})
+    with pytest.raises(fm.Invalid, match="There are no tables yet"):
+        check_lake(declaration, set())
 
 
 def test_the_example_is_right() -> None:
