@@ -23,10 +23,11 @@ from floodmark.catalog.spools import SpoolRow
 from floodmark.errors import Busy, CommitUnknown, Conflict, Corrupt, FloodmarkError, NotFound, TooNew, Unavailable
 from floodmark.failpoints import hit
 from floodmark.ingest.feed_group import same_kind
-from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, table_gone
+from floodmark.ingest.feed_memory import Memory, Seen
+from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, landed_before, table_gone
 from floodmark.ingest.feed_quarantine import clean
 from floodmark.ingest.spool import Record, Spool, look
-from floodmark.ingest.spool_check import is_fed, misfit, missing
+from floodmark.ingest.spool_check import is_fed, misfit, missing, missing_row
 from floodmark.ingest.spool_limits import IntakeLimits, Taken
 from floodmark.ingest.spool_live import closed, opened
 
@@ -61,6 +62,7 @@ class Feed:
         self._changed = threading.Condition()
         self._spool: Spool | None = None
         self._feeder: Feeder | None = None
+        self._memory = Memory()
         self._row: SpoolRow | None = None
         self._position = 0
         self._landed: OrderedDict[int, Landed] = OrderedDict()
@@ -127,7 +129,7 @@ class Feed:
         if spool.repaired:
             self._log.warning("a torn tail was cut off: nobody was told of those rows", cut_bytes=spool.repaired)
         self._row, self._position = known, known.position
-        self._feeder = Feeder(self._lake, self._table_id, spool.id, self._await_older)
+        self._feeder = Feeder(self._lake, self._table_id, spool.id, self._memory, self._await_older)
         opened(spool)
         return spool
 
@@ -141,7 +143,7 @@ class Feed:
 
     # ── in ──
 
-    def take(self, text: bytes, rows: int, *, key: str | None, evolve: bool) -> Future[Taken]:
+    def take(self, text: bytes, rows: int, *, key: str | None, evolve: bool, seen: Seen | None = None) -> Future[Taken]:
         if self._draining or self._stopped:
             raise Unavailable("rows are not taken any more: the server is stopping", advice="Retry in a moment.")
         spool = self._spool
@@ -164,12 +166,18 @@ class Feed:
                 advice="Send more slowly, and retry.",
             )
         future = spool.append(text, rows, key=key, evolve=evolve)
-        future.add_done_callback(lambda _: self._wake())
+        future.add_done_callback(lambda done: self._taken(spool.id, seen, done))
         return future
 
-    def known(self, text: bytes, key: str) -> Taken | None:
-        spool = self._spool
-        return None if spool is None else spool.known(text, key)
+    def _taken(self, spool: str, seen: Seen | None, done: Future[Taken]) -> None:
+        if seen is not None and done.exception() is None and done.result().outcome == "taken":
+            self._memory.put(spool, done.result().record, seen)
+        self._wake()
+
+    @property
+    def spool(self) -> Spool | None:
+        """If it is open."""
+        return self._spool
 
     def wait(self, record: int, timeout_s: float) -> Landed:
         end = time.monotonic() + timeout_s
@@ -186,17 +194,7 @@ class Feed:
                     )
                 self._changed.wait(left)
             found = self._landed.get(record)
-        return found if found is not None else self._landed_before(record)
-
-    def _landed_before(self, record: int) -> Landed:
-        """Of a record that was fed by an earlier process: in by the newest version, at the latest."""
-        row = self._lake.catalog.spools.get(self._table_id)
-        told = [
-            one.bad.get(record, 0)
-            for one in self._lake.catalog.spools.quarantine(self._table_id, state=None)
-            if row is not None and one.spool_id == row.spool_id
-        ]
-        return Landed(None if row is None else row.version, 0, sum(told))
+        return found if found is not None else landed_before(self._lake.catalog, self._table_id, record)
 
     # ── the thread ──
 
@@ -297,6 +295,7 @@ class Feed:
         with self._changed:
             self._row, self._position, self._stale = row, row.position, False
             self._changed.notify_all()
+        self._memory.forget(spool.id, row.position)
         self._forget(spool, row.position)
 
     def _forget(self, spool: Spool, position: int) -> None:
@@ -391,7 +390,3 @@ class Feed:
             "error": None if error is None else error.as_dict(),
             "failures": self._failures,
         }
-
-
-def missing_row(table: str) -> Conflict:
-    return Conflict("the catalog does not know the spool of this table", table=table)

@@ -21,7 +21,7 @@ from floodmark.errors import Invalid
 from floodmark.ingest.judge import Judge
 from floodmark.ingest.spool import Record
 from floodmark.model import SEQ_COLUMN
-from floodmark.rows.changes import CHANGE_COLUMN, DELETE
+from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.convert import Shape, table_shape
 from floodmark.rows.duplicates import last_of_table
 from floodmark.rows.json_lines import parse_lines
@@ -86,7 +86,18 @@ class Group:
         kept = last_of_each(judged.table.select(self.key), self.key) if self.key and judged.rows > 1 else None
         return Rows(taken(data, kept), judged.table, kept)
 
-    def _whole(self, table: pa.Table) -> pa.Table:
+    def is_judged_by(self, judge: Judge) -> bool:
+        """Whether what this one judged is what `read` would make of it. Defaults are filled row by row, from dicts."""
+        return not self.filled and not judge.filled and judge.schema == self.schema
+
+    def join(self, tables: Sequence[pa.Table]) -> Rows:
+        """The same as `read`, of rows that were judged before."""
+        telling = any(CHANGE_COLUMN in table.schema.names for table in tables)
+        data = pa.concat_tables([self._whole(table, telling) for table in tables])
+        kept = last_of_each(data.select(self.key), self.key) if self.key and data.num_rows > 1 else None
+        return Rows(taken(data, kept), data, kept)
+
+    def _whole(self, table: pa.Table, telling: bool = False) -> pa.Table:
         """With nulls for columns that no line brings."""
         arrays, fields = [], []
         for column in self.shape.columns:
@@ -94,8 +105,9 @@ class Group:
             array = table.column(column.name) if there else pa.nulls(table.num_rows, column.field.type)
             arrays.append(array)
             fields.append(pa.field(column.name, array.type))
-        if CHANGE_COLUMN in table.schema.names:
-            arrays.append(table.column(CHANGE_COLUMN))
+        if telling or CHANGE_COLUMN in table.schema.names:
+            there = CHANGE_COLUMN in table.schema.names
+            arrays.append(table.column(CHANGE_COLUMN) if there else pa.repeat(UPSERT, table.num_rows))
             fields.append(pa.field(CHANGE_COLUMN, pa.string()))
         return pa.table(arrays, schema=pa.schema(fields))
 

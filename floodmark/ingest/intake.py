@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from floodmark import log
 from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.ingest.feed import Feed
+from floodmark.ingest.feed_memory import Seen
 from floodmark.ingest.feed_publish import Landed
 from floodmark.ingest.spool_folder import is_spool
 from floodmark.ingest.spool_limits import IntakeLimits, Taken
@@ -84,19 +85,32 @@ class Intake:
         return any(feed.older_waits(received_ms) for feed in list(self._feeds.values()) if feed.table == table)
 
     def take(
-        self, table: str, table_id: str, text: bytes, rows: int, *, key: str | None = None, evolve: bool = False
+        self,
+        table: str,
+        table_id: str,
+        text: bytes,
+        rows: int,
+        *,
+        key: str | None = None,
+        evolve: bool = False,
+        seen: Seen | None = None,
     ) -> Future[Taken]:
         """Take rows, which fit their table now, as JSON lines; the answer comes when they are durable.
 
         Busy: too much waits already. Conflict or Corrupt: the table's spool is refused. Invalid: the key was used for
-        other rows. Then nothing was taken.
+        other rows. Then nothing was taken. `seen`: these rows as they were judged, if somebody did.
         """
-        return self._feed(table_id, table).take(text, rows, key=key, evolve=evolve)
+        return self._feed(table_id, table).take(text, rows, key=key, evolve=evolve, seen=seen)
+
+    def is_open(self, table_id: str) -> bool:
+        """Whether taking rows of this table waits for nothing but its own disk."""
+        feed = self._feeds.get(table_id)
+        return feed is not None and feed.spool is not None
 
     def known(self, table_id: str, text: bytes, key: str) -> Taken | None:
         """Whether these rows were taken with this key before: however the table looks by now."""
         feed = self._feeds.get(table_id)
-        return None if feed is None else feed.known(text, key)
+        return None if feed is None or feed.spool is None else feed.spool.known(text, key)
 
     def wait(self, table_id: str, record: int, timeout_s: float) -> Landed:
         """Until a record is in its table, or in quarantine; Unavailable if that is not so in time."""

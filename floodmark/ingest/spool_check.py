@@ -26,6 +26,10 @@ def missing(row: SpoolRow, folder: Path, host: str) -> Conflict:
     )
 
 
+def missing_row(table: str) -> Conflict:
+    return Conflict("the catalog does not know the spool of this table", table=table)
+
+
 def misfit(row: SpoolRow | None, table: str, spool_id: str, first: int, end: int) -> Conflict | None:
     """Why this spool does not go on where the catalog says; None if it does."""
     if row is not None and row.spool_id != spool_id and (row.spool_id or end):

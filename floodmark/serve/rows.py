@@ -22,6 +22,7 @@ from cachetools import TTLCache
 from fastapi import FastAPI, Query, Request, Response
 
 from floodmark.errors import CommitUnknown, Conflict, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.ingest.feed_memory import Seen
 from floodmark.ingest.judge import Judge, Judges
 from floodmark.model import Commit
 from floodmark.rows.json_lines import parse_lines
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 # them wait for each other. Rows that are refused by what is remembered are judged by the table as it is now.
 REMEMBERED_S = 0.1
 TABLES_MAX = 1_000
+# So much is judged where it is read.
+AT_ONCE_BYTES_MAX = 32 * 1024
 # How soon who waits for a commit sees that the server is to end.
 LOOK_S = 1.0
 _ERRORS = errors(401, 403, 404, 408, 409, 412, 413, 415, 422, 429, 503)
@@ -138,7 +141,29 @@ class Rows:
             judged = place.judge.read(text, self._limits.rows_max, evolve=evolve)
         if not judged.rows:
             raise _no_rows()
-        taken = self._intake.take(table, place.table_id, text, judged.rows, key=key, evolve=evolve)
+        seen = None if evolve else Seen(place.judge, judged.table)
+        taken = self._intake.take(table, place.table_id, text, judged.rows, key=key, evolve=evolve, seen=seen)
+        return Underway(place.table_id, taken)
+
+    def take_at_once(self, table: str, sent: Sent, key: str | None, evolve: bool) -> Underway | None:
+        """The same without a worker: for few rows of a table that is known, when nothing has to be waited for.
+
+        Handing them over costs more than judging them. None: let a worker do it, also if something is wrong with them.
+        """
+        place, headers = self._remembered(table), sent.headers
+        plain = not (evolve or EXPECT in headers or TABLE_KEY in headers or "content-encoding" in headers)
+        if place is None or self._intake is None or not plain or len(sent.body) > AT_ONCE_BYTES_MAX:
+            return None
+        if not self._intake.is_open(place.table_id):
+            return None
+        try:
+            judged = place.judge.read(sent.body, self._limits.rows_max)
+        except Invalid:
+            return None
+        if not judged.rows:
+            return None
+        seen = Seen(place.judge, judged.table)
+        taken = self._intake.take(table, place.table_id, sent.body, judged.rows, key=key, seen=seen)
         return Underway(place.table_id, taken)
 
     def landed(self, table_id: str, record: int, stopping: threading.Event) -> Landed:
@@ -196,7 +221,9 @@ class Door:
         async with work.patient() if wait else nullcontext():
             async with work.admitted() as held:
                 sent = await self._read(request, held)
-                underway = await work.run(self._rows.take, table, sent, key, evolve)
+                underway = self._rows.take_at_once(table, sent, key, evolve)
+                if underway is None:
+                    underway = await work.run(self._rows.take, table, sent, key, evolve)
                 del sent
                 # Shielded: a request that is cut off must not cancel what others wait for too.
                 taken = await asyncio.shield(asyncio.wrap_future(underway.taken))

@@ -18,6 +18,7 @@ from floodmark.ingest.intake import Intake
 from floodmark.ingest.quarantine_retry import drop
 from floodmark.ingest.spool_accept import accept, plan
 from floodmark.ingest.spool_keys import KeyWindow, Known
+from floodmark.serve.rows import REMEMBERED_S
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place
 from tests.contract.test_receive_http import lines as body
@@ -135,7 +136,8 @@ def test_a_key_whose_rows_are_in_is_known_although_the_table_has_changed(lake: f
         lake.apply({"events": {"columns": {"id": {"type": "long", "required": True}}}})
         again = client.post("/api/tables/events/rows?wait=committed", content=rows, headers=headers)
         assert (again.status_code, again.json()["outcome"]) == (200, "already_committed")
-        # Without the key it is judged by the table as it is.
+        # Without the key it is judged by the table as it is, once nobody remembers how it was.
+        time.sleep(2 * REMEMBERED_S)
         assert client.post("/api/tables/events/rows", content=rows).status_code == 422
     assert ids_of(lake) == [1]
 

@@ -14,6 +14,8 @@ from pyiceberg.types import DecimalType, IntegerType, LongType, NestedField, Str
 
 import floodmark as fm
 from floodmark.ingest.feed_group import Group, Rows, last_of_each, lines_of, same_kind, taken
+from floodmark.ingest.feed_memory import Memory, Seen
+from floodmark.ingest.judge import Judge
 from floodmark.ingest.spool import Record
 
 FIELDS = (
@@ -138,3 +140,48 @@ def test_folding_leaves_what_one_change_after_another_would(records: list[list[t
         found = read(Group(KEYED, filled), *texts)
         assert len({row["id"] for row in found}) == len(found)
         assert {row["id"]: row["name"] for row in found if row.get("_change", "upsert") == "upsert"} == table
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"id": st.integers(1, 4)},
+        optional={
+            "name": st.none() | st.text(max_size=2),
+            "note": st.text(max_size=2),
+            "_change": st.sampled_from(["upsert", "delete"]),
+        },
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=4))
+def test_rows_that_were_judged_before_are_those_that_are_read(records: list[list[dict[str, Any]]]) -> None:
+    group, judge = Group(KEYED, ()), Judge(KEYED)
+    assert group.is_judged_by(judge)
+    texts = [text(*rows) for rows in records]
+    joined, found = group.join([judge.read(one, 100).table for one in texts]), group.read(texts, 100, evolve=False)
+    assert (dicts(joined), joined.kept, joined.count) == (dicts(found), found.kept, found.count)
+
+
+def test_what_another_shape_or_a_default_was_judged_by_is_read_again() -> None:
+    assert not Group(KEYED, ()).is_judged_by(Judge(PLAIN))
+    assert not Group(KEYED, ("note",)).is_judged_by(Judge(KEYED))
+    assert not Group(KEYED, ()).is_judged_by(Judge(KEYED, ("note",)))
+
+
+def test_what_is_remembered_is_bounded_and_known_by_its_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, judge = Memory(), Judge(PLAIN)
+    seen = Seen(judge, judge.read(text({"id": 1, "name": "a"}), 9).table)
+    monkeypatch.setattr("floodmark.ingest.feed_memory.BYTES_MAX", 2 * seen.table.nbytes)
+    for number in range(3):
+        memory.put("one", number, seen)
+    first, second, third = (record(number, {"id": 1}) for number in range(3))
+    assert memory.find("one", [first, second]) == [seen, seen]
+    assert memory.find("one", [second, third]) is None
+    assert memory.find("another", [first]) is None
+    memory.forget("one", 1)
+    assert memory.find("one", [first]) is None
+    memory.put("one", 2, seen)
+    assert memory.find("one", [second, third]) == [seen, seen]
