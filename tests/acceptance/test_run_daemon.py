@@ -109,7 +109,7 @@ def test_rows_that_were_taken_are_fed_before_it_ends(made: Path) -> None:
 
 
 def test_what_does_not_end_in_time_is_cut_off_with_a_word_and_exit_code_1(made: Path) -> None:
-    (made / "floodmark.toml").write_text(f'{QUICK}[serve]\ndrain = "1s"\n')
+    (made / "floodmark.toml").write_text(f'{QUICK}[serve]\ndrain = "3s"\n')
     with running(made) as (child, client):
         assert send(client, 1, wait=True).status_code == 200
         with fm.open(made / "lake", heal=False) as lake, lake.catalog.database.write() as tx:
