@@ -26,7 +26,8 @@ expect.set_options(timeout=20_000)
 SHOTS = Path(os.environ.get("FLOODMARK_SCREENSHOTS", "build/screenshots"))
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: as long as it is there its event loop runs in this thread, and others cannot run theirs.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     found = shutil.which("chromium")
     assert found, "no chromium on the path: install it (Debian: apt-get install chromium)"
