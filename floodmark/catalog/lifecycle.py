@@ -11,18 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    insert,
-    inspect,
-    select,
-    text,
-)
+from sqlalchemy import Connection, insert, inspect, select, text
 
 from floodmark import clock
 from floodmark.catalog import tables
@@ -32,13 +21,6 @@ from floodmark.errors import Busy, Corrupt, NotFound, TooNew
 from floodmark.failpoints import hit
 from floodmark.model import MAIN
 
-# Alembic's own table: which migrations are done.
-_stamp = Table(
-    "fm_migrations",
-    MetaData(),
-    Column("version_num", String(32)),
-    PrimaryKeyConstraint("version_num", name="fm_migrations_pkc"),
-)
 MIGRATION_LOCK = 0x466C6F6F  # any constant: PostgreSQL's advisory lock for makers and migrators
 
 
@@ -53,7 +35,7 @@ def create_catalog(database: Database, location: str) -> None:
     with _maker(database) as tx:
         if _stored_format(tx) is not None:
             return
-        make_tables(tx)
+        upgrade(tx, "head")
         hit("init.tables_made")
         now = database.now_ms(tx)
         register(tx, location, now)
@@ -101,16 +83,6 @@ def open_catalog(database: Database, location: str) -> None:
             catalog_location=stored,
             advice="Open the lake where it was made: its paths are absolute, so it cannot be moved by copying.",
         )
-
-
-def make_tables(tx: Connection) -> None:
-    """All tables in today's format at once, as the migrations would leave them, and the stamp that says so to them."""
-    from floodmark.catalog.indexes import INDEXES
-
-    assert INDEXES  # they are known to the tables from here on
-    for made in (tables.metadata, _stamp.metadata):
-        made.create_all(tx, checkfirst=False)
-    tx.execute(insert(_stamp).values(version_num=f"f{tables.FORMAT:04d}"))
 
 
 def upgrade(tx: Connection, revision: str) -> None:

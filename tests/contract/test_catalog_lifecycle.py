@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert, inspect, select, text, update
+from sqlalchemy import insert, inspect, select, text, update
 
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.database import SQLITE_NAME, Database
-from floodmark.catalog.lifecycle import MIGRATION_LOCK, make_tables, register, stored_format, upgrade
+from floodmark.catalog.lifecycle import MIGRATION_LOCK, register, stored_format, upgrade
 from floodmark.catalog.processes import this_process
 from floodmark.storage import root_location
 from floodmark.testing.children import Child, run_child, run_killed
 from floodmark.testing.invariants import check_lake
-from tests.conftest import DATABASES, EVENTS, Place, ids, rows
+from tests.conftest import EVENTS, Place, ids, rows
 
 
 @contextmanager
@@ -497,51 +497,3 @@ def test_the_format_is_none_where_there_is_no_catalog(place: Place) -> None:
     os.makedirs(place.path)
     with database_of(place) as database:
         assert stored_format(database) is None
-
-
-# ── a new catalog is what the migrations make ──
-
-
-def shape_of(tx: Connection) -> dict[str, Any]:
-    """Every table as the database knows it: columns, keys, indexes with their conditions, and the stamp."""
-    seen = inspect(tx)
-
-    def indexes(table: str) -> list[Any]:
-        return sorted(
-            (one["name"], one["column_names"], bool(one["unique"]), repr({k: str(v) for k, v in _options(one).items()}))
-            for one in seen.get_indexes(table)
-        )
-
-    found: dict[str, Any] = {
-        table: {
-            "columns": sorted(
-                (one["name"], str(one["type"]), one["nullable"], one["default"]) for one in seen.get_columns(table)
-            ),
-            "key": (seen.get_pk_constraint(table)["name"], seen.get_pk_constraint(table)["constrained_columns"]),
-            "unique": sorted(one["column_names"] for one in seen.get_unique_constraints(table)),
-            "indexes": indexes(table),
-        }
-        for table in seen.get_table_names()
-    }
-    return {**found, "stamp": tx.execute(text("SELECT version_num FROM fm_migrations")).scalars().all()}
-
-
-def _options(index: Any) -> dict[str, Any]:
-    return dict(index.get("dialect_options", {}))
-
-
-def test_a_new_catalog_has_the_tables_that_the_migrations_make(
-    new_place: Callable[[str], Place],
-) -> None:
-    for kind in DATABASES:
-        shapes = []
-        for make in (make_tables, lambda tx: upgrade(tx, "head")):
-            place = new_place(kind)
-            Path(place.path).mkdir()
-            with database_of(place) as database:
-                with database.write() as tx:
-                    make(tx)
-                with database.read() as tx:
-                    shapes.append(shape_of(tx))
-        assert shapes[0] == shapes[1]
-        assert len(shapes[0]) > 30
