@@ -77,7 +77,7 @@ OTHER = {
     ),
     # stamped: the spool names this lake's incarnation, the catalog does not know; mended: a damaged file keeps another
     # name, and has a successor; accepted: the catalog goes on with it
-    "accept": ("stamped", "mended", "accepted"),
+    "accept": ("stamped", "kept", "mended", "accepted"),
     # The row says that rows are in after all, or given up; their object is still there.
     "spool_quarantine": ("retried", "dropped"),
     # A file of a drop folder: complete; its rows are in and the file is still there; in .loaded. Refused: judged, and

@@ -165,6 +165,8 @@ def _replace(path: Path, data: bytes) -> None:
         if path.exists():
             os.link(path, path.with_name(f"{path.name}.damaged-{new_id()}"))
             sync_folder(path.parent, SYSTEM)
+    # Crash here: the damaged file has a second name, and is as damaged as before; it is planned again.
+    hit("accept.kept")
     local_files().put(str(path), data)
     # Crash here: one of the damaged files is mended; the others are planned again.
     hit("accept.mended")

@@ -239,8 +239,9 @@ def test_an_acceptance_that_is_killed_is_planned_again(
         check_lake(lake.catalog)
 
 
+@pytest.mark.parametrize("point", ["accept.kept", "accept.mended", "accept.kept:2"])
 def test_a_mending_that_is_killed_is_planned_again_and_loses_nothing_more(
-    new_place: Callable[[str], Place], tmp_path: Path
+    new_place: Callable[[str], Place], point: str
 ) -> None:
     place = new_place("sqlite")
     prepare(place)
@@ -254,7 +255,7 @@ def test_a_mending_that_is_killed_is_planned_again_and_loses_nothing_more(
     for path in (paths[0], paths[1]):
         path.write_bytes(path.read_bytes().replace(b"name", b"NAME", 1))
     damaged = [path.read_bytes() for path in paths[:2]]
-    assert run_killed(accept_it, place, failpoint="accept.mended")
+    assert run_killed(accept_it, place, failpoint=point)
     run_child(accept_it, place)
     with place.open() as lake:
         with intake_of(lake, SLOW) as intake:
