@@ -6,14 +6,8 @@ in our words and without a trace. What is asked and answered is in the modules t
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,11 +22,11 @@ from floodmark.serve.doors import Doors, Refused
 from floodmark.serve.events import add_events
 from floodmark.serve.metrics import add_metrics
 from floodmark.serve.page import add_page
+from floodmark.serve.routes import Guarded, internal
 from floodmark.serve.rows import add_rows
 from floodmark.serve.server import HEAD_BYTES_MAX
 from floodmark.serve.serving import Serving
 
-TRACE_CHARACTERS_MAX = 8_000
 # Of every answer that does not say otherwise itself. Referrers stay with this server, whose own pages write by forms.
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -41,6 +35,7 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
 }
+_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 def create_app(serving: Serving) -> FastAPI:
@@ -74,9 +69,12 @@ class Edge:
             return
         headed = _Headed(send, bodiless=scope["method"] == "HEAD")
         try:
-            if sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES_MAX:
+            if _head_bytes(scope) > HEAD_BYTES_MAX:
                 raise Refused(431, "the headers are too large", f"They may have {HEAD_BYTES_MAX} bytes.")
-            self._doors.check_host(_header(scope, b"host"))
+            hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
+                raise Refused(400, "a request says once which host it is for", "Send one Host header.")
+            self._doors.check_host(hosts[0] if hosts else None)
         except Refused as refusal:
             await _refusal(refusal)(scope, receive, headed.send)
             return
@@ -97,46 +95,22 @@ class _Headed:
         if self._ended:
             return
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
+            given = {name.lower() for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(one for one in _RAW_HEADERS if one[0] not in given)]
         elif message["type"] == "http.response.body" and self._bodiless:
             # A stream that never ends would hold the connection: its listener is told that nobody listens.
             message, self._ended = {"type": "http.response.body", "body": b"", "more_body": False}, True
         await self._send(message)
 
 
-def _header(scope: Scope, name: bytes) -> str | None:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+def _head_bytes(scope: Scope) -> int:
+    address = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return address + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 def _refusal(refusal: Refused) -> Response:
     error = plain_error(refusal.kind, refusal.message, refusal.advice)
     return answer(refusal.status, error_text(error))
-
-
-class Guarded(APIRoute):
-    """The edge: what nobody thought of is a sentence for the caller, and a trace for the log; the connection stays."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def guarded(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except (FloodmarkError, Refused, HTTPException, RequestValidationError, ClientDisconnect):
-                raise
-            except Exception as error:  # noqa: BLE001 - the edge
-                trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS_MAX:]
-                log.get(path=request.url.path).error("request failed", cause=repr(error), trace=trace)
-                return _internal()
-
-        return guarded
-
-
-def _internal() -> Response:
-    advice = "The server's log says what."
-    return answer(500, error_text(plain_error("Internal", "something failed here", advice)), HEADERS)
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -164,7 +138,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(_request: Request, _error: Exception) -> Response:
-        return _internal()  # outside of all routes; the server logs it
+        return internal(HEADERS)  # outside of all routes and of the edge; the server logs it
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_request: Request, _error: ClientDisconnect) -> Response:

@@ -9,7 +9,6 @@ over (it was paused for longer than its lease) stops at once, without draining: 
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import signal
@@ -21,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from floodmark import clock, log
 from floodmark.config import OFF, Settings
@@ -117,7 +118,7 @@ class Daemon:
         self._server.on_stop = self.stop
         if self.tasks.stop.is_set():
             return  # it came while the app was made
-        asyncio.run(self._server.serve(sockets=[listening]))
+        uvloop.run(self._server.serve(sockets=[listening]))
         self.stop()
         if not serving.work.close(self._left_s()):
             self._cut_off(["requests"])

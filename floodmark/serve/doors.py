@@ -29,12 +29,12 @@ TOKEN_CHARACTERS_MAX = 512
 
 
 class Refused(Exception):
-    """Not heard: 401 who is unknown, 403 who may not, 421 who means another server, 431 whose headers are too large."""
+    """Not heard: 401 who is unknown, 403 who may not, 421 who means another server, 400 and 431 by wrong headers."""
 
     def __init__(self, status: int, message: str, advice: str = "") -> None:
         super().__init__(message)
         self.status = status
-        self.kind = {401: "Unauthorized", 431: "Invalid"}.get(status, "Forbidden")
+        self.kind = {400: "Invalid", 401: "Unauthorized", 431: "Invalid"}.get(status, "Forbidden")
         self.message = message
         self.advice = advice
 

@@ -30,6 +30,7 @@ from floodmark.serve.answers import answer, json_text
 from floodmark.serve.body import Held, Limits, read_body, unpack
 from floodmark.serve.claims import DESTINATION, EXPECT, TABLE_KEY, Claim, check_expected, check_once, read_claim
 from floodmark.serve.described import NDJSON, CommittedRows, TakenRows, errors
+from floodmark.serve.routes import Direct
 from floodmark.serve.serving import Serving
 from floodmark.write.shape import TABLE_NAME
 
@@ -263,12 +264,6 @@ class Door:
 def add_rows(app: FastAPI, serving: Serving) -> None:
     door = Door(app, serving)
 
-    @app.post(
-        "/api/tables/{table}/rows",
-        status_code=202,
-        responses={202: {"model": TakenRows}, 200: {"model": CommittedRows}, **_ERRORS},
-        openapi_extra=NDJSON,
-    )
     async def post_rows(
         request: Request,
         table: str,
@@ -282,3 +277,13 @@ def add_rows(app: FastAPI, serving: Serving) -> None:
         if claim.sender is not None or (serving.intake is None and wait is not None):
             return await door.commit(request, table, claim, evolve)
         return await door.take(request, table, claim.key, wait is not None, evolve)
+
+    app.router.add_api_route(
+        "/api/tables/{table}/rows",
+        post_rows,
+        methods=["POST"],
+        status_code=202,
+        responses={202: {"model": TakenRows}, 200: {"model": CommittedRows}, **_ERRORS},
+        openapi_extra=NDJSON,
+        route_class_override=Direct,
+    )

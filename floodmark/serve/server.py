@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import h11
+import httptools
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from floodmark.errors import Invalid, Unavailable
 from floodmark.serve.answers import error_text, plain_error
@@ -89,12 +89,15 @@ logging.getLogger("uvicorn").addHandler(logging.NullHandler())
 logging.getLogger("uvicorn").propagate = False
 
 
-class Connection(H11Protocol):
-    """One connection, which is closed when no request of it is under way for too long."""
+class Connection(HttpToolsProtocol):
+    """One connection, closed when no request of it is under way for too long, or when too much comes that is none."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._last: Any = self  # of the last look: none yet
+        self._fruitless_bytes = 0
+        self._bore_fruit = False
+        self._in_head = False
         self._look_again()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -107,27 +110,82 @@ class Connection(H11Protocol):
     def _look(self) -> None:
         if self.transport.is_closing():
             return
-        under_way = self.cycle is not None and not self.cycle.response_complete
+        under_way = self._is_under_way
         if not under_way and self._last is self.cycle:
             self.transport.close()  # nothing was begun since the last look
             return
         self._last = self if under_way else self.cycle
         self._look_again()
 
+    @property
+    def _is_under_way(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self._bore_fruit = False
+        self._parse(data)
+        # The parser keeps what has no end yet, a head or a trailer, without any bound. A whole head that is too large
+        # comes further, and is refused there (serve/app.py).
+        self._fruitless_bytes = 0 if self._bore_fruit else self._fruitless_bytes + len(data)
+        if self._fruitless_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self.send_400_response("")
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _decline(self, rest: bytes) -> None:
+        """Another protocol was offered (Java's client does so first thing): the parser then looks at no body. So it is
+        given the same request again, without the offer, and what comes after its head."""
+        kept = [(name, value) for name, value in self.headers if name != b"upgrade"]
+        if len(kept) == len(self.headers):
+            self.send_400_response("")  # CONNECT, which is for proxies
+            return
+        version = self.parser.get_http_version().encode()
+        first = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)
+        self.parser = httptools.HttpRequestParser(self)
+        self._parse(b"\r\n".join([first, *map(b": ".join, kept), b"", b""]) + rest)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # what comes after a body is no header: who asks was checked before
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._bore_fruit = False, True
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._bore_fruit = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._bore_fruit = True
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
     def send_400_response(self, msg: str) -> None:
         """In our words: this cannot be read as a request at all."""
+        cycle = self.cycle
+        if self._is_under_way and (cycle.response_started or not cycle.more_body):
+            # It came after a request that is whole: that one gets its own answer, which this would be taken for.
+            cycle.keep_alive = False
+            return
         advice = f"Headers may have {HEAD_BYTES_MAX} bytes."
         text = error_text(plain_error("Invalid", "this is no request of HTTP/1.1 that can be read", advice))
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(text))]
-        try:
-            for event in (
-                h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")], reason=b"Bad Request"),
-                h11.Data(data=text),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
-        except h11.LocalProtocolError:
-            pass  # an answer was on its way already
+        head = f"content-type: application/json\r\ncontent-length: {len(text)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + text)
         self.transport.close()
 
 
@@ -146,7 +204,6 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=grace_s,
-                h11_max_incomplete_event_size=HEAD_BYTES_MAX,
                 limit_concurrency=CONNECTIONS_MAX,
             )
         )

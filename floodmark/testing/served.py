@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
+
+import uvloop
 
 import floodmark as fm
 from floodmark.serve.app import create_app
@@ -23,5 +24,5 @@ def serve_at(path: str, bind: str, address: str) -> None:
     with fm.open(path) as lake:
         app = create_app(Serving(lake))
         with bound(bind) as listening:
-            asyncio.run(Server(app, listening, announce, GRACE_S).serve(sockets=[listening]))
+            uvloop.run(Server(app, listening, announce, GRACE_S).serve(sockets=[listening]))
         app.state.work.close(GRACE_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import os
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 import zstandard
 
 import floodmark as fm
@@ -50,7 +50,7 @@ def served(
     app = create_app(Serving(lake, Doors(known), limits, intake))
     with bound("127.0.0.1:0") as listening:
         server = Server(app, listening, address.put, grace_s=10)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+        thread = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=[listening])))
         thread.start()
         try:
             with httpx.Client(base_url=address.get(timeout=30), timeout=60) as client:

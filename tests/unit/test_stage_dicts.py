@@ -7,6 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import example, settings
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from floodmark.errors import Invalid
 from floodmark.rows.dicts import rows_to_arrow
@@ -86,6 +89,47 @@ def test_a_value_of_another_kind_is_refused_with_column_count_and_example(text: 
         rows_to_arrow([{"c": given}, {"c": None}, {"c": given}], table_schema(f"c {text}"))
     assert refused.value.facts == {"column": "c", "count": 2}
     assert type(given).__name__ in refused.value.message
+
+
+def _moment(kind: str, values: list[Any]) -> int | str:
+    try:
+        found: int = rows_to_arrow([{"v": value} for value in values], table_schema(f"v {kind}")).column("v")[0].value
+    except Invalid:
+        return "refused"
+    return found
+
+
+def _digits(low: int, high: int, width: int) -> st.SearchStrategy[str]:
+    return st.integers(low, high).map(lambda number: f"{number:0{width}}")
+
+
+DAYS = st.one_of(
+    st.tuples(_digits(0, 9999, 4), _digits(0, 13, 2), _digits(0, 32, 2)).map("-".join),
+    st.dates().map(str),
+    st.sampled_from(["20261115", "2026-W46-1", "2026-320", "12026-01-01", "-2026-01-01", "0000-01-01", "0001-01-01"]),
+)
+CLOCKS = st.tuples(_digits(0, 25, 2), _digits(0, 60, 2), _digits(0, 60, 2)).flatmap(
+    lambda parts: st.integers(0, 3).map(lambda count: ":".join(parts[:count]))
+)
+FRACTIONS = st.one_of(st.just(""), st.from_regex(r"[.,][0-9]{0,10}", fullmatch=True))
+ZONES = st.one_of(
+    st.sampled_from(["", "Z", "z", " Z", "+00", "-0000", "+24:00", "+23:59", "-23:59:59", "+00:60", "UTC", "+1"]),
+    st.tuples(st.sampled_from("+-"), _digits(0, 25, 2), st.sampled_from(["", ":"]), _digits(0, 61, 2)).map("".join),
+)
+ISO_TEXTS = st.tuples(
+    st.sampled_from(["", " "]), DAYS, st.sampled_from(["T", " ", "t", "x", ""]), CLOCKS, FRACTIONS, ZONES
+)
+
+
+@settings(max_examples=600, deadline=None)
+@example("timestamp", "0000-06-01T00:00:00Z")
+@example("timestamp_ntz", "0000-06-01T00:00:00")
+@example("timestamp", "0001-01-01T00:00:00+01:00")
+@drawn(st.sampled_from(["timestamp", "timestamp_ntz"]), ISO_TEXTS.map("".join))
+def test_a_time_is_read_the_same_alone_and_beside_others(kind: str, text: str) -> None:
+    """Texts alone are read by Arrow where it can; beside a value of Python's one by one."""
+    beside = datetime(2026, 11, 15, tzinfo=UTC if kind == "timestamp" else None)
+    assert _moment(kind, [text]) == _moment(kind, [text, None]) == _moment(kind, [text, beside])
 
 
 def test_unknown_keys_are_counted_by_rows() -> None:

@@ -1,0 +1,226 @@
+"""What comes over the wire and is no request, or only half of one, or hides one: refused in our words, nothing stored.
+
+Bytes by hand at a real socket, into the event loop and the parser that the daemon has.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import floodmark as fm
+from floodmark.serve.body import Limits
+from floodmark.serve.server import HEAD_BYTES_MAX
+from tests.conftest import EVENTS, Place, ids, rows
+from tests.contract.test_door import door, landed, nothing_stored, post
+from tests.contract.test_receive_http import lines
+
+
+@pytest.fixture
+def lake(new_place: Callable[[str], Place]) -> Iterator[fm.Lake]:
+    with new_place("sqlite").open(create=True, actor="test") as lake:
+        lake.create_table("events", EVENTS)
+        lake.create_table("people", EVENTS, key=["id"])
+        yield lake
+
+
+@pytest.fixture
+def client(lake: fm.Lake, tmp_path: Path) -> Iterator[httpx.Client]:
+    with door(lake, tmp_path / "spool") as client:
+        yield client
+
+
+@pytest.fixture
+def untouched(lake: fm.Lake, client: httpx.Client) -> Iterator[None]:
+    with nothing_stored(lake, client):
+        yield
+
+
+def raw(client: httpx.Client, *parts: bytes, end: bool = False) -> bytes:
+    """What a server says to these bytes; `end`: nothing follows them."""
+    place = (client.base_url.host, client.base_url.port or 80)
+    with socket.create_connection(place, timeout=30) as connection:
+        for part in parts:
+            connection.sendall(part)
+        if end:
+            connection.shutdown(socket.SHUT_WR)
+        found = b""
+        while b"\r\n\r\n" not in found and (more := connection.recv(65536)):
+            found += more
+        return found
+
+
+def head(target: bytes = b"/api/tables/events/rows", *headers: bytes) -> bytes:
+    given = [b"POST " + target + b" HTTP/1.1", b"Host: localhost", *headers]
+    return b"\r\n".join(given) + b"\r\n\r\n"
+
+
+GOOD = lines(rows(1))
+
+
+NO_TABLES = [
+    b"..",
+    b"%2e%2e",
+    b"..%2f..%2fevents",
+    b"%2fevents",
+    b"events%00",
+    b"%00",
+    b"events%0a",
+    b"%ff%fe",
+    "événements".encode().hex(" ").replace(" ", "%").encode().join([b"%", b""]),
+    b"x" * 5000,
+    b"EVENTS",
+    b"events;drop",
+    b"events%27--",
+    b"*",
+    b"%25s",
+]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_name_that_is_no_table_is_404_whatever_it_is(client: httpx.Client) -> None:
+    for name in NO_TABLES:
+        answer = raw(client, head(b"/api/tables/" + name + b"/rows", b"Content-Length: %d" % len(GOOD)), GOOD)
+        assert answer.startswith(b"HTTP/1.1 404 "), (name, answer)
+
+
+NO_REQUESTS = [
+    ([head(b"/api/tables/events/rows", b"X: " + b"x" * 600_000)], b"400"),
+    ([b"not HTTP at all\r\n\r\n"], b"400"),
+    ([head(b"/api/tables/events/rows", b"Content-Length: x"), GOOD], b"400"),
+    ([head(b"/api/tables/events/rows", b"Content-Length: -1"), GOOD], b"400"),
+    ([head(b"/api/tables/events/rows", b"Content-Length: 5", b"Content-Length: 6"), GOOD], b"400"),
+    ([head(b"/api/tables/events/rows", b"Transfer-Encoding: gzip"), GOOD], b"400"),
+    ([head(b"/api/tables/events/rows", b"Transfer-Encoding: chunked"), b"zz\r\n"], b"400"),
+    ([head(b"/api/tables/events/rows", b"Content-Length: 9999999999999"), GOOD], b"413"),
+    ([head(b"/api/tables/events/rows", b"Content-Length: 99999999999999999999"), GOOD], b"400"),
+    ([head(b"/api/tables/events/rows", b"Content-Length: 4", b"Transfer-Encoding: chunked"), b"0\r\n\r\n"], b"400"),
+    ([head(b"/api/tables/events/rows", b"Host: localhost", b"Content-Length: 4"), GOOD], b"400"),
+    ([head(b"/" + b"x" * 40_000, b"Content-Length: %d" % len(GOOD)), GOOD], b"431"),
+    ([head(b"/api/tables/events/rows", b"Content-Length: 4"), GOOD], b"400"),
+    ([b"POST /api/tables/events/rows HTTP/1.1\r\nContent-Length: 1\r\n\r\n{"], b"400"),
+]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_what_is_no_request_is_refused(client: httpx.Client) -> None:
+    for parts, status in NO_REQUESTS:
+        answer = raw(client, *parts)
+        assert answer.startswith(b"HTTP/1.1 " + status), (parts, answer)
+        assert b"content-type: application/json" in answer
+
+
+HALVES = [
+    [head(b"/api/tables/events/rows", b"Content-Length: 99"), GOOD],
+    [head(b"/api/tables/events/rows", b"Transfer-Encoding: chunked"), b"%x\r\n" % len(GOOD), GOOD, b"\r\n"],
+    [head(b"/api/tables/events/rows", b"Content-Length: 99")[:-2]],
+]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_request_that_does_not_come_to_its_end_leaves_nothing(client: httpx.Client) -> None:
+    for parts in HALVES:
+        raw(client, *parts, end=True)
+
+
+def test_a_body_that_does_not_come_is_408(lake: fm.Lake, tmp_path: Path) -> None:
+    with door(lake, tmp_path / "spool", limits=Limits(body_s_max=0.2)) as client:
+        for header in (b"Content-Length: 99", b"Transfer-Encoding: chunked"):
+            assert raw(client, head(b"/api/tables/events/rows", header), b"1").startswith(b"HTTP/1.1 408 ")
+        assert landed(client, lines(rows(1)))["record"] == 0
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_off(
+    lake: fm.Lake, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("floodmark.serve.server.IDLE_S_MAX", 0.2)
+    place = (client.base_url.host, client.base_url.port or 80)
+    with socket.create_connection(place, timeout=30) as slow:
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nHo")
+        assert slow.recv(100) == b""
+    # A request that is under way is not.
+    with socket.create_connection(place, timeout=30) as busy:
+        busy.sendall(head(b"/api/tables/events/rows", b"Content-Length: %d" % len(GOOD)))
+        for byte in GOOD:
+            busy.sendall(bytes([byte]))
+        assert busy.recv(1000).startswith(b"HTTP/1.1 202 ")
+    assert json.loads(post(client, GOOD).content)["record"] == 1
+
+
+def answers(client: httpx.Client, *parts: bytes) -> list[bytes]:
+    """All that a server says to these bytes, answer by answer, until it closes."""
+    place = (client.base_url.host, client.base_url.port or 80)
+    with socket.create_connection(place, timeout=30) as connection:
+        for part in parts:
+            connection.sendall(part)
+        found = b""
+        while more := connection.recv(65536):
+            found += more
+    return [b"HTTP/1.1 " + one for one in found.split(b"HTTP/1.1 ")[1:]]
+
+
+WHOLE = head(b"/api/tables/events/rows", b"Content-Length: %d" % len(GOOD)) + GOOD
+LAST = head(b"/api/tables/events/rows", b"Connection: close", b"Content-Length: %d" % len(GOOD)) + GOOD
+
+
+def test_what_cannot_be_read_is_no_answer_to_the_request_before_it(lake: fm.Lake, client: httpx.Client) -> None:
+    """It comes in one piece with a request that is whole, whose rows are taken: so is said, and nothing else."""
+    for number in range(5):
+        (answer,) = answers(client, WHOLE + b"this is not HTTP\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 202 "), answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["record"] == number
+    landed(client, lines(rows(2)))
+    assert ids(lake) == [1, 1, 1, 1, 1, 2]
+
+
+def test_requests_in_one_piece_are_answered_in_their_order(lake: fm.Lake, client: httpx.Client) -> None:
+    found = answers(client, WHOLE + WHOLE + b"\r\n" + LAST)
+    assert [json.loads(one.partition(b"\r\n\r\n")[2])["record"] for one in found] == [0, 1, 2]
+
+
+ENDLESS = [
+    b"POST /api/tables/events/rows HTTP/1.1\r\nHost: localhost\r\nX: ",
+    b"POST /api/tables/events/rows",
+    head(b"/api/tables/events/rows", b"Transfer-Encoding: chunked") + b"1\r\n{\r\n0\r\nX: ",
+    head(b"/api/tables/events/rows", b"Transfer-Encoding: chunked") + b"1\r\n{\r\n0\r\nX: 1\r\nX: ",
+]
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("begin", range(len(ENDLESS)))
+def test_what_never_ends_is_cut_off_before_it_fills_the_memory(client: httpx.Client, begin: int) -> None:
+    with pytest.raises(ConnectionError):
+        answers(client, ENDLESS[begin], *[b"x" * HEAD_BYTES_MAX] * 1000)
+
+
+@pytest.mark.usefixtures("untouched")
+def test_what_comes_after_a_body_is_no_header(client: httpx.Client) -> None:
+    chunked = b"%x\r\n%s\r\n0\r\n" % (len(GOOD), GOOD)
+    begin = head(b"/api/tables/nothing/rows", b"Transfer-Encoding: chunked", b"Connection: close")
+    for trailer in (b"Idempotency-Key: a\r\nIdempotency-Key: b", b"Host: elsewhere.example", b"Floodmark-Epoch: x"):
+        (answer,) = answers(client, begin + chunked + trailer + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 404 "), answer
+
+
+OFFER = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA")
+
+
+def test_who_offers_another_protocol_is_served_in_this_one(client: httpx.Client) -> None:
+    begin = head(b"/api/tables/events/rows", *OFFER, b"Content-Length: %d" % len(GOOD))
+    chunked = head(b"/api/tables/events/rows", *OFFER, b"Transfer-Encoding: chunked")
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD)
+    found = answers(client, begin + GOOD, begin, GOOD, chunked + body + begin + GOOD, *[b"%c" % one for one in LAST])
+    assert [json.loads(one.partition(b"\r\n\r\n")[2])["record"] for one in found] == [0, 1, 2, 3, 4]
+    question = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"\r\n".join(OFFER) + b"\r\n\r\n"
+    assert raw(client, question).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_who_takes_it_for_a_proxy_is_refused(client: httpx.Client) -> None:
+    assert raw(client, b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert raw(client, b"GET http://localhost/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")[:12] == b"HTTP/1.1 200"
