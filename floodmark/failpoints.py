@@ -91,6 +91,7 @@ OTHER = {
         "written",  # the bytes of a group are in the file, not synced
         "synced",  # durable; nobody was told
         "rolled",  # a new segment exists, nothing is in it
+        "keys_written",  # on a full disk: over the reserve, which is not yet the file of keys
         "keys_kept",  # the keys of a fed segment are durable elsewhere, the segment is still there
         "forgotten",  # the segment is deleted
     ),

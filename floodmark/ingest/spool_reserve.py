@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from floodmark.errors import Unavailable
+from floodmark.failpoints import hit
 from floodmark.ingest.spool_folder import KEYS, RESERVE, Calls, failing, sync_folder
 from floodmark.ingest.spool_segment import write_all
 
@@ -60,6 +61,8 @@ class KeysReserve:
                 self._calls.fsync(fd)
             finally:
                 os.close(fd)
+            # Crash here: the keys before these are still the spool's, and so are the segments.
+            hit("spool.keys_written")
             os.replace(self._path, self._folder / KEYS)
             sync_folder(self._folder, self._calls)
         return True
