@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -28,8 +28,11 @@ class Guarded(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        known = frozenset(field.alias for field in self.dependant.query_params)
 
         async def guarded(request: Request) -> Response:
+            if self.path.startswith("/api/"):
+                _check_query(request.query_params.keys(), known)
             return await _guarded(request, handle(request))
 
         return guarded
@@ -48,6 +51,15 @@ class Direct(Guarded):
         request = Request(scope, receive, send)
         response = await _guarded(request, self.endpoint(request, **scope["path_params"]))
         await response(scope, receive, send)
+
+
+def _check_query(given: Collection[str], known: Collection[str]) -> None:
+    """A slip in a name would be passed over without a word, and another question be answered."""
+    for name in given:
+        if name not in known:
+            raise Refused(
+                400, f"there is no parameter {name[:80]!r}", f"Known here: {', '.join(sorted(known)) or 'none'}."
+            )
 
 
 async def _guarded(request: Request, answered: Awaitable[Response]) -> Response:

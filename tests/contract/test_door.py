@@ -263,6 +263,9 @@ def test_a_bad_body_is_refused(client: httpx.Client) -> None:
 def test_a_bad_question_is_refused(client: httpx.Client) -> None:
     for query in ("?wait=spooled", "?wait=", "?evolve=maybe", "?wait=committed&wait=never"):
         told(post(client, lines(rows(1)), query=query), 400)
+    error = told(post(client, lines(rows(1)), query="?wiat=committed"), 400)
+    assert (error["message"], error["advice"]) == ("there is no parameter 'wiat'", "Known here: evolve, wait.")
+    assert "Known here: none." in client.get("/api/status?x=1").text
     for key in ("", "x" * 5_000, "a\tb"):
         told(post(client, lines(rows(1)), **{"Idempotency-Key": key}), 400)
 
