@@ -73,7 +73,7 @@ def _attention(found: Troubles) -> tuple[str, ...]:
         ([failure_text(one) for one in found.failed], "floodmark maintain history"),
         (ways_out, "floodmark sink status"),
         (trouble_text(found.jobs.troubles), "floodmark backfill list"),
-        (_tasks(found), "floodmark status"),
+        (_tasks(found) + _files_aside(found), "floodmark status"),
         (_waiting(found.spools), "floodmark spool list"),
         (_aside_text(aside, "table"), f"floodmark spool quarantine list {next(iter(aside), '')}"),
         (_aside_text(refused, "sink"), f"floodmark sink quarantine list {next(iter(refused), '')}"),
@@ -100,6 +100,13 @@ def _tasks(found: Troubles) -> list[str]:
     texts = [_task_failure(task) for task in failed if task["name"] not in told]
     left = len(texts) - TROUBLES_MAX
     return [*texts[:TROUBLES_MAX], *([f"{count_of(left, 'more task')}"] if left > 0 else [])]
+
+
+def _files_aside(found: Troubles) -> list[str]:
+    """Files that were dropped and could not be loaded, for as long as they lie there."""
+    tasks = found.daemon["tasks"] if found.daemon is not None and found.daemon["alive"] else ()
+    files = {task["name"]: task["set_aside"] for task in tasks if task.get("set_aside")}
+    return [f"{count_of(sum(files.values()), 'bad file')} of {_few(list(files), 'task')}"] if files else []
 
 
 def _task_failure(task: Mapping[str, Any]) -> str:

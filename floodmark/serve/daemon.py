@@ -247,5 +247,6 @@ def _feed_task(state: dict[str, Any]) -> dict[str, Any]:
         "last_outcome": f"{count_of(state['fed_rows'], 'row')} fed, {state['waiting_rows'] or 0} waiting",
         "last_error": told,
         "failures": state["failures"],
+        "set_aside": 0,
         "next_at": None,
     }

@@ -105,6 +105,7 @@ def _daemon(daemon: Row | None) -> Iterator[Metric]:
     yield gauge("floodmark_daemon_alive", "Whether a daemon runs the lake's tasks.", alive)
     family = _Families("task", [{"task": one["name"], **one} for one in (daemon or {}).get("tasks", ())])
     yield family.gauge("floodmark_task_failures", "Failures of a task in a row.", _of("failures"))
+    yield family.gauge("floodmark_task_files_set_aside", "Bad files of a drop folder that lie aside.", _of("set_aside"))
     ended = "When the last run of a task ended, if it did not fail."
     yield family.gauge("floodmark_task_last_success_timestamp_seconds", ended, _last_success, fold=max)
 

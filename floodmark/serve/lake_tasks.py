@@ -165,4 +165,4 @@ class DropTask:
             words.append(f"{count_of(done.set_aside, 'bad file')} in {FAILED_FOLDER}")
         # What is still being written is looked at again as soon as it may be complete.
         again_s = self.settle_s if done.waiting else None
-        return Ran("; ".join(words) or "nothing_to_do", again_s=again_s)
+        return Ran("; ".join(words) or "nothing_to_do", again_s=again_s, set_aside=done.set_aside)

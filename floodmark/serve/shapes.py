@@ -69,7 +69,7 @@ class Spool(Shape):
 
 
 class Task(BaseModel):
-    """Something that the daemon does again and again; `failures`: so many in a row."""
+    """Something that the daemon does again and again; `set_aside`: bad files that lie there."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -82,6 +82,7 @@ class Task(BaseModel):
     last_outcome: str | None = None
     last_error: dict[str, Any] | None = None
     failures: int = 0
+    set_aside: int = 0
     next_at: str | None = None
 
 

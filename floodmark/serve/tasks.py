@@ -32,6 +32,8 @@ class Ran:
     paused: bool = False
     # There is nothing to do any more, ever.
     over: bool = False
+    # Bad files that lie aside until somebody looks at them.
+    set_aside: int = 0
 
 
 class Task(Protocol):
@@ -62,6 +64,7 @@ class _Runner:
     ended_ms: int | None = None
     outcome: str | None = None
     error: dict[str, Any] | None = None
+    set_aside: int = 0
     thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +108,7 @@ class _Runner:
         self.turn = schedule.end(
             self.turn, pace, time.monotonic(), failed=failed, chance=random.random(), again_s=ran.again_s
         )
-        self.ended_ms, self.outcome = clock.now_ms(), ran.outcome
+        self.ended_ms, self.outcome, self.set_aside = clock.now_ms(), ran.outcome, ran.set_aside
         self.error = None if ran.error is None else _told(ran.error)
         self.state = FAILED if failed else PAUSED if ran.paused else WAITING
         if ran.error is not None:
@@ -127,6 +130,7 @@ class _Runner:
             "last_outcome": self.outcome,
             "last_error": self.error,
             "failures": self.turn.failures,
+            "set_aside": self.set_aside,
             "next_at": _time(next_ms),
         }
 

@@ -31,6 +31,7 @@ TASK = {
     "state": "failed",
     "every_s": 5.0,
     "failures": 3,
+    "set_aside": 2,
     "last_started": None,
     "last_ended": "2026-11-16T09:00:00.000Z",
     "last_outcome": "failed",
@@ -142,6 +143,7 @@ def check_metrics(found: dict[tuple[str, str], float], whole: dict[str, Any]) ->
         assert found["jobs", job["status"]] == sum(one["status"] == job["status"] for one in status["jobs"])
     for task in status["daemon"]["tasks"]:
         assert found["task_failures", task["name"]] == task["failures"]
+        assert found["task_files_set_aside", task["name"]] == task["set_aside"]
 
 
 def check_page(figures: dict[tuple[str, str], str], whole: dict[str, Any]) -> None:
@@ -178,15 +180,15 @@ def test_all_answers_agree_and_go_on_agreeing_when_something_changes(world: tupl
     assert [(one["table"], one["waiting_rows"], one["quarantined"]) for one in status["spools"]] == [("people", 3, 2)]
     assert [(one["sink"], one["lag_rows"], one["quarantined"]) for one in status["sinks"]] == [("web", 1, 1)]
     assert status["health"] == (
-        "attention: task files drop failed (Unavailable, 3 times), 2 rows in quarantine of table people, "
-        "1 row in quarantine of sink web; see `floodmark status` and `floodmark spool quarantine list people` and "
+        "attention: task files drop failed (Unavailable, 3 times), 2 bad files of files drop, "
+        "2 rows in quarantine of table people, 1 row in quarantine of sink web; see `floodmark status` and `floodmark spool quarantine list people` and "
         "`floodmark sink quarantine list web`"
     )
     check_text(lake)
     lake.append("events", rows(8, 9))
     lake.sinks.drop("web")
     lake.backfill.cancel("years")
-    lake.catalog.daemon.tell(tasks=[{**TASK, "state": "waiting", "failures": 0, "last_error": None}])
+    lake.catalog.daemon.tell(tasks=[{**TASK, "state": "waiting", "failures": 0, "set_aside": 0, "last_error": None}])
     later = check_agreement(lake, client)
     assert (later["rows"], later["quarantined"], later["version"]) == (9, 2, status["version"] + 1)
     assert later["sinks"][0]["lag_rows"] == 3

@@ -130,6 +130,7 @@ def _tasks() -> list[dict[str, Any]]:
             "last_outcome": "failed" if failures else "nothing_to_do",
             "last_error": ERROR if failures else None,
             "failures": failures,
+            "set_aside": 0,
             "next_at": clock.format_time(now + 41_000),
         }
 

@@ -72,6 +72,13 @@ def test_failed_tasks_of_a_daemon_that_lives_need_attention() -> None:
     assert "2 more tasks" in said(daemon=daemon(*(task(f"t{n}") for n in range(7))))
 
 
+def test_bad_files_need_attention_for_as_long_as_they_lie_there() -> None:
+    tasks = [{**task("source a", 0), "set_aside": 2}, {**task("source b", 0), "set_aside": 1}, task("source c", 0)]
+    assert said(daemon=daemon(*tasks)) == "attention: 3 bad files of source a, source b; see `floodmark status`"
+    assert said(daemon=daemon(*tasks, alive=False)) == "fine"
+    assert said(daemon=daemon(*tasks[2:])) == "fine"
+
+
 def test_what_a_sink_or_a_spool_says_itself_is_not_said_again_of_its_task() -> None:
     error = {"kind": "Unavailable", "message": "x"}
     text = said(sinks=[sink(error=error)], daemon=daemon(task("sink out"), task("sink other")))
