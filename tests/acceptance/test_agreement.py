@@ -181,8 +181,8 @@ def test_all_answers_agree_and_go_on_agreeing_when_something_changes(world: tupl
     assert [(one["sink"], one["lag_rows"], one["quarantined"]) for one in status["sinks"]] == [("web", 1, 1)]
     assert status["health"] == (
         "attention: task files drop failed (Unavailable, 3 times), 2 bad files of files drop, "
-        "2 rows in quarantine of table people, 1 row in quarantine of sink web; see `floodmark status` and `floodmark spool quarantine list people` and "
-        "`floodmark sink quarantine list web`"
+        "2 rows in quarantine of table people, 1 row in quarantine of sink web; see `floodmark status` and "
+        "`floodmark spool quarantine list people` and `floodmark sink quarantine list web`"
     )
     check_text(lake)
     lake.append("events", rows(8, 9))
