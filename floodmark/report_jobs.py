@@ -26,28 +26,33 @@ _SHORT = (
 
 @dataclass(frozen=True)
 class JobsSeen:
-    """The jobs that matter now, in short; None if they cannot be read, and why. `troubles` ask for somebody."""
+    """The jobs that matter now, in short; None if they cannot be read, and why. `troubles` ask for somebody.
+
+    `every` job is of the same read: who looked twice could find them well, and then not readable.
+    """
 
     shown: list[dict[str, Any]] | None
     error: str | None = None
     troubles: tuple[str, ...] = ()
+    every: tuple[Job, ...] = ()
 
 
 def see_jobs(catalog: Catalog) -> JobsSeen:
     try:
-        jobs = shown_jobs(catalog)
+        every = catalog.jobs.all()
+        jobs = shown_jobs(catalog, every)
         short = [_in_short(job) for job in jobs]
     except Exception as error:  # noqa: BLE001 - whatever it is: a health answer that fails here must not look well
         log.get().warning("jobs cannot be read", cause=str(error))
         return JobsSeen(None, _reason(error))
-    return JobsSeen(short, None, tuple(text for text in map(_trouble, jobs) if text))
+    return JobsSeen(short, None, tuple(text for text in map(_trouble, jobs) if text), tuple(every))
 
 
-def shown_jobs(catalog: Catalog) -> list[Job]:
+def shown_jobs(catalog: Catalog, every: Sequence[Job]) -> list[Job]:
     """Jobs at work or waiting, those that died or cannot be understood, and failures that nobody has seen yet."""
     with catalog.database.read() as tx:
         now_ms = catalog.database.now_ms(tx)
-    return [job for job in catalog.jobs.all() if job.is_shown(now_ms)]
+    return [job for job in every if job.is_shown(now_ms)]
 
 
 def not_ready(error: str) -> str:

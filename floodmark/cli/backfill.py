@@ -214,8 +214,8 @@ def list_jobs(
     """List jobs: those at work, those that died, and failures that nobody has seen yet."""
     output = context.obj.output
     with context.obj.open() as lake:
-        known = lake.backfill.list()
-        shown = known if every else [job.as_dict() for job in shown_jobs(lake.catalog)]
+        known = lake.catalog.jobs.all()
+        shown = [job.as_dict() for job in (known if every else shown_jobs(lake.catalog, known))]
     if output.as_json:
         output.result({"jobs": shown})
         return

@@ -38,7 +38,7 @@ def overview(lake: Lake, keeping: MaintainSettings = DEFAULTS) -> dict[str, Any]
         "tables": lake_tables(catalog, keeping, seen=seen),
         "sinks": lake.sinks.status(),
         # None if they cannot be read: status says why.
-        "jobs": None if status["jobs"] is None else lake.backfill.list()[:JOBS_SHOWN],
+        "jobs": None if status["jobs"] is None else [job.as_dict() for job in seen.jobs.every[:JOBS_SHOWN]],
         "commits": [commit.as_dict() for commit in lake.history(limit=COMMITS_SHOWN)],
         "audit": [audit_line(row) for row in lake.audit(AUDIT_SHOWN)],
     }
