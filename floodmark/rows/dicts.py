@@ -29,7 +29,7 @@ from floodmark.rows.schema import nearest
 _NONE = type(None)
 _EXAMPLE_CHARS_MAX = 60
 _FLOAT_MAX = (2 - 2**-23) * 2.0**127
-_YEAR_ONE_US = -62_135_596_800_000_000
+_YEAR_ONE_US, _DAY_US = -62_135_596_800_000_000, 86_400_000_000
 _TOO_FINE = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
@@ -217,7 +217,7 @@ def _leaf(values: list[Any], column: Column, problems: Problems) -> pa.Array:
 def _timestamps(values: list[Any], kind: pa.DataType) -> pa.Array | None:
     """ISO texts read by Arrow, several times as quick; None if it does not take them all. It is stricter than we are.
 
-    But for one thing: it knows a year 0.
+    But for one thing: it knows a year 0, and zones may lift its last day into the first year.
     """
     if not set(map(type, values)) <= {str, _NONE}:
         return None
@@ -225,7 +225,7 @@ def _timestamps(values: list[Any], kind: pa.DataType) -> pa.Array | None:
         moments = pa.array(values, pa.string()).cast(kind)
     except (pa.ArrowInvalid, UnicodeEncodeError):
         return None
-    return moments if pc.min(moments).value >= _YEAR_ONE_US else None
+    return moments if pc.min(moments).value >= _YEAR_ONE_US + _DAY_US else None
 
 
 def _exact(kind: pa.DataType) -> frozenset[type]:

@@ -30,6 +30,15 @@ from floodmark.serve.body import TooLarge, TooSlow, Undecodable, UnknownEncoding
 from floodmark.serve.claims import DESTINATION, OtherKey, Stranger, WrongHeader
 
 RETRY_AFTER_S = 1
+# Of every answer that does not say otherwise itself. Referrers stay with this server, whose own pages write by forms.
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 # How much of one text of an error is sent: what came in is in some of them.
 TEXT_CHARACTERS_MAX = 1_000
 # The first that fits counts.

@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import floodmark
 from floodmark import log
 from floodmark.errors import FloodmarkError
-from floodmark.serve.answers import answer, error_text, headers_of, plain_error, status_of
+from floodmark.serve.answers import HEADERS, RAW_HEADERS, answer, error_text, headers_of, plain_error, status_of
 from floodmark.serve.api import add_questions
+from floodmark.serve.connection import HEAD_BYTES_MAX
 from floodmark.serve.described import describe
 from floodmark.serve.doors import Doors, Refused
 from floodmark.serve.events import add_events
@@ -24,18 +25,9 @@ from floodmark.serve.metrics import add_metrics
 from floodmark.serve.page import add_page
 from floodmark.serve.routes import Guarded, internal
 from floodmark.serve.rows import add_rows
-from floodmark.serve.server import HEAD_BYTES_MAX
 from floodmark.serve.serving import Serving
 
-# Of every answer that does not say otherwise itself. Referrers stay with this server, whose own pages write by forms.
-HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
-}
-_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+ONCE = (b"host", b"origin", b"authorization", b"transfer-encoding")
 
 
 def create_app(serving: Serving) -> FastAPI:
@@ -69,12 +61,8 @@ class Edge:
             return
         headed = _Headed(send, bodiless=scope["method"] == "HEAD")
         try:
-            if _head_bytes(scope) > HEAD_BYTES_MAX:
-                raise Refused(431, "the headers are too large", f"They may have {HEAD_BYTES_MAX} bytes.")
-            hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-            if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
-                raise Refused(400, "a request says once which host it is for", "Send one Host header.")
-            self._doors.check_host(hosts[0] if hosts else None)
+            _check_head(scope)
+            self._doors.check_host(_header(scope, b"host"))
         except Refused as refusal:
             await _refusal(refusal)(scope, receive, headed.send)
             return
@@ -96,16 +84,34 @@ class _Headed:
             return
         if message["type"] == "http.response.start":
             given = {name.lower() for name, _ in message["headers"]}
-            message["headers"] = [*message["headers"], *(one for one in _RAW_HEADERS if one[0] not in given)]
+            message["headers"] = [*message["headers"], *(one for one in RAW_HEADERS if one[0] not in given)]
         elif message["type"] == "http.response.body" and self._bodiless:
             # A stream that never ends would hold the connection: its listener is told that nobody listens.
             message, self._ended = {"type": "http.response.body", "body": b"", "more_body": False}, True
         await self._send(message)
 
 
-def _head_bytes(scope: Scope) -> int:
+def _check_head(scope: Scope) -> None:
+    """What the parser lets pass, and nobody should: of two that differ nobody could say which one counts."""
     address = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-    return address + sum(len(name) + len(value) for name, value in scope["headers"])
+    if address + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES_MAX:
+        raise Refused(431, "the headers are too large", f"They may have {HEAD_BYTES_MAX} bytes.")
+    if scope["http_version"] not in ("1.0", "1.1"):
+        raise Refused(400, "this is no request of HTTP/1.1")
+    names = [name for name, _ in scope["headers"]]
+    for name in ONCE:
+        if names.count(name) > 1:
+            raise Refused(400, f"a header came more than once: {name.decode()}")
+    is_new = scope["http_version"] == "1.1"
+    if is_new and b"host" not in names:
+        raise Refused(400, "a request says which host it is for", "Send a Host header.")
+    coding = _header(scope, b"transfer-encoding")
+    if coding is not None and not (is_new and coding.strip().lower() == "chunked"):
+        raise Refused(400, "a body comes in chunks, or at once", "Say in Content-Encoding how it is packed.")
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
 def _refusal(refusal: Refused) -> Response:

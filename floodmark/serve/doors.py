@@ -124,8 +124,10 @@ class Doors:
 
 def is_own_name(host: str | None) -> bool:
     """Whether a Host header names this machine as seen from itself: localhost, or a loopback address."""
+    if host is None or any(one in host for one in "@/\\?#"):
+        return False
     try:
-        name = (urlsplit(f"//{host or ''}").hostname or "").removesuffix(".")
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import floodmark
 from floodmark import clock, log
 from floodmark.serve import words
+from floodmark.serve.body import Limits, Room, TooLarge, read_body
 from floodmark.serve.doors import ANYBODY, COOKIE, Caller, Refused, is_same_origin
 from floodmark.serve.figures import Figures
 from floodmark.serve.overview import overview
@@ -71,7 +73,7 @@ def add_page(app: FastAPI, serving: Serving) -> None:
     @app.get("/static/{name}", include_in_schema=False)
     async def static(request: Request, name: str, v: str = "") -> Response:
         if name not in STATIC:
-            return Response(status_code=404)
+            raise HTTPException(404)
         content, digest = _static(name)
         # A name with the digest never means anything else.
         keeping = "public, max-age=31536000, immutable" if v == digest else "no-cache"
@@ -92,7 +94,7 @@ def _add_login(app: FastAPI, serving: Serving) -> None:
     @app.post("/login", include_in_schema=False)
     async def login(request: Request) -> Response:
         _check_own_page(request)
-        text = await _form_token(request)
+        text = await _form_token(request, serving.limits)
         if serving.doors.token_of(text) is None:
             return _html(_render("login.html", wrong=WRONG_TOKEN), 401)
         response = _sent("/")
@@ -115,13 +117,14 @@ def _check_own_page(request: Request) -> None:
         raise Refused(403, "a page of another origin may not sign in or out here")
 
 
-async def _form_token(request: Request) -> str:
-    """The token of a form; nothing of one that is too long to be one."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > FORM_BYTES_MAX:
-            return ""
+async def _form_token(request: Request, limits: Limits) -> str:
+    """The token of a form, which comes in time; nothing of one that is too long to be one."""
+    limits = replace(limits, body_bytes_max=FORM_BYTES_MAX)
+    try:
+        with Room(FORM_BYTES_MAX).held() as held:
+            body = await read_body(request.stream(), request.headers.get("content-length"), limits, held)
+    except TooLarge:
+        return ""
     return parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -124,6 +125,28 @@ def test_what_does_not_end_in_time_is_cut_off_with_a_word_and_exit_code_1(made: 
     assert "cut off" in said
     with running(made), fm.open(made / "lake") as lake:
         until(lambda: ids(lake) == [1, 2])
+        check_lake(lake.catalog)
+
+
+def test_who_is_cut_off_is_not_told_that_it_failed(made: Path) -> None:
+    """A second signal hurries the end: rows that wait for their commit are durable, and no answer may say otherwise."""
+    with running(made) as (child, client):
+        place = (client.base_url.host, client.base_url.port or 80)
+        body = b'{"id": 1}\n'
+        head = b"POST /api/tables/events/rows%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        with socket.create_connection(place, WAIT_S) as waits, socket.create_connection(place, WAIT_S) as half:
+            half.sendall(head % (b"", 99) + body)
+            waits.sendall(head % (b"?wait=committed", len(body)) + body)
+            until(lambda: any((made / "lake").rglob("*.segment")))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGTERM)
+                os.kill(child.pid, signal.SIGTERM)
+            for one in (waits, half):
+                with contextlib.suppress(ConnectionError):
+                    assert one.recv(1000)[:11] in (b"", b"HTTP/1.1 20")
+        child.wait(WAIT_S)
+    with running(made), fm.open(made / "lake") as lake:
+        until(lambda: ids(lake) == [1])
         check_lake(lake.catalog)
 
 

@@ -5,20 +5,24 @@ Bytes by hand at a real socket, into the event loop and the parser that the daem
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 import floodmark as fm
 from floodmark.serve.body import Limits
-from floodmark.serve.server import HEAD_BYTES_MAX
+from floodmark.serve.connection import HEAD_BYTES_MAX
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.contract.test_door import door, landed, nothing_stored, post
-from tests.contract.test_receive_http import lines
+from tests.contract.test_receive_http import lines, served, told
 
 
 @pytest.fixture
@@ -101,6 +105,11 @@ NO_REQUESTS = [
     ([head(b"/api/tables/events/rows", b"Content-Length: 99999999999999999999"), GOOD], b"400"),
     ([head(b"/api/tables/events/rows", b"Content-Length: 4", b"Transfer-Encoding: chunked"), b"0\r\n\r\n"], b"400"),
     ([head(b"/api/tables/events/rows", b"Host: localhost", b"Content-Length: 4"), GOOD], b"400"),
+    ([head(b"/api/tables/events/rows", b"Transfer-Encoding: gzip, chunked"), b"0\r\n\r\n"], b"400"),
+    ([head(b"/api/tables/events/rows#?wait=committed", b"Content-Length: %d" % len(GOOD)), GOOD], b"400"),
+    ([head().replace(b"HTTP/1.1", b"HTTP/2.0")], b"400"),
+    ([head().replace(b"HTTP/1.1", b"HTTP/0.9")], b"400"),
+    ([head(b"/api/tables/events/rows", b"Origin: http://localhost", b"Origin: http://a.example")], b"400"),
     ([head(b"/" + b"x" * 40_000, b"Content-Length: %d" % len(GOOD)), GOOD], b"431"),
     ([head(b"/api/tables/events/rows", b"Content-Length: 4"), GOOD], b"400"),
     ([b"POST /api/tables/events/rows HTTP/1.1\r\nContent-Length: 1\r\n\r\n{"], b"400"),
@@ -113,6 +122,7 @@ def test_what_is_no_request_is_refused(client: httpx.Client) -> None:
         answer = raw(client, *parts)
         assert answer.startswith(b"HTTP/1.1 " + status), (parts, answer)
         assert b"content-type: application/json" in answer
+        assert b"x-content-type-options: nosniff" in answer
 
 
 HALVES = [
@@ -138,7 +148,7 @@ def test_a_body_that_does_not_come_is_408(lake: fm.Lake, tmp_path: Path) -> None
 def test_a_head_that_comes_byte_by_byte_is_cut_off(
     lake: fm.Lake, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("floodmark.serve.server.IDLE_S_MAX", 0.2)
+    monkeypatch.setattr("floodmark.serve.connection.IDLE_S_MAX", 0.2)
     place = (client.base_url.host, client.base_url.port or 80)
     with socket.create_connection(place, timeout=30) as slow:
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHo")
@@ -178,9 +188,82 @@ def test_what_cannot_be_read_is_no_answer_to_the_request_before_it(lake: fm.Lake
     assert ids(lake) == [1, 1, 1, 1, 1, 2]
 
 
-def test_requests_in_one_piece_are_answered_in_their_order(lake: fm.Lake, client: httpx.Client) -> None:
-    found = answers(client, WHOLE + WHOLE + b"\r\n" + LAST)
-    assert [json.loads(one.partition(b"\r\n\r\n")[2])["record"] for one in found] == [0, 1, 2]
+def test_more_connections_than_may_be_are_told_so(lake: fm.Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("floodmark.serve.server.CONNECTIONS_MAX", 3)
+    with served(lake) as client, contextlib.ExitStack() as stack:
+        place = (client.base_url.host, client.base_url.port or 80)
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(place, timeout=30))
+        found = client.get("/healthz")
+        assert (told(found, 503)["kind"], found.headers["Retry-After"]) == ("Busy", "1")
+
+
+BEHIND = {
+    "a whole request": WHOLE,
+    "many of them": WHOLE * 50,
+    "a request whose body is broken": head(b"/api/tables/events/rows", b"Transfer-Encoding: chunked") + b"zz\r\n",
+    "half a request": WHOLE[:-3],
+    "a request that offers another protocol": head(b"/healthz", b"Connection: upgrade", b"Upgrade: h2c") * 700,
+    "a proxy's request": b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("behind", BEHIND)
+def test_what_comes_before_an_answer_is_not_begun(lake: fm.Lake, client: httpx.Client, behind: str) -> None:
+    """The answer is the one to the first request, and the last; so who sent more knows that it has to send it again."""
+    for query in (b"", b"?wait=committed"):
+        first = head(b"/api/tables/events/rows" + query, b"Content-Length: %d" % len(GOOD)) + GOOD
+        (answer,) = answers(client, first + BEHIND[behind])
+        assert answer[:11] in (b"HTTP/1.1 20"), answer
+        assert b"connection: close" in answer
+    landed(client, lines(rows(2)))
+    assert ids(lake) == [1, 1, 2]
+
+
+def test_requests_one_after_the_other_are_answered_on_one_connection(client: httpx.Client) -> None:
+    place = (client.base_url.host, client.base_url.port or 80)
+    with socket.create_connection(place, timeout=30) as connection:
+        for number in range(5):
+            # Blank lines between requests are let pass.
+            connection.sendall(WHOLE + b"\r\n")
+            found = b""
+            while not found.endswith(b"}"):
+                found += connection.recv(65536)
+            assert json.loads(found.partition(b"\r\n\r\n")[2])["record"] == number
+
+
+def test_a_flood_of_requests_on_one_connection_takes_no_memory(client: httpx.Client) -> None:
+    """Ten thousand bodies that nobody waits for: not one of them is kept."""
+    place = (client.base_url.host, client.base_url.port or 80)
+    body = b"x" * 60_000
+    one = head(b"/api/tables/nothing/rows", b"Content-Length: %d" % len(body)) + body
+    before = psutil.Process().memory_info().rss
+    with socket.create_connection(place, timeout=30) as connection, contextlib.suppress(ConnectionError):
+        for _ in range(10_000):
+            connection.sendall(one)
+    assert psutil.Process().memory_info().rss - before < 100_000_000
+
+
+# More than the sockets of both ends hold.
+SENT_AWAY = 8_000_000
+
+
+def test_who_takes_nothing_of_an_answer_is_let_go(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("floodmark.serve.connection.IDLE_S_MAX", 0.4)
+    place = (client.base_url.host, client.base_url.port or 80)
+    question = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    whole = client.get("/openapi.json").content
+    for more in (question, b"\r\n"):  # what comes behind the one that is stuck, or nothing
+        with socket.socket() as stuck:
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            stuck.connect(place)
+            end_s, answers_to_send = time.monotonic() + 30, SENT_AWAY // len(whole)
+            with contextlib.suppress(ConnectionError):
+                for number in count():
+                    assert time.monotonic() < end_s, "it is still held"
+                    stuck.sendall(question if number < answers_to_send else more)
+                    time.sleep(0.02)  # for an answer to be sent away, to where nobody takes it
 
 
 ENDLESS = [
@@ -214,8 +297,16 @@ def test_who_offers_another_protocol_is_served_in_this_one(client: httpx.Client)
     begin = head(b"/api/tables/events/rows", *OFFER, b"Content-Length: %d" % len(GOOD))
     chunked = head(b"/api/tables/events/rows", *OFFER, b"Transfer-Encoding: chunked")
     body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD)
-    found = answers(client, begin + GOOD, begin, GOOD, chunked + body + begin + GOOD, *[b"%c" % one for one in LAST])
-    assert [json.loads(one.partition(b"\r\n\r\n")[2])["record"] for one in found] == [0, 1, 2, 3, 4]
+    ways = [[begin + GOOD], [begin, GOOD], [chunked + body], [chunked, body], [b"%c" % one for one in begin + GOOD]]
+    place = (client.base_url.host, client.base_url.port or 80)
+    with socket.create_connection(place, timeout=30) as connection:
+        for number, parts in enumerate(ways):
+            for part in parts:
+                connection.sendall(part)
+            found = b""
+            while not found.endswith(b"}"):
+                found += connection.recv(65536)
+            assert json.loads(found.partition(b"\r\n\r\n")[2])["record"] == number
     question = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"\r\n".join(OFFER) + b"\r\n\r\n"
     assert raw(client, question).startswith(b"HTTP/1.1 200 ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from typing import Any
@@ -10,11 +11,12 @@ import httpx
 import pytest
 
 import floodmark as fm
+from floodmark.serve.body import Limits
 from floodmark.serve.doors import COOKIE, Token
 from floodmark.serve.tokens import new_token, token_hash
 from floodmark.testing.database_faults import DatabaseFaults
 from tests.conftest import EVENTS, Place, rows
-from tests.contract.test_receive_http import served
+from tests.contract.test_receive_http import served, told
 
 
 @pytest.fixture
@@ -153,6 +155,16 @@ def test_a_wrong_token_is_told_and_opens_nothing(client: httpx.Client, content: 
     assert "not a token of this lake" in answer.text
     assert "Set-Cookie" not in answer.headers
     assert COOKIE not in client.cookies
+
+
+def test_a_form_that_does_not_come_is_not_waited_for(lake: fm.Lake, tokens: dict[str, str]) -> None:
+    known = [Token("one", token_hash(tokens["read"]), "read")]
+    with served(lake, tokens=known, limits=Limits(body_s_max=0.2)) as client:
+        place = (client.base_url.host, client.base_url.port or 80)
+        with socket.create_connection(place, timeout=30) as slow:
+            slow.sendall(b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\ntoken=")
+            assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
+        assert told(client.get("/static/nothing"), 404)["kind"] == "NotFound"
 
 
 def test_forms_of_other_sites_are_refused(client: httpx.Client, tokens: dict[str, str]) -> None:

@@ -124,6 +124,7 @@ ISO_TEXTS = st.tuples(
 @settings(max_examples=600, deadline=None)
 @example("timestamp", "0000-06-01T00:00:00Z")
 @example("timestamp_ntz", "0000-06-01T00:00:00")
+@example("timestamp", "0000-12-31T23:59:59-23:59")
 @example("timestamp", "0001-01-01T00:00:00+01:00")
 @drawn(st.sampled_from(["timestamp", "timestamp_ntz"]), ISO_TEXTS.map("".join))
 def test_a_time_is_read_the_same_alone_and_beside_others(kind: str, text: str) -> None:
