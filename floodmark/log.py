@@ -26,17 +26,19 @@ def get(operation: str | None = None, **context: Any) -> Any:
 class _Forgiving(io.TextIOBase):
     """A stream that loses what it cannot write: whoever tells of a failure must not fail by that, nor die of it."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream  # None: the process was started without one
 
     def write(self, text: str) -> int:
         with suppress(OSError, ValueError):
-            return self._stream.write(text)
+            if self._stream is not None:
+                return self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         with suppress(OSError, ValueError):
-            self._stream.flush()
+            if self._stream is not None:
+                self._stream.flush()
 
 
 def _configure(structlog: Any) -> None:

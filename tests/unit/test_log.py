@@ -1,0 +1,38 @@
+"""Logs: a failure has its trace in one line, and a log that cannot be written harms nobody. In real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+from floodmark import log
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.get(task="t").exception("a task failed")
+print("went on")
+"""
+
+
+def run(redirect: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    command = f'"{sys.executable}" -c "$PROGRAM" {redirect}'
+    known = {**os.environ, "PROGRAM": PROGRAM, **environment}
+    return subprocess.run(["sh", "-c", command], env=known, capture_output=True, text=True, check=True)
+
+
+def test_a_failure_is_one_line_with_its_trace() -> None:
+    (line,) = run().stderr.splitlines()
+    assert "ZeroDivisionError" in line
+    assert 'event="a task failed"' in line
+    (told,) = map(json.loads, run(FLOODMARK_LOG_FORMAT="json").stderr.splitlines())
+    assert (told["event"], told["level"], told["task"]) == ("a task failed", "error", "t")
+    assert told["exception"].startswith("Traceback")
+    assert told["exception"].endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_log_that_cannot_be_written_ends_nothing() -> None:
+    for redirect in ("2>/dev/full", "2>&-"):
+        assert run(redirect).stdout == "went on\n"
