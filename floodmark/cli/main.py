@@ -80,6 +80,7 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> None:
+    _open_streams()
     given = _globals_first(sys.argv[1:] if arguments is None else arguments)
     output = Output("--json" in given)
     try:
@@ -99,6 +100,16 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.stderr.write(f"floodmark: unexpected {type(error).__name__}: {error}\n(FLOODMARK_LOG=debug shows where)\n")
         sys.exit(1)
+
+
+def _open_streams() -> None:
+    """Streams that whoever started this process has closed: else the next file that is opened becomes one of them, and
+    gets what is meant for people."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            while (opened := os.open(os.devnull, os.O_RDWR)) < number:
+                pass
+            setattr(sys, name, os.fdopen(opened, "r" if number == 0 else "w"))
 
 
 def _globals_first(arguments: list[str]) -> list[str]:

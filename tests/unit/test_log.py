@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 from floodmark import log
@@ -36,3 +37,11 @@ def test_a_failure_is_one_line_with_its_trace() -> None:
 def test_a_log_that_cannot_be_written_ends_nothing() -> None:
     for redirect in ("2>/dev/full", "2>&-"):
         assert run(redirect).stdout == "went on\n"
+
+
+def test_a_command_without_streams_ends_as_it_would_with_them(tmp_path: Path) -> None:
+    def code(redirect: str) -> int:
+        command = f'"{sys.executable}" -m floodmark.cli.main --lake "{tmp_path}/lake" status {redirect}'
+        return subprocess.run(["sh", "-c", command], capture_output=True, check=False, cwd=tmp_path).returncode
+
+    assert code("") == code("2>&-") == code("<&- >&- 2>&-") == 2
