@@ -22,8 +22,6 @@ from floodmark.errors import Invalid, Unavailable
 from floodmark.serve.connection import Connection
 
 KEEP_ALIVE_S = 30
-# Below what a process may usually have open; whoever comes then is told 503.
-CONNECTIONS_MAX = 512
 CUT_OFF_CODE = 1
 
 
@@ -97,7 +95,6 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=grace_s,
-                limit_concurrency=CONNECTIONS_MAX,
             )
         )
         self._app = app

@@ -20,6 +20,8 @@ import pytest
 import floodmark as fm
 from floodmark.serve.body import Limits
 from floodmark.serve.connection import HEAD_BYTES_MAX
+from floodmark.serve.doors import Token
+from floodmark.serve.tokens import new_token, token_hash
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.contract.test_door import door, landed, nothing_stored, post
 from tests.contract.test_receive_http import lines, served, told
@@ -162,12 +164,13 @@ def test_a_head_that_comes_byte_by_byte_is_cut_off(
     assert json.loads(post(client, GOOD).content)["record"] == 1
 
 
-def answers(client: httpx.Client, *parts: bytes) -> list[bytes]:
+def answers(client: httpx.Client, *parts: bytes, pause_s: float = 0.0) -> list[bytes]:
     """All that a server says to these bytes, answer by answer, until it closes."""
     place = (client.base_url.host, client.base_url.port or 80)
     with socket.create_connection(place, timeout=30) as connection:
         for part in parts:
             connection.sendall(part)
+            time.sleep(pause_s)
         found = b""
         while more := connection.recv(65536):
             found += more
@@ -188,14 +191,53 @@ def test_what_cannot_be_read_is_no_answer_to_the_request_before_it(lake: fm.Lake
     assert ids(lake) == [1, 1, 1, 1, 1, 2]
 
 
-def test_more_connections_than_may_be_are_told_so(lake: fm.Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("floodmark.serve.server.CONNECTIONS_MAX", 3)
-    with served(lake) as client, contextlib.ExitStack() as stack:
-        place = (client.base_url.host, client.base_url.port or 80)
+def test_more_connections_than_may_be_are_told_so_and_the_others_are_served(
+    lake: fm.Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("floodmark.serve.connection.CONNECTIONS_MAX", 4)
+    monkeypatch.setattr("floodmark.serve.connection.TOLD_MAX", 2)
+    with served(lake) as first, contextlib.ExitStack() as stack:
+        assert first.get("/healthz").status_code == 200
+        place = (first.base_url.host, first.base_url.port or 80)
         for _ in range(3):
             stack.enter_context(socket.create_connection(place, timeout=30))
-        found = client.get("/healthz")
-        assert (told(found, 503)["kind"], found.headers["Retry-After"]) == ("Busy", "1")
+        with httpx.Client(base_url=first.base_url) as beyond:
+            for _ in range(3):
+                found = beyond.get("/healthz")
+                assert (told(found, 503)["kind"], found.headers["Retry-After"]) == ("Busy", "1")
+                assert first.get("/healthz").status_code == 200
+        others = [stack.enter_context(socket.create_connection(place, timeout=30)) for _ in range(10)]
+        for one in others[2:]:
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(100) == b""
+        assert first.get("/healthz").status_code == 200
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("pause_s", [0.0, 0.2])
+def test_a_broken_body_is_no_answer_to_what_was_done_without_it(
+    lake: fm.Lake, client: httpx.Client, pause_s: float
+) -> None:
+    """Whoever waits for its body is refused; whoever did its work before tells how that ended."""
+    lake.catalog.jobs.start("years", "history", ["events"], {"first": 0}, {}, "chunks", "test")
+    for target, status in ((b"/api/jobs/years/cancel", b"200"), (b"/api/tables/events/rows", b"400")):
+        (answer,) = answers(client, head(target, b"Transfer-Encoding: chunked"), b"zz\r\n", pause_s=pause_s)
+        assert answer.startswith(b"HTTP/1.1 " + status), answer
+    assert lake.backfill.show("years")["cancel_asked"]
+    # Answered before its body came, which is broken then: one answer, and not a second that belongs to nothing.
+    with served(lake, tokens=[Token("one", token_hash(new_token()), "write")]) as closed:
+        begin = head(b"/api/tables/events/rows", b"Transfer-Encoding: chunked")
+        (answer,) = answers(closed, begin, b"zz\r\n", pause_s=pause_s)
+        assert answer.startswith(b"HTTP/1.1 401 "), answer
+
+
+def test_an_answer_before_the_body_that_was_to_be_asked_for_ends_the_connection(client: httpx.Client) -> None:
+    """Whether the body still comes nobody can tell: what follows would be taken for it."""
+    for wanted, closes in ((b"Expect: 100-continue", True), (b"X-Nothing: 1", False)):
+        begin = head(b"/api/tables/events/rows", wanted, b"Content-Length: 9999999999999")
+        answer = raw(client, begin)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert (b"connection: close" in answer.lower()) == closes
 
 
 BEHIND = {
