@@ -109,7 +109,7 @@ def _judge_keys(folder: Path, about: About, first: int) -> Corrupt | None:
             return damaged(path, "its keys are those of another spool")
         until = kept.until
     except NotFound:
-        pass
+        pass  # nothing was let go of yet
     except Corrupt as error:
         return error
     return damaged(segment_path(folder, until), "a segment is missing", record=until) if until < first else None

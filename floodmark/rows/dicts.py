@@ -96,7 +96,7 @@ def _needs_long(value: Any) -> bool:
     except OverflowError:
         return True
     except TypeError:
-        pass
+        pass  # it is no whole number at all: whoever converts it says so
     return False
 
 

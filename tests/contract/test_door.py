@@ -23,8 +23,8 @@ from floodmark.serve.body import Limits
 from floodmark.serve.doors import Token
 from floodmark.serve.tokens import new_token, token_hash
 from floodmark.testing.invariants import check_lake
-from tests.conftest import EVENTS, Place, ids, rows
-from tests.contract.test_receive_http import SMALL, lines, sender, served, told
+from tests.conftest import Place, ids, rows
+from tests.contract.test_receive_http import SMALL, lines, sender, served, told, two_tables
 from tests.intake_world import intake_of
 
 QUICK = IntakeLimits(group_wait_ms=10)
@@ -33,9 +33,7 @@ SLOW = IntakeLimits(group_wait_ms=600_000)
 
 @pytest.fixture
 def lake(new_place: Callable[[str], Place]) -> Iterator[fm.Lake]:
-    with new_place("sqlite").open(create=True, actor="test") as lake:
-        lake.create_table("events", EVENTS)
-        lake.create_table("people", EVENTS, key=["id"])
+    with two_tables(new_place) as lake:
         yield lake
 
 

@@ -22,16 +22,14 @@ from floodmark.serve.body import Limits
 from floodmark.serve.connection import HEAD_BYTES_MAX
 from floodmark.serve.doors import Token
 from floodmark.serve.tokens import new_token, token_hash
-from tests.conftest import EVENTS, Place, ids, rows
+from tests.conftest import Place, ids, rows
 from tests.contract.test_door import door, landed, nothing_stored, post
-from tests.contract.test_receive_http import lines, served, told
+from tests.contract.test_receive_http import lines, served, told, two_tables
 
 
 @pytest.fixture
 def lake(new_place: Callable[[str], Place]) -> Iterator[fm.Lake]:
-    with new_place("sqlite").open(create=True, actor="test") as lake:
-        lake.create_table("events", EVENTS)
-        lake.create_table("people", EVENTS, key=["id"])
+    with two_tables(new_place) as lake:
         yield lake
 
 
@@ -137,7 +135,7 @@ HALVES = [
 @pytest.mark.usefixtures("untouched")
 def test_a_request_that_does_not_come_to_its_end_leaves_nothing(client: httpx.Client) -> None:
     for parts in HALVES:
-        raw(client, *parts, end=True)
+        assert not raw(client, *parts, end=True).startswith(b"HTTP/1.1 2")  # and nothing is there: `untouched`
 
 
 def test_a_body_that_does_not_come_is_408(lake: fm.Lake, tmp_path: Path) -> None:

@@ -61,11 +61,18 @@ def served(
             assert app.state.work.close(10)
 
 
-@pytest.fixture
-def lake(new_place: Callable[[str], Place]) -> Iterator[fm.Lake]:
+@contextmanager
+def two_tables(new_place: Callable[[str], Place]) -> Iterator[fm.Lake]:
+    """A lake with a table of each kind: events, and people by their key."""
     with new_place("sqlite").open(create=True, actor="test") as lake:
         lake.create_table("events", EVENTS)
         lake.create_table("people", EVENTS, key=["id"])
+        yield lake
+
+
+@pytest.fixture
+def lake(new_place: Callable[[str], Place]) -> Iterator[fm.Lake]:
+    with two_tables(new_place) as lake:
         yield lake
 
 

@@ -220,6 +220,19 @@ def test_killed_at_any_step_nothing_acknowledged_is_lost_and_nothing_comes_twice
     settle(world, 2)
 
 
+@pytest.mark.parametrize("passing", [1, 2, 3])
+def test_a_reserve_that_was_cut_by_a_kill_still_empties_a_full_disk(world: World, passing: int) -> None:
+    full = replace(world, is_full=True)
+    assert run_killed(work, full, 0, failpoint=f"spool.keys_written:{passing}")
+    spool, position = full.open(), read_told(full).position
+    while position < spool.end:
+        position = feed(full, spool, position)
+    check(full, spool)
+    spool.close()
+    run_child(work, full, 1)
+    settle(world, 2)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_again_and_again_at_random_each_row_is_there_once(world: World, seed: int) -> None:
     chance = random.Random(seed)
