@@ -24,7 +24,7 @@ from floodmark.serve.doors import Token
 from floodmark.serve.tokens import new_token, token_hash
 from tests.conftest import Place, ids, rows
 from tests.contract.test_door import door, landed, nothing_stored, post
-from tests.contract.test_receive_http import lines, served, told, two_tables
+from tests.contract.test_receive_http import SMALL, lines, served, told, two_tables
 
 
 @pytest.fixture
@@ -227,6 +227,27 @@ def test_a_broken_body_is_no_answer_to_what_was_done_without_it(
         begin = head(b"/api/tables/events/rows", b"Transfer-Encoding: chunked")
         (answer,) = answers(closed, begin, b"zz\r\n", pause_s=pause_s)
         assert answer.startswith(b"HTTP/1.1 401 "), answer
+
+
+def test_the_rest_of_a_body_that_was_refused_may_still_come(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than a connection may be idle, and not for ever."""
+    monkeypatch.setattr("floodmark.serve.connection.IDLE_S_MAX", 1.5)
+    place, size, pieces = (client.base_url.host, client.base_url.port or 80), SMALL.body_bytes_max + 20, 20
+    question = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(place, timeout=30) as connection:
+        connection.sendall(head(b"/api/tables/events/rows", b"Content-Length: %d" % size))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+        for piece in range(pieces):
+            connection.sendall(b" " * (size // pieces if piece else size - size // pieces * (pieces - 1)))
+            time.sleep(2.5 / pieces)
+        connection.sendall(question)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(head(b"/api/tables/events/rows", b"Content-Length: %d" % size) + b" ")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(65536) == b"", "it is let go"
 
 
 def test_an_answer_before_the_body_that_was_to_be_asked_for_ends_the_connection(client: httpx.Client) -> None:
