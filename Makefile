@@ -36,7 +36,8 @@ up: $(READY) ## a lake in ./lake: rows over HTTP and from ./drop, shipped to ./o
 SCRATCH = $(shell test -w /dev/shm && test "$$(df -Pk /dev/shm | awk 'END {print $$4}')" -gt 6000000 \
 	&& echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 
-test: lint ## everything that must hold: style, types, layers, tests
+test: lint ## everything that must hold: style, types, layers, tests; gets a Chromium (BROWSER=skip: without)
+	@$(BIN)/python -m tests.browser.chromium
 	@scratch=$$(mktemp -d $(SCRATCH)/floodmark-test-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
 		$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --basetemp "$$scratch/pytest"
 

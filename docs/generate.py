@@ -65,13 +65,17 @@ SETTING_HELP = {
     "serve.spool": "folder on a local disk for rows that are taken and not committed yet; `spool` in a local lake",
     "serve.drain": f"how long what is under way may take after SIGTERM; `{SERVED.drain}`",
     "serve.tokens": "`[serve.tokens.NAME]`: `sha256` and `role` (`read`, `write` or `admin`) of a token",
-    "jobs.resume": "whether `floodmark run` goes on with backfills whose process died; `true`",
-    "spark": "`master`, and any `spark.*` key as Spark spells it",
+    "jobs.resume": "whether `floodmark run` goes on with backfills that died, or failed for a passing reason; `true`",
+    "jobs.give_up": "how long a backfill that follows its source, and `floodmark run`, try again; `1d`",
+    "spark": "`master`; `stall`, how long a job may wait for a live executor: seconds, or a span like `5m` (the "
+    "default); and any `spark.*` key as Spark spells it",
     "sources": "`[sources.NAME]`: a drop folder: `type`, `path`, `table`, `format`, `mode`, `every`, `settle`; "
     "[running.md](running.md)",
     "sinks": "`[sinks.NAME]`: `type`, `tables`, `every` and the settings of that kind, for `floodmark sink add NAME`",
     "tables": "`[tables.NAME]`: tables as code, for `floodmark plan` and `floodmark apply`; [schema.md](schema.md)",
-    "storage": "for object stores: " + ", ".join(f"`{name}`" for name in STORAGE_OPTIONS),
+    "storage": "for object stores: "
+    + ", ".join(f"`{name}`" for name in STORAGE_OPTIONS)
+    + "; a failed request is repeated for `retry_s` seconds (60), at most `retries` times (no limit)",
 }
 
 

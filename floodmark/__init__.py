@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FloodmarkError,
         Incomplete,
         Invalid,
+        MergeConflict,
         NotFound,
         TooNew,
         Unavailable,
@@ -51,6 +52,7 @@ __all__ = [
     "Incomplete",
     "Invalid",
     "Lake",
+    "MergeConflict",
     "Merged",
     "NotFound",
     "Plan",
@@ -74,6 +76,11 @@ _ROOMS = {
     "floodmark.recover.repair": ("Repair",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __dir__() -> list[str]:
+    """What is for users; names that were not asked for yet too."""
+    return sorted([*__all__, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

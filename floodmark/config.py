@@ -101,8 +101,10 @@ class SourceSettings:
 
 @dataclass(frozen=True)
 class JobsSettings:
-    # Whether the daemon goes on with backfills whose process died.
+    # Whether the daemon goes on with backfills whose process died, or that failed for a reason that may pass.
     resume: bool = True
+    # How long a backfill that follows its source, and the daemon, try again when something is away.
+    give_up: str = "1d"
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -113,7 +115,7 @@ class Settings:
     maintain: MaintainSettings = field(default_factory=MaintainSettings)
     serve: ServeSettings = field(default_factory=ServeSettings)
     jobs: JobsSettings = field(default_factory=JobsSettings)
-    # master, and any spark.* key as it is.
+    # master, stall (how long a job may wait for an executor), and any spark.* key as it is.
     spark: dict[str, str] = field(default_factory=dict)
     # endpoint, region and the like for object stores; credentials come from the environment.
     storage: dict[str, str] = field(default_factory=dict)
@@ -179,8 +181,9 @@ def check_settings(data: Mapping[str, Any], origin: str, text: str = "") -> Sett
     data = {**data, "spark": {key: _text(value) for key, value in _flat(data.get("spark", {})).items()}}
     data["storage"] = {key: _text(value) for key, value in _flat(data.get("storage", {})).items()}
     for key in data["spark"]:
-        if key != "master" and not key.startswith("spark."):
-            raise unknown_key(f"spark.{key}", ["spark.master", "spark.spark.…"], places.where(f"spark.{key}"))
+        if key not in ("master", "stall") and not key.startswith("spark."):
+            known = ["spark.master", "spark.stall", "spark.spark.…"]
+            raise unknown_key(f"spark.{key}", known, places.where(f"spark.{key}"))
     try:
         settings = TypeAdapter(Settings).validate_python(data)
     except ValidationError as error:
@@ -222,9 +225,12 @@ def _check_values(settings: Settings, places: TomlText) -> None:
         check_every(f"sources.{name}.every", source.every, places)
         if not source.path or not source.table:
             raise wrong_setting(f"sources.{name}.{'table' if source.path else 'path'}", "not empty", places)
-    for setting, text in {**spans, "serve.drain": settings.serve.drain}.items():
+    for setting, text in {**spans, "serve.drain": settings.serve.drain, "jobs.give_up": settings.jobs.give_up}.items():
         _check_span(setting, text, places)
     check_every("maintain.every", settings.maintain.every, places)
+    stall = settings.spark.get("stall", "1s")
+    if (int(stall) if stall.isdecimal() else _check_span("spark.stall", stall, places)) <= 0:
+        raise wrong_setting("spark.stall", "seconds, or a span of time like 5m, above zero", places)
     for name, section in settings.sinks.items():
         check_every(f"sinks.{name}.every", section.get("every", OFF), places)
     hashes = {f"serve.tokens.{name}.sha256": token.sha256 for name, token in settings.serve.tokens.items()}
@@ -277,6 +283,11 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def is_settings_file(path: str | os.PathLike[str]) -> bool:
+    """Whether this names a settings file rather than a lake: by its ending, unless it is a folder."""
+    return os.fspath(path).endswith(".toml") and not os.path.isdir(path)
 
 
 def find_lake(given: str | None, settings: Settings) -> str:

@@ -2,11 +2,125 @@
 
 Every error says what failed, the facts as name=value, and what to do next. Any error but CommitUnknown means that
 nothing happened and nothing will happen later: the operation was abandoned before the error was raised.
+
+Advice is written with commands, in backticks. A Python program reads the method instead, where one exists; the command
+line (and what is stored, or sent over HTTP) has the command. A cause keeps the type and the text of the exception that
+it was, without secrets (I18).
 """
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
+
+CAUSE_CHARACTERS_MAX = 500
+# Shorter values of variables are no secrets, and would be found everywhere.
+_SECRET_CHARACTERS_MIN = 6
+_HIDDEN = "***"
+_SECRET_NAME = r"(?:password|passwd|secret|token|credential|api[-_]?key|access[-_]?key|signature|authorization)"
+_SECRETS = (
+    (re.compile(r"(\w+://[^\s:/@]*):[^\s/@]+@"), rf"\1:{_HIDDEN}@"),
+    (re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]+", re.IGNORECASE), rf"\1 {_HIDDEN}"),
+    (
+        re.compile(
+            rf"([\w.-]*{_SECRET_NAME}[\w.-]*[\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&)}}\]]+)", re.IGNORECASE
+        ),
+        rf"\1{_HIDDEN}",
+    ),
+    (re.compile(r"\bfmt_[\w-]{20,}|\bA[KS]IA[0-9A-Z]{16}\b"), _HIDDEN),
+)
+_NAMES_SECRET = re.compile(_SECRET_NAME, re.IGNORECASE)
+
+# A name among a command's arguments, quoted or not.
+_ARG = r"['\"]?([^\s`'\"-][^\s`'\"]*)['\"]?"
+# Commands, and the methods that do the same; the first that fits counts. The rest of a command is its arguments.
+_METHODS = tuple(
+    (re.compile(rf"`floodmark {command}`"), method)
+    for command, method in (
+        (r"init", "floodmark.open(path, create=True)"),
+        (r"restore\b[^`]*", "floodmark.restore(path, into)"),
+        (r"backup\b[^`]*", "lake.backup(path)"),
+        (r"(tables|status|history|audit)(?: --json)?", r"lake.\1()"),
+        (rf"show {_ARG}[^`]*", r'lake.show("\1")'),
+        (r"load --create", "lake.create_table(name, schema)"),
+        (r"load\b[^`]*", "lake.append(table, rows)"),
+        (r"delete\b[^`]*", "lake.delete(table, where)"),
+        (r"query\b[^`]*", "lake.sql(query)"),
+        (r"changes\b[^`]*", "lake.changes(table, since)"),
+        (r"(plan|apply)\b[^`]*", r"lake.\1(file)"),
+        (r"adopt\b[^`]*", "lake.adopt(name, location)"),
+        (rf"undrop {_ARG}[^`]*", r'lake.undrop("\1")'),
+        (rf"drop {_ARG}[^`]*", r'lake.drop_table("\1")'),
+        (r"recover --discard (\S+)(?: --apply)?", r'lake.recover(discard=["\1"])'),
+        (r"recover\b[^`]*", "lake.recover()"),
+        (rf"repair {_ARG} --take-in --apply", r'lake.repair("\1", choice="take_in", apply=True)'),
+        (rf"repair {_ARG} --put-back --apply", r'lake.repair("\1", choice="put_back", apply=True)'),
+        (rf"repair {_ARG} --apply", r'lake.repair("\1", apply=True)'),
+        (rf"repair {_ARG}", r'lake.repair("\1")'),
+        (r"repair --give-up[^`]*", "lake.give_up_unreadable()"),
+        (r"repair", "lake.repair()"),
+        (r"maintain policy (\S+) --retention (\S+)", r'lake.maintain.set_policy("\1", "\2")'),
+        (r"maintain --grace", "lake.maintain.sweep(grace=…)"),
+        (r"maintain (compact|retain|expire|sweep)", r"lake.maintain.\1()"),
+        (rf"maintain --sink {_ARG}[^`]*", r'lake.sinks.maintain("\1")'),
+        (r"maintain", "lake.maintain.run()"),
+        (r"sink (?:list|status)(?: --json)?", "lake.sinks.status()"),
+        (rf"sink status {_ARG}", r'lake.sinks.about("\1")'),
+        (rf"sink replay {_ARG} --table {_ARG} --from {_ARG}", r'lake.sinks.replay("\1", table="\2", start="\3")'),
+        (rf"sink replay {_ARG} --from {_ARG}", r'lake.sinks.replay("\1", start="\2")'),
+        (rf"sink (pause|resume|remove|run|check) {_ARG}", r'lake.sinks.\1("\2")'),
+        (rf"sink quarantine add {_ARG}[^`]*", r'lake.sinks.set_aside("\1", …)'),
+        (rf"sink quarantine list {_ARG}", r'lake.sinks.quarantine("\1")'),
+        (rf"sink (add|set|replay|run) {_ARG}[^`]*", r'lake.sinks.\1("\2", …)'),
+        (r"sink (add|set|replay|run|pause|resume|remove|quarantine)\b[^`]*", r"lake.sinks.\1(name, …)"),
+        (rf"backfill redo {_ARG}[^`]*", r'lake.backfill.redo("\1", …)'),
+        (rf"backfill unbind {_ARG} {_ARG}", r'lake.backfill.unbind("\1", "\2")'),
+        (r"backfill list[^`]*", "lake.backfill.list()"),
+        (rf"backfill (show|resume|cancel|ack) {_ARG}", r'lake.backfill.\1("\2")'),
+        (r"backfill (show|resume|cancel|ack|column|history)\b[^`]*", r"lake.backfill.\1(…)"),
+        (r"branch list", "lake.branches.list()"),
+    )
+)
+_reads_commands = False
+
+
+@contextmanager
+def read_on_the_command_line() -> Iterator[None]:
+    """Inside, errors name commands: a person reads them at a prompt, and holds no lake."""
+    global _reads_commands
+    before, _reads_commands = _reads_commands, True
+    try:
+        yield
+    finally:
+        _reads_commands = before
+
+
+def with_methods(advice: str) -> str:
+    """Advice for a Python program. Commands that no method does stay as they are."""
+    for command, method in _METHODS:
+        advice = command.sub(rf"`{method}`", advice)
+    return advice
+
+
+def cause_text(error: BaseException) -> str:
+    """What an exception was: its type and its text in one line, without secrets."""
+    name = error.kind if isinstance(error, FloodmarkError) else type(error).__name__
+    text = " ".join(str(error).split())
+    said = without_secrets(f"{name}: {text}" if text else name)
+    return said if len(said) <= CAUSE_CHARACTERS_MAX else f"{said[: CAUSE_CHARACTERS_MAX - 1]}…"
+
+
+def without_secrets(text: str) -> str:
+    """What is written like a secret, and what variables of this process hold that are named like one, is hidden."""
+    for name, value in os.environ.items():
+        if len(value) >= _SECRET_CHARACTERS_MIN and _NAMES_SECRET.search(name):
+            text = text.replace(value, _HIDDEN)
+    for pattern, shown in _SECRETS:
+        text = pattern.sub(shown, text)
+    return text
 
 
 class FloodmarkError(Exception):
@@ -17,7 +131,11 @@ class FloodmarkError(Exception):
     def __init__(self, message: str, *, advice: str = "", **facts: Any) -> None:
         self.message = message
         self.advice = advice
-        self.facts = {name: value for name, value in facts.items() if value is not None}
+        self.facts = {
+            name: cause_text(value) if isinstance(value, BaseException) else value
+            for name, value in facts.items()
+            if value is not None
+        }
         super().__init__(message)
 
     @property
@@ -26,7 +144,10 @@ class FloodmarkError(Exception):
 
     def __str__(self) -> str:
         facts = " ".join(f"{name}={value}" for name, value in self.facts.items())
-        return " ".join(part for part in (self.message, f"[{facts}]" if facts else "", self.advice) if part)
+        return " ".join(part for part in (self.message, f"[{facts}]" if facts else "", self._said_advice()) if part)
+
+    def _said_advice(self) -> str:
+        return self.advice if _reads_commands else with_methods(self.advice)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -67,6 +188,23 @@ class Conflict(FloodmarkError):
     exit_code = 3
 
 
+class MergeConflict(Conflict):
+    """Two branches changed the same things, each in its own way. Nothing was changed.
+
+    `merged` is what the merge found out; `conflicts` are the first of its conflicts as records, `conflicts_total` says
+    how many there are.
+    """
+
+    def __init__(self, message: str, *, merged: Any, advice: str = "", **facts: Any) -> None:
+        self.merged = merged
+        self.conflicts = merged.conflicts
+        self.conflicts_total = merged.conflicts_total
+        super().__init__(message, advice=advice, conflicts=merged.conflicts_total, **facts)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "conflicts": [conflict.as_dict() for conflict in self.conflicts]}
+
+
 class Busy(FloodmarkError):
     """Another holder is at work: try later."""
 
@@ -83,12 +221,18 @@ class CommitUnknown(FloodmarkError):
     """The commit may or may not have happened: ask the catalog with lake.resolve(error.operation)."""
 
     exit_code = 4
+    _ASK = "Run `floodmark recover`, then look for it in `floodmark history`; do not send the rows again before that."
+
+    def _said_advice(self) -> str:
+        if self.advice == self._ASK and not _reads_commands:
+            return "Ask the catalog with lake.resolve(operation); do not send the rows again before that."
+        return super()._said_advice()
 
     def __init__(self, message: str, *, operation: str, advice: str = "", **facts: Any) -> None:
         self.operation = operation
         super().__init__(
             message,
-            advice=advice or "Ask the catalog with lake.resolve(operation); do not send the rows again before that.",
+            advice=advice or self._ASK,
             operation=operation,
             **facts,
         )

@@ -29,17 +29,19 @@ WRITE_STEPS = (
 )
 WRITE_KINDS = (
     *("create_table", "append", "merge", "delete", "overwrite", "adopt", "transaction", "compact", "retain"),
-    *("add_column", "fill", "chunk", "prune", "branch_merge", "apply", "repair"),
+    *("add_column", "fill", "chunk", "prune", "redo", "branch_merge", "apply", "repair", "undrop"),
 )
 # No rows come in with a delete, with maintenance, a new shape or a repair, none are replaced by an append, and a new
-# table or column has neither. A repair does not plan again: what it was asked to judge has changed.
+# table or column has neither. A repair does not plan again: what it was asked to judge has changed. Neither does an
+# undrop, whose table nobody can write to.
 NOT_PASSED = frozenset(
     {
         *("create_table.staged", "create_table.rewritten", "create_table.planned_again"),
         *("adopt.staged", "adopt.rewritten", "adopt.planned_again"),
         *("append.rewritten", "delete.staged", "compact.staged", "retain.staged"),
-        *("add_column.staged", "add_column.rewritten", "fill.staged", "prune.staged"),
+        *("add_column.staged", "add_column.rewritten", "fill.staged", "prune.staged", "redo.staged"),
         *("apply.staged", "repair.staged", "repair.planned_again"),
+        *("undrop.staged", "undrop.rewritten", "undrop.planned_again"),
     }
 )
 
@@ -50,12 +52,16 @@ OTHER = {
     "abandon": ("fenced", "files_deleted"),
     "branch": ("creating", "created", "deleting", "deleted"),  # before and after the COMMIT
     "expire": ("marked",),
+    "give_up": ("marked",),
     "sweep": ("planned", "data_deleted", "metadata_deleted", "marked"),
     "maintain": ("recorded",),
+    # A table that a sink ships to: its snapshots are gone, their files are there; and the files are gone too.
+    "destination": ("expired", "swept"),
     # A unit of a sink (docs/protocol.md): what is where after each step.
     "unit": (
         "held",  # the run holds the sink; nothing else
         "opened",  # the intent is written down and its version pinned
+        "witnessed",  # storage knows of the unit; nothing was sent
         "sealed",  # the boundaries of parts are written down, none of them is sent
         "staged",  # Iceberg: files at the destination that nothing refers to
         "sent",  # a part is at its destination; the catalog does not know
@@ -65,6 +71,7 @@ OTHER = {
         "shipped",  # everything is there; the mark has not moved
         "settled",  # mark, unit and pin are at their end
     ),
+    "check": ("put",),  # an object that tries the destination of a sink is there
     # made: pending; held: running, nothing done by this run; kept: its tip, before rows below the floor go; ended: all
     "job": ("made", "held", "kept", "ended"),
     # A group of records on its way from a spool into its table (docs/protocol.md).
@@ -83,6 +90,8 @@ OTHER = {
     # A file of a drop folder: complete; its rows are in and the file is still there; in .loaded. Refused: judged, and
     # still there; set_aside: in .failed with the reason.
     "drop": ("found", "loaded", "moved", "refused", "set_aside"),
+    # A load of CSV with bad rows: they are in a file of their own, and nothing is published.
+    "load": ("set_aside",),
     "backup": ("copied", "written"),
     "restore": ("tables_made", "copied", "stamped"),
     # A spool of rows that came in over HTTP (docs/protocol.md).

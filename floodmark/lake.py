@@ -10,20 +10,26 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from floodmark import clock
 from floodmark.catalog.backup import backup as backup_catalog
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.riders import Rider
-from floodmark.errors import Invalid
+from floodmark.config import MaintainSettings
+from floodmark.errors import FloodmarkError, Invalid
 from floodmark.model import MAIN, Commit, HealReport
 from floodmark.questions import Questions
 from floodmark.reading import Changes, Moment, Reader
 from floodmark.recover.heal import Healer
 from floodmark.recover.resolve import resolve
+from floodmark.report import DEFAULTS
 from floodmark.rows.session import Sessions
 from floodmark.shaping import Shaping
+from floodmark.shown import html_table
 from floodmark.storage import root_location
 from floodmark.write.intent import Intent, batch_rider, stream_rider
 
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from floodmark.export.sinks import LakeSinks
     from floodmark.ingest.stream import StreamWriter
     from floodmark.maintain.keeper import Keeper
+    from floodmark.recover.history_files import GivenUp
     from floodmark.recover.repair import Repair
     from floodmark.write.branches import LakeBranches
     from floodmark.write.transaction import Transaction
@@ -43,16 +50,52 @@ Progress = Callable[[int, int], None]
 
 
 class Lake(Questions, Shaping):
-    def __init__(self, catalog: Catalog, sessions: Sessions, actor: str, read_only: bool) -> None:
+    """A lake that is open. `floodmark.open` opens one; close it, or use it in a `with` block.
+
+    Tables     create_table, adopt, plan, apply, tables, show, schema
+    Write      append, merge, delete, overwrite, transaction (several tables, one version)
+    Read       read and sql (Spark), read_arrow (no Spark), changes
+    Ask        status, health, history, audit
+    Branches   branches.create, .merge, .diff, .list, .delete
+    Sinks      sinks.add, .run, .status, .pause, .resume, .quarantine
+    Backfills  backfill.history, .column, .list, .show, .cancel, .resume
+    Upkeep     maintain.run, .compact, .retain, .expire, .sweep; recover, repair, resolve, backup
+
+    Every write returns a Commit. Errors are kinds of FloodmarkError: each says what failed, the facts, and what to do.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        sessions: Sessions,
+        actor: str,
+        read_only: bool,
+        keeping: MaintainSettings = DEFAULTS,
+    ) -> None:
         self.catalog = catalog
         self.sessions = sessions
         self.actor = actor
         self.read_only = read_only
+        self.keeping = keeping
         self._healer = Healer(catalog)
         self._reader = Reader(catalog, sessions.get)
 
+    def __repr__(self) -> str:
+        # Without a question to the catalog: a debugger, a log line or a lake that is closed must not wait or fail.
+        mode = "read-only" if self.read_only else "for writing"
+        return f"<Lake {self.location} {mode} as {self.actor}, catalog {self.catalog.database.shown_url}>"
+
+    def _repr_html_(self) -> str:
+        try:
+            heads, version = self.heads(), self.catalog.lake_row().version
+        except (FloodmarkError, SQLAlchemyError):
+            return f"<p>{escape(repr(self))}</p>"  # closed, or its catalog does not answer
+        rows = [(head.table, head.rows, head.files, head.size_bytes, head.version) for head in heads]
+        return html_table(f"{self.location}, version {version}", ("table", "rows", "files", "bytes", "version"), rows)
+
     @property
     def location(self) -> str:
+        """Where the lake's files are."""
         return self.catalog.location
 
     @property
@@ -147,6 +190,7 @@ class Lake(Questions, Shaping):
         order: str | None = None,
         skip_unchanged: bool = True,
         evolve: bool = False,
+        partial: bool = False,
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
@@ -156,12 +200,13 @@ class Lake(Questions, Shaping):
 
         Rows that are there just so keep their sequence, unless skip_unchanged=False; if all are, nothing is published
         (outcome `nothing_to_do`). A key that comes twice is Invalid, unless on_duplicate="last" and `order` names the
-        column whose highest value counts.
+        column whose highest value counts. Rows that leave out a column are Invalid, whatever kind of data they are;
+        with `partial`, only the columns that they have are updated, and new rows need the required ones.
         """
         from floodmark.write.verbs import check_order
 
         intent = self._intent("merge", actor, message, batch_rider(table, batch, branch), branch)
-        options = {"order": check_order(on_duplicate, order), "skip_unchanged": skip_unchanged}
+        options = {"order": check_order(on_duplicate, order), "skip_unchanged": skip_unchanged, "partial": partial}
         return self._write(intent, table, data, **options, evolve=evolve, progress=progress)
 
     def delete(
@@ -220,12 +265,12 @@ class Lake(Questions, Shaping):
         self._head(table, branch)
         return StreamWriter(write, mode, query, options)
 
-    def receive(self, table: str, rows: Any, **options: Any) -> Commit:
+    def receive(self, table: str, rows: Any, *, actor: str | None = None, **options: Any) -> Commit:
         """Take rows of another system, with the changes they tell (`_change`), once by their `sender` or `key`."""
         from floodmark.ingest.receive import receive
 
         self._ready_to_write()
-        return receive(self.catalog, self.sessions.get, self.actor, table, rows, **options)
+        return receive(self.catalog, self.sessions.get, actor or self.actor, table, rows, **options)
 
     def _write(self, intent: Intent, table: str, data: Any, **options: Any) -> Commit:
         from floodmark.write.verbs import write
@@ -321,14 +366,14 @@ class Lake(Questions, Shaping):
         """Compaction, retention, expiry and sweep; each call returns its records, with a named outcome."""
         from floodmark.maintain.keeper import Keeper
 
-        return Keeper(self.catalog, self.sessions.get, self.actor, self._ready_to_write)
+        return Keeper(self.catalog, self.sessions.get, self.actor, self._ready_to_write, self.keeping)
 
     @cached_property
     def sinks(self) -> LakeSinks:
         """Ways out: sinks that ship each row once."""
         from floodmark.export.sinks import LakeSinks
 
-        return LakeSinks(self.catalog, self._reader, self.sessions.get, self._ready_to_write)
+        return LakeSinks(self.catalog, self._reader, self.sessions.get, self._ready_to_write, self.actor)
 
     @cached_property
     def backfill(self) -> LakeBackfills:
@@ -339,16 +384,20 @@ class Lake(Questions, Shaping):
 
     # ── recovery ──
 
-    def recover(self, *, discard: Sequence[str] = ()) -> HealReport:
-        """Settle what dead processes left. Opening and every write do this anyway."""
+    def recover(self, *, discard: Sequence[str] = (), pass_drifted: bool = False) -> HealReport:
+        """Settle what dead processes left. Opening and every write do this anyway.
+
+        An operation that waits for the repair of a table is Corrupt here, unless `pass_drifted`.
+        """
         self._writable()
-        return self._healer.heal(look_again=True, discard=discard)
+        return self._healer.heal(look_again=True, discard=discard, pass_drifted=pass_drifted)
 
     def repair(self, table: str | None = None, *, choice: str | None = None, apply: bool = False) -> list[Repair]:
         """Tables that another writer moved past the door: what happened, and with `apply`, make them the lake's again.
 
-        `choice`: "take_in" (their rows become a commit of `external`) or "put_back"; by default what is clear. Needs
-        no healing first: open the lake with heal=False if that refuses.
+        `choice`: "take_in" (their rows become a commit of `external`) or "put_back"; by default what is clear, and of
+        all tables the rest is returned as `unclear`. Needs no healing first: open the lake with heal=False if that
+        refuses.
         """
         from floodmark.recover.repair import preview, repair_all
 
@@ -356,6 +405,17 @@ class Lake(Questions, Shaping):
             return preview(self.catalog, self.sessions.get, table, choice)
         self._writable()
         return repair_all(self.catalog, self.sessions.get, self.actor, table, choice)
+
+    def give_up_unreadable(self, *, apply: bool = False) -> GivenUp:
+        """Versions whose files are missing or damaged: which they are, and with `apply`, let them expire now.
+
+        A version that a branch, a pin or a run holds stays. No file is deleted.
+        """
+        from floodmark.recover.history_files import give_up
+
+        if apply:
+            self._writable()
+        return give_up(self.catalog, self.actor, apply=apply)
 
     def resolve(self, operation: str) -> Commit | None:
         """After CommitUnknown: the operation's commit, or None if it never happened and never will."""
@@ -368,6 +428,7 @@ class Lake(Questions, Shaping):
         return backup_catalog(self.catalog.database, self.catalog.storage, root_location(os.fspath(path)))
 
     def close(self) -> None:
+        """Let go of the catalog. A Spark session that was started stays: others may use it."""
         self.catalog.close()
 
     def __enter__(self) -> Lake:

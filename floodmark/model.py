@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from floodmark.shown import html_table
+
 MAIN = "main"
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 # How many snapshots a table's metadata names besides the heads of branches.
@@ -68,7 +70,7 @@ class DeletionsFile:
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TableCommit:
     """What one commit did to one table."""
 
@@ -82,8 +84,17 @@ class TableCommit:
     rows_total: int = 0
     files_total: int = 0
 
+    def __repr__(self) -> str:
+        return f"<TableCommit {self.table} {self.change} rows={self.rows_total:,} sequence={self.sequence}>"
 
-@dataclass(frozen=True)
+    @property
+    def change(self) -> str:
+        """Rows added, updated and deleted, in short: +2 ~1 -3."""
+        counts = (("+", self.rows_added), ("~", self.rows_updated), ("-", self.rows_deleted))
+        return " ".join(f"{sign}{count:,}" for sign, count in counts if count) or "+0"
+
+
+@dataclass(frozen=True, repr=False)
 class Commit:
     """One version of the lake and how it came to be. `outcome` never confuses new work with none:
 
@@ -100,6 +111,17 @@ class Commit:
     message: str
     committed_ms: int
     tables: tuple[TableCommit, ...] = ()
+
+    def __repr__(self) -> str:
+        tables = "; ".join(f"{one.table} {one.change}" for one in self.tables)
+        branch = "" if self.branch == MAIN else f" on {self.branch}"
+        told = f" ({tables})" if tables else ""
+        return f"<Commit version={self.version} {self.outcome}: {self.kind} by {self.actor}{branch}{told}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(one.table, one.rows_added, one.rows_updated, one.rows_deleted, one.rows_total) for one in self.tables]
+        title = f"version {self.version}, {self.outcome}: {self.kind} by {self.actor} {self.message}".strip()
+        return html_table(title, ("table", "added", "updated", "deleted", "rows now"), rows)
 
     @property
     def rows_added(self) -> int:
@@ -172,13 +194,15 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class HealReport:
-    """What one healing did. `refused` names what it could not understand and therefore kept."""
+    """What one healing did. `refused` names what it could not understand and therefore kept; `waiting` what needs a
+    table to be repaired first (`floodmark repair`)."""
 
     rolled_forward: tuple[str, ...] = ()
     rolled_back: tuple[str, ...] = ()
     discarded: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     files_deleted: int = 0
+    waiting: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> str:

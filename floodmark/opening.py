@@ -1,6 +1,7 @@
 """Opening a lake, making one, and restoring one from a backup.
 
-Opening for writing heals first (I13, I16); a read-only open writes nothing (I17). A crash while a lake is made leaves a
+Opening for writing heals first (I13, I16), and notices a catalog that was rolled back; a read-only open writes
+nothing (I17). A crash while a lake is made leaves a
 folder without a registered catalog, which the next `create=True` finishes.
 """
 
@@ -8,28 +9,36 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from floodmark import failpoints
 from floodmark.catalog.backup import restore as restore_catalog
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.database import SQLITE_NAME, Database
-from floodmark.catalog.lifecycle import create_catalog, open_catalog
+from floodmark.catalog.lifecycle import create_catalog, open_catalog, stored_format
 from floodmark.catalog.processes import LEASE_MS
-from floodmark.errors import Invalid, NotFound
+from floodmark.config import CATALOG_VARIABLE, Settings, find_lake, is_settings_file, load_settings
+from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.failpoints import hit
 from floodmark.lake import Lake
 from floodmark.rows.session import Sessions
 from floodmark.storage import Storage, join, local_path, root_location
+from floodmark.storage.probe import is_remote, probe_bucket
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Enough of a lost lake's files to name its tables.
+FILES_LOOKED_AT = 1000
+
 
 def open(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
+    config: str | os.PathLike[str] | None = None,
     create: bool = False,
     read_only: bool = False,
     catalog: str | None = None,
@@ -43,34 +52,67 @@ def open(
 ) -> Lake:
     """Open the lake at `path` (a folder or s3://bucket/prefix); make it with create=True.
 
+    `path` may also be a settings file (its name ends in .toml), and so may `config`: then lake, catalog, Spark, storage
+    and maintenance are as that file says, and as the commands would use it: what is given here comes first, then
+    FLOODMARK_LAKE and FLOODMARK_CATALOG, then the file. Relative paths start at the working folder.
+
     catalog: a database URL; without one, SQLite in the lake's folder. spark: a session to use; without one, Floodmark
     starts one when rows must move, with `settings` (master and spark.* keys). Opening for writing heals what dead
     processes left, unless heal=False.
     """
-    location = root_location(os.fspath(path))
+    place, catalog, chosen = _chosen(path, config, catalog)
+    location = root_location(place)
     failpoints.armed()  # a misspelt crash point must not look like a process that survived it
     if create and read_only:
-        raise Invalid("a read-only lake cannot be made", path=path)
-    storage = storage or Storage(storage_options)
+        raise Invalid("a read-only lake cannot be made", path=place)
+    storage = storage or Storage({**chosen.storage, **(storage_options or {})})
     if create:
-        storage.make_folder(location)
-        hit("init.folder_made")
+        _make_folder(storage, location, catalog)
     database = _database(location, catalog, create=create, read_only=read_only)
     try:
         if create:
+            _check_nothing_lost(storage, location, lambda: stored_format(database) is None)
             create_catalog(database, location)
             for part in ("tables", "operations"):
                 storage.make_folder(join(location, part))
             storage.make_folder(location)  # the database's own name in it is durable too
         open_catalog(database, location)
         parts = Catalog(database, storage, location, lease_ms)
-        lake = Lake(parts, Sessions(settings or {}, spark), actor or _user(), read_only)
+        sessions = Sessions({**chosen.spark, **(settings or {})}, spark)
+        lake = Lake(parts, sessions, actor or _user(), read_only, chosen.maintain)
         if heal and not read_only:
-            lake.recover()
+            lake.recover(pass_drifted=True)
+            parts.note_rollback()
     except BaseException:
         database.close()
         raise
     return lake
+
+
+def _make_folder(storage: Storage, location: str, catalog: str | None) -> None:
+    if is_remote(location) and catalog is not None:
+        # First of all: a bucket that cannot be used leaves no catalog behind that says otherwise.
+        probe_bucket(storage.options, location)
+    # Before SQLite makes its file; and again for one that holds nothing yet, and for other databases.
+    _check_nothing_lost(storage, location, lambda: _is_new_file(location, catalog))
+    storage.make_folder(location)
+    hit("init.folder_made")
+
+
+def _chosen(
+    path: str | os.PathLike[str] | None, config: str | os.PathLike[str] | None, catalog: str | None
+) -> tuple[str, str | None, Settings]:
+    """Where the lake is, its catalog, and the settings that a file gives it."""
+    if config is None and path is not None and is_settings_file(path):
+        path, config = None, path
+    chosen = Settings()
+    if config is not None:
+        chosen = load_settings(Path(config))
+        path = find_lake(None if path is None else os.fspath(path), chosen)
+        catalog = catalog or os.environ.get(CATALOG_VARIABLE) or chosen.lake.catalog
+    if path is None:
+        raise Invalid("no lake was named", advice='Give its path, or config="floodmark.toml".')
+    return os.fspath(path), catalog, chosen
 
 
 def restore(
@@ -111,10 +153,31 @@ def _database(location: str, catalog: str | None, *, create: bool, read_only: bo
         )
     database_path = os.path.join(folder, SQLITE_NAME)
     if not create and not os.path.exists(database_path):
-        raise NotFound(
-            "there is no lake here", location=location, advice="Make one with `floodmark init` or open(…, create=True)."
-        )
+        raise NotFound("there is no lake here", location=location, advice="Make one with `floodmark init`.")
     return Database(f"sqlite:///{database_path}", read_only=read_only)
+
+
+def _is_new_file(location: str, catalog: str | None) -> bool:
+    folder = local_path(location)
+    return catalog is None and folder is not None and not os.path.exists(os.path.join(folder, SQLITE_NAME))
+
+
+def _check_nothing_lost(storage: Storage, location: str, is_missing: Callable[[], bool]) -> None:
+    """A catalog is made only where no files of a lake are: beside them it would be an empty lake over lost tables."""
+    if not is_missing():
+        return
+    parts = [join(location, part) for part in ("tables", "operations")]
+    found = [entry.location for part in parts for entry in islice(storage.list(part), FILES_LOOKED_AT)]
+    # Asked again: another process may have made the lake, and its first table, between the two looks.
+    if found and is_missing():
+        names = {file.removeprefix(parts[0] + "/").partition("/")[0] for file in found if file.startswith(parts[0])}
+        raise Corrupt(
+            "files of a lake are here, and no catalog knows them",
+            location=location,
+            found=",".join(sorted(names)) or found[0],
+            advice="Restore the catalog with `floodmark restore BACKUP` (Python: floodmark.restore), put its database "
+            "back, or give the right `catalog` URL. Choose an empty folder for a new lake. Nothing was changed.",
+        )
 
 
 def _user() -> str:

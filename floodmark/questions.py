@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from floodmark.catalog.catalog import Catalog
 from floodmark.config import MaintainSettings
 from floodmark.model import MAIN, AuditRow, Commit, Head
-from floodmark.reading import Reader
-from floodmark.report import DEFAULTS, lake_health, lake_status, lake_tables, table_details
+from floodmark.reading import Moment, Reader
+from floodmark.report import lake_health, lake_status, lake_tables, table_details
 from floodmark.report_health import Health
+from floodmark.report_tables import table_contents
+from floodmark.shown import Listing, TableFacts
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -20,18 +22,34 @@ if TYPE_CHECKING:
 
 class Questions:
     catalog: Catalog
+    keeping: MaintainSettings
     _reader: Reader
 
     def heads(self, branch: str = MAIN) -> list[Head]:
+        """The newest state of every table of a branch, as the catalog has it."""
         return self.catalog.history.heads(branch)
 
-    def tables(self, *, branch: str = MAIN, keeping: MaintainSettings = DEFAULTS) -> list[dict[str, Any]]:
-        """Every table in one line. `keeping`: from when on maintenance is due."""
-        return lake_tables(self.catalog, keeping, branch)
+    def tables(self, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> list[dict[str, Any]]:
+        """Every table in one line. `keeping`: from when on maintenance is due; by default as the settings say."""
+        return Listing(map(TableFacts, lake_tables(self.catalog, keeping or self.keeping, branch)))
 
-    def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings = DEFAULTS) -> dict[str, Any]:
+    def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> dict[str, Any]:
         """One table: its columns, layout, size and place. `keeping`: from when on maintenance is due."""
-        return table_details(self.catalog, self._head(table, branch), keeping)
+        return TableFacts(table_details(self.catalog, self._head(table, branch), keeping or self.keeping))
+
+    def contents(self, table: str, *, branch: str = MAIN, limit: int = 50) -> dict[str, Any]:
+        """What a table is made of: its partitions and its largest files, so many of each, and how many there are."""
+        return self.catalog.at_head(table, lambda head: table_contents(self.catalog, head, limit), branch)
+
+    def sample(self, table: str, *, rows: int = 20) -> list[dict[str, Any]]:
+        """A few rows of a table, whichever come first; without Spark."""
+        found: list[dict[str, Any]] = []
+        with self._reader.arrow(table, Moment(None, None, MAIN), with_seq=False) as batches:
+            for batch in batches:
+                found += batch.slice(0, rows - len(found)).to_pylist()
+                if len(found) >= rows:
+                    break
+        return found
 
     def schema(self, table: str, *, branch: str = MAIN) -> Schema:
         """The table's Iceberg schema at the head."""
@@ -48,10 +66,11 @@ class Questions:
         commits = self.catalog.history.commits(limit=limit, table=table, branch=branch, before=before)
         if table is not None and not commits and before is None:
             self._head(table, branch or MAIN)  # a name that never was is not a table without a history
-        return commits
+        return Listing(commits)
 
     def status(self) -> dict[str, Any]:
-        return lake_status(self.catalog)
+        """The lake on one screen: version, tables, rows, sinks, jobs, and whether all is well."""
+        return lake_status(self.catalog, self.keeping)
 
     def health(self) -> Health:
         """Is it fine, and if not, what is wrong: as `status` says, and quicker."""

@@ -153,11 +153,16 @@ class Reader:
         )
 
     def sql(self, query: str, moment: Moment, *, with_seq: bool) -> DataFrame:
-        from floodmark.rows.query import query_body, run_query
+        from floodmark.rows.query import misspelt_table, query_body, run_query
+        from floodmark.rows.session import is_spark_running
 
         query_body(query)  # refused before a JVM is started for it
         version = self._resolve(moment)
         state = self._catalog.history.tables_at(version)
+        # A session that runs may have a view of this name: then Spark decides, and what was meant is told afterwards.
+        misspelt = None if is_spark_running() else misspelt_table(query, list(state))
+        if misspelt is not None:
+            raise misspelt
         with _readable(self._catalog, version):
             return run_query(
                 self._get_spark(),

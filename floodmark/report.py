@@ -73,11 +73,12 @@ class Look:
 def look(catalog: Catalog) -> Look:
     row = catalog.lake_row()
     takes_rows = row.format >= SPOOLS_FORMAT
+    upkeep = see_upkeep(catalog, row.format)
     return Look(
         row,
         catalog.history.heads(),
-        see_upkeep(catalog, row.format),
-        see_sinks(catalog),
+        upkeep,
+        see_sinks(catalog, upkeep.newest),
         see_spools(catalog) if takes_rows else [],
         catalog.daemon.seen() if takes_rows else None,
         see_jobs(catalog),

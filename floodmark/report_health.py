@@ -96,6 +96,7 @@ def _tasks(found: Troubles) -> list[str]:
     told = {f"sink {sink['sink']}" for sink in found.sinks if sink["error"] is not None}
     told |= {f"feed {spool['table']}" for spool in found.spools if spool["state"] == REFUSED}
     told |= {"maintain"} if found.failed else set()
+    told |= {f"job {job['job']}" for job in found.jobs.shown or () if job["error"] is not None}
     failed = [task for task in found.daemon["tasks"] if task["failures"] or task["state"] == "failed"]
     texts = [_task_failure(task) for task in failed if task["name"] not in told]
     left = len(texts) - TROUBLES_MAX

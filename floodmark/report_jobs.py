@@ -12,7 +12,7 @@ from typing import Any
 
 from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.job import CANCELLED, FAILED, INTERRUPTED, UNKNOWN, Job
+from floodmark.catalog.job import CANCELLED, FAILED, INTERRUPTED, RUNNING, UNKNOWN, Job
 
 NOT_READY = "not ready"
 TROUBLES_MAX = 5
@@ -89,6 +89,9 @@ def _trouble(job: Job) -> str | None:
         return f"job {job.name} failed ({kind})"
     if job.status == INTERRUPTED:
         return f"job {job.name} interrupted"
+    if job.status == RUNNING and job.failing_since_ms is not None:
+        kind = (job.error or {}).get("kind", "unknown")
+        return f"job {job.name} waits since {clock.format_time(job.failing_since_ms)} ({kind})"
     if job.stalled_since_ms is not None:
         return f"job {job.name} without progress since {clock.format_time(job.stalled_since_ms)}"
     return f"job {job.name} in an unknown state ({job.state})" if job.status == UNKNOWN else None

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from floodmark import clock
 from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.upkeep import Maintenance
 from floodmark.errors import BelowRetention, Corrupt
 from floodmark.export import record as sink_record
+from floodmark.maintain.record import SINK_VERBS
 
 # The format since which a catalog knows of sinks.
 SINKS_FORMAT = 5
 
 
-def see_sinks(catalog: Catalog) -> list[dict[str, Any]]:
-    """Each sink in short. `lag_ms` is that of the table furthest behind."""
+def see_sinks(catalog: Catalog, records: Sequence[Maintenance]) -> list[dict[str, Any]]:
+    """Each sink in short. `lag_ms` is that of the table furthest behind; `maintenance`: the last of each."""
     found = []
+    maintained = [record for record in records if record.verb in SINK_VERBS]
     for sink in catalog.sinks.all():
         lags = [catalog.units.lag(one.table_id, one.mark, sink.branch) for one in sink.tables]
         found.append(
@@ -31,6 +34,16 @@ def see_sinks(catalog: Catalog) -> list[dict[str, Any]]:
                 "quarantined": sum(catalog.units.count_quarantined(sink.id).values()),
                 "error": None if sink.error is None else json.loads(sink.error),
                 "error_at": None if sink.error_ms is None else clock.format_time(sink.error_ms),
+                "maintenance": [
+                    {
+                        "verb": one.verb,
+                        "table": one.table,
+                        "outcome": one.outcome,
+                        "at": clock.format_time(one.ended_ms),
+                    }
+                    for one in maintained
+                    if one.detail.get("sink") == sink.name
+                ],
             }
         )
     return found

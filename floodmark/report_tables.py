@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import select
 
@@ -178,3 +179,44 @@ def _partition_text(schema: Any, field: Any) -> str:
         return str(column)
     name, _, rest = transform.partition("[")
     return f"{name}({rest.rstrip(']') + ', ' if rest else ''}{column})"
+
+
+# ── what a table is made of ──
+
+
+def table_contents(catalog: Catalog, head: Head, lines_max: int) -> dict[str, Any]:
+    """The partitions and files of a table: the first partitions by name, the largest files, and how many there are."""
+    from pyiceberg.manifest import DataFileContent
+
+    from floodmark.catalog.metadata import schema_of
+
+    metadata = catalog.files.metadata(head.metadata_location)
+    schema, specs = schema_of(metadata, head), metadata.specs()
+    parts: dict[str, dict[str, Any]] = {}
+    files: list[dict[str, Any]] = []
+    for manifest in catalog.files.manifests(head.manifest_list) if head.manifest_list else ():
+        for entry in catalog.files.entries(manifest):
+            file = entry.data_file
+            if file.content != DataFileContent.DATA:
+                continue
+            spec = specs[manifest.partition_spec_id]
+            name = unquote(spec.partition_to_path(file.partition, schema)) if spec.fields else ""
+            part = parts.setdefault(name, {"partition": name, "rows": 0, "files": 0, "bytes": 0})
+            part["rows"] += file.record_count
+            part["files"] += 1
+            part["bytes"] += file.file_size_in_bytes
+            files.append(
+                {
+                    "file": file.file_path.removeprefix(metadata.location).lstrip("/"),
+                    "partition": name,
+                    "rows": file.record_count,
+                    "bytes": file.file_size_in_bytes,
+                }
+            )
+    files.sort(key=lambda one: (-one["bytes"], one["file"]))
+    return {
+        "partitions": sorted(parts.values(), key=lambda one: str(one["partition"]))[:lines_max],
+        "partitions_count": len(parts),
+        "files": files[:lines_max],
+        "files_count": len(files),
+    }

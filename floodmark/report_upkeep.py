@@ -6,7 +6,7 @@ lake of an older format, which is served as it is, has no such figures: they are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ class UpkeepSeen:
     newest: Sequence[Maintenance] = ()
     small_files: Mapping[str, int | None] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
+    sinks: Collection[str] = ()
 
     def last(self, verb: str, table_id: str) -> Maintenance | None:
         return next((one for one in self.newest if (one.verb, one.table_id) == (verb, table_id)), None)
@@ -41,7 +42,8 @@ def see_upkeep(catalog: Catalog, stored_format: int) -> UpkeepSeen:
     if stored_format < MAINTAINED_FORMAT:
         return UpkeepSeen(known=False)
     upkeep = catalog.upkeep
-    return UpkeepSeen(True, upkeep.newest(), upkeep.small_files(), upkeep.policies())
+    sinks = {sink.name for sink in catalog.sinks.all()} if stored_format > MAINTAINED_FORMAT else ()
+    return UpkeepSeen(True, upkeep.newest(), upkeep.small_files(), upkeep.policies(), sinks)
 
 
 def unanswered(upkeep: UpkeepSeen, heads: Sequence[Head]) -> list[Maintenance]:
@@ -53,7 +55,8 @@ def unanswered(upkeep: UpkeepSeen, heads: Sequence[Head]) -> list[Maintenance]:
             # Healing refused, for all tables and verbs: any later run that was let through shows that it is over.
             stands = all(later.outcome == REFUSED for later in upkeep.newest[place + 1 :])
         else:
-            stands = record.outcome == FAILED and record.table_id in tables_there
+            known = record.table_id in tables_there or record.detail.get("sink") in upkeep.sinks
+            stands = record.outcome == FAILED and known
         if record.verb == RETAIN and record.table_id not in (LAKE, *upkeep.policies):
             stands = False  # its policy is gone, and with it what failed
         if stands:

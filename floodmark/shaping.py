@@ -16,8 +16,9 @@ from floodmark.write.intent import Intent
 if TYPE_CHECKING:
     from floodmark.evolve.file import WantedTable
     from floodmark.evolve.plan import Plan
+    from floodmark.write.undrop import Undropped
 
-# A file that declares tables, or what such a file holds under `tables`.
+# A file that declares tables, what tomllib reads from it, or what it holds under `tables`.
 Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -26,7 +27,9 @@ class Shaping(ABC):
     sessions: Sessions
 
     def plan(self, source: Source, *, check: bool = True) -> Plan:
-        """What it takes to give main the tables that a file declares: steps, each safe, a rewrite, or refused.
+        """What it takes to give main the tables that a file declares, in steps.
+
+        Each is safe, needs a rewrite, is destructive (loses data), or is refused.
 
         Changes nothing. `check` looks at rows too, where a step depends on them: keys, nulls, references.
         """
@@ -43,6 +46,7 @@ class Shaping(ABC):
         *,
         expect: str | None = None,
         fill_later: bool = False,
+        allow_destructive: bool = False,
         actor: str | None = None,
         message: str = "",
         told: Callable[[Plan], None] | None = None,
@@ -51,8 +55,9 @@ class Shaping(ABC):
 
         Of a Plan, exactly that: `Conflict` if a table that it read has moved since. Of a file, what it takes now;
         `expect` is the id of the plan that this must be. `fill_later`: rows that are there stay without the defaults
-        of new columns, until a backfill fills them. `told` gets the plan that was done in the end: of a file, it is
-        made anew if tables moved meanwhile.
+        of new columns, until a backfill fills them. `allow_destructive`: also steps that lose data (tables and columns
+        that go, a retention that lets more rows go); without it they are `Invalid`. `told` gets the plan that was done
+        in the end: of a file, it is made anew if tables moved meanwhile.
         """
         from floodmark.evolve.apply import apply_plan
         from floodmark.evolve.plan import Plan, make_plan
@@ -74,7 +79,52 @@ class Shaping(ABC):
                 advice="The file or the lake changed since then: make the plan again, and look at it.",
             )
         intent = self._intent("apply", actor, message or f"apply {plan.origin}")
-        return apply_plan(self.catalog, self.sessions.get, intent, plan, again=again, fill_later=fill_later, told=told)
+        return apply_plan(
+            self.catalog,
+            self.sessions.get,
+            intent,
+            plan,
+            again=again,
+            fill_later=fill_later,
+            allow_destructive=allow_destructive,
+            told=told,
+        )
+
+    def plan_drop(self, table: str) -> Plan:
+        """What drop_table would do now; its one step is refused if something needs the table. Changes nothing."""
+        self.catalog.history.head(table)
+        return self.plan({table: {"drop": True}})
+
+    def drop_table(self, table: str, *, actor: str | None = None, message: str = "") -> Commit:
+        """Drop a table from main. Older versions keep it, and `undrop` brings it back, until they expire.
+
+        Refused while a sink follows it, a backfill works on it, a branch has it, or a table refers to it.
+        """
+        self._ready_to_write()
+        self.catalog.history.head(table)
+        wanted = {table: {"drop": True}}
+        return self.apply(wanted, allow_destructive=True, actor=actor, message=message or f"drop {table}")
+
+    def undrop(
+        self,
+        table: str,
+        *,
+        version: int | None = None,
+        actor: str | None = None,
+        message: str = "",
+        told: Callable[[Undropped], None] | None = None,
+    ) -> Commit:
+        """Bring a dropped table back as it was: the same table id and sequences, and its marks and batch ids go on.
+
+        `BelowRetention` once no version that has it can be read; `Invalid` if its name is taken. `version`: one that
+        has the table, if several had this name. Its references to other tables are not checked any more, until `apply`
+        declares them again. `told` gets what came back.
+        """
+        from floodmark.write.undrop import undrop
+
+        self._ready_to_write()
+        intent = self._intent("undrop", actor, message or f"undrop {table}")
+        return undrop(self.catalog, intent, self.sessions.get, table, version, told)
 
     @abstractmethod
     def _ready_to_write(self) -> None: ...
@@ -84,8 +134,9 @@ class Shaping(ABC):
 
 
 def _read(source: Source) -> tuple[tuple[WantedTable, ...], str]:
-    from floodmark.evolve.file import read_wanted, wanted_tables
+    from floodmark.evolve.file import read_wanted, tables_of, wanted_tables
 
     if isinstance(source, Mapping):
-        return wanted_tables(source, "the tables given"), "the tables given"
+        origin = "the tables given"
+        return wanted_tables(tables_of(source, origin), origin), origin
     return read_wanted(source), os.fspath(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,18 @@ MANY, VERY_MANY = 4, 8
 THINNED = LONGEST_FIRST[:-1]
 
 preload("tests.conftest")
+
+# As a terminal starts programs: nohup, cron and some runners ignore SIGINT, and tests interrupt themselves.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Tests that need a browser and found none are said once, where it is seen."""
+    skipped = [one for one in terminalreporter.stats.get("skipped", ()) if "browser" in one.nodeid.split("/")]
+    if skipped:
+        line = f"{len(skipped)} BROWSER TESTS ARE SKIPPED: the page was not tested (BROWSER=demand fails instead)"
+        terminalreporter.write_line(f"*** {line} ***", red=True, bold=True)
 
 
 class _NONE:

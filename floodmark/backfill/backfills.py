@@ -20,6 +20,7 @@ from floodmark.catalog.job import COLUMN, HISTORY, UNKNOWN, Job
 from floodmark.errors import Invalid
 from floodmark.model import Commit
 from floodmark.reading import Reader
+from floodmark.shown import JobFacts, Listing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from floodmark.backfill.column import ColumnSpec
     from floodmark.backfill.history import HistorySpec
 
+GIVE_UP = "1d"
 BATCH_ROWS = 2_000_000
 BATCH_BYTES = 256 * 1024 * 1024
 
@@ -47,18 +49,19 @@ class LakeBackfills:
 
     def history(
         self, name: str, source: Any, tables: str | Sequence[str] | Mapping[str, Any], *, progress: Step | None = None,
-        actor: str | None = None, **options: Any,
+        actor: str | None = None, give_up: str = GIVE_UP, **options: Any,
     ) -> BackfillRun:  # fmt: skip
         """Load years of history in chunks, each once: all that is wanted and not done, from the catalog alone.
 
         `source` has `tip()` and `read(chunk)`; a path template or a function will do. `tables`: a name, names, or a
         mapping to what comes into each (None: the chunk's rows; Spark SQL over `chunk`). `options`: see
-        `history_spec`. `progress(chunks done, chunks in all)` is called after every chunk.
+        `history_spec`. `progress(chunks done, chunks in all)` is called after every chunk. `give_up`: with follow=True,
+        how long a source that is away is tried again.
         """
         from floodmark.backfill.history import run_history
 
         spec = self.history_spec(name, source, tables, **options)
-        return run_history(self._room, spec, actor or self._room.actor, progress)
+        return run_history(self._patient(give_up), spec, actor or self._room.actor, progress)
 
     def history_spec(
         self,
@@ -76,20 +79,25 @@ class LakeBackfills:
         rows_min: int | None = None,
         rows_max: int | None = None,
         rows_exact: bool = False,
+        expect: Mapping[str, Any] | None = None,
         keep: str | int | None = None,
         follow: bool = False,
         tip_wait: str = "0s",
         call_deadline: str = "60s",
         retries: int = 5,
+        forget_tip: bool = False,
     ) -> HistorySpec:
         """What a history backfill is. `chunk`: the size of a chunk, a number or a span of time like 1d.
 
         `first` is part of the range, `last` is not; without `last` it goes up to the source's tip. `column`: where a
         row is in the range; rows outside their chunk are refused. rows_min, rows_max: per chunk; rows_exact: as many as
-        a chunk has numbers, and with `column`, into a table without a key, each number once. `keep`: chunks below the
-        tip or now by this much are skipped, and pruned. `follow`: go on with new chunks until cancelled. `tip_wait`:
-        how long to wait for a tip that is not there yet.
+        a chunk has numbers, and with `column` each number once. `expect` declares the same by one mapping: rows (so
+        many), min_rows, every_number, or manifest (a JSON file with rows or sha256 of each chunk). `keep`: chunks below
+        the tip or now by this much are skipped, and pruned. `follow`: go on with new chunks until cancelled.
+        `tip_wait`: how long to wait for a tip that is not there yet. `forget_tip`: how far the source came before does
+        not count.
         """
+        from floodmark.backfill.checks import expected_rows
         from floodmark.backfill.geometry import Geometry
         from floodmark.backfill.history import HistorySpec
         from floodmark.backfill.sources import to_source
@@ -97,6 +105,7 @@ class LakeBackfills:
         if order not in ("newest", "oldest"):
             raise Invalid("chunks come newest or oldest first", order=order, advice="Use newest or oldest.")
         _check_positive(workers=workers, retries=retries)
+        expected = expected_rows(expect or {}, column, rows_min, rows_max, rows_exact)
         return HistorySpec(
             name=name,
             source=to_source(source),
@@ -105,15 +114,46 @@ class LakeBackfills:
             column=column,
             order=order,
             workers=workers,
-            rows_min=rows_min,
-            rows_max=rows_max,
-            rows_exact=rows_exact,
+            **expected,
             keep=keep,
             follow=follow,
             tip_wait_s=clock.parse_duration_ms(tip_wait) / 1000,
             call_deadline_s=clock.parse_duration_ms(call_deadline) / 1000,
             retries=retries,
+            forget_tip=forget_tip,
         )
+
+    def redo(
+        self,
+        name: str,
+        first: Any,
+        last: Any,
+        *,
+        force: bool = False,
+        all_rows: bool = False,
+        source: Any = None,
+        progress: Step | None = None,
+        actor: str | None = None,
+    ) -> BackfillRun:
+        """Load chunks of a history again: one publish takes their rows out, then they are loaded, with an audit row.
+
+        [first, last) are whole chunks. Rows that others merged into the range since stay, and are named in `redone`;
+        `all_rows` takes them out too. If a consumer has shipped rows of a table without a key, it is Invalid, unless
+        `force`. `source`: of a job whose source the catalog cannot keep.
+        """
+        from floodmark.backfill.redo import redo
+
+        job, options = self._of_kind(name, HISTORY), _redo_options(force, all_rows, source)
+        return redo(self._room, job, first, last, actor or self._room.actor, progress, **options)
+
+    def redo_plan(
+        self, name: str, first: Any, last: Any, *, force: bool = False, all_rows: bool = False, source: Any = None
+    ) -> dict[str, Any]:
+        """What `redo` would take out and load; refused if a redo would be. Changes nothing."""
+        from floodmark.backfill.redo import plan
+
+        job, options = self._of_kind(name, HISTORY), _redo_options(force, all_rows, source)
+        return plan(self._room, job, first, last, **options)
 
     def read(self, name: str, first: Any, last: Any, *, table: str | None = None) -> DataFrame:
         """The rows of a range of a history, if all of it is there: else BelowRetention or Incomplete, never no rows."""
@@ -196,6 +236,7 @@ class LakeBackfills:
         progress: Step | None = None,
         actor: str | None = None,
         stop: threading.Event | None = None,
+        give_up: str = GIVE_UP,
     ) -> BackfillRun:
         """Go on with a job that was cancelled, failed, or whose process died, as it was started.
 
@@ -205,7 +246,7 @@ class LakeBackfills:
         from floodmark.backfill.unbind import end_unbound
 
         job, actor = self._catalog.jobs.find(name), actor or self._room.actor
-        room = replace(self._room, stop=stop)
+        room = replace(self._patient(give_up), stop=stop)
         if job.kind == COLUMN:
             ended = end_unbound(room, job)
             return ended or column.run_column(room, column.spec_from_job(job), actor, progress)
@@ -213,26 +254,36 @@ class LakeBackfills:
 
     def list(self) -> list[dict[str, Any]]:
         """Every job, newest first."""
-        return [job.as_dict() for job in self._catalog.jobs.all()]
+        return Listing(JobFacts(job.as_dict()) for job in self._catalog.jobs.all())
 
     def show(self, name: str) -> dict[str, Any]:
-        return self._catalog.jobs.find(name).as_dict()
+        """One job: how far it is, how fast, who is at it, and why it failed."""
+        return JobFacts(self._catalog.jobs.find(name).as_dict())
 
     def cancel(self, name: str) -> dict[str, Any]:
         """Ask a job to stop after the batch or chunk it is at; what is done stays."""
         self._room.get_ready()
-        return self._catalog.jobs.cancel(name).as_dict()
+        return JobFacts(self._catalog.jobs.cancel(name).as_dict())
 
     def ack(self, name: str) -> dict[str, Any]:
         """Say that a failure was seen: the job needs no attention any more."""
         self._room.get_ready()
-        return self._catalog.jobs.acknowledge(name).as_dict()
+        return JobFacts(self._catalog.jobs.acknowledge(name).as_dict())
+
+    def _patient(self, give_up: str) -> Room:
+        return replace(self._room, give_up_s=clock.parse_duration_ms(give_up) / 1000)
 
     def _of_kind(self, name: str, kind: str) -> Job:
         job = self._catalog.jobs.find(name)
         if job.kind != kind or job.status == UNKNOWN:
             raise Invalid(f"this is no {kind} backfill", job=name, kind=job.kind, status=job.status)
         return job
+
+
+def _redo_options(force: bool, all_rows: bool, source: Any) -> dict[str, Any]:
+    from floodmark.backfill.sources import to_source
+
+    return {"force": force, "all_rows": all_rows, "source": None if source is None else to_source(source)}
 
 
 def _outputs(tables: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,12 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 
 from floodmark import log
 from floodmark.backfill.progress import LOOK_EVERY_S, Cancelled, Progress
-from floodmark.errors import Busy, CommitUnknown, Conflict, Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.catalog.job import PASSING
+from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
 
 RETRY_S_MAX = 30.0
+# The longest pause of a follower whose source is away.
+PAUSE_S_MAX = 600.0
 T = TypeVar("T")
 
 
@@ -33,6 +36,10 @@ class Brake:
 
     def pull(self) -> None:
         self._pulled.set()
+
+    def release(self) -> None:
+        """The work that was stopped is tried again."""
+        self._pulled.clear()
 
     def check(self) -> None:
         """Raise Stopped or Cancelled if the work has to end here."""
@@ -52,10 +59,35 @@ class Brake:
             self.check()
 
 
+class Outage:
+    """How long a follower waits for what is away: pauses that double, until it is given up. The time is passed in."""
+
+    def __init__(self, give_up_s: float, first_s: float) -> None:
+        self._give_up_s = give_up_s
+        self._first_s = first_s
+        self._since_s: float | None = None
+        self.tries = 0
+
+    def pause_s(self, now_s: float) -> float | None:
+        """It failed again: how long to wait before the next try; None if it is given up."""
+        self._since_s = now_s if self._since_s is None else self._since_s
+        left_s = self._give_up_s - (now_s - self._since_s)
+        if left_s <= 0:
+            return None
+        self.tries += 1
+        return min(self._first_s * 2.0 ** min(self.tries - 1, 30), PAUSE_S_MAX, left_s)
+
+    def away_s(self, now_s: float) -> float:
+        return 0.0 if self._since_s is None else now_s - self._since_s
+
+    def over(self) -> None:
+        self._since_s, self.tries = None, 0
+
+
 def is_worth_a_retry(error: BaseException) -> bool:
     """What may pass: a part that is away, a race that was lost, whatever code that is not ours raised."""
     if isinstance(error, FloodmarkError):
-        return isinstance(error, Unavailable | Conflict | Busy | CommitUnknown)
+        return error.kind in PASSING
     return isinstance(error, Exception) and not isinstance(error, Cancelled | Stopped)
 
 
@@ -103,4 +135,4 @@ def call_source(what: str, deadline_s: float, brake: Brake, call: Callable[[], T
         return answer  # type: ignore[no-any-return]
     if isinstance(answer, Invalid | Corrupt | NotFound):
         raise answer
-    raise Unavailable("the source failed", call=what, cause=f"{type(answer).__name__}: {answer}") from answer
+    raise Unavailable("the source failed", call=what, cause=answer) from answer

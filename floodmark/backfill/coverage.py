@@ -2,8 +2,8 @@
 
 A range of which a part is pruned, below the floor or before the history is BelowRetention; one of which a chunk is not
 loaded yet is Incomplete. Neither looks like "no rows". Answered from the catalog; the source is never asked, so the
-floor of a range of numbers is counted from the tip that the last run was told; of a job that has none, from the highest
-chunk that is loaded.
+floor of a range of numbers is counted from how far the last run found the history (tip.py); of a job that has no such
+record, from the highest chunk that is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from floodmark.backfill.ledger import joined
 from floodmark.backfill.prune import DAY_US, database_now_ms, floor_of, floor_start
 from floodmark.backfill.run import Room
 from floodmark.backfill.spec import kept_parts, kept_units, table_range
-from floodmark.backfill.tip import SEEN
+from floodmark.backfill.tip import SEEN, clock_of, frontier_of
 from floodmark.catalog.chunks import DONE, PRUNED, ChunkState
 from floodmark.catalog.job import Job
 from floodmark.catalog.metadata import schema_of
@@ -90,18 +90,19 @@ class _Known:
         self.column = column
         self.tables: dict[str, Any] = dict(settings["tables"])
         self._catalog = room.catalog
-        newest = (room.catalog.chunks.newest(job.id, table, self._table_id(table)) for table in self.tables)
-        first = geometry.number_of_inner(geometry.first)
-        end = max((number + 1 for number in newest if number is not None), default=first)
-        self.wanted = geometry.wanted(None) if geometry.last is not None else range(first, end)
+        known = (room.catalog.chunks.newest(job.id, table, self._table_id(table)) for table in self.tables)
+        newest = max((number for number in known if number is not None), default=None)
         keep = kept_units(geometry, settings.get("keep"))
         self._now_ms = database_now_ms(room.catalog)
         self._is_tip_known = geometry.unit == TIME or SEEN in settings
         if self._is_tip_known:
-            self.floor = floor_of(geometry, keep, settings.get(SEEN), self._now_ms)
+            frontier = frontier_of(geometry, settings.get(SEEN), settings, newest)
         else:
-            top = None if end == first else geometry.shown(geometry.ends(end - 1)[1])
-            self.floor = None if top is None else floor_of(geometry, keep, top, self._now_ms)
+            frontier = None if newest is None else geometry.shown(geometry.ends(newest)[1])
+        self.wanted = geometry.wanted(None if geometry.last is not None else frontier)
+        self.floor = None
+        if self._is_tip_known or newest is not None:
+            self.floor = floor_of(geometry, keep, frontier, clock_of(settings, self._now_ms))
 
     @classmethod
     def of(cls, room: Room, job: Job) -> _Known:

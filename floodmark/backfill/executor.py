@@ -154,9 +154,7 @@ class Executor:
             error.facts["chunk"] = one.chunk.name
             raise
         except Exception as error:
-            raise Unavailable(
-                "a chunk could not be loaded", chunk=one.chunk.name, cause=f"{type(error).__name__}: {error}"
-            ) from error
+            raise Unavailable("a chunk could not be loaded", chunk=one.chunk.name, cause=error) from error
         self._tell(1, total)
 
     def _tell(self, chunks: int, total: int) -> None:

@@ -8,24 +8,26 @@ follows it for ever. Crash anywhere: chunks are done or not, and the next run ta
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tenacity import Retrying
 
-from floodmark.backfill.brake import Brake, retrying
+from floodmark import clock, log
+from floodmark.backfill.brake import RETRY_S_MAX, Brake, Outage, is_worth_a_retry, retrying
 from floodmark.backfill.context import Context
 from floodmark.backfill.executor import Executor
 from floodmark.backfill.geometry import TIME, Geometry, PlannedChunk, gaps, plan_chunks, range_text, value_text
 from floodmark.backfill.ledger import Ledger
 from floodmark.backfill.load import Loader
-from floodmark.backfill.progress import Progress, Step
+from floodmark.backfill.progress import CallbackFailed, Progress, Step
 from floodmark.backfill.prune import database_now_ms, due, floor_of, floor_start, prune
 from floodmark.backfill.record import BackfillRun
-from floodmark.backfill.run import Room, run_job
+from floodmark.backfill.run import Room, run_job, told_of
 from floodmark.backfill.sources import Source, bind
 from floodmark.backfill.spec import (
     HistorySpec,
@@ -36,10 +38,10 @@ from floodmark.backfill.spec import (
     kept_units,
     spec_from_job,
 )
-from floodmark.backfill.tip import SEEN, Tip, settings_with_tip
-from floodmark.catalog.job import CHUNKS, HISTORY, Job
+from floodmark.backfill.tip import CLOCK, SEEN, Tip, clock_of, frontier_of, settings_with_tip
+from floodmark.catalog.job import CHUNKS, FAILING_SINCE, HISTORY, Job
 from floodmark.catalog.jobs import Held
-from floodmark.errors import Fenced, Invalid, NotFound, Unavailable
+from floodmark.errors import Fenced, FloodmarkError, Incomplete, Invalid, NotFound, Unavailable
 from floodmark.model import Head
 
 __all__ = ["HistorySpec", "plan", "run_history", "spec_from_job"]
@@ -52,15 +54,20 @@ SHOWN_MAX = 10
 def run_history(room: Room, spec: HistorySpec, actor: str, callback: Step | None = None) -> BackfillRun:
     """Load all that is wanted and not done. What is wrong in the spec makes no job; Busy if a living run has it."""
     check_spec(room, spec)
-    source = _bound(room, spec)
+    source = bound(room, spec)
     job = _find_job(room, spec)
     room.get_ready()
     # Until this run has asked the source, what the one before it was told counts.
-    settings = settings_with_tip(spec, {} if job is None else job.settings)
+    settings = settings_with_tip(spec, _kept(spec, job))
     held = room.catalog.jobs.start(spec.name, HISTORY, list(spec.tables), spec.pinned(), settings, CHUNKS, actor)
     return run_job(
-        room, held, callback, lambda progress: _Run(room, spec, source, held, actor, progress, settings).work()
+        room, held, callback, lambda progress: Run(room, spec, source, held, actor, progress, settings).work()
     )
+
+
+def _kept(spec: HistorySpec, job: Job | None) -> Mapping[str, Any]:
+    """What earlier runs of the job have kept with it: how far its history has come."""
+    return {} if job is None or spec.forget_tip else job.settings
 
 
 def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
@@ -68,9 +75,10 @@ def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
     if isinstance(spec, Job):
         spec = spec_from_job(spec)
     check_spec(room, spec)
-    source, job = _bound(room, spec), _find_job(room, spec)
+    source, job = bound(room, spec), _find_job(room, spec)
     tip = Tip(source, spec, Brake(None)).ask()
-    outlook = Outlook.look(room, spec, None if job is None else job.id, tip)
+    kept = _kept(spec, job)
+    outlook = Outlook.look(room, spec, None if job is None else job.id, tip, kept)
     missing = gaps(outlook.complete, None, outlook.ledger.done, list(spec.tables), spec.geometry)
     return {
         "job": spec.name,
@@ -94,8 +102,8 @@ def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
 class Outlook:
     """What is wanted and what is done, at one look.
 
-    `kept`: chunks of the range that are not below the floor; of an open range, as far as the source has come.
-    `complete`: those of them that the source has.
+    `kept`: chunks of the range that are not below the floor; of an open range, as far as it has ever come (tip.py).
+    `complete`: those of them that the source has now. `seen`: what is to be kept with the job.
     """
 
     geometry: Geometry
@@ -104,24 +112,38 @@ class Outlook:
     floor: int | None
     kept: range
     complete: range
+    seen: Mapping[str, Any]
 
     @classmethod
-    def look(cls, room: Room, spec: HistorySpec, job: str | None, tip: Any, known: Ledger | None = None) -> Outlook:
-        """`known`: what the run knows to be done, so that not all of it is read for every look."""
-        geometry = spec.geometry
-        floor = floor_of(geometry, kept_units(geometry, spec.keep), tip, database_now_ms(room.catalog))
-        complete = geometry.wanted(tip)
-        goal = complete if geometry.last is None else geometry.wanted(None)
-        first = goal.start if floor is None else min(max(goal.start, geometry.below(floor)), goal.stop)
+    def look(
+        cls, room: Room, spec: HistorySpec, job: str | None, tip: Any, before: Mapping[str, Any],
+        known: Ledger | None = None,
+    ) -> Outlook:  # fmt: skip
+        """`before`: settings that hold what was seen earlier. `known`: what the run knows to be done, so that not all
+        of it is read for every look."""
+        geometry, keep = spec.geometry, kept_units(spec.geometry, spec.keep)
         is_known = known is not None and known.is_current(room.catalog)
         ledger = known if known is not None and is_known else Ledger.read(room.catalog, job, list(spec.tables))
-        kept, complete = range(first, goal.stop), range(first, max(first, complete.stop))
-        return cls(geometry, spec.newest_first, ledger, floor, kept, complete)
+        frontier = frontier_of(geometry, tip, before, ledger.newest)
+        now_ms = clock_of(before, database_now_ms(room.catalog))
+        floor = floor_of(geometry, keep, frontier, now_ms)
+        complete = geometry.wanted(tip)
+        goal = geometry.wanted(frontier if geometry.last is None else None)
+        first = goal.start if floor is None else min(max(goal.start, geometry.below(floor)), goal.stop)
+        kept, complete = range(first, goal.stop), range(first, min(max(first, complete.stop), goal.stop))
+        seen = {SEEN: frontier, CLOCK: now_ms}
+        if CLOCK in before and floor_of(geometry, keep, frontier, int(before[CLOCK])) == floor:
+            seen[CLOCK] = before[CLOCK]  # nothing sinks because of it: not worth a write
+        return cls(geometry, spec.newest_first, ledger, floor, kept, complete, seen)
 
     @property
-    def is_reached(self) -> bool:
-        """Whether the source has come as far as the range goes."""
-        return self.complete.stop == self.kept.stop
+    def is_done(self) -> bool:
+        """Whether no chunk is missing, as far as the history has ever come: it is never done over a gap."""
+        return self.processed == self.total
+
+    def missing(self) -> list[int]:
+        """The chunks that the source has to come to."""
+        return [number for number in range(self.complete.stop, self.kept.stop) if self.ledger.missing(number)]
 
     @property
     def total(self) -> int:
@@ -141,7 +163,9 @@ class Outlook:
         return plan_chunks(self.complete, None, done, tables, self.newest_first, self.geometry, limit=limit)
 
 
-class _Run:
+class Run:
+    """One run of a history, which holds its job."""
+
     def __init__(
         self, room: Room, spec: HistorySpec, source: Source, held: Held, actor: str, progress: Progress,
         settings: Mapping[str, Any],
@@ -156,37 +180,111 @@ class _Run:
         self._loader = Loader(room, spec, source, held.id, actor, self._brake)
         self._ledger: Ledger | None = None
         self._settings = settings
+        self._busy = False
+        self._outage = Outage(room.give_up_s, min(RETRY_S_MAX, spec.retry_s * 2.0 ** min(spec.retries, 10)))
+        self._away_since = ""
 
     def work(self) -> bool:
-        """Plan and load until nothing is missing; whether there was anything to do."""
-        spec, busy = self._spec, False
+        """Plan and load until nothing is missing; whether there was anything to do.
+
+        A run that follows its source outlives an outage of it, of Spark or of the catalog: it tries again with pauses
+        that grow, and its job says what it waits for.
+        """
+        while True:
+            try:
+                self._work()
+            except Exception as error:
+                passes = is_worth_a_retry(error) and not isinstance(error, CallbackFailed)
+                if not (self._spec.follow and passes):
+                    raise
+                self._wait_out(error)
+            else:
+                return self._busy
+
+    def _wait_out(self, error: Exception) -> None:
+        """Something is away: wait before the next try. Raises the error when it has been away for too long."""
+        now_s, now_ms = time.monotonic(), clock.now_ms()
+        pause_s = self._outage.pause_s(now_s)
+        self._away_since = self._away_since or clock.format_time(now_ms)
+        facts = error.facts if isinstance(error, FloodmarkError) else {}
+        facts[FAILING_SINCE] = self._away_since
+        if pause_s is None:
+            facts["gave_up_after_s"] = round(self._outage.away_s(now_s))
+            raise error
+        next_try = clock.format_time(now_ms + round(1000 * pause_s))
+        told = told_of(error)
+        told["facts"] |= {FAILING_SINCE: self._away_since, "tries": str(self._outage.tries), "next_try": next_try}
+        log.get(job=self._held.name).warning("waiting for the source", cause=str(error), pause_s=round(pause_s, 1))
+        with suppress(Unavailable):  # it may be the catalog that is away
+            self._room.catalog.jobs.waits(self._held, told)
+        self._brake.release()
+        self._brake.wait(pause_s)
+        # What came of the last try is asked of the catalog.
+        self._ledger = None
+        with suppress(Unavailable):
+            self._room.get_ready()
+
+    def _is_back(self) -> None:
+        if self._away_since:
+            self._room.catalog.jobs.waits(self._held, None)
+            log.get(job=self._held.name).info("the source is back", since=self._away_since)
+            self._away_since = ""
+        self._outage.over()
+
+    def _work(self) -> None:
+        spec = self._spec
         tip = self._tip.ask()
         while True:
             outlook = self._look(tip)
             self._progress.step(outlook.processed, outlook.total)
-            busy = self._prune(tip, outlook) or busy
+            self._busy = self._prune(tip, outlook) or self._busy
             planned = outlook.planned()
             if planned:
                 self._load(planned, outlook)
-                busy = True
-            elif outlook.is_reached and not (spec.follow and spec.geometry.last is None):
-                return busy
+                self._busy = True
+                self._is_back()
+            elif outlook.is_done and not (spec.follow and spec.geometry.last is None):
+                return
             else:
-                tip = self._tip.wait(outlook.complete.stop, partial(self._is_floor_above, outlook.kept.start))
+                self._is_back()
+                is_due = partial(self._is_floor_above, outlook.kept.start)
+                tip = self._tip.wait(outlook.complete.stop, is_due, outlook.missing)
+
+    def load_again(self, numbers: range) -> tuple[Outlook, int]:
+        """Load what is missing of these chunks alone; what is done afterwards, and how many were loaded.
+
+        Incomplete if the source lacks one.
+        """
+        tip = self._tip.ask()
+        outlook = self._look(tip)
+        self._progress.step(outlook.processed, outlook.total)
+        missing = [number for number in numbers if number in outlook.kept and outlook.ledger.missing(number)]
+        if lost := [number for number in missing if number not in outlook.complete]:
+            raise Incomplete(
+                "the source does not reach a chunk that is to be loaded again",
+                chunk=self._spec.geometry.chunk(lost[0]).name,
+                tip=None if tip is None else value_text(tip),
+                advice="The chunk is missing until a run loads it: `floodmark backfill resume`.",
+            )
+        geometry, ledger = self._spec.geometry, outlook.ledger
+        planned = [PlannedChunk(geometry.chunk(number), ledger.missing(number)) for number in missing]
+        if planned:
+            self._load(planned, outlook)
+        return outlook, len(planned)
 
     def _look(self, tip: Any) -> Outlook:
         found = None
         for attempt in self._tries("the plan"):
             with attempt:
-                found = Outlook.look(self._room, self._spec, self._held.id, tip, self._ledger)
-                self._keep_tip(tip)
+                found = Outlook.look(self._room, self._spec, self._held.id, tip, self._settings, self._ledger)
+                self._keep_seen(found.seen)
         assert found is not None  # the last try raises
         self._ledger = found.ledger
         return found
 
-    def _keep_tip(self, tip: Any) -> None:
+    def _keep_seen(self, seen: Mapping[str, Any]) -> None:
         """Before anything is pruned by it: what is below the floor is told from it."""
-        settings = settings_with_tip(self._spec, {SEEN: tip})
+        settings = settings_with_tip(self._spec, seen)
         if settings != self._settings:
             self._room.catalog.jobs.keep(self._held, settings)
             self._settings = settings
@@ -208,7 +306,7 @@ class _Run:
             with attempt:
                 if attempt.retry_state.attempt_number > 1:
                     room.get_ready()
-                    outlook = Outlook.look(room, spec, self._held.id, tip)
+                    outlook = Outlook.look(room, spec, self._held.id, tip, self._settings)
                     self._ledger = outlook.ledger
                 pruned = prune(room, spec, self._held.id, self._actor, outlook.ledger, outlook.floor, self._brake.check)
         return pruned > 0
@@ -260,7 +358,7 @@ class _Bundles:
 # ── before a job is made ──
 
 
-def _bound(room: Room, spec: HistorySpec) -> Source:
+def bound(room: Room, spec: HistorySpec) -> Source:
     """The source at work for this lake: of path templates, for example, the columns are those of the table."""
 
     def head() -> Head | None:

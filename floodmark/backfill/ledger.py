@@ -41,6 +41,11 @@ class Ledger:
         first, *others = self.done.values()
         return sum(1 for number in first if number in numbers and all(number in other for other in others))
 
+    @property
+    def newest(self) -> int | None:
+        """The highest chunk that some table has."""
+        return max((max(numbers) for numbers in self.done.values() if numbers), default=None)
+
     def missing(self, number: int) -> tuple[str, ...]:
         return tuple(table for table, done in self.done.items() if number not in done)
 

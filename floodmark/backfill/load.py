@@ -82,6 +82,7 @@ class Loader:
             raise (known or error) from error
 
     def _read(self, chunk: Chunk) -> Any:
+        self._checks.digest(chunk, self._source)
         what = f"read({chunk.name})"
         return call_source(what, self._spec.call_deadline_s, self._brake, lambda: self._source.read(chunk))
 
@@ -218,6 +219,9 @@ class Loader:
         with Outputs(spec.tables, data, self._room.get_spark, uses) as outputs:
             if counted:
                 self._checks.rows(chunk, outputs.count())
+                if spec.rows_exact and spec.column is not None:
+                    # A table with a key may keep fewer rows: the numbers are counted before.
+                    self._checks.every(chunk, outputs.count(spec.column))
             for table in [*whole, *(table for table in tables if table not in whole)]:
                 verb, options = self._verb(table)
                 rows[table] = change.write(verb, table, outputs.of(table), **options)
@@ -257,11 +261,12 @@ class Loader:
         """How rows come into a table. With a key, history never takes the place of what is newer.
 
         By the range column the newest row of a key counts, whatever comes first. Without it, chunks that come newest
-        first leave what is there; oldest first, they replace it.
+        first leave what is there; oldest first, they replace it. A source's rows are whole: what dicts leave out is
+        null.
         """
         spec = self._spec
         if not self._is_keyed(table):
             return APPEND, {}
         if has_column(self._room, table, spec):
-            return MERGE, {"order": spec.column, "newest_by": spec.column}
-        return MERGE, {"newest_by": "" if spec.newest_first else None}
+            return MERGE, {"order": spec.column, "newest_by": spec.column, "whole_rows": False}
+        return MERGE, {"newest_by": "" if spec.newest_first else None, "whole_rows": False}

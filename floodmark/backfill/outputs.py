@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from floodmark import clock
 from floodmark.backfill.spec import CHUNK, Definition, references
 from floodmark.errors import Invalid
 from floodmark.rows.failures import spark_failures
 from floodmark.rows.query import named_tables, run_query
+from floodmark.rows.stall import watched
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,12 +67,13 @@ class Outputs:
         if is_frame(self._data):
             self._data = rows
 
-    def count(self) -> int:
-        """How many rows the chunk has."""
+    def count(self, column: str | None = None) -> int:
+        """How many rows the chunk has; with `column`, how many values there are in it, each counted once."""
         if not is_frame(self._data):
-            return int(to_table(self._data).num_rows)
-        with spark_failures("Spark could not count the rows of a chunk"):
-            return int(self._data.count())
+            rows = to_table(self._data)
+            return int(rows.num_rows if column is None else pc.count_distinct(rows[column]).as_py())
+        with watched(self._data.sparkSession), spark_failures("Spark could not count the rows of a chunk"):
+            return int((self._data if column is None else self._data.select(column).dropna().distinct()).count())
 
     def _frame(self, table: str) -> DataFrame:
         if table not in self._frames:

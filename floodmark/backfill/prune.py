@@ -165,7 +165,7 @@ class Pruning:
         reach = reach if first is None else min(reach, first.mark)
         counted = sorted((consumer.name, consumer.mark) for consumer in consumers)
         self._rider = MarksRider(table.head.table_id, reach, counted=tuple(counted))
-        sources = [_at(table.source(file), positions) for file, positions in found.part]
+        sources = [at_positions(table.source(file), positions) for file, positions in found.part]
         return Removed(found.whole, (table.runner.run(Rewrite(table.target, BY_POSITIONS), sources),))
 
     def recheck(self, table: TableState) -> None:
@@ -178,7 +178,7 @@ class Pruning:
         column = next(one for one in user_fields(table.schema) if one.name == self._column)
         whole, part = [], []
         for file in table.files:
-            share, ranges = _share(file, column, self._ranges)
+            share, ranges = share_in(file, column, self._ranges)
             if share is Share.ALL:
                 whole.append(file)
             elif share is Share.SOME:
@@ -191,13 +191,13 @@ class Pruning:
 
     def _positions(self, file: LiveFile, column: NestedField, ranges: Ranges) -> np.ndarray[Any, Any]:
         """Where rows of these ranges are; of a file that lies across an end of one, its one column is read."""
-        ends = [(-(-low // _unit(column)), -(-high // _unit(column))) for low, high in ranges]
+        ends = [(-(-low // unit_of(column)), -(-high // unit_of(column))) for low, high in ranges]
         found, start = [np.empty(0, np.int64)], 0
         for batch in read_file(self._catalog.storage, file.path, [column]):
-            inside = np.zeros(len(batch), np.bool_)
+            due = np.zeros(len(batch), np.bool_)
             for low, high in ends:
-                inside |= _inside(batch.column(0), low, high)
-            found.append(np.flatnonzero(inside) + start)
+                due |= inside(batch.column(0), low, high)
+            found.append(np.flatnonzero(due) + start)
             start += len(batch)
         return np.concatenate(found)
 
@@ -208,7 +208,9 @@ class Pruning:
             return True
         rewrite = Rewrite(table.target, ALL, look_only=True, marks=(mark,))
         unclear = [table.source(file) for file in found.whole if shares[file.path] is Share.SOME]
-        parts = [_at(table.source(file), where) for file, where in found.part if shares[file.path] is Share.SOME]
+        parts = [
+            at_positions(table.source(file), where) for file, where in found.part if shares[file.path] is Share.SOME
+        ]
         return _above(table.runner.run(rewrite, unclear), table.runner.run(replace(rewrite, find=BY_POSITIONS), parts))
 
 
@@ -216,24 +218,24 @@ def _above(*results: Result) -> bool:
     return any(file.above[0] for result in results for file in result.files)
 
 
-def _at(source: Source, positions: np.ndarray[Any, Any]) -> Source:
+def at_positions(source: Source, positions: np.ndarray[Any, Any]) -> Source:
     return replace(source, packed=(pack_positions(positions),))
 
 
-def _inside(values: pa.Array, low: int, high: int) -> np.ndarray[Any, Any]:
+def inside(values: pa.Array, low: int, high: int) -> np.ndarray[Any, Any]:
     """Which values are in [low, high), counted as the column counts; a null is in no range."""
     kind = pa.int32() if values.type.bit_width == 32 else pa.int64()
     numbers = values.view(kind).cast(pa.int64())
-    inside = pc.and_(pc.greater_equal(numbers, low), pc.less(numbers, high))
-    return np.asarray(pc.fill_null(inside, False).to_numpy(zero_copy_only=False))
+    found = pc.and_(pc.greater_equal(numbers, low), pc.less(numbers, high))
+    return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False))
 
 
-def _unit(column: NestedField) -> int:
+def unit_of(column: NestedField) -> int:
     """How many inner values one of the column is."""
     return DAY_US if str(column.field_type) == "date" else 1
 
 
-def _share(file: LiveFile, column: NestedField, ranges: Ranges) -> tuple[Share, Ranges]:
+def share_in(file: LiveFile, column: NestedField, ranges: Ranges) -> tuple[Share, Ranges]:
     """How many of a file's rows are in these ranges, as far as its statistics prove it, and in which they may be."""
     field = column.field_id
     nulls = (file.data_file.null_value_counts or {}).get(field)
@@ -248,8 +250,8 @@ def _share(file: LiveFile, column: NestedField, ranges: Ranges) -> tuple[Share, 
     if not touched:
         return Share.NONE, ()
     complete = (file.data_file.value_counts or {}).get(field) == file.rows and nulls == 0
-    inside = touched[0][0] <= lowest and highest < touched[0][1]
-    return Share.ALL if complete and inside else Share.SOME, touched
+    is_inside = touched[0][0] <= lowest and highest < touched[0][1]
+    return Share.ALL if complete and is_inside else Share.SOME, touched
 
 
 def _bounds(file: LiveFile, column: NestedField) -> Iterator[int]:
@@ -257,4 +259,4 @@ def _bounds(file: LiveFile, column: NestedField) -> Iterator[int]:
     for bounds in (file.data_file.lower_bounds, file.data_file.upper_bounds):
         raw = (bounds or {}).get(column.field_id)
         if raw is not None:
-            yield int.from_bytes(raw, "little", signed=True) * _unit(column)
+            yield int.from_bytes(raw, "little", signed=True) * unit_of(column)

@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from floodmark import log
+from floodmark import clock, log
 from floodmark.backfill import record
 from floodmark.backfill.progress import CallbackFailed, Cancelled, LeftOff, Progress, Step
 from floodmark.backfill.record import BackfillRun
 from floodmark.catalog import job as states
 from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.job import FAILING_SINCE, PASSING
 from floodmark.catalog.jobs import Held
-from floodmark.errors import Fenced, FloodmarkError, Incomplete
+from floodmark.errors import Fenced, FloodmarkError, Incomplete, without_secrets
 from floodmark.reading import Reader
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ TEXT_CHARACTERS_MAX = 2_000
 class Room:
     """What a backfill works with: the lake's parts, and `get_ready`, which heals before a write.
 
-    `stop`, once it is set, ends a run after the chunk or batch that it is at, and leaves the job interrupted.
+    `stop`, once it is set, ends a run after the chunk or batch that it is at, and leaves the job interrupted. While its
+    source is away, a run that follows it tries again for give_up_s.
     """
 
     catalog: Catalog
@@ -40,14 +42,24 @@ class Room:
     actor: str
     get_ready: Callable[[], None]
     stop: threading.Event | None = None
+    give_up_s: float = 86_400.0
 
 
 class TimedOut(Incomplete):
     """What was waited for did not come in time; nothing was left behind."""
 
 
-def run_job(room: Room, held: Held, callback: Step | None, work: Callable[[Progress], bool]) -> BackfillRun:
-    """Do the work of a job that this run holds, and end the job. `work` says whether there was anything to do."""
+def run_job(
+    room: Room,
+    held: Held,
+    callback: Step | None,
+    work: Callable[[Progress], bool],
+    end: Callable[[Progress], dict[str, Any]] | None = None,
+) -> BackfillRun:
+    """Do the work of a job that this run holds, and end the job. `work` says whether there was anything to do.
+
+    `end` writes the end of a run that did its work, if that is not all of the job's.
+    """
     progress = Progress(room.catalog.jobs, held, callback, stop=room.stop)
     try:
         busy = work(progress)
@@ -62,7 +74,12 @@ def run_job(room: Room, held: Held, callback: Step | None, work: Callable[[Progr
         raise
     except Exception as raised:  # noqa: BLE001 - the edge of a run: told in its record, and the trace is in the log
         error = raised.error if isinstance(raised, CallbackFailed) else raised
-        told = _told(error)
+        told = told_of(error)
+        if told["kind"] in PASSING:
+            # Who tries again and again counts from the first failure since the last progress.
+            progressed = progress.processed is not None and progress.processed > held.processed
+            since_ms = None if progressed else held.failing_since_ms
+            told["facts"].setdefault(FAILING_SINCE, clock.format_time(since_ms or clock.now_ms()))
         if not isinstance(error, FloodmarkError):
             log.get().exception("a backfill failed", job=held.name)
         try:
@@ -75,7 +92,8 @@ def run_job(room: Room, held: Held, callback: Step | None, work: Callable[[Progr
         # Somebody pressed Ctrl-C, or the process is told to go: what is done stays, as after a cancel.
         _end(room, held, states.CANCELLED, progress)
         raise
-    return BackfillRun(record.DONE if busy else record.NOTHING_TO_DO, _end(room, held, states.DONE, progress))
+    job = _end(room, held, states.DONE, progress) if end is None else end(progress)
+    return BackfillRun(record.DONE if busy else record.NOTHING_TO_DO, job)
 
 
 def _end(
@@ -85,12 +103,18 @@ def _end(
     return room.catalog.jobs.end(held, state, progress.processed, progress.total, error).as_dict()
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def told_of(error: Exception) -> dict[str, Any]:
     """An error as the job keeps it; the name of a chunk is among its facts."""
     if isinstance(error, FloodmarkError):
         told = {**error.as_dict(), "exit_code": error.exit_code}
     else:
-        told = {"kind": type(error).__name__, "message": str(error), "facts": {}, "advice": "", "exit_code": 1}
+        told = {
+            "kind": type(error).__name__,
+            "message": without_secrets(str(error)),
+            "facts": {},
+            "advice": "",
+            "exit_code": 1,
+        }
     told["message"] = _shortened(told["message"])
     told["facts"] = {name: _shortened(text) for name, text in told["facts"].items()}
     return told

@@ -13,6 +13,7 @@ job; a function that cannot be imported, or an object of somebody else's class, 
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-ERROR, EMPTY = "error", "empty"
+ERROR, EMPTY, ACCEPT = "error", "empty", "accept"
+DIGEST_BYTES = 8 * 1024 * 1024
+_PATTERN = re.compile(r"[*?\[\]{}\\]")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 # What Spark says of an address that it has no code for.
 _NO_CONNECTOR = re.compile(r"No FileSystem for scheme|FileSystem not found")
@@ -112,6 +115,7 @@ class PathSource:
     missing: "error", or "empty" for files that may not be there. `columns`: what is in the files, like "id long,
     ts timestamp", if it is not what the table has. `tip`: how far the files go: a value, "now", "now-10m", or "@path"
     of a small file that holds it; by default now for times, and unknown for numbers. On S3, Spark needs its connector.
+    unfinished: of a CSV file whose last line has no end, which may be cut there: "error", or "accept".
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class PathSource:
         missing: str = ERROR,
         tip: Any = None,
         columns: str | None = None,
+        unfinished: str = ERROR,
     ) -> None:
         from floodmark.ingest.files import format_of
         from floodmark.rows.schema import table_schema
@@ -134,7 +139,10 @@ class PathSource:
         self.format = format_of([self.template.text], format)
         if missing not in (ERROR, EMPTY):
             raise Invalid("missing files are an error or empty", missing=repr(missing), advice="Use error or empty.")
+        if unfinished not in (ERROR, ACCEPT):
+            raise Invalid("an unfinished last line is an error or accepted", unfinished=repr(unfinished))
         self.missing = missing
+        self.unfinished = unfinished
         self.tip_given = kept_tip(tip)
         self.columns = columns
         self._footers = Footers()
@@ -147,6 +155,7 @@ class PathSource:
             "step": self.step,
             "format": self.format,
             "missing": self.missing,
+            "unfinished": self.unfinished,
             "tip": self.tip_given,
             "columns": self.columns,
         }
@@ -167,10 +176,44 @@ class PathSource:
         geometry = in_context(self._context).geometry
         return self.template.paths(chunk, geometry, self._inner_step(geometry))
 
+    def digest(self, chunk: Chunk) -> str:
+        """The SHA-256 of the chunk's files, one after the other. Invalid if they are not named one by one."""
+        found, storage = hashlib.sha256(), in_context(self._context).catalog.storage
+        for path in self.paths(chunk):
+            location = re.sub(r"^s3[an]:", "s3:", path)
+            if _PATTERN.search(location):
+                raise Invalid("files that a pattern names have no digest", path=path, advice="Name them one by one.")
+            try:
+                size = storage.size(location)
+            except NotFound:
+                if self.missing == EMPTY:
+                    continue
+                raise
+            for start in range(0, size, DIGEST_BYTES):
+                found.update(storage.read_range(location, start, min(DIGEST_BYTES, size - start)))
+        return found.hexdigest()
+
+    def _check_finished(self, chunk: Chunk, paths: list[str]) -> None:
+        """A CSV file that is cut inside its last line reads like a whole one: what is left of the line is a value."""
+        from floodmark.ingest.files import unfinished_csv
+
+        if self.format != "csv" or self.unfinished == ACCEPT:
+            return
+        cut = unfinished_csv(in_context(self._context).get_spark, paths)
+        if cut is not None:
+            raise Invalid(
+                "the last line of a CSV file has no end: the file may be cut there",
+                chunk=chunk.name,
+                path=cut,
+                advice="Bring the whole file. If it is whole, end its last line, or --unfinished accept "
+                '(unfinished="accept").',
+            )
+
     def read(self, chunk: Chunk) -> DataFrame:
         from floodmark.rows.scan import empty
 
         spark, columns, paths = in_context(self._context).get_spark(), self._columns(), self.paths(chunk)
+        self._check_finished(chunk, paths)
         try:
             return self._load(spark, paths, columns)
         except NotFound as error:
@@ -378,7 +421,7 @@ def _imported(name: str) -> Any:
         raise Invalid(
             "this function cannot be imported",
             function=name,
-            cause=f"{type(error).__name__}: {error}",
+            cause=error,
             advice="Write it like package.module:function, and have the package on Python's path.",
         ) from error
     return found

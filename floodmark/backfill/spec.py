@@ -37,6 +37,7 @@ _KEPT = (
     "rows_min",
     "rows_max",
     "rows_exact",
+    "manifest",
     "keep",
     "follow",
     "tip_wait_s",
@@ -49,8 +50,9 @@ _KEPT = (
 class HistorySpec:
     """`column`: where a row is in the range. `keep`: how much below the tip, or before now, is kept (see prune.py).
 
-    `retries`: how often a chunk is tried; between two tries retry_s, doubled each time. poll_s: how often the tip is
-    asked for while it is waited for.
+    `manifest`: a file that says what each chunk is (checks.py). `retries`: how often a chunk is tried; between two
+    tries retry_s, doubled each time. poll_s: how often the tip is asked for while it is waited for. `forget_tip`: this
+    start does not keep how far the history came before (tip.py).
     """
 
     name: str
@@ -63,6 +65,7 @@ class HistorySpec:
     rows_min: int | None = None
     rows_max: int | None = None
     rows_exact: bool = False
+    manifest: str | None = None
     keep: str | int | None = None
     follow: bool = False
     tip_wait_s: float = 0.0
@@ -70,6 +73,7 @@ class HistorySpec:
     retries: int = 5
     poll_s: float = 1.0
     retry_s: float = 1.0
+    forget_tip: bool = False
 
     @property
     def plain_tables(self) -> list[str]:
@@ -96,17 +100,21 @@ def kept_units(geometry: Geometry, keep: str | int | None) -> int | None:
     return geometry.value(keep) if geometry.unit == NUMBER else span_us(keep)
 
 
-def spec_from_job(job: Job) -> HistorySpec:
-    """The spec that a job was last started with. `Invalid` if it cannot be made from what the catalog keeps."""
+def spec_from_job(job: Job, source: Source | None = None) -> HistorySpec:
+    """The spec that a job was last started with; `source`: one that the catalog cannot keep.
+
+    `Invalid` if it cannot be made from what the catalog keeps.
+    """
     geometry, column, settings = kept_parts(job)
     tables = {table: _definition(job.name, table, kept) for table, kept in settings["tables"].items()}
     try:
-        kept = {name: settings[name] for name in _KEPT}
+        # A job of an earlier version has no manifest.
+        kept = {name: settings[name] for name in _KEPT if name != "manifest" or name in settings}
     except KeyError as error:
         raise Corrupt("the kept settings of a job cannot be understood", job=job.name, missing=error) from error
     return HistorySpec(
         name=job.name,
-        source=source_from_dict(settings["source"]),
+        source=source_from_dict(settings["source"]) if source is None else source,
         tables=tables,
         geometry=geometry,
         column=column,

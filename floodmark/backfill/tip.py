@@ -3,32 +3,59 @@
 Waiting leaves nothing behind. While it waits, a source that does not answer is one that has not come further; who asks
 without waiting is told after so many tries that it does not answer.
 
-The floor of numbers is counted from the tip, so a run keeps that with its job: others can tell the floor without asking
-the source. It is what the last plan was made by.
+A source may go back: its files were lost, its clock was set back. The frontier of a history does not: it is the highest
+of the tip, the tips before it and the end of what is loaded. The floor is counted from the frontier, so it only rises
+too, and a chunk below the frontier that is not loaded is a gap, also while the source does not reach it: no run is done
+over it. A run keeps the frontier with its job, and the time that a floor was counted from: others can tell both without
+asking the source. Only a start that says so forgets them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from floodmark import log
 from floodmark.backfill.brake import Brake, call_source, is_worth_a_retry, retrying
-from floodmark.backfill.geometry import NUMBER, Value, value_text
+from floodmark.backfill.geometry import NUMBER, TIME, Geometry, Value, value_text
 from floodmark.backfill.run import TimedOut
 from floodmark.backfill.sources import Source
 from floodmark.backfill.spec import HistorySpec, no_tip
 from floodmark.errors import Unavailable
 
-# Where a job's settings have the tip of its last plan; None if the source knew none then.
+# Where a job's settings have the frontier of its last plan; None if the source knew no tip then.
 SEEN = "tip"
+# Where they have the time that the floor of a range of time was counted from.
+CLOCK = "clock_ms"
 
 
 def settings_with_tip(spec: HistorySpec, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run, and the tip that is known, if a floor is counted from it."""
-    counts = SEEN in known and spec.keep is not None and spec.geometry.unit == NUMBER
-    return {**spec.settings(), **({SEEN: known[SEEN]} if counts else {})}
+    """The settings of a run, and of what is known the frontier and the time that its floor is counted from."""
+    geometry, kept = spec.geometry, {}
+    if SEEN in known and (geometry.last is None or (spec.keep is not None and geometry.unit == NUMBER)):
+        kept[SEEN] = value_text(known[SEEN]) if isinstance(known[SEEN], datetime) else known[SEEN]
+    if CLOCK in known and spec.keep is not None and geometry.unit == TIME:
+        kept[CLOCK] = known[CLOCK]
+    return {**spec.settings(), **kept}
+
+
+def frontier_of(geometry: Geometry, tip: Value | None, kept: Mapping[str, Any], loaded: int | None) -> Value | None:
+    """How far a history has come, whatever its source says now; `loaded` is the highest chunk that is loaded.
+
+    None: of a range with an end all of it, of others nothing is known.
+    """
+    if geometry.last is not None and (tip is None or (SEEN in kept and kept[SEEN] is None)):
+        return None
+    known = [geometry.value(one) for one in (tip, kept.get(SEEN)) if one is not None]
+    known += [] if loaded is None else [geometry.ends(loaded)[1]]
+    return geometry.shown(max(known)) if known else None
+
+
+def clock_of(kept: Mapping[str, Any], now_ms: int) -> int:
+    """The time that a floor is counted from: a clock that was set back does not lower it."""
+    return max(now_ms, int(kept.get(CLOCK) or 0))
 
 
 class Tip:
@@ -47,16 +74,16 @@ class Tip:
                 return self._ask(spec.call_deadline_s)
         raise Unavailable("the source's tip is not known")  # pragma: no cover - the last try raises
 
-    def wait(self, stop: int, is_due: Callable[[], bool]) -> Value | None:
+    def wait(self, stop: int, is_due: Callable[[], bool], missing: Callable[[], Sequence[int]]) -> Value | None:
         """Wait until chunks with this number and above are complete, or something else is due; the tip then.
 
-        TimedOut if that takes too long.
+        TimedOut if that takes too long; it names what is `missing`.
         """
         spec, problem = self._spec, None
         while True:
             began_s = time.monotonic()
             if not spec.follow and self._left_s <= 0:
-                raise self._timed_out(stop, problem)
+                raise self._timed_out(missing(), problem)
             self._brake.wait(spec.poll_s if spec.follow else min(spec.poll_s, self._left_s))
             try:
                 # Whoever follows has no limit: a source that is away for long is then an error of its own.
@@ -87,18 +114,19 @@ class Tip:
         self._seen = geometry.shown(geometry.value(given))
         return self._seen
 
-    def _timed_out(self, stop: int, problem: Exception | None) -> TimedOut:
+    def _timed_out(self, missing: Sequence[int], problem: Exception | None) -> TimedOut:
         geometry = self._spec.geometry
-        end = geometry.wanted(None).stop
-        waiting = geometry.chunk(stop).name
+        waiting = geometry.chunk(missing[0]).name
+        went_back = " It came further before: if that was wrong, --forget-tip (forget_tip=True) lets go of it."
         return TimedOut(
             "the source has not come as far as the range goes",
             job=self._spec.name,
-            waiting_for=waiting if end - stop == 1 else f"{waiting} and {end - stop - 1} more",
+            waiting_for=waiting if len(missing) == 1 else f"{waiting} and {len(missing) - 1} more",
             last=value_text(geometry.shown(geometry.last)) if geometry.last is not None else None,
             waited_s=round(self._spec.tip_wait_s, 3),
             cause=problem,
             tip=None if self._seen is None else value_text(self._seen),
             advice="What is complete was loaded. Run it again later, or wait longer: --tip-wait (in Python tip_wait). "
-            "If the source goes further than this tip, say so: --tip (in Python the source's tip).",
+            "If the source goes further than this tip, say so: --tip (in Python the source's tip)."
+            + (went_back if geometry.last is None else ""),
         )

@@ -38,7 +38,7 @@ from pyiceberg.types import DoubleType, FloatType, LongType, NestedField, Primit
 
 from floodmark import clock
 from floodmark.catalog.fills import FILL_PREFIX
-from floodmark.catalog.metadata import METADATA_LOG_KEPT, MetadataFiles, parse_metadata
+from floodmark.catalog.metadata import GC_BEFORE, METADATA_LOG_KEPT, MetadataFiles, parse_metadata
 from floodmark.catalog.references import REFERENCE_PREFIX, REFERRER_PREFIX
 from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.model import MAIN, RESERVED_COLUMNS, SEQ_COLUMN, SNAPSHOTS_KEPT
@@ -53,7 +53,7 @@ NAME_MAPPING = "schema.name-mapping.default"
 # They tell other engines to delete metadata files or snapshots that the lake's history still needs.
 _EXPIRING = ("write.metadata.delete-after-commit.", "write.metadata.previous-versions-max", "history.expire.")
 # Nor is a column bound to an expression, or to another table, that nobody has checked here.
-_LEFT_OUT = (*_EXPIRING, FILL_PREFIX, REFERENCE_PREFIX, REFERRER_PREFIX)
+_LEFT_OUT = (*_EXPIRING, FILL_PREFIX, REFERENCE_PREFIX, REFERRER_PREFIX, GC_BEFORE)
 _METADATA_NAME = re.compile(r"(?:v(\d+)|(\d+)-[^/]+?)(?:\.gz)?\.metadata\.json(?:\.gz)?")
 _VERSION_HINT = "version-hint.text"
 _GZIP = b"\x1f\x8b"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,14 +21,15 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
+from floodmark.catalog.dropped import copy_parked, last_state, newest_metadata, taken_by
 from floodmark.catalog.edges import Edge, find_edge, merge_versions, merged_sequences, own_changes, since_sequence
 from floodmark.catalog.edges import OwnChanges as OwnChanges
 from floodmark.catalog.history import LIVE, tables_at_in
 from floodmark.catalog.lines import ENDED, MAIN_LINE, Line, Lines, on_parts
-from floodmark.catalog.pointers import forget_pointers, head_values
+from floodmark.catalog.pointers import forget_pointers, head_values, put_pointer
 from floodmark.errors import BelowRetention, Busy, CommitUnknown, Conflict, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
-from floodmark.model import MAIN
+from floodmark.model import MAIN, Head
 
 __all__ = [
     "Branch",
@@ -250,15 +251,7 @@ def _find_base(
 def _insert(tx: Connection, line: Line) -> None:
     """The rows of a new branch: its line, its name, and the heads of its base."""
     heads = tables_at_in(tx, line.base_version)
-    there = set(tx.execute(select(tables.heads.c.table_id).distinct()).scalars())
-    gone = sorted(head.table for head in heads if head.table_id not in there)
-    if gone:
-        raise Invalid(
-            "the version has tables that were dropped since",
-            tables=",".join(gone),
-            version=line.base_version,
-            advice="Take a newer version; read the old one with its number.",
-        )
+    _bring_back(tx, line, heads)
     tx.execute(insert(tables.lines).values(asdict(line)))
     parent = Lines.read(tx).get(line.parent or MAIN)
     tx.execute(
@@ -273,6 +266,34 @@ def _insert(tx: Connection, line: Line) -> None:
     if heads:
         rows = [{"branch": line.name, "table_id": head.table_id, **head_values(head, head.version)} for head in heads]
         tx.execute(insert(tables.heads), rows)
+
+
+def _bring_back(tx: Connection, line: Line, heads: Sequence[Head]) -> None:
+    """Tables of the base that main has dropped since: they are there again, on this branch, with their batch ids.
+
+    Their files are there, for the base can be read, and so is the newest metadata of each (table_states.py).
+    """
+    here = set(tx.execute(select(tables.heads.c.table_id).where(tables.heads.c.branch == MAIN)).scalars())
+    there = set(tx.execute(select(tables.heads.c.table_id).distinct()).scalars())
+    lost = []
+    for head in (one for one in heads if one.table_id not in here):
+        found, newest = last_state(tx, head.table_id), newest_metadata(tx, head.table_id)
+        kept = found is not None and found.batches_kept and not taken_by(tx, head.table, head.table_id)
+        if kept and newest is not None:
+            if line.parent == MAIN:
+                # A branch of a branch finds them with its parent, up to where that one left main.
+                copy_parked(tx, head, line.id, line.base_version)
+            if head.table_id not in there:
+                put_pointer(tx, head.table, newest)
+        elif head.table_id not in there:
+            lost.append(head.table)
+    if lost:
+        raise Invalid(
+            "the version has tables that were dropped since, and cannot be on a branch any more",
+            tables=",".join(sorted(lost)),
+            version=line.base_version,
+            advice="A table of the same name may have been made since: drop it first. Else take a newer version.",
+        )
 
 
 def _copy_positions(tx: Connection, parent: Line, line_id: str, base: int) -> None:

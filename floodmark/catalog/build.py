@@ -48,9 +48,10 @@ from floodmark.catalog.metadata import (
     seen_from,
     summary,
     totals_after,
+    without_foreign_cleanup,
 )
 from floodmark.catalog.riders import PlanAgain
-from floodmark.catalog.seal import CREATE, DROP, TAKE, Edit, Seal
+from floodmark.catalog.seal import CREATE, DROP, TAKE, UNDROP, Edit, Seal
 from floodmark.errors import Conflict, Corrupt
 from floodmark.model import MAIN, CurrentTable, Head
 from floodmark.storage import Storage, join
@@ -65,8 +66,9 @@ Recheck = Callable[[Edit, Head], None]
 class BuiltTable:
     """One table's new state, on disk, waiting for the publish that makes it true.
 
-    `old_pointer` is None for a table that is made, and empty for one whose pointer somebody else dropped. `old` is the
-    head that it was built on; of a table that is taken, the other branch's. A dropped one has no metadata location.
+    `old_pointer` is None for a table that is made, and empty for one that has none: it comes back, or somebody else
+    dropped it. `old` is the head that it was built on; of a table that is taken, the other branch's. A dropped one has
+    no metadata location.
     """
 
     edit: Edit
@@ -124,7 +126,7 @@ class Builder:
         """A new table: its first metadata, with its first rows if the same commit brings some, or adopts them."""
         if edit.metadata is None:
             raise Corrupt("a table's creation has no metadata", operation=self._operation.id, table=edit.table)
-        metadata = parse_metadata(edit.metadata)
+        metadata = without_foreign_cleanup(parse_metadata(edit.metadata))
         # Durable with the table: whoever writes into it later need not wonder whether its maker was that far.
         self._storage.make_folder(join(edit.location, "data"))
         empty = Head(
@@ -227,7 +229,8 @@ class Builder:
             summary=summary(edit, head, self._operation.id),
             schema_id=edit.schema_id,
         )
-        changed, number = self._with_snapshot(metadata, snapshot, head, current)
+        # A table of before this was a rule gets it here, with its next commit.
+        changed, number = self._with_snapshot(without_foreign_cleanup(metadata), snapshot, head, current)
         location = self._write_metadata(edit, attempt, number, changed)
         rows, files, size_bytes = totals_after(edit, head)
         new = replace(
@@ -294,7 +297,9 @@ class Builder:
         """
         if current is None or current.head.table_id != edit.table_id:
             raise Conflict("the table was dropped or made again meanwhile", table=edit.table, advice="Run it again.")
-        if edit.pointer_found is None:
+        if edit.action == UNDROP and current.pointer is None:
+            pass  # no branch has it; that its name is free is what the door looks at
+        elif edit.pointer_found is None:
             check_not_drifted(self._files, current)
         elif edit.pointer_found != (current.pointer or ""):
             raise Conflict("the table was changed again meanwhile", table=edit.table, advice="Look at it again.")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import func, select
 
+from floodmark import log
 from floodmark.catalog import tables
 from floodmark.catalog.branches import Branches
 from floodmark.catalog.chunks import Chunks
@@ -22,7 +24,8 @@ from floodmark.catalog.sinks import Sinks
 from floodmark.catalog.spools import Spools
 from floodmark.catalog.units import Units
 from floodmark.catalog.upkeep import Upkeep
-from floodmark.errors import Conflict, Corrupt, NotFound
+from floodmark.catalog.witness import Witnesses
+from floodmark.errors import Conflict, Corrupt, NotFound, Unavailable
 from floodmark.model import MAIN, Head
 from floodmark.storage import Storage
 
@@ -46,6 +49,7 @@ class Catalog:
         self.upkeep = Upkeep(database)
         self.sinks = Sinks(database, self.heartbeat)
         self.units = Units(database)
+        self.witnesses = Witnesses(database, storage, location)
         self.jobs = Jobs(database, self.heartbeat)
         self.chunks = Chunks(database)
         self.branches = Branches(database)
@@ -81,6 +85,23 @@ class Catalog:
     def lake_row(self) -> Any:
         with self.database.read() as tx:
             return tx.execute(select(tables.lake)).one()
+
+    def note_rollback(self) -> None:
+        """Compare what storage knows of units with the catalog; a sink that must not go on shows why.
+
+        Storage that does not answer keeps no lake from being opened: every run compares again.
+        """
+        with self.database.read() as tx:
+            if tx.execute(select(tables.sinks.c.id).limit(1)).first() is None:
+                return
+        try:
+            found = self.witnesses.compare_all(self.sinks.all())
+        except Unavailable as problem:
+            log.get().warning("storage does not answer: was the catalog rolled back?", cause=str(problem))
+            return
+        for sink, error in found:
+            log.get().warning("a sink is refused", sink=sink.name, cause=error.message)
+            self.sinks.refuse(sink.id, json.dumps(error.as_dict()))
 
     def pin_count(self) -> int:
         with self.database.read() as tx:

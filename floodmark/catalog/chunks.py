@@ -3,11 +3,13 @@
 A chunk is `done` for a table exactly when its rows are there: the row of fm_chunks and the rows of the table become
 true together, whoever publishes them, the run itself or a healer. A chunk belongs to an incarnation of its table: of
 one that was made again nothing is done. Below a retention floor it becomes `pruned` with the rows that go; if the floor
-is lowered, it is loaded again like one that never was there.
+is lowered, it is loaded again like one that never was there. A chunk that is to be loaded again loses its row together
+with its rows: it is missing, and the next run loads it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,9 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.job_rows import check_job, knows_jobs
-from floodmark.catalog.riders import AlreadyCommitted, Rider
-from floodmark.errors import Conflict
+from floodmark.catalog.riders import AlreadyCommitted, AuditRider, Rider
+from floodmark.catalog.sink_state import CONSUMER, OPEN
+from floodmark.errors import Conflict, Invalid
 
 DONE, PRUNED = "done", "pruned"
 
@@ -190,6 +193,82 @@ class PruneRider:
 
 
 @dataclass(frozen=True)
+class RedoneChunk:
+    """A chunk of one table that goes: as it was loaded."""
+
+    chunk: int
+    table: str
+    table_id: str
+    version: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class RedoRider:
+    """Chunks go out of their tables to be loaded again; from then on they are missing. The audit has a row for it.
+
+    Checked under the lake's lock: the run still holds the job (*else: a run that took it over knows them as done, and
+    ends over a gap*), they are as they were planned on, and no consumer has shipped, or is about to ship, rows of a
+    table without a key. `unshipped`: the lowest sequence of such rows by table id. `id` is the audit row's, since a
+    healer that finishes this writes a row of its own for the operation (I16).
+    """
+
+    id: str
+    job: str
+    run: str
+    chunks: tuple[RedoneChunk, ...]
+    unshipped: tuple[tuple[str, int], ...] = ()
+    detail: str = ""
+
+    def check(self, tx: Connection) -> None:
+        if check_job(tx, self.job).owner_run != self.run:
+            raise Conflict("another run has taken this job over", advice="Run the redo again.")
+        row = tables.chunks
+        for one in self.chunks:
+            mine = _of_job(self.job, range(one.chunk, one.chunk + 1)) & (row.c.table_name == one.table)
+            found = tx.execute(select(row).where(mine)).first()
+            if found is None or (found.table_id, found.state, found.version) != (one.table_id, DONE, one.version):
+                raise Conflict("a chunk changed meanwhile", chunk=one.chunk, table=one.table, advice="Run it again.")
+        for table_id, sequence in self.unshipped:
+            if names := shipped_to(tx, table_id, sequence):
+                raise shipped(next(one.table for one in self.chunks if one.table_id == table_id), names)
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        row = tables.chunks
+        for one in self.chunks:
+            mine = _of_job(self.job, range(one.chunk, one.chunk + 1)) & (row.c.table_name == one.table)
+            tx.execute(delete(row).where(mine))
+        # They count again when they are loaded again.
+        _count(tx, self.job, -sum(one.rows for one in self.chunks), 0, now_ms)
+        AuditRider("redo", DONE, "redone", self.detail).apply(tx, self.id, version, now_ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        known = {"id": self.id, "job": self.job, "run": self.run, "detail": self.detail}
+        chunks = [[one.chunk, one.table, one.table_id, one.version, one.rows] for one in self.chunks]
+        return {"type": "redo", **known, "chunks": chunks, "unshipped": [list(one) for one in self.unshipped]}
+
+
+def shipped_to(tx: Connection, table_id: str, sequence: int) -> list[str]:
+    """The consumers that have shipped rows of this sequence, or have them in a unit that is under way."""
+    consumer, unit, sink = tables.consumers, tables.units, tables.sinks
+    past = select(consumer.c.name).where(consumer.c.table_id == table_id, consumer.c.mark >= sequence)
+    holds = (unit.c.since < sequence) & (unit.c.until >= sequence) & (unit.c.state == OPEN)
+    under_way = select(sink.c.name).where(sink.c.id == unit.c.sink, unit.c.table_id == table_id, holds)
+    found = {*tx.execute(past).scalars(), *(f"{CONSUMER}{name}" for name in tx.execute(under_way).scalars())}
+    return sorted(found)
+
+
+def shipped(table: str, names: Sequence[str]) -> Invalid:
+    return Invalid(
+        "rows of this chunk have been shipped, and the table has no key to replace them by",
+        table=table,
+        consumers=",".join(names),
+        advice="Loaded again, they arrive there a second time. --force (force=True) does it all the same; "
+        "take them out there first.",
+    )
+
+
+@dataclass(frozen=True)
 class FillRider:
     """Rows of a table get their new column by one run of a job; each row once, so that counts add up.
 
@@ -217,6 +296,10 @@ def job_rider_from_dict(data: dict[str, Any]) -> Rider:
     if data["type"] == "prune":
         chunks = tuple((int(low), int(high)) for low, high in data["chunks"])
         return PruneRider(data["job"], data["table"], data["table_id"], int(data["version"]), chunks)
+    if data["type"] == "redo":
+        redone = tuple(RedoneChunk(int(one[0]), one[1], one[2], int(one[3]), int(one[4])) for one in data["chunks"])
+        unshipped = tuple((str(table_id), int(sequence)) for table_id, sequence in data["unshipped"])
+        return RedoRider(data["id"], data["job"], data["run"], redone, unshipped, data["detail"])
     return FillRider(data["job"], data["run"], int(data["rows"]), int(data["unfilled"]))
 
 

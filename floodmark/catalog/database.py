@@ -23,7 +23,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from floodmark.catalog import tables
-from floodmark.errors import Corrupt, Invalid, TooNew, Unavailable
+from floodmark.errors import Corrupt, Invalid, TooNew, Unavailable, cause_text
 
 BUSY_TIMEOUT_MS = 10_000
 SQLITE_NAME = "catalog.db"
@@ -256,4 +256,4 @@ def _translated() -> Iterator[None]:
 
 
 def _cause(error: DBAPIError) -> str:
-    return str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
+    return cause_text(error if error.orig is None else error.orig)

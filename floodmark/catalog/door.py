@@ -12,21 +12,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
 from floodmark import log
 from floodmark.catalog import tables
 from floodmark.catalog.build import Attempt, Builder, BuiltTable, Recheck
 from floodmark.catalog.database import Database, ReplyLost
+from floodmark.catalog.dropped import current_dropped, taken_by
 from floodmark.catalog.history import History
-from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, Journal, Operation, all_files, fenced
+from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, Journal, Judged, Moved, Operation, all_files, fenced
 from floodmark.catalog.lines import ENDED, Lines
 from floodmark.catalog.metadata import MetadataFiles, small_files_change
 from floodmark.catalog.pointers import drop_table, insert_table, move_table, take_table
 from floodmark.catalog.recording import record_commit, table_commit
 from floodmark.catalog.riders import AuditRider, PlanAgain, Rider
-from floodmark.catalog.seal import CREATE, DROP, TAKE, Seal
+from floodmark.catalog.seal import CREATE, DROP, TAKE, UNDROP, Seal
 from floodmark.catalog.turns import NotYourTurn, Turns
 from floodmark.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
@@ -57,11 +58,13 @@ class Door:
         audit: AuditRider | None = None,
         leftovers: bool = False,
         recheck: Recheck | None = None,
+        judged: Judged | None = None,
     ) -> Commit:
         """Build and publish a sealed operation; again from the new heads if it lost a race. Bounded, then Conflict.
 
         `points` prefixes the failpoints: the operation's kind, or `heal`. `leftovers`: there may be files of it that
         the seal does not name. `recheck` looks whether a checked edit fits a head that moved; without it, it does not.
+        `judged`: a recovering process publishes this seal only; raises Moved if the writer has sealed another since.
         Returns the commit, also if another process published the same operation meanwhile. Raises AlreadyCommitted
         for a batch that came in otherwise, and PlanAgain if an edit must be planned anew; then nothing has happened.
         """
@@ -73,7 +76,7 @@ class Door:
             # Crash here: this attempt's files exist, nothing refers to them; healing settles the operation.
             hit(f"{points}.built")
             try:
-                commit = self._transact(operation, seal, attempt, points, audit, cleaned=not leftovers)
+                commit = self._transact(operation, seal, attempt, points, audit, judged, cleaned=not leftovers)
                 self._remember(attempt)
             except _HeadMoved:
                 leftovers = True
@@ -105,12 +108,19 @@ class Door:
         )
 
     def _current(self, operation: Operation, seal: Seal) -> dict[str, CurrentTable]:
-        """The tables as the branch has them; those that it takes from another branch, as that one does."""
+        """The tables as the branch has them; those that it takes from another branch, as that one does.
+
+        Those that come back, as the branch had them last.
+        """
         wanted: dict[str, list[str]] = {}
+        found: dict[str, CurrentTable] = {}
         for edit in seal.edits:
+            if edit.action == UNDROP:
+                with self._database.read() as tx:
+                    found[edit.table] = current_dropped(tx, edit.table_id)
+                continue
             taken_from = edit.source_branch if edit.action == TAKE else None
             wanted.setdefault(taken_from or operation.branch, []).append(edit.table)
-        found: dict[str, CurrentTable] = {}
         for branch, names in wanted.items():
             found.update(self._history.current_tables(branch, names))
         return found
@@ -124,6 +134,7 @@ class Door:
         attempt: Attempt,
         points: str,
         audit: AuditRider | None,
+        judged: Judged | None,
         *,
         cleaned: bool,
     ) -> Commit:
@@ -131,7 +142,7 @@ class Door:
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
             hit(f"{points}.locked")
-            parent = self._check_operation(tx, operation)
+            parent = self._check_operation(tx, operation, judged)
             now = self._database.now_ms(tx)
             self.turns.check(tx, operation.id, [built.edit.table_id for built in attempt.tables], now)
             for built in attempt.tables:
@@ -160,16 +171,17 @@ class Door:
             tables=tuple(table_commit(built) for built in attempt.moved),
         )
 
-    def _check_operation(self, tx: Connection, operation: Operation) -> int:
+    def _check_operation(self, tx: Connection, operation: Operation, judged: Judged | None) -> int:
         """The operation is still ours to publish, and its branch is there. Returns the branch's head version."""
-        query = select(tables.operations.c.state, tables.operations.c.version).where(
-            tables.operations.c.id == operation.id
-        )
+        table = tables.operations
+        query = select(table.c.state, table.c.version, table.c.seal_hash).where(table.c.id == operation.id)
         row = tx.execute(query.with_for_update()).first()
         if row is None:
             raise Corrupt("the operation vanished from the journal", operation=operation.id)
         if row.state != STAGED:
             raise _Settled(replace(operation, state=row.state, version=row.version))
+        if judged is not None and judged != Judged.of(row):
+            raise Moved(operation.id)
         head = tx.execute(
             select(tables.branches.c.head_version).where(tables.branches.c.name == operation.branch)
         ).scalar()
@@ -185,6 +197,10 @@ class Door:
             return
         head, old = tables.heads, built.old
         branch = built.new.branch
+        if built.edit.action == UNDROP:
+            # That it is still dropped, and held, is what its rider looks at.
+            _check_name(tx, built.edit.table, built.edit.table_id)
+            return
         if built.edit.action == TAKE and old is not None:
             mine = select(head.c.table_id).where(head.c.branch == branch, head.c.table_id == built.edit.table_id)
             if tx.execute(mine).scalar() is not None:
@@ -208,7 +224,7 @@ class Door:
             return
         if edit.action == DROP:
             moved = drop_table(tx, new, built.old_pointer)
-        elif edit.action == TAKE:
+        elif edit.action in (TAKE, UNDROP):
             moved = take_table(tx, new, version, built.old_pointer)
         else:
             moved = move_table(tx, new, version, built.old_pointer, small_files_change(edit, built.metadata))
@@ -259,10 +275,11 @@ class Door:
             named |= {file.location for file in self._history.deletions_of(commit.version)}
             found = [entry.location for folder in operation.folders for entry in all_files(self._storage, folder)]
             extra = [location for location in found if location not in named]
-            for location in extra:
-                self._storage.delete(location)
-            # The folder of the seal: nothing in it is needed any more.
-            self._storage.delete_prefix(operation.folders[0])
+            with self._storage.batch():
+                self._storage.delete_many(extra)
+                # The folder of the seal: nothing in it is needed any more.
+                self._storage.delete_prefix(operation.folders[0])
+            # Crash here: the files are gone for good, and the row still says that they may be there.
             self._journal.mark_cleaned(operation.id, look_once_more=not last)
         except (Unavailable, NotFound) as error:
             # Not found: another process has cleaned it, and then swept the state of its commit.
@@ -283,10 +300,9 @@ class _Settled(Exception):
         super().__init__()
 
 
-def _check_name(tx: Connection, name: str) -> None:
+def _check_name(tx: Connection, name: str, table_id: str = "") -> None:
     """Names of tables are the lake's, whichever branch has them: other engines know one table by each."""
-    table, head = tables.iceberg_tables, tables.heads
-    taken = tx.execute(select(table.c.table_name).where(func.lower(table.c.table_name) == name.lower())).scalar()
+    head, taken = tables.heads, taken_by(tx, name, table_id)
     if taken is None:
         return
     known = select(head.c.branch).where(head.c.table_name == taken).order_by(head.c.branch)

@@ -23,13 +23,19 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot, ancestors_of
+from pyiceberg.table.snapshots import Operation, Snapshot, ancestors_of
 
-from floodmark.catalog.metadata import MetadataFiles, last_sequence, parse_metadata
+from floodmark.catalog.metadata import (
+    GC_ENABLED,
+    MetadataFiles,
+    allows_foreign_cleanup,
+    last_sequence,
+    parse_metadata,
+)
 from floodmark.errors import Corrupt, FloodmarkError, NotFound, Unavailable
 from floodmark.model import MAIN, CurrentTable
 
-APPENDED, DELETED, OVERWRITTEN = "appended", "deleted", "overwritten"
+APPENDED, DELETED, OVERWRITTEN, REWRITTEN = "appended", "deleted", "overwritten", "rewritten"
 CHANGED, DROPPED, ROLLED_BACK, UNCLEAR = "changed", "dropped", "rolled_back", "unclear"
 NAME_MAPPING = "schema.name-mapping.default"
 _GZIP = b"\x1f\x8b"
@@ -59,6 +65,10 @@ class Drift:
     elsewhere: bool = False
     # Of one that was dropped: names that the catalog has for it now.
     other_names: tuple[str, ...] = ()
+    # Some of its snapshots say that they only wrote files anew; of one that is `rewritten`, all of them.
+    rewrote: bool = False
+    # It let other engines delete files that only the lake's history names.
+    allowed_cleanup: bool = False
 
     @property
     def rows_added(self) -> int:
@@ -85,18 +95,19 @@ def classify(files: MetadataFiles, current: CurrentTable) -> Drift | None:
     if not current.pointer:
         return Drift(head.table, head.branch, DROPPED, None, current.pointer_known)
     known = files.metadata(current.pointer_known)
-    sequence = 0
+    sequence, allowed = 0, False
     try:
         theirs = _read_metadata(files, current.pointer)
+        allowed = allows_foreign_cleanup(theirs) and not allows_foreign_cleanup(known)
         if theirs.table_uuid != known.table_uuid:
             raise _Unclear("another table stands under this name")
         sequence = last_sequence(theirs)
         _check_shape(known, theirs)
         _check_refs(known, theirs, head.branch)
-        return _difference(files, current, known, theirs)
+        return replace(_difference(files, current, known, theirs), allowed_cleanup=allowed)
     except _Unclear as why:
         unclear = Drift(head.table, head.branch, UNCLEAR, current.pointer, current.pointer_known, unclear=str(why))
-        return replace(unclear, sequence=sequence, elsewhere=why.elsewhere)
+        return replace(unclear, sequence=sequence, elsewhere=why.elsewhere, allowed_cleanup=allowed)
 
 
 def _difference(files: MetadataFiles, current: CurrentTable, known: TableMetadata, theirs: TableMetadata) -> Drift:
@@ -117,16 +128,18 @@ def _difference(files: MetadataFiles, current: CurrentTable, known: TableMetadat
         if there[path].sequence_number != ours[path].sequence_number:
             raise _Unclear(f"a file of the table was taken out and put in again: {path}")
     line = _line_since(theirs, newest, head.snapshot)
+    rewrites = [_is_rewrite(theirs, snapshot) for snapshot in line or ()]
     drift = Drift(
         head.table,
         head.branch,
-        _name(added, removed),
+        REWRITTEN if added and removed and all(rewrites) else _name(added, removed),
         current.pointer,
         current.pointer_known,
         added,
         removed,
         snapshots=len(line or ()),
         sequence=last_sequence(theirs),
+        rewrote=any(rewrites),
     )
     for entry in added:
         _check_entry(entry, head.spec_id)
@@ -262,6 +275,12 @@ def _ref_of(metadata: TableMetadata, branch: str) -> Snapshot | None:
     return found
 
 
+def _is_rewrite(metadata: TableMetadata, snapshot: int) -> bool:
+    """Whether a snapshot says that it has the rows of the one before, in other files. Only reading them proves it."""
+    found = metadata.snapshot_by_id(snapshot)
+    return found is not None and found.summary is not None and found.summary.operation == Operation.REPLACE
+
+
 def _line_since(metadata: TableMetadata, newest: Snapshot | None, ours: int | None) -> list[int] | None:
     """The snapshots that came on top of ours, newest first; None if ours is not below them."""
     line: list[int] = []
@@ -284,6 +303,11 @@ def drift_text(drift: Drift) -> str:
         return f"{text}; `floodmark repair {table}` says what came there, and what can be done"
     if drift.unclear:
         return f"{text}; this cannot be decided without you: {ways_text(drift)}"
+    if drift.happened == REWRITTEN:
+        return (
+            f"{text}; `floodmark repair {table} --apply` compares the rows, and if they are the same puts the table "
+            "back as Floodmark left it: rows keep their sequences"
+        )
     if drift.happened in (CHANGED, DROPPED):
         back = f"{text}; `floodmark repair {table} --apply` would put the table back as Floodmark left it"
         return f"{back}; {other_names_text(drift)}" if drift.other_names else back
@@ -312,6 +336,13 @@ def ways_text(drift: Drift) -> str:
 
 
 def happened_text(drift: Drift) -> str:
+    text = _happened(drift)
+    if not drift.allowed_cleanup:
+        return text
+    return f"{text}; it set {GC_ENABLED} back, so other engines may delete files of the lake's history"
+
+
+def _happened(drift: Drift) -> str:
     added, removed = len(drift.added), len(drift.removed)
     came = f"{drift.rows_added} row(s) in {added} file(s) came"
     went = f"{drift.rows_removed} row(s) in {removed} file(s) went"
@@ -319,9 +350,12 @@ def happened_text(drift: Drift) -> str:
         APPENDED: f"another writer appended: {came}",
         DELETED: f"another writer deleted: {went}",
         OVERWRITTEN: f"another writer overwrote or deleted: {went}, {came}",
+        REWRITTEN: f"another writer wrote files anew: {went}, {came}",
         CHANGED: "another writer changed its settings or refs, and no row",
         DROPPED: "another writer dropped or renamed it",
     }
+    if drift.happened == CHANGED and drift.rewrote:
+        return "another writer wrote its manifests anew, and changed no row"
     if drift.other_names:
         return f"another writer renamed it: the catalog has it as {', '.join(drift.other_names)}"
     if drift.unclear:

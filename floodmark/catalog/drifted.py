@@ -23,7 +23,8 @@ def drifted_tables(database: Database) -> dict[str, list[str]]:
     head, pointer, commit = tables.heads, tables.iceberg_tables, tables.commit_tables
     newest = (
         select(commit.c.metadata_location)
-        .where(commit.c.table_id == head.c.table_id)
+        # Not a drop on another branch: the pointer is where the table's last metadata is.
+        .where(commit.c.table_id == head.c.table_id, commit.c.metadata_location != "")
         .order_by(commit.c.version.desc())
         .limit(1)
         .scalar_subquery()

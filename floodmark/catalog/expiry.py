@@ -3,6 +3,7 @@
 Files die in two steps (protocol 6). First, under fm_lake's lock, versions that nothing holds become `expired`: no
 window, no branch (its head, its base, what its next merge compares with), no pin, no operation at work. Taking a pin,
 making a branch and beginning take the same lock, so a version is either held or gone, never both, and gone is for ever.
+What is kept of dropped tables that no version has any more is forgotten with it (dropped.py).
 Second, after a reader's grace, a sweep deletes the files of states that no version sees any more (table_states.py).
 Crash: each step is one transaction; what it left undone the next run finds again.
 """
@@ -10,26 +11,49 @@ Crash: each step is one transaction; what it left undone the next run finds agai
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, literal, select, update
 
+from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
-from floodmark.catalog.history import EXPIRED, LIVE, tables_at_in
+from floodmark.catalog.dropped import forget_dropped
+from floodmark.catalog.history import EXPIRED, LIVE, tables_at_in, to_head
 from floodmark.catalog.journal import STAGED, STAGING
 from floodmark.catalog.lines import Line, Lines
-from floodmark.catalog.needed import Held
+from floodmark.catalog.needed import Held, Place
 from floodmark.catalog.table_states import CONDEMNED_MS, Looking, TableStates, by_line, place_of
 from floodmark.failpoints import hit
-from floodmark.model import BEGINNING
+from floodmark.model import BEGINNING, Head
 
 T = TypeVar("T")
 
 # A version that touched no table has this in the place of a table: it too has a grace.
 NO_TABLE = ""
 ROWS_PER_STATEMENT = 500
+# Later than every commit: whatever its age.
+ANY_AGE_MS = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Readable:
+    """The states of one table that some version which can be read sees. `heads`: those that branches stand on now."""
+
+    table_id: str
+    table: str
+    states: tuple[Head, ...]
+    heads: frozenset[int]
+    # The state of this table that a version sees, for all versions that can be read.
+    look: Callable[[], Mapping[int, int | None]] = field(default=dict, repr=False)
+
+    def versions(self, states: Collection[int]) -> set[int]:
+        """The versions that see one of these states."""
+        return {version for version, seen in self.look().items() if seen in states} if states else set()
 
 
 class Expiry:
@@ -60,10 +84,10 @@ class Expiry:
         hit("expire.marked")
         return gone
 
-    def _mark_expired(self, tx: Connection, before_ms: int) -> list[int]:
+    def _mark_expired(self, tx: Connection, before_ms: int, only: Collection[int] | None = None) -> list[int]:
         commit, touched = tables.commits, tables.commit_tables
         self._database.lock_lake(tx)
-        gone = _unheld(tx, before_ms)
+        gone = [version for version in _unheld(tx, before_ms) if only is None or version in only]
         now = self._database.now_ms(tx)
         for part in _parts(gone):
             tx.execute(update(commit).where(commit.c.version.in_(part)).values(state=EXPIRED))
@@ -74,6 +98,7 @@ class Expiry:
             bare = [row for row in bare if row["version"] not in with_tables]
             if bare:
                 tx.execute(insert(tables.expired), bare)
+        forget_dropped(tx)
         _raise_floors(tx, now)
         return gone
 
@@ -83,6 +108,30 @@ class Expiry:
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             return tx.execute(select(commit.c.state).where(commit.c.version == versions[-1])).scalar() == EXPIRED
+
+    def unheld(self, versions: Collection[int]) -> list[int]:
+        """Those of these versions that nothing but their time window holds."""
+        with self._database.read() as tx:
+            return [version for version in _unheld(tx, ANY_AGE_MS) if version in set(versions)]
+
+    def give_up(self, versions: Collection[int], detail: str) -> list[int]:
+        """Mark those of these versions that nothing holds as expired, whatever their age, with one audit row."""
+        # Late: questions of state do not wait for Iceberg's code.
+        from floodmark.catalog.riders import AuditRider
+
+        gone: list[int] = []
+        try:
+            with self._database.write() as tx:
+                gone += self._mark_expired(tx, ANY_AGE_MS, only=set(versions))
+                if gone:
+                    audit = AuditRider("repair", "unreadable", "given_up", detail)
+                    audit.apply(tx, clock.new_id(), None, self._database.now_ms(tx))
+        except ReplyLost:
+            if not gone or not self._are_expired(gone):
+                raise
+        # Crash here: the versions are expired and the audit row says so; what is left of their files is there.
+        hit("give_up.marked")
+        return gone
 
     # ── what a sweep may take ──
 
@@ -140,6 +189,33 @@ class Expiry:
         with self._database.read() as tx:
             return int(tx.execute(select(func.count()).where(commit.c.state == LIVE)).scalar_one())
 
+    def readable(self, table: str | None = None) -> list[Readable]:
+        """Every table with the states of it that can be read; without those of which nothing can."""
+        touched, commit = tables.commit_tables, tables.commits
+        with self._database.read() as tx:
+            lines = Lines.read(tx)
+            live = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.state == LIVE))
+            places = [place_of(lines, row) for row in live]
+            held = Held(lines.all(), places)
+            head = tables.heads
+            heads = {(row.table_id, row.version) for row in tx.execute(select(head.c.table_id, head.c.version))}
+            query = (
+                select(touched, commit.c.branch)
+                .join(commit, commit.c.version == touched.c.version)
+                .order_by(touched.c.table_id, touched.c.version)
+            )
+            rows = list(tx.execute(query if table is None else query.where(touched.c.table_name == table)))
+        found = []
+        for table_id, some in groupby(rows, key=lambda row: str(row.table_id)):
+            states = {row.version: to_head(row, row.branch) for row in some}
+            starts = by_line([place_of(lines, state) for state in states.values()])
+            seen = [states[version] for version in sorted(held.seen(starts)) if states[version].metadata_location]
+            now = frozenset(version for one, version in heads if one == table_id)
+            if seen:
+                look = partial(_look_from, held, starts, places)
+                found.append(Readable(table_id, seen[-1].table, tuple(seen), now, look))
+        return found
+
     def count_readable(self, table_id: str) -> int:
         """How many states of a table some version that can be read sees."""
         touched, commit = tables.commit_tables, tables.commits
@@ -178,6 +254,10 @@ class Expiry:
         dead = sum(len(one.dead) for one in some if one is not None)
         self._counted[grace_ms] = (found, time.monotonic(), dead)
         return dead
+
+
+def _look_from(held: Held, starts: Mapping[str, list[int]], places: Iterable[Place]) -> dict[int, int | None]:
+    return {place[1]: held.look(starts, place) for place in places}
 
 
 def _unheld(tx: Connection, before_ms: int) -> list[int]:

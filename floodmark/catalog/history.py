@@ -86,7 +86,7 @@ class History:
             ).all()
             kept = {(one.table_id, one.snapshot) for one in found}
             if any(one.branch != MAIN for one in found):
-                kept |= _compared_snapshots(tx, ids)
+                kept |= compared_snapshots(tx, ids)
         return {
             row.table_name: CurrentTable(
                 head=to_head(row, branch),
@@ -299,7 +299,7 @@ def _line_of(tx: Connection, version: int) -> list[Part]:
     return lines.parts(lines.owner(branch, version), version)
 
 
-def _compared_snapshots(tx: Connection, table_ids: Sequence[str]) -> set[tuple[str, int | None]]:
+def compared_snapshots(tx: Connection, table_ids: Sequence[str]) -> set[tuple[str, int | None]]:
     """The snapshots of these tables that branches which live left, or compare with at their next merge."""
     lines, commit, touched = Lines.read(tx), tables.commits, tables.commit_tables
     versions = {one for line in lines.living() for one in (line.base_version, line.common_version)}
@@ -347,7 +347,7 @@ def no_table(table: str, known: Sequence[str]) -> NotFound:
         "there is no such table",
         table=table,
         tables=",".join(sorted(known)) or "none",
-        advice="`floodmark tables` lists them; `floodmark load --create` or lake.create_table makes one.",
+        advice="`floodmark tables` lists them; `floodmark load --create` makes one.",
     )
 
 

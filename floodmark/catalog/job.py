@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from floodmark import clock
+from floodmark.errors import Invalid
 
 PENDING, RUNNING, DONE, FAILED, CANCELLED = "pending", "running", "done", "failed", "cancelled"
 STATES = frozenset({PENDING, RUNNING, DONE, FAILED, CANCELLED})
@@ -19,6 +20,10 @@ INTERRUPTED, UNKNOWN = "interrupted", "unknown"
 HISTORY, COLUMN = "history", "column"
 CHUNKS, ROWS = "chunks", "rows"
 SHOWN_MS = 10 * 60_000
+# Kinds of errors whose reason may pass: whoever tries again may get through.
+PASSING = frozenset({"Unavailable", "Conflict", "Busy", "CommitUnknown"})
+# Among the facts of an error: since when a job failed, or waits, for such a reason, without any progress.
+FAILING_SINCE = "failing_since"
 # A run that works or waits says so more often than this, unless one chunk or batch takes so long.
 STALLED_MS = 15 * 60_000
 
@@ -68,6 +73,21 @@ class Job:
     @property
     def is_over(self) -> bool:
         return self.state in (DONE, FAILED, CANCELLED)
+
+    @property
+    def failed_passing(self) -> bool:
+        """Whether it failed for a reason that may pass."""
+        return self.state == FAILED and (self.error or {}).get("kind") in PASSING
+
+    @property
+    def failing_since_ms(self) -> int | None:
+        """Since when it fails, or its run waits, for a reason that may pass; None if it does neither."""
+        if self.error is None or self.error.get("kind") not in PASSING:
+            return None
+        try:
+            return clock.parse_time_ms(str(self.error["facts"][FAILING_SINCE]))
+        except (KeyError, TypeError, Invalid):
+            return self.ended_ms
 
     @property
     def stalled_since_ms(self) -> int | None:

@@ -32,13 +32,18 @@ END_TRIES_MAX = 5
 
 @dataclass(frozen=True)
 class Held:
-    """A job that a run holds. `resumed`: an earlier run of it was there."""
+    """A job that a run holds. `resumed`: an earlier run of it was there.
+
+    `processed`: how far that came; `failing_since_ms`: since when it failed for a reason that may pass, if it did.
+    """
 
     id: str
     name: str
     run: str
     resumed: bool
     pinned: Mapping[str, Any]
+    processed: int = 0
+    failing_since_ms: int | None = None
 
 
 class Jobs:
@@ -166,7 +171,8 @@ class Jobs:
                     owner_run=run,
                 )
             )
-        return Held(job.id, name, run, job.started_ms is not None, dict(pinned))
+        since_ms = job.failing_since_ms if job.failed_passing else None
+        return Held(job.id, name, run, job.started_ms is not None, dict(pinned), job.processed, since_ms)
 
     def disown(self, run: str) -> None:
         """This run is over, whatever the catalog says: the heartbeat writes that down as soon as it can."""
@@ -190,6 +196,11 @@ class Jobs:
             self._update(tx, held, {"spec": _spec(held.pinned, settings)})
         # Crash here: the next run finds it, and does the rest.
         hit("job.kept")
+
+    def waits(self, held: Held, error: Mapping[str, Any] | None) -> None:
+        """Write down what a run at work waits for, or that it waits no more: people see it with the job."""
+        with self._database.write() as tx:
+            self._update(tx, held, {"error": None if error is None else json.dumps(error)})
 
     def touch(self, held: Held) -> bool:
         """Write down that the run goes on, though its figures stay; False if somebody asked to cancel it."""

@@ -49,6 +49,22 @@ class Operation:
         return join(table_location, part, self.id)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a recovering process decided on: the operation's state, and the seal it had then (each seal has its own)."""
+
+    state: str
+    seal_hash: str | None
+
+    @classmethod
+    def of(cls, row: Any) -> Judged:
+        return cls(row.state, row.seal_hash)
+
+
+class Moved(Exception):
+    """The operation is not as it was judged: its writer lives, or another process settles it. Judge it again."""
+
+
 class Journal:
     def __init__(self, database: Database, storage: Storage, heartbeat: Heartbeat, location: str) -> None:
         self._database = database
@@ -186,18 +202,26 @@ class Journal:
         return None if row is None else to_operation(row)
 
     def abandon(
-        self, operation: str, audit: AuditRider | None = None, *, given_up: bool = False
+        self,
+        operation: str,
+        audit: AuditRider | None = None,
+        *,
+        given_up: bool = False,
+        judged: Judged | None = None,
     ) -> tuple[Operation | None, bool]:
         """Fence an operation that is not published: from now on its writer cannot publish it. Idempotent.
 
         Returns its row as it is then (None: it was never begun; `published`: the writer was quicker), and whether it
         was this call that fenced it. `given_up`: an operator wants it gone, also if its row cannot be understood.
+        `judged`: what the caller decided on; raises Moved if the operation has gone on since.
         """
         with self._database.write() as tx:
             query = select(tables.operations).where(tables.operations.c.id == operation)
             row = tx.execute(query.with_for_update()).first()
             if row is None or row.state in (PUBLISHED, ABANDONED):
                 return (None if row is None else to_operation(row)), False
+            if judged is not None and judged != Judged.of(row):
+                raise Moved(operation)
             now = self._database.now_ms(tx)
             tx.execute(
                 update(tables.operations)
@@ -211,7 +235,8 @@ class Journal:
 
     def delete_files(self, operation: Operation) -> int:
         """Delete everything in the folders of an abandoned operation: fenced, so nothing can refer to it (I10)."""
-        return sum(self._storage.delete_prefix(folder) for folder in operation.folders)
+        with self._storage.batch():
+            return sum(self._storage.delete_prefix(folder) for folder in operation.folders)
 
     def mark_published(self, tx: Connection, operation: str, version: int, ended_ms: int, *, cleaned: bool) -> None:
         """Inside the door's transaction only: the operation is true from its COMMIT on."""

@@ -62,9 +62,7 @@ def open_catalog(database: Database, location: str) -> None:
     """Check that this database holds the lake at `location` in a format that can be served; migrate an older one."""
     found = stored_format(database)
     if found is None:
-        raise NotFound(
-            "there is no lake here", location=location, advice="Make one with `floodmark init` or open(…, create=True)."
-        )
+        raise NotFound("there is no lake here", location=location, advice="Make one with `floodmark init`.")
     if found > tables.FORMAT:
         raise TooNew(
             "this lake was made by a newer Floodmark",

@@ -32,6 +32,9 @@ from floodmark.storage.fileio import LakeFileIO
 METADATA_LOG_KEPT = 10
 ENTRIES_REMEMBERED = 50_000
 SNAPSHOT_ID_MAX = 2**63 - 1
+# Iceberg's switch for clean-up by other engines, and what the table had there before it was the lake's ("": nothing).
+GC_ENABLED, GC_OFF = "gc.enabled", "false"
+GC_BEFORE = "floodmark.gc-enabled-before"
 
 
 def new_snapshot_id() -> int:
@@ -66,9 +69,15 @@ def add_snapshot(
     """
     if live_refs is not None:
         living = {
-            name: ref for name, ref in metadata.refs.items() if name == MAIN or live_refs.get(name) == ref.snapshot_id
+            name: ref
+            for name, ref in metadata.refs.items()
+            if (name == MAIN and MAIN in live_refs) or live_refs.get(name) == ref.snapshot_id
         }
-        metadata = metadata.model_copy(update={"refs": living, "snapshots": _without_gone(metadata, living, keep)})
+        without: dict[str, Any] = {"refs": living, "snapshots": _without_gone(metadata, living, keep)}
+        if MAIN not in live_refs:
+            # Main dropped the table, and a branch that was made from before goes on with it.
+            without |= {"current_snapshot_id": None, "snapshot_log": []}
+        metadata = metadata.model_copy(update=without)
     if base is not None and branch not in metadata.refs:
         metadata = with_ref(metadata, branch, base)
     head = SnapshotRef.model_validate({"snapshot-id": snapshot.snapshot_id, "type": SnapshotRefType.BRANCH})
@@ -215,6 +224,22 @@ def add_sort(metadata: TableMetadata, order: SortOrder) -> TableMetadata:
 
 def add_properties(metadata: TableMetadata, properties: Mapping[str, str]) -> TableMetadata:
     return metadata.model_copy(update={"properties": {**metadata.properties, **properties}})
+
+
+def without_foreign_cleanup(metadata: TableMetadata) -> TableMetadata:
+    """The metadata with clean-up by other engines switched off; what was set before is remembered.
+
+    A table's metadata names a few snapshots, the catalog's history all of them: an engine that expires snapshots or
+    removes orphan files by the metadata would delete files of versions that can still be read.
+    """
+    had = metadata.properties.get(GC_ENABLED)
+    if had == GC_OFF and GC_BEFORE in metadata.properties:
+        return metadata
+    return add_properties(metadata, {GC_ENABLED: GC_OFF, GC_BEFORE: had or ""})
+
+
+def allows_foreign_cleanup(metadata: TableMetadata) -> bool:
+    return metadata.properties.get(GC_ENABLED, "true").lower() != GC_OFF
 
 
 def totals_after(edit: Edit, head: Head) -> tuple[int, int, int]:

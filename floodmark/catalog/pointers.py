@@ -1,8 +1,9 @@
 """Pointers and heads: how the door changes the rows that say where a table is.
 
 The door's hands, inside its transaction and under fm_lake's lock; a branch that is deleted takes the pointers along
-that only it had. Nobody else imports this (I1). Each change is conditional on the pointer that the builder found:
-False means that it is another one by now, and nothing was changed.
+that only it had, one that is made from before a drop brings that of the dropped table back. Nobody else imports this
+(I1). Each change is conditional on the pointer that the builder found: False means that it is another one by now, and
+nothing was changed.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ def drop_table(tx: Connection, dropped: Head, old_pointer: str) -> bool:
     return tx.execute(gone).rowcount == 1
 
 
+def put_pointer(tx: Connection, name: str, metadata_location: str) -> None:
+    """The pointer of a table that no branch had, and one has again: where it was last."""
+    tx.execute(insert(tables.iceberg_tables).values(**_pointer(name, metadata_location)))
+
+
 def forget_pointers(tx: Connection, names: Sequence[str]) -> None:
     """The pointers of tables that no branch has any more."""
     for name in names:
@@ -98,15 +104,17 @@ def _move_pointer(tx: Connection, new: Head, old_pointer: str) -> bool:
 
 
 def _insert_pointer(tx: Connection, new: Head) -> None:
-    tx.execute(
-        insert(tables.iceberg_tables).values(
-            catalog_name=tables.CATALOG_NAME,
-            table_namespace=tables.NAMESPACE,
-            table_name=new.table,
-            metadata_location=new.metadata_location,
-            iceberg_type="TABLE",
-        )
-    )
+    put_pointer(tx, new.table, new.metadata_location)
+
+
+def _pointer(name: str, metadata_location: str) -> dict[str, str]:
+    return {
+        "catalog_name": tables.CATALOG_NAME,
+        "table_namespace": tables.NAMESPACE,
+        "table_name": name,
+        "metadata_location": metadata_location,
+        "iceberg_type": "TABLE",
+    }
 
 
 def _named(name: str) -> ColumnElement[bool]:

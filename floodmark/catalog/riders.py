@@ -10,11 +10,13 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.lines import Lines
+from floodmark.catalog.sink_notes import ROWS_LOST, add_to_note
+from floodmark.catalog.sink_state import CONSUMER
 from floodmark.model import MAIN
 
 
@@ -154,7 +156,10 @@ class MarksRider:
                 raise PlanAgain(self.table_id, f"consumer {consumer.name} has not seen rows that were to go")
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
-        if not (self.forced and self.lost):
+        if not self.lost:
+            return
+        self._tell_sinks(tx, version, now_ms)
+        if not self.forced:
             return
         name = select(tables.heads.c.table_name).where(tables.heads.c.table_id == self.table_id).limit(1)
         tx.execute(
@@ -170,6 +175,25 @@ class MarksRider:
                 ended_ms=now_ms,
             )
         )
+
+    def _tell_sinks(self, tx: Connection, version: int, now_ms: int) -> None:
+        """A sink knows what it lost, and so does the history, in the commit that takes the rows."""
+        row, sink = tables.consumers, tables.sinks
+        told = []
+        for name, rows in self.lost:
+            behind = select(row.c.name).where(row.c.name == name, row.c.table_id == self.table_id)
+            if tx.execute(behind.where(row.c.mark < self.seq_max)).first() is None:
+                continue  # it had them meanwhile
+            known = select(sink.c.id).where(sink.c.name == name.removeprefix(CONSUMER))
+            found = tx.execute(known).scalar() if name.startswith(CONSUMER) else None
+            if found is not None:
+                add_to_note(tx, found, self.table_id, ROWS_LOST, rows, now_ms)
+            told.append(f"up to {rows} not sent by {name.replace(CONSUMER, 'sink ')}")
+        if told:
+            commit = tables.commits
+            before = tx.execute(select(commit.c.message).where(commit.c.version == version)).scalar() or ""
+            message = "; ".join(part for part in (before, *told) if part)
+            tx.execute(update(commit).where(commit.c.version == version).values(message=message))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -220,7 +244,7 @@ def rider_from_dict(data: dict[str, Any]) -> Rider:
         from floodmark.catalog.senders import SenderRider
 
         return SenderRider.from_dict(data)
-    if data["type"] in ("chunk", "prune", "fill"):
+    if data["type"] in ("chunk", "prune", "redo", "fill"):
         from floodmark.catalog.chunks import job_rider_from_dict
 
         return job_rider_from_dict(data)
@@ -228,7 +252,7 @@ def rider_from_dict(data: dict[str, Any]) -> Rider:
         from floodmark.catalog.merge_rider import MergeRider
 
         return MergeRider.from_dict(data)
-    if data["type"] in ("policy", "names", "drop"):
+    if data["type"] in ("policy", "names", "drop", "undrop"):
         from floodmark.catalog.shape_riders import shape_rider_from_dict
 
         return shape_rider_from_dict(data)

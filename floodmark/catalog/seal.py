@@ -24,7 +24,9 @@ CREATE = "create"
 DROP = "drop"
 # The branch gets the table as `source_branch` has it: one snapshot over that one's manifests.
 TAKE = "take"
-ACTIONS = frozenset({WRITE, CREATE, DROP, TAKE})
+# The table comes back as the branch had it last: one snapshot over those manifests.
+UNDROP = "undrop"
+ACTIONS = frozenset({WRITE, CREATE, DROP, TAKE, UNDROP})
 # What older seals call a write that only adds files.
 _OLDER_ACTIONS = {"append": WRITE}
 
@@ -79,7 +81,7 @@ class Edit:
     base_spec_id: int | None = None
     sort: str | None = None
     # Of a repair: the foreign pointer that this edit replaces ("": there is none any more), and the sequence that
-    # the foreign writer reached: the new one is above it.
+    # the foreign writer reached, or of an undrop any branch: the new one is above it.
     pointer_found: str | None = None
     sequence_above: int = 0
     # Of a take: whose table it is; base_snapshot is that branch's head.

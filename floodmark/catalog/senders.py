@@ -3,10 +3,16 @@
 Written in the publish of the rows, so that a part is in exactly when this says so. A sender opens a unit (since, until]
 only after every part of the one before was acknowledged or given up, and its epochs only rise: so the newest unit's
 ranges and the mark below it are enough to know every duplicate for ever, however late it comes (I9).
+A sender says which unit it is, and which one was in before it. So one whose catalog was rolled back, which gives the
+same ranges again for other rows, and a record here that was rolled back, are refused instead of taken for known.
 
 1. the sender sends part P of unit 1, hears nothing, sends it again, hears that it is in, and goes on with unit 2
 2. the first copy of P, long on its way, arrives now
 A ledger of keys with a window may have forgotten P; here unit 1 ends at or below the mark, so P is known.
+
+A sender that never hears what became of a row gives it up: it asks that the row's range counts as skipped. Either the
+row is in already, and the answer says so, or the range is closed: a copy that comes late is refused. So what a sender
+sets aside and sends again later, in another lane, is in the table once.
 """
 
 from __future__ import annotations
@@ -16,13 +22,32 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, and_, delete, insert, select
 
 from floodmark.catalog import tables
 from floodmark.catalog.riders import AlreadyCommitted
 from floodmark.errors import Conflict
 
 Ranges = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest unit of a sender that is here."""
+
+    epoch: int
+    until: int
+    unit: str
+
+
+class OtherUnit(Conflict):
+    """The sender's units and those that are here do not follow each other. Nothing was taken."""
+
+    newest: Newest | None = None
+
+    @property
+    def kind(self) -> str:
+        return Conflict.__name__
 
 
 @dataclass(frozen=True)
@@ -36,9 +61,17 @@ class SenderRider:
     until: int
     first: int
     last: int
+    # The unit's identity, and that of the one before it that brought rows; an older sender does not say so.
+    unit: str | None = None
+    after: str | None = None
+    # The sender gives these rows up: none of them comes, now or later.
+    skip: bool = False
 
     def check(self, tx: Connection) -> None:
         row = self._row(tx)
+        if self.unit is not None and (row is None or row.unit is not None or row.epoch < self.epoch):
+            self._check_unit(row)
+            return
         if row is None or self.epoch > row.epoch:
             return
         if self.epoch < row.epoch:
@@ -46,9 +79,25 @@ class SenderRider:
         if self.until <= row.mark:
             raise AlreadyCommitted(row.version)
         if (self.since, self.until) == (row.since, row.until):
-            self._check_part(_ranges(row), row.version)
+            self._check_skipped(_ranges(row.skipped))
+            self._check_part(_ranges(row.ranges), row.version)
         elif self.since < row.until:
             raise self._refused("this sender is at another unit", unit_newest=f"{row.since}..{row.until}")
+
+    def _check_unit(self, row: Any) -> None:
+        """The unit that is here, or the one that follows it, or the first of a newer epoch."""
+        newest = None if row is None or row.epoch < self.epoch else row
+        if newest is not None and newest.epoch == self.epoch and newest.unit == self.unit:
+            self._check_skipped(_ranges(newest.skipped))
+            self._check_part(_ranges(newest.ranges), newest.version)
+        elif newest is None and self.after is not None:
+            raise self._other_unit("this sender's last unit is not here any more", row)
+        elif newest is not None and (newest.epoch > self.epoch or newest.unit != self.after):
+            raise self._other_unit("another unit of this sender is here than the one that was before this one", row)
+
+    def _check_skipped(self, skipped: Ranges) -> None:
+        if not self.skip and any(self.first < last and first < self.last for first, last in skipped):
+            raise self._refused("the sender gave up some rows of this part", part=f"{self.first}-{self.last}")
 
     def _check_part(self, there: Ranges, version: int) -> None:
         if any(first <= self.first and self.last <= last for first, last in there):
@@ -59,6 +108,7 @@ class SenderRider:
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         row, part = self._row(tx), (self.first, self.last)
         same = row is not None and (row.epoch, row.since, row.until) == (self.epoch, self.since, self.until)
+        same = same and row.unit in (None, self.unit)
         key = (tables.senders.c.sender == self.sender, tables.senders.c.table_id == self.table_id)
         tx.execute(delete(tables.senders).where(*key))
         tx.execute(
@@ -70,7 +120,9 @@ class SenderRider:
                 mark=self.since,
                 since=self.since,
                 until=self.until,
-                ranges=json.dumps(_joined([*_ranges(row), part] if same else [part])),
+                ranges=json.dumps(_joined([*(_ranges(row.ranges) if same else []), part])),
+                unit=self.unit,
+                skipped=json.dumps(_joined([*(_ranges(row.skipped) if same else []), *([part] if self.skip else [])])),
                 version=version,
                 updated_ms=now_ms,
             )
@@ -80,6 +132,18 @@ class SenderRider:
         table = tables.senders
         query = select(table).where(table.c.sender == self.sender, table.c.table_id == self.table_id)
         return tx.execute(query).first()
+
+    def _other_unit(self, message: str, row: Any) -> OtherUnit:
+        error = OtherUnit(
+            message,
+            sender=self.sender,
+            epoch=self.epoch,
+            unit=self.unit,
+            after=self.after,
+            advice="The catalog of the sender or of this lake was rolled back: decide at the sender what it is to get.",
+        )
+        error.newest = None if row is None else Newest(row.epoch, row.until, row.unit or "")
+        return error
 
     def _refused(self, message: str, **facts: Any) -> Conflict:
         return Conflict(
@@ -99,13 +163,24 @@ class SenderRider:
         return cls(**{name: value for name, value in data.items() if name != "type"})
 
 
-def _ranges(row: Any) -> Ranges:
-    return [(int(first), int(last)) for first, last in json.loads(row.ranges)]
+def is_skipped(tx: Connection, part: SenderRider) -> bool:
+    """Whether these rows of the sender's newest unit were given up by it."""
+    table = tables.senders
+    mine = and_(table.c.sender == part.sender, table.c.table_id == part.table_id)
+    unit = and_(table.c.epoch == part.epoch, table.c.since == part.since, table.c.until == part.until)
+    found = tx.execute(select(table.c.skipped).where(mine, unit)).scalar()
+    return any(first <= part.first and part.last <= last for first, last in _ranges(found))
+
+
+def _ranges(text: str | None) -> Ranges:
+    return [(int(first), int(last)) for first, last in json.loads(text or "[]")]
 
 
 def _joined(ranges: Ranges) -> Ranges:
     """The same rows in as few ranges as there can be, ascending; they do not overlap."""
     ordered = sorted(ranges)
+    if not ordered:
+        return []
     starts = [ordered[0][0], *(here[0] for before, here in pairwise(ordered) if before[1] != here[0])]
     ends = [*(before[1] for before, here in pairwise(ordered) if before[1] != here[0]), ordered[-1][1]]
     return list(zip(starts, ends, strict=True))

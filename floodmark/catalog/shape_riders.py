@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
 from floodmark.catalog import tables
+from floodmark.catalog.dropped import check_chunks, last_state, park_batches, unpark_batches
 from floodmark.catalog.riders import PlanAgain, Rider, own_scope
-from floodmark.errors import Conflict
-from floodmark.model import BEGINNING
+from floodmark.errors import BelowRetention, Conflict
+from floodmark.model import BEGINNING, MAIN
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def _check_policy(tx: Connection, table_id: str, was: tuple[str | None, str | No
 class DropRider:
     """A table goes: nobody may follow it, work on it, or have it on another branch.
 
-    With it goes what is known by its name or id: a table that is made again must not meet the old one's batches.
+    A table that is made again must not meet the old one's batches: those of main are parked, and its marks stay, for
+    as long as the table can come back (dropped.py). A branch's go with it.
     """
 
     table_id: str
@@ -131,13 +133,41 @@ class DropRider:
         return self.table in json.loads(job.table_names) or pinned.get("table_id") == self.table_id
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
-        for table in (tables.consumers, tables.turns, tables.senders):
+        tx.execute(delete(tables.turns).where(tables.turns.c.table_id == self.table_id))
+        if self.branch == MAIN:
+            park_batches(tx, self.table_id, self.table, operation, version)
+            return
+        for table in (tables.consumers, tables.senders):
             tx.execute(delete(table).where(table.c.table_id == self.table_id))
         scopes = [own_scope(tx, f"{kind}:{self.table}", self.branch) for kind in ("table", "stream")]
         tx.execute(delete(tables.sources).where(tables.sources.c.scope.in_(scopes)))
 
     def as_dict(self) -> dict[str, Any]:
         return {"type": "drop", "table_id": self.table_id, "table": self.table, "branch": self.branch}
+
+
+@dataclass(frozen=True)
+class UndropRider:
+    """A table comes back as main had it last: it is still dropped, and the version that has it can still be read."""
+
+    table_id: str
+    table: str
+    state_version: int
+    dropped_version: int
+
+    def check(self, tx: Connection) -> None:
+        found = last_state(tx, self.table_id)
+        if found is None or (found.state.version, found.dropped_version) != (self.state_version, self.dropped_version):
+            raise Conflict("the table came back meanwhile", table=self.table)
+        if found.held_version is None:
+            raise BelowRetention("the versions that had this table have expired", table=self.table)
+        check_chunks(tx, self.table, self.table_id)
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        unpark_batches(tx, self.table_id, self.table)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"type": "undrop", **asdict(self)}
 
 
 def _at_work() -> Any:
@@ -160,4 +190,6 @@ def shape_rider_from_dict(data: dict[str, Any]) -> Rider:
         retention, column = data["was"]
         sinks = tuple((str(name), str(digest)) for name, digest in data["sinks"])
         return NamesRider(data["table_id"], data["table"], (retention, column), sinks)
+    if data["type"] == "undrop":
+        return UndropRider(**{name: value for name, value in data.items() if name != "type"})
     return DropRider(data["table_id"], data["table"], data["branch"])

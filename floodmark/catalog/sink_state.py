@@ -20,6 +20,8 @@ from floodmark.model import MAIN
 ACTIVE, PAUSED = "active", "paused"
 OPEN, SETTLED, GIVEN_UP = "open", "settled", "given_up"
 CONSUMER = "sink:"
+# Nothing that only newer formats have: an older one is served read-only as it is.
+NOT_LOOKED_AT = ("sink", "epoch_seen")
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,23 @@ class Sink:
         raise NotFound("the sink does not follow this table", sink=self.name, table=name, tables=known)
 
 
+def _pointer_known() -> Any:
+    """Where the last publish left a table's pointer, by the newest commit of the table on any branch."""
+    commit = tables.commit_tables
+    return (
+        select(commit.c.metadata_location)
+        .where(commit.c.table_id == tables.heads.c.table_id)
+        .order_by(commit.c.version.desc())
+        .limit(literal_column("1"))
+        .scalar_subquery()
+    )
+
+
 def _looking(*, lines: bool) -> Any:
     """Everything about sinks and their tables in one query, a row per table. `lines`: the catalog has branches."""
     sink, lake = tables.sinks, tables.lake
     followed, head, consumer = tables.sink_tables, tables.heads, tables.consumers
-    pointer, commit = tables.iceberg_tables, tables.commit_tables
+    pointer = tables.iceberg_tables
     rows, retry = tables.units.alias("rows_unit"), tables.units.alias("retry_unit")
 
     def is_open(unit: Any, lane: str) -> Any:
@@ -113,14 +127,6 @@ def _looking(*, lines: bool) -> Any:
         pointer.c.table_namespace == literal_column(f"'{tables.NAMESPACE}'"),
         pointer.c.table_name == head.c.table_name,
     )
-    # Where the door left the pointer, by the newest commit of the table on any branch.
-    known = (
-        select(commit.c.metadata_location)
-        .where(commit.c.table_id == head.c.table_id)
-        .order_by(commit.c.version.desc())
-        .limit(literal_column("1"))
-        .scalar_subquery()
-    )
     main: ColumnElement[str] = literal_column(f"'{MAIN}'", String)
     line, joined = tables.lines, sink.join(lake, lake.c.id == 1)
     if lines:
@@ -134,13 +140,13 @@ def _looking(*, lines: bool) -> Any:
             sink,
             branch.label("branch"),
             lake.c.incarnation.label("lake"),
-            *(column for column in followed.c if column.name != "sink"),
+            *(column for column in followed.c if column.name not in NOT_LOOKED_AT),
             consumer.c.mark,
             consumer.c.epoch,
             head.c.table_id.label("head_id"),
             head.c.sequence.label("head_sequence"),
             pointer.c.metadata_location.label("pointer"),
-            known.label("pointer_known"),
+            _pointer_known().label("pointer_known"),
             rows.c.id.label("open_unit"),
             retry.c.id.label("retry_unit"),
         )

@@ -21,6 +21,16 @@ from floodmark.catalog.database import Database
 from floodmark.catalog.lines import FORMAT_WITH_LINES, Lines
 from floodmark.catalog.processes import Heartbeat, is_dead
 from floodmark.catalog.riders import AuditRider
+from floodmark.catalog.sink_notes import (
+    BODY_BYTES_MAX,
+    FORMAT_WITH_NOTES,
+    NOT_BEFORE_MS,
+    ROWS_LOST,
+    ROWS_LOST_SAID,
+    forget_notes,
+    put_note,
+    read_notes,
+)
 from floodmark.catalog.sink_state import (
     ACTIVE,
     CONSUMER,
@@ -66,6 +76,35 @@ class Sinks:
             self._has_lines = tx.execute(select(tables.lake.c.format)).scalar_one() >= FORMAT_WITH_LINES
         return self._has_lines
 
+    def notes(self, sink: str) -> dict[tuple[str, str], int]:
+        """What a sink learned and lost, by table id (empty: of the whole sink) and name."""
+        with self._database.read() as tx:
+            if tx.execute(select(tables.lake.c.format)).scalar_one() < FORMAT_WITH_NOTES:
+                return {}  # served read-only as it is
+            return read_notes(tx, sink)
+
+    def take_lost(self, sink: str) -> dict[str, int]:
+        """Rows that retention took before they were sent, by table id, as far as no run said so; now one does."""
+        notes = self.notes(sink)
+        lost = {table: rows for (table, note), rows in notes.items() if note == ROWS_LOST}
+        unsaid = {table: rows - notes.get((table, ROWS_LOST_SAID), 0) for table, rows in lost.items()}
+        found = {table: rows for table, rows in unsaid.items() if rows > 0}
+        if found:
+            with self._database.write() as tx:
+                self._database.lock_lake(tx)
+                now = self._database.now_ms(tx)
+                for table in found:
+                    put_note(tx, sink, table, ROWS_LOST_SAID, lost[table], now)
+        return found
+
+    def waits_ms(self, sink: str) -> int:
+        """How much longer the destination is to be left alone, because it asked for that."""
+        until = self.notes(sink).get(("", NOT_BEFORE_MS))
+        if until is None:
+            return 0
+        with self._database.read() as tx:
+            return max(0, until - self._database.now_ms(tx))
+
     # ── changing ──
 
     def add(
@@ -108,6 +147,8 @@ class Sinks:
             now = self._database.now_ms(tx)
             mine = tables.sinks.c.name == name
             tx.execute(update(tables.sinks).where(mine).values(settings=settings, updated_ms=now))
+            # Another address or part size may be the mend of what was learned: it is learned anew.
+            forget_notes(tx, self._locked(tx, name).id, NOT_BEFORE_MS, BODY_BYTES_MAX)
             consumer = tables.consumers
             tx.execute(update(consumer).where(consumer.c.name == CONSUMER + name).values(protected=int(protected)))
 
@@ -125,15 +166,18 @@ class Sinks:
             self._database.lock_lake(tx)
             row = self._unheld(tx, name)
             give_up_units(tx, tables.units.c.sink == row.id, self._database.now_ms(tx))
-            for table in (tables.quarantine, tables.units, tables.sink_tables, tables.sink_lines):
+            for table in (tables.quarantine, tables.units, tables.sink_tables, tables.sink_lines, tables.sink_notes):
                 tx.execute(delete(table).where(table.c.sink == row.id))
             tx.execute(delete(tables.consumers).where(tables.consumers.c.name == CONSUMER + name))
             tx.execute(delete(tables.sinks).where(tables.sinks.c.id == row.id))
 
-    def replay(self, name: str, head: Head, choose: Callable[[int | None], int], protected: bool) -> int:
+    def replay(
+        self, name: str, head: Head, choose: Callable[[int | None], int], protected: bool, witnessed: int = 0
+    ) -> int:
         """A new epoch of one table; an open unit is given up, and so are refused rows that are sent again anyway.
 
-        `choose` says where it begins, from the mark as it is under the lock. Returns the epoch.
+        `choose` says where it begins, from the mark as it is under the lock. `witnessed`: the newest epoch that storage
+        knows of. Returns the epoch.
         """
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
@@ -156,8 +200,8 @@ class Sinks:
             _drop_refused(tx, row.id, old, None if old != head.table_id else mark)
             known = tx.execute(select(func.max(consumer.c.epoch)).where(consumers)).scalar()
             used = tx.execute(select(func.max(unit.c.epoch)).where(unit.c.sink == row.id)).scalar()
-            # Whatever was lost of the three, no epoch comes twice: a destination would take its rows for known ones.
-            epoch = max(0 if known is None else known, 0 if used is None else used, state.replays) + 1
+            # Whatever was lost of these, no epoch comes twice: a destination would take its rows for known ones.
+            epoch = max(known or 0, used or 0, state.replays, state.epoch_seen or 0, witnessed) + 1
             tx.execute(delete(consumer).where(consumers))
             _put_mark(tx, name, head.table_id, epoch, mark, protected, now)
             tx.execute(
@@ -207,14 +251,29 @@ class Sinks:
         self._heartbeat.disown(run)
         self._heartbeat.start()
 
-    def release(self, sink: str, run: str, error: str | None) -> None:
-        """Let go of the sink, with how the run ended. Nothing is done if it was taken over meanwhile."""
+    def release(self, sink: str, run: str, error: str | None, wait_ms: int = 0) -> None:
+        """Let go of the sink, with how the run ended. Nothing is done if it was taken over meanwhile.
+
+        `wait_ms`: the destination asked to be left alone for so long.
+        """
         row = tables.sinks
         with self._database.write() as tx:
             now = self._database.now_ms(tx)
             values = {"runner_process": None, "runner_run": None, "error": error, "error_ms": now if error else None}
-            tx.execute(update(row).where(row.c.id == sink, row.c.runner_run == run).values(**values))
+            mine = update(row).where(row.c.id == sink, row.c.runner_run == run)
+            if tx.execute(mine.values(**values)).rowcount == 1:
+                forget_notes(tx, sink, NOT_BEFORE_MS)
+                if wait_ms:
+                    put_note(tx, sink, "", NOT_BEFORE_MS, now + wait_ms, now)
         self._running.discard(run)
+
+    def refuse(self, sink: str, error: str) -> None:
+        """Show why a sink sends nothing, unless a run is at work that knows better."""
+        row = tables.sinks
+        with self._database.write() as tx:
+            now = self._database.now_ms(tx)
+            idle = (row.c.id == sink) & row.c.runner_run.is_(None)
+            tx.execute(update(row).where(idle).values(error=error, error_ms=now))
 
     def forget_error(self, sink: str) -> None:
         """Nothing is left of what failed, if no run is at work that knows better."""

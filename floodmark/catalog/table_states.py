@@ -4,7 +4,8 @@ From the catalog alone, in one transaction, so that every table is judged by the
 its reader's grace over, and what no held version sees (needed.py); not what an operation may still be writing, and not
 the newest few of branches that live, which the table's metadata names to other engines. What a deleted branch left goes
 even if it wrote last; but then the metadata file that it wrote is the table's, and stays. A dropped table's last state
-is a tombstone: it names no file, and goes with, never before, the states that it hides.
+is a tombstone: it names no file, and goes with, never before, the states that it hides. The newest state of such a
+table stays as long as any other: the table may come back (dropped.py).
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from floodmark.model import MAIN, SNAPSHOTS_KEPT, DeletionsFile, Head
 # The end of the grace of a state that a sweep has begun to delete: long ago, for everybody.
 CONDEMNED_MS = 0
 # Kinds of commits on main that may name a file which another state had, and the one before did not.
-TANGLING = ("branch_merge", "repair")
+TANGLING = ("branch_merge", "repair", "undrop")
 
 
 @dataclass(frozen=True)
 class TableStates:
     """Every state of a table whose files may be there, by version; `dead` are those that nothing can read any more.
 
-    `tangled`: a branch has committed to the table, or a repair took another engine's state in. So its states are not
-    one line, or a file came back that had been removed: those that name a file are not one unbroken run. `pointed`: the
+    `tangled`: a branch has committed to the table, a repair took another engine's state in, or it was dropped and came
+    back. So its states are not one line, or a file came back that was gone: those that name a file are not one
+    unbroken run. `pointed`: the
     metadata file that the table's pointer names, if the state that it came with is dead: the file stays until the
     pointer has moved on, and the row of the state with it. Once the rest is gone the state is none of `states`.
     """
@@ -137,7 +139,8 @@ def _dead_of_dropped(states: Collection[Head], unseen: set[int], gone: set[int],
     real = {state.version for state in states} - tombstones
     dead = unseen & gone & real
     if dead != real:
-        return dead
+        # It may come back, by an undrop or on a branch, and goes on from its newest metadata then, whoever wrote that.
+        return dead - {max(real)}
     if all_go:
         return dead | (tombstones & gone)
     # While there is something left to do, a row must lead to it.

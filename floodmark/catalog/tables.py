@@ -15,7 +15,7 @@ from floodmark.catalog.job_tables import make_chunks, make_jobs
 from floodmark.catalog.spool_tables import make_daemon, make_spool_quarantine, make_spools
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 8
+FORMAT = 9
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -308,6 +308,8 @@ sink_tables = Table(
     Column("retries", BigInteger, nullable=False),
     # The unit that was settled last, as JSON.
     Column("last_unit", Text),
+    # The newest epoch that the destination has of a catalog that is not this one any more; a replay opens a newer one.
+    Column("epoch_seen", BigInteger),
 )
 
 # Intents: units that were opened, and the newest few that came to an end. state: open, settled, given_up.
@@ -331,6 +333,8 @@ units = Table(
     Column("quarantined", BigInteger, nullable=False),
     Column("opened_ms", BigInteger, nullable=False),
     Column("ended_ms", BigInteger),
+    # Rows that a receiving lake was asked to pass: its record knows the unit by them, also if no row came.
+    Column("passed", BigInteger),
 )
 
 # The parts of open units: boundaries and digests before they are sent. state: sealed, acknowledged, quarantined.
@@ -377,7 +381,23 @@ senders = Table(
     Column("until", BigInteger, nullable=False),
     # The rows of the open unit that are in, as a JSON list of [first, last).
     Column("ranges", Text, nullable=False),
+    # The newest unit's identity; None if its sender did not say so.
+    Column("unit", String(26)),
     Column("version", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+    # Those among them that the sender gave up: they are not in the table, and never come under this unit.
+    Column("skipped", Text),
+)
+
+# What a sink learned or lost, as numbers (catalog/sink_notes.py); of the whole sink where `table_id` is empty. It is a
+# table of its own: fm_sinks and fm_sink_tables are read as they are from catalogs of an older format.
+sink_notes = Table(
+    "fm_sink_notes",
+    metadata,
+    Column("sink", String(26), primary_key=True),
+    Column("table_id", String(36), primary_key=True),
+    Column("note", String(32), primary_key=True),
+    Column("value", BigInteger, nullable=False),
     Column("updated_ms", BigInteger, nullable=False),
 )
 

@@ -1,10 +1,11 @@
 """A unit: what a sink takes in one go, sealed before its first effect outside (I8).
 
 Everything that decides its rows, their order, its parts, their names and bytes is in this record, written down before
-anything is sent: a retry reproduces it, whatever was appended, compacted, expired or set otherwise meanwhile. Identity
-is made of ids, not of names: the lake's incarnation, the sink's id, the epoch, the table's id and the range. So a sink
+anything is sent: a retry reproduces it, whatever was appended, compacted, expired or set otherwise meanwhile. Names
+are made of ids, not of names: the lake's incarnation, the sink's id, the epoch, the table's id and the range. So a sink
 that is removed and made again, a table that is made again, a lake that is restored from a backup: none of them can be
-taken for the one that was there before.
+taken for the one that was there before. A catalog that was rolled back by a copy or a snapshot gives the same epochs
+and ranges again, for other rows: so the unit's random id is its identity, for keys and for who keeps what was sent.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ ENCODER = 1
 # The lanes of a sink: what is new in a table, and rows of its quarantine that are sent again.
 ROWS, RETRY = "rows", "retry"
 SEALED, ACKNOWLEDGED, QUARANTINED = "sealed", "acknowledged", "quarantined"
+# How a unit's keys are made: of ids and the range, or of the unit's random id. An open unit keeps what it has (I8).
+NAMED_BY_RANGE, NAMED_BY_ID = 1, 2
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,15 @@ class Unit:
     lane: str = ROWS
     # The columns of the table's key: whoever takes the rows must mean the same by a row.
     key: tuple[str, ...] = ()
+    # Records of older formats do not say so.
+    naming: int = NAMED_BY_RANGE
+    # The last unit of this epoch before this one that brought rows: what the destination has to end with.
+    after: str | None = None
+
+    @property
+    def identity(self) -> str | None:
+        """What tells this unit from every other, also from one of a catalog that was rolled back; None: too old."""
+        return self.id if self.naming == NAMED_BY_ID else None
 
     @property
     def sender(self) -> str:
@@ -66,7 +78,8 @@ class Unit:
 
     def part_key(self, first: int, last: int) -> str:
         """The idempotency key of the part that holds the rows [first, last): the same at every try."""
-        name = f"{self.sender}/{self.epoch}/{self.range}/{first}-{last}"
+        who = f"{self.sender}/{self.epoch}/{self.range}" if self.identity is None else self.identity
+        name = f"{who}/{first}-{last}"
         return f"fm-{hashlib.sha256(name.encode()).hexdigest()}"
 
     def to_json(self) -> str:
@@ -90,6 +103,8 @@ class Unit:
                 encoder_known=ENCODER,
                 advice="Finish it with that version, or open a new epoch with `floodmark sink replay`.",
             )
+        if unit.naming not in (NAMED_BY_RANGE, NAMED_BY_ID):
+            raise Corrupt("the keys of a unit are made in an unknown way", unit=unit.id, naming=unit.naming)
         return unit
 
 
@@ -119,6 +134,15 @@ class Shipped:
     quarantined: int = 0
 
 
+@dataclass(frozen=True)
+class Settled:
+    """A unit that is at its destination, by the catalog."""
+
+    id: str
+    since: int
+    until: int
+
+
 class UnitLog(Protocol):
     """A unit's parts in the catalog, durable before this returns.
 
@@ -134,6 +158,15 @@ class UnitLog(Protocol):
     def settled_until(self) -> int | None:
         """The end of the unit that was settled last in this epoch; ranges without rows may have been passed since."""
 
+    def settled_units(self) -> list[Settled]:
+        """The newest units of this epoch that were settled and brought rows, newest first."""
+
+    def knows(self, unit: str, epoch: int) -> bool:
+        """Whether this catalog has a unit on record that the destination says it has.
+
+        If not, its epoch is remembered: a replay opens a newer one.
+        """
+
     def seal(self, parts: list[Part]) -> None:
         """Write boundaries and digests down, before a part is sent."""
 
@@ -143,11 +176,24 @@ class UnitLog(Protocol):
         If it is somebody else than at the last acknowledgement, this raises Corrupt, and nothing is recorded.
         """
 
-    def split(self, whole: Part, halves: list[Part]) -> None:
-        """A refused part becomes two, both sealed, in one transaction."""
+    def quarantined(self) -> int:
+        """How many rows of the sink are set aside, of all its tables and units."""
 
-    def quarantine(self, part: Part, line: bytes, reason: str) -> None:
-        """A part of one row is refused for good: kept aside with its row and the reason, and passed."""
+    def body_bytes_max(self) -> int | None:
+        """The largest body that the destination takes, as far as it said so; before compression."""
+
+    def remember_bytes_max(self, size_bytes: int) -> None:
+        """The destination refused a larger body than this: for later parts, in this run and in others."""
+
+    def note(self, part: Part) -> None:
+        """Store the detail of a part that is sealed and not done."""
+
+    def split(self, whole: Part, halves: list[Part], *, doubtful: int = 0) -> None:
+        """A part becomes two, both sealed, in one transaction. `doubtful`: rows of it that may arrive twice now."""
+
+    def quarantine(self, part: Part, data: bytes, reason: str, *, doubtful: int = 0, passed: bool = False) -> None:
+        """A part is set aside for good: its rows are kept with the reason, one by one. `passed`: a lake was asked to
+        pass them, and has recorded the unit."""
 
 
 class Watch(Protocol):

@@ -18,8 +18,9 @@ from sqlalchemy import Connection, and_, delete, func, insert, select, update
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
+from floodmark.catalog.sink_notes import BODY_BYTES_MAX, ROWS_DOUBTFUL, add_to_note, put_note, read_notes
 from floodmark.catalog.sink_state import OPEN, PAUSED, SETTLED
-from floodmark.catalog.unit import ACKNOWLEDGED, QUARANTINED, RETRY, SEALED, Part, Stopped, Unit
+from floodmark.catalog.unit import ACKNOWLEDGED, QUARANTINED, RETRY, SEALED, Part, Settled, Stopped, Unit
 from floodmark.errors import Corrupt, Fenced
 
 
@@ -67,6 +68,29 @@ class Log:
         with self._database.read() as tx:
             return tx.execute(query).scalar()
 
+    def settled_units(self) -> list[Settled]:
+        row, unit = tables.units, self._unit
+        mine = and_(row.c.sink == unit.sink_id, row.c.table_id == unit.table_id, row.c.lane == unit.lane)
+        done = and_(mine, row.c.epoch == unit.epoch, row.c.state == SETTLED, row.c.rows_sent > 0)
+        with self._database.read() as tx:
+            found = tx.execute(select(row).where(done).order_by(row.c.until.desc()))
+            return [Settled(one.id, one.since, one.until) for one in found]
+
+    def knows(self, unit: str, epoch: int) -> bool:
+        row, state = tables.units, tables.sink_tables
+        known = select(row.c.id).where(row.c.id == unit, row.c.sink == self._unit.sink_id)
+        with self._database.read() as tx:
+            if tx.execute(known).first() is not None:
+                return True
+        # Only the run that holds the sink may say no: what an overtaken one finds may be a unit that was opened since.
+        with self._writing(paused=True) as tx:
+            if tx.execute(known).first() is not None:
+                return True
+            mine = and_(state.c.sink == self._unit.sink_id, state.c.table_id == self._unit.table_id)
+            seen = tx.execute(select(state.c.epoch_seen).where(mine)).scalar() or 0
+            tx.execute(update(state).where(mine).values(epoch_seen=max(seen, epoch)))
+        return False
+
     def seal(self, parts: Sequence[Part]) -> None:
         with self._writing() as tx:
             self._insert(tx, parts)
@@ -84,43 +108,68 @@ class Log:
                     self._add_up(tx, part)
                     self._deliver(tx, part)
 
-    def split(self, whole: Part, halves: Sequence[Part]) -> None:
+    def quarantined(self) -> int:
+        """How many rows of the sink are set aside, of all its tables and units."""
+        bad = tables.quarantine
+        with self._database.read() as tx:
+            return int(tx.execute(select(func.count()).where(bad.c.sink == self._unit.sink_id)).scalar_one())
+
+    def body_bytes_max(self) -> int | None:
+        with self._database.read() as tx:
+            return read_notes(tx, self._unit.sink_id).get(("", BODY_BYTES_MAX))
+
+    def remember_bytes_max(self, size_bytes: int) -> None:
+        with self._writing() as tx:
+            put_note(tx, self._unit.sink_id, "", BODY_BYTES_MAX, size_bytes, self._database.now_ms(tx))
+
+    def note(self, part: Part) -> None:
+        """Write a part's detail down while it is not done; what is sealed of it stays (I8)."""
         row = tables.parts
         with self._writing() as tx:
+            mine = and_(row.c.unit == self._unit.id, row.c.first == part.first, row.c.last == part.last)
+            if tx.execute(update(row).where(mine, row.c.state == SEALED).values(detail=part.detail)).rowcount != 1:
+                raise Corrupt("a part is not there, or done", unit=self._unit.id, part=f"{part.first}-{part.last}")
+
+    def split(self, whole: Part, halves: Sequence[Part], *, doubtful: int = 0) -> None:
+        row = tables.parts
+        with self._writing() as tx:
+            self._doubt(tx, doubtful)
             mine = and_(row.c.unit == self._unit.id, row.c.first == whole.first, row.c.last == whole.last)
             if tx.execute(delete(row).where(mine, row.c.state == SEALED)).rowcount != 1:
                 raise Corrupt("a part to be halved is not there", unit=self._unit.id, first=whole.first)
             self._insert(tx, halves)
 
-    def quarantine(self, part: Part, line: bytes, reason: str) -> None:
+    def quarantine(self, part: Part, data: bytes, reason: str, *, doubtful: int = 0, passed: bool = False) -> None:
         row, bad = tables.parts, tables.quarantine
         with self._writing() as tx:
             now = self._database.now_ms(tx)
-            mine = and_(row.c.unit == self._unit.id, row.c.first == part.first, row.c.state == SEALED)
-            if tx.execute(update(row).where(mine).values(state=QUARANTINED)).rowcount != 1:
+            mine = and_(row.c.unit == self._unit.id, row.c.first == part.first, row.c.last == part.last)
+            if tx.execute(update(row).where(mine, row.c.state == SEALED).values(state=QUARANTINED)).rowcount != 1:
                 return  # written down by an earlier try
+            self._doubt(tx, doubtful)
             unit = tables.units
-            more = {"quarantined": unit.c.quarantined + 1}
+            rows = part.last - part.first
+            more: dict[str, Any] = {"quarantined": unit.c.quarantined + rows}
+            if passed:
+                more["passed"] = func.coalesce(unit.c.passed, 0) + rows
             tx.execute(update(unit).where(unit.c.id == self._unit.id).values(**more))
             if self._unit.lane == RETRY:
                 entry = and_(bad.c.retry_unit == self._unit.id, bad.c.retry_position == part.first)
                 again = {"tries": bad.c.tries + 1, "reason": reason, "last_ms": now}
                 tx.execute(update(bad).where(entry).values(**again))
                 return
-            tx.execute(
-                insert(bad).values(
-                    id=clock.new_id(),
-                    sink=self._unit.sink_id,
-                    table_id=self._unit.table_id,
-                    unit=self._unit.id,
-                    position=part.first,
-                    line=line.decode(),
-                    reason=reason,
-                    tries=1,
-                    first_ms=now,
-                    last_ms=now,
-                )
-            )
+            same = {"sink": self._unit.sink_id, "table_id": self._unit.table_id, "unit": self._unit.id}
+            told = {**same, "reason": reason, "tries": 1, "first_ms": now, "last_ms": now}
+            entries = [
+                {**told, "id": clock.new_id(), "position": position, "line": line.decode()}
+                for position, line in enumerate(data.splitlines(keepends=True), part.first)
+            ]
+            tx.execute(insert(bad), entries)
+
+    def _doubt(self, tx: Connection, rows: int) -> None:
+        """So many rows may be at the destination, and may arrive once more under another key."""
+        unit = self._unit
+        add_to_note(tx, unit.sink_id, unit.table_id, ROWS_DOUBTFUL, rows, self._database.now_ms(tx))
 
     @contextmanager
     def _writing(self, *, paused: bool = False) -> Iterator[Connection]:
@@ -172,7 +221,44 @@ def stranger(unit: Unit, known: str | None, found: str | None) -> Corrupt:
         table=unit.table,
         known=known,
         found=found,
-        advice=choices(unit.sink, unit.table),
+        advice=refill(unit.sink, unit.table, None),
+    )
+
+
+def rolled_back(unit: Unit, has: str, **facts: Any) -> Corrupt:
+    """The destination has a unit that this catalog never opened, as far as it knows."""
+    return Corrupt(
+        "the destination has a unit that this catalog does not know: the catalog was rolled back, or is a copy",
+        sink=unit.sink,
+        table=unit.table,
+        unit=unit.id,
+        has_unit=has,
+        **facts,
+        advice=after_rollback(unit.sink, unit.table),
+    )
+
+
+def after_rollback(sink: str, table: str) -> str:
+    """What an operator can do about a catalog that was rolled back. None of it loses a row that the catalog has."""
+    command = f"floodmark sink replay {sink!r} --table {table!r} --from"
+    return (
+        "Put the newer catalog back if it exists. Else nothing is sent until you choose:"
+        f" `{command} mark` sends what this catalog has after its mark, `{command} beginning` sends every row (again)."
+        " Rows that only the newer catalog had stay at the destination: empty it first, and begin at the beginning, if"
+        " they must go."
+    )
+
+
+def refill(sink: str, table: str, until: int | None) -> str:
+    """What an operator can do when a destination lost what was sent to it. None of it loses a row.
+
+    `until`: where what the destination has ends, if that is certain.
+    """
+    command = f"floodmark sink replay {sink!r} --table {table!r} --from"
+    there = "" if until is None else f" `{command} {until}` sends what it does not have;"
+    return (
+        f"Nothing is sent until you choose:{there} `{command} beginning` sends every row (again); empty the destination"
+        " first if it has rows that must not be doubled, or that are gone here."
     )
 
 

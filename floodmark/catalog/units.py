@@ -21,7 +21,7 @@ from floodmark.catalog.database import Database
 from floodmark.catalog.history import LIVE
 from floodmark.catalog.lines import Lines, on_parts
 from floodmark.catalog.sink_state import CONSUMER, GIVEN_UP, OPEN, SETTLED, Followed, Sink
-from floodmark.catalog.unit import RETRY, ROWS, Rules, Unit
+from floodmark.catalog.unit import NAMED_BY_ID, RETRY, ROWS, Rules, Unit
 from floodmark.catalog.unit_log import Log, check_held, open_row
 from floodmark.errors import BelowRetention, Conflict, Corrupt, NotFound
 from floodmark.model import BEGINNING, MAIN
@@ -53,13 +53,29 @@ class Lag:
     age_ms: int
 
 
+@dataclass(frozen=True)
+class UnitLimit:
+    """How large a unit is at most; a commit of the lake is never cut in two."""
+
+    rows: int
+    size_bytes: int
+
+
 class Units:
     def __init__(self, database: Database) -> None:
         self._database = database
 
     # ── the two ends of a unit ──
 
-    def open(self, sink: Sink, followed: Followed, rules: Rules, key: tuple[str, ...], run: str) -> Unit | None:
+    def open(
+        self,
+        sink: Sink,
+        followed: Followed,
+        rules: Rules,
+        key: tuple[str, ...],
+        run: str,
+        limit: UnitLimit | None = None,
+    ) -> Unit | None:
         """Write the next unit of a table down, pin what it reads, and return it; None if there is nothing new."""
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
@@ -72,11 +88,14 @@ class Units:
                 raise Conflict("the table is not there any more", table=followed.table)
             if sequence <= mark.mark:
                 return None
+            if limit is not None:
+                sequence = _bounded(tx, followed.table_id, name, mark.mark, sequence, limit)
             branch = tables.branches
             version = tx.execute(select(branch.c.head_version).where(branch.c.name == name)).scalar_one()
             unit = Unit(
                 clock.new_id(), lake.incarnation, sink.name, sink.id, mark.epoch, followed.table,
-                followed.table_id, version, mark.mark, sequence, rules, key=key,
+                followed.table_id, version, mark.mark, sequence, rules, key=key, naming=NAMED_BY_ID,
+                after=self._last(tx, sink, followed, ROWS, mark.epoch),
             )  # fmt: skip
             self._insert(tx, unit, self._pin(tx, unit))
         return unit
@@ -133,6 +152,12 @@ class Units:
         if text is None:
             raise NotFound("there is no such unit", unit=unit)
         return Unit.from_json(text)
+
+    def open_ids(self, sink_id: str) -> set[str]:
+        """The units of a sink that are open, in any lane."""
+        row = tables.units
+        with self._database.read() as tx:
+            return set(tx.execute(select(row.c.id).where(row.c.sink == sink_id, row.c.state == OPEN)).scalars())
 
     def lag(self, table_id: str, mark: int | None, branch: str | None = MAIN) -> Lag:
         """How many changes of the table on a branch are newer than a mark, and how old the oldest of them is."""
@@ -223,7 +248,8 @@ class Units:
             epoch = self._mark(tx, sink, followed).epoch
             unit = Unit(
                 clock.new_id(), lake.incarnation, sink.name, sink.id, epoch, followed.table, followed.table_id,
-                lake.version, number, number + 1, rules, RETRY, key,
+                lake.version, number, number + 1, rules, RETRY, key, NAMED_BY_ID,
+                self._last(tx, sink, followed, RETRY, epoch),
             )  # fmt: skip
             self._insert(tx, unit, None)
             for place, (entry, line) in enumerate(lines):
@@ -251,6 +277,16 @@ class Units:
         if row is None:
             raise Corrupt("the sink's mark is gone", sink=sink.name, table=followed.table)
         return row
+
+    def _last(self, tx: Connection, sink: Sink, followed: Followed, lane: str, epoch: int) -> str | None:
+        """The last unit of the epoch that a receiving lake has a record of: one without rows names the one before."""
+        row = tables.units
+        mine = and_(row.c.sink == sink.id, row.c.table_id == followed.table_id, row.c.lane == lane)
+        settled = and_(mine, row.c.epoch == epoch, row.c.state == SETTLED)
+        last = tx.execute(select(row).where(settled).order_by(row.c.until.desc()).limit(1)).first()
+        if last is None:
+            return None
+        return str(last.id) if last.rows_sent or last.passed else json.loads(last.record).get("after")
 
     def _pin(self, tx: Connection, unit: Unit) -> str:
         state = tx.execute(select(tables.commits.c.state).where(tables.commits.c.version == unit.version)).scalar()
@@ -342,6 +378,35 @@ def _followed_branch(tx: Connection, sink: Sink) -> str:
     if found.ended_version is not None:
         raise NotFound("the branch that the sink follows was deleted", sink=sink.name, advice="Remove the sink.")
     return str(found.name)
+
+
+def _bounded(tx: Connection, table_id: str, branch: str, since: int, newest: int, limit: UnitLimit) -> int:
+    """The sequence at which a unit ends that begins after `since`: before the commit that makes it too large.
+
+    Commits of which the history is gone count with the first that is known. Bytes are those of the table's rows on
+    average, as far as the catalog knows them.
+    """
+    touched, commit = tables.commit_tables, tables.commits
+    query = (
+        select(
+            *(touched.c.sequence, touched.c.rows_added, touched.c.rows_updated, touched.c.rows_deleted),
+            *(touched.c.rows_total, touched.c.bytes_total),
+        )
+        .join(commit, commit.c.version == touched.c.version)
+        .where(touched.c.table_id == table_id, touched.c.sequence > since, touched.c.sequence <= newest)
+        .where(_commits_of(tx, branch))
+        .order_by(touched.c.sequence)
+    )
+    rows, size_bytes, until = 0, 0.0, since
+    for row in tx.execute(query):
+        changed = row.rows_added + row.rows_updated + row.rows_deleted
+        rows += changed
+        size_bytes += changed * row.bytes_total / max(1, row.rows_total)
+        if until > since and (rows > limit.rows or size_bytes > limit.size_bytes):
+            return int(until)
+        if changed:
+            until = row.sequence
+    return newest
 
 
 def _commits_of(tx: Connection, branch: str) -> ColumnElement[bool]:

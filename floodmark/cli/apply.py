@@ -22,6 +22,9 @@ def run(
     fill_later: Annotated[
         bool, typer.Option("--fill-later", help="Leave older rows without the defaults of new columns.")
     ] = False,
+    allow_destructive: Annotated[
+        bool, typer.Option("--allow-destructive", help="Also steps that lose data: `floodmark plan` names them.")
+    ] = False,
     message: Annotated[str, typer.Option(help="What the history will say.")] = "",
 ) -> None:
     """Give the lake the tables that a file declares."""
@@ -29,7 +32,14 @@ def run(
     source = declared(context.obj, file)
     plans: list[Plan] = []
     with context.obj.open(read_only=False) as lake:
-        commit = lake.apply(source, expect=expect, fill_later=fill_later, message=message, told=plans.append)
+        commit = lake.apply(
+            source,
+            expect=expect,
+            fill_later=fill_later,
+            allow_destructive=allow_destructive,
+            message=message,
+            told=plans.append,
+        )
     plan = plans[-1]
     done = commit.outcome == "committed"
     if done and not output.as_json:

@@ -20,7 +20,7 @@ import typer
 from floodmark.backfill.progress import Step
 from floodmark.backfill.record import CANCELLED, NOTHING_TO_DO, BackfillRun
 from floodmark.catalog.job import CHUNKS, HISTORY, ROWS
-from floodmark.cli.backfill_source import SourceOptions, find_functions_here, needs_functions, outputs
+from floodmark.cli.backfill_source import SourceOptions, expectations, find_functions_here, needs_functions, outputs
 from floodmark.cli.backfill_text import (
     coverage_lines,
     is_complete,
@@ -29,6 +29,7 @@ from floodmark.cli.backfill_text import (
     next_step,
     plan_lines,
     progress_text,
+    redo_lines,
     run_text,
 )
 from floodmark.cli.progress import job_progress
@@ -48,7 +49,7 @@ Name = Annotated[str, typer.Argument(help="The job, by its name or id.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 _HISTORY_OPTIONS = (
     *("chunk", "first", "last", "align", "column", "order", "workers", "rows_min", "rows_max", "rows_exact"),
-    *("keep", "follow", "tip_wait", "call_deadline", "retries"),
+    *("keep", "follow", "tip_wait", "call_deadline", "retries", "forget_tip"),
 )
 
 
@@ -66,6 +67,9 @@ def history(
     step: Annotated[str | None, typer.Option(help="With --path: a file for every part of a chunk, like 1h.")] = None,
     format: Annotated[str | None, typer.Option(help="With --path: jsonl, csv or parquet.")] = None,
     missing: Annotated[str | None, typer.Option(help="With --path: missing files are error or empty.")] = None,
+    unfinished: Annotated[
+        str | None, typer.Option(help="With --path: a CSV file whose last line has no end is error or accept.")
+    ] = None,
     columns: Annotated[str | None, typer.Option(help='With --path: what the files have, like "id long".')] = None,
     from_table: Annotated[str | None, typer.Option(help="Another table of the lake.")] = None,
     range_column: Annotated[str | None, typer.Option(help="With --from-table: where a row is in the range.")] = None,
@@ -81,23 +85,32 @@ def history(
     rows_exact: Annotated[
         bool, typer.Option("--rows-exact", help="A chunk with more or fewer rows than numbers is refused.")
     ] = False,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(help="What a chunk must be: rows=N, min_rows=N, every_number or manifest=FILE; may be repeated."),
+    ] = None,
     keep: Annotated[str | None, typer.Option(help="Older chunks are skipped and pruned: 90d, or a number.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new chunks until it is cancelled.")] = False,
     tip_wait: Annotated[str, typer.Option(help="How long to wait for a tip that is not there yet.")] = "0s",
     call_deadline: Annotated[str, typer.Option(help="How long one call of the source may take.")] = "60s",
     retries: Annotated[int, typer.Option(min=1, help="How often a chunk is tried, with waits that double.")] = 5,
+    forget_tip: Annotated[
+        bool, typer.Option("--forget-tip", help="How far the source came before was wrong: it does not count.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Load history in chunks, each once: all that is wanted and not done. Started again, it goes on."""
     given = context.params
     source = SourceOptions(**{one.name: given[one.name] for one in fields(SourceOptions)}).source()
     tables, options = outputs(table), {key: given[key] for key in _HISTORY_OPTIONS if given[key] is not None}
+    options |= {"expect": expectations(expect)} if expect else {}
     if dry_run:
         _plan(context, lambda lake: lake.backfill.history_spec(name, source, tables, **options))
         return
 
     def load(lake: Lake, tell: Step | None) -> BackfillRun:
-        return lake.backfill.history(name, source, tables, progress=tell, **options)
+        give_up = context.obj.settings.jobs.give_up
+        return lake.backfill.history(name, source, tables, progress=tell, give_up=give_up, **options)
 
     _run(context, name, CHUNKS, load, follows=follow and last is None)
 
@@ -140,9 +153,42 @@ def resume(context: typer.Context, name: Name) -> None:
     follows = job["settings"].get("follow") is True and job["settings"].get("last") is None
 
     def go_on(lake: Lake, tell: Step | None) -> BackfillRun:
-        return lake.backfill.resume(job["id"], progress=tell)
+        return lake.backfill.resume(job["id"], progress=tell, give_up=context.obj.settings.jobs.give_up)
 
     _run(context, job["job"], job["unit"], go_on, follows=follows)
+
+
+@app.command()
+def redo(
+    context: typer.Context,
+    name: Name,
+    range: Annotated[str, typer.Option(help="Whole chunks, like 1000..2000 or 2024-01-01..2024-01-03.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if a consumer has shipped rows of a table without a key.")
+    ] = False,
+    all_rows: Annotated[
+        bool, typer.Option("--all-rows", help="Take out all rows of the range, also what others wrote there.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Load chunks again: one commit takes their rows out, then they come anew. Rows merged since stay and are named."""
+    first, dots, last = range.partition("..")
+    if not (first and dots and last):
+        raise Invalid("a range has two ends", range=range, advice="Write it like 1000..2000 or 2024-01-01..2024-01-03.")
+    options: dict[str, Any] = {"force": force, "all_rows": all_rows}
+    with context.obj.open() as lake:
+        job = lake.backfill.show(name)
+        if needs_functions(job["settings"]):
+            find_functions_here()
+        if dry_run:
+            plan = lake.backfill.redo_plan(job["id"], first, last, **options)
+            context.obj.output.result({"outcome": "planned", **plan}, text="\n".join(redo_lines(plan, would=True)))
+            return
+
+    def again(lake: Lake, tell: Step | None) -> BackfillRun:
+        return lake.backfill.redo(job["id"], first, last, progress=tell, **options)
+
+    _run(context, job["job"], job["unit"], again)
 
 
 def _plan(context: typer.Context, make: Callable[[Lake], Any]) -> None:
@@ -167,7 +213,8 @@ def _run(
                 run = act(lake, tell)
         except KeyboardInterrupt:
             run = _interrupted(lake, name)
-    output.result(run.as_dict(), text=run_text(run))
+    redone = [] if run.redone is None else redo_lines(run.redone)
+    output.result(run.as_dict(), text="\n".join([*redone, run_text(run)]))
     if run.error is not None:
         sys.stderr.write(f"floodmark: {error_text(run.error)}\n")
     # One that somebody stopped is not done: a script that goes on must not take it for that.

@@ -10,6 +10,8 @@ from typing import Any
 
 from floodmark.errors import Invalid
 
+_OF_PATHS = ("step", "format", "missing", "unfinished", "columns")
+
 
 @dataclass(frozen=True)
 class SourceOptions:
@@ -17,6 +19,7 @@ class SourceOptions:
     step: str | None = None
     format: str | None = None
     missing: str | None = None
+    unfinished: str | None = None
     columns: str | None = None
     from_table: str | None = None
     range_column: str | None = None
@@ -29,7 +32,7 @@ class SourceOptions:
 
         self._check()
         if self.path is not None:
-            given = {name: getattr(self, name) for name in ("step", "format", "missing", "columns", "tip")}
+            given = {name: getattr(self, name) for name in (*_OF_PATHS, "tip")}
             return PathSource(self.path, **{name: value for name, value in given.items() if value is not None})
         if self.from_table is not None:
             return TableSource(self.from_table, self.range_column or "", tip=self.tip)
@@ -41,7 +44,7 @@ class SourceOptions:
             raise Invalid(
                 "a history has one source", advice="Use --path TEMPLATE, --from-table TABLE or --call module:function."
             )
-        for name in ("step", "format", "missing", "columns"):
+        for name in _OF_PATHS:
             if getattr(self, name) is not None and self.path is None:
                 raise Invalid(f"--{name} goes with --path")
         if (self.range_column is None) != (self.from_table is None):
@@ -72,4 +75,15 @@ def outputs(tables: Sequence[str]) -> dict[str, str | None]:
         if name in found:
             raise Invalid("this table is named twice", table=name)
         found[name] = query.strip() if has_query else None
+    return found
+
+
+def expectations(given: Sequence[str]) -> dict[str, Any]:
+    """What a chunk must be, as options say it: every_number, or NAME=VALUE."""
+    found: dict[str, Any] = {}
+    for one in given:
+        name, has_value, value = one.partition("=")
+        if has_value and name in ("rows", "min_rows") and not value.isdecimal():
+            raise Invalid("an expectation of rows is a whole number", given=one)
+        found[name] = (int(value) if name in ("rows", "min_rows") else value) if has_value else True
     return found

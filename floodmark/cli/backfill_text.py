@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import TextWrapper
 from typing import Any
 
-from floodmark.backfill.record import CANCELLED, DONE, NOTHING_TO_DO, TIMED_OUT, BackfillRun
+from floodmark.backfill.record import CANCELLED, DONE, NOTHING_TO_DO, REDONE, TIMED_OUT, BackfillRun
 from floodmark.catalog.job import COLUMN, INTERRUPTED, PENDING, RUNNING
 from floodmark.cli.output import size_text
 from floodmark.cli.sink_text import age_text, error_text
@@ -54,13 +54,20 @@ def job_row(job: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "job": job["job"],
         "kind": job["kind"],
-        "status": "stalled" if job["stalled_since"] else "stopping" if job["cancel_asked"] else job["status"],
+        "status": _status(job),
         "progress": progress_text(job),
         "pace": pace_text(job) or None,
         "rows": job["rows"],
         "updated": job["updated"],
         "error": None if job["error"] is None else f"{job['error']['kind']}: {job['error']['message']}",
     }
+
+
+def _status(job: Mapping[str, Any]) -> str:
+    if job["stalled_since"] or job["cancel_asked"]:
+        return "stalled" if job["stalled_since"] else "stopping"
+    # It tries again by itself; the error says what it waits for.
+    return "waiting" if job["status"] == RUNNING and job["error"] else str(job["status"])
 
 
 def job_fields(job: Mapping[str, Any], coverage: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -110,6 +117,9 @@ def run_text(run: BackfillRun) -> str:
     job = run.job
     if run.outcome == DONE:
         return f"done: {job['job']}, {_counts(job)}"
+    if run.outcome == REDONE:
+        rest = "" if job["status"] == DONE else f"; more is missing: {next_step(job) or 'it goes on'}"
+        return f"redone: {job['job']}, {progress_text(job)} done{rest}"
     if run.outcome == NOTHING_TO_DO:
         return f"nothing to do: {job['job']} is complete, {_counts(job)}"
     word = "timed out" if run.outcome == TIMED_OUT else run.outcome
@@ -155,6 +165,19 @@ def _history_plan(plan: Mapping[str, Any]) -> list[str]:
         lines.append(f"{count_of(plan['not_complete_yet'], 'chunk')} not complete yet: tip {plan['tip'] or 'unknown'}")
     pruned = {table: count for table, count in plan["to_prune"].items() if count}
     return lines + [f"would prune {count_of(count, 'chunk')} of {table}" for table, count in pruned.items()]
+
+
+def redo_lines(redone: Mapping[str, Any], *, would: bool = False) -> list[str]:
+    """What a redo took out, or would; and the rows of others in its range."""
+    lines = []
+    for table, one in redone["tables"].items():
+        verb, rows = "would take" if would else "took", count_of(one["rows_out"], "row")
+        went = f"{verb} {rows} of {redone['range']} out of {table}"
+        if one["rows_since"]:
+            more = ", …" if one["rows_since"] > len(one["since"]) else ""
+            went += f"; {count_of(one['rows_since'], 'row')} came since: {'; '.join(one['since'])}{more}"
+        lines.append(went + (f"; shipped before to {', '.join(one['shipped_to'])}" if one["shipped_to"] else ""))
+    return lines or [f"nothing of {redone['range']} is loaded"]
 
 
 # ── coverage ──

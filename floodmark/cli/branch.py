@@ -87,7 +87,9 @@ def merge(
 ) -> None:
     """Bring a branch's changes in as one version. Conflicts change nothing and are listed (exit code 3)."""
     with context.obj.open(read_only=dry_run) as lake:
-        merged = lake.branches.merge(name, into=into, prefer=prefer, dry_run=dry_run, message=message, limit=limit)
+        merged = lake.branches.merge(
+            name, into=into, prefer=prefer, dry_run=dry_run, message=message, limit=limit, on_conflict="return"
+        )
     output = context.obj.output
     if output.as_json:
         output.result(merged.as_dict())
@@ -141,7 +143,13 @@ def _row(branch: Branch) -> dict[str, Any]:
 def _advice(merged: Merged, into: str | None, prefer: str | None) -> Iterator[str]:
     """What can be done about conflicts; that a side is preferred only where that would settle them all."""
     reasons = {one.reason for one in merged.conflicts}
-    if "key" in reasons:
+    if "reference" in reasons:
+        yield "Rows would refer to keys that one side deleted: --prefer does not decide that."
+        yield "Bring these keys back, or delete the rows that refer to them, on one side, and merge again."
+    elif "column" in reasons:
+        yield "A column that one side dropped has new values on the other."
+        yield "--prefer with the side that dropped it lets these values go; else drop or copy the column on both sides."
+    elif "key" in reasons:
         yield "A table has a key on one side only; --prefer does not decide that."
     elif "dropped" in reasons and prefer is None:
         yield "A table is there on one side only: `--prefer ours` keeps it as it is where it is merged into."
@@ -166,6 +174,7 @@ def _show_merged(output: Output, merged: Merged, into: str | None, prefer: str |
                 "base": _text(one.base),
                 "ours": _text(one.ours),
                 "theirs": _text(one.theirs),
+                **({"about": one.about} if any(other.about for other in merged.conflicts) else {}),
             }
             for one in merged.conflicts
         ]

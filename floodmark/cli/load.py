@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from floodmark.cli.branch_option import OnBranch
 from floodmark.cli.progress import staging_progress
-from floodmark.errors import Invalid
+from floodmark.errors import CommitUnknown, FloodmarkError, Invalid
 from floodmark.model import MAIN, Commit
 
 if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+
+    from floodmark.ingest.csv_rows import CsvFiles
     from floodmark.lake import Lake
     from floodmark.write.transaction import Transaction
+
+# What becomes of rows that do not fit.
+REFUSE, SET_ASIDE = "refuse", "set-aside"
 
 
 def run(
@@ -35,40 +45,136 @@ def run(
     evolve: Annotated[
         bool, typer.Option("--evolve", help="Add columns that only the files have, widen whole numbers.")
     ] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="With --mode merge: update only the columns that the files have.")
+    ] = False,
+    bad_rows: Annotated[
+        str, typer.Option(help="Rows of CSV that do not fit: refuse (the whole load), or set-aside in a file.")
+    ] = REFUSE,
     branch: OnBranch = MAIN,
     message: Annotated[str, typer.Option(help="What the history will say.")] = "",
 ) -> None:
     """Load files into a table."""
-    from floodmark.ingest.files import evolved_columns, explain, format_of, infer_schema, read_files
-    from floodmark.rows.schema import spark_schema, table_schema
+    from floodmark.ingest.files import format_of
 
-    _check_options(mode, create, schema, key, partition, where, last_by)
+    _check_options(mode, create, schema, key, partition, where, last_by, partial)
     found_format = format_of(files, file_format)
+    _check_bad_rows(bad_rows, found_format, evolve=evolve)
     started = time.monotonic()
     with context.obj.open(read_only=False) as lake:
         new = create and table.lower() not in {head.table.lower() for head in lake.heads(branch)}
-        shape = schema or infer_schema(lake.spark, files, found_format) if new else None
-        columns = spark_schema(table_schema(shape) if new else lake.schema(table, branch=branch))
-        evolve = evolve and not new
-        if evolve:
-            columns = evolved_columns(lake.spark, files, found_format, columns)
-        filled = () if new else lake.filled_columns(table, branch=branch)
-        frame = read_files(lake.spark, files, found_format, columns, all_needed=not evolve, filled=filled)
+        load = _Load(lake, table, branch, files, found_format, mode, partial, evolve and not new, new, schema)
+        rows = load.rows(set_aside=bad_rows == SET_ASIDE)
         note = message or f"{mode} {len(files)} file(s)"
+        with load.explained(), staging_progress(context.obj.output) as progress:
+            choices: dict[str, Any] = {"where": where, "last_by": last_by, "evolve": load.evolve, "progress": progress}
+            if partial:
+                choices["partial"] = True
+            if new:
+                # In one version: rows that do not fit leave no empty table behind.
+                with lake.transaction(note, batch=batch, batch_table=table, branch=branch) as tx:
+                    tx.create_table(table, load.shape, key=key or [], partition=partition or [])
+                    _write(tx, mode, table, rows, **choices)
+                commit = tx.commit
+            else:
+                commit = _write(lake, mode, table, rows, **choices, batch=batch, message=note, branch=branch)
+    _tell(context, table, batch, commit, time.monotonic() - started, load.aside)
+
+
+@dataclass
+class _Load:
+    """The rows of the files, and what is said of them if they do not fit. `aside`: those that were set aside."""
+
+    lake: Lake
+    table: str
+    branch: str
+    files: list[str]
+    file_format: str
+    mode: str
+    partial: bool
+    evolve: bool
+    new: bool
+    schema: str | None
+    aside: CsvFiles | None = None
+    _columns: Any = None
+
+    @cached_property
+    def shape(self) -> Any:
+        """The columns of a table that is about to be made."""
+        from floodmark.ingest.files import infer_schema
+
+        return self.schema or infer_schema(self.lake.spark, self.files, self.file_format)
+
+    @cached_property
+    def _schema(self) -> Schema:
+        from floodmark.rows.schema import table_schema
+
+        return table_schema(self.shape) if self.new else self.lake.schema(self.table, branch=self.branch)
+
+    @cached_property
+    def _filled(self) -> Sequence[str]:
+        return () if self.new else self.lake.filled_columns(self.table, branch=self.branch)
+
+    def rows(self, *, set_aside: bool) -> Any:
+        if set_aside:
+            self.aside = self._csv_files()
+            if self.aside is None:
+                raise Invalid("rows are set aside only of files on this machine", files=",".join(self.files))
+            return self.aside.good_rows()
+        from floodmark.ingest.files import evolved_columns, read_files
+        from floodmark.rows.schema import spark_schema
+
+        spark, columns = self.lake.spark, spark_schema(self._schema)
+        merged = columns.names if self.mode == "merge" and not self.new else ()
+        if self.evolve:
+            columns = evolved_columns(spark, self.files, self.file_format, columns)
+        self._columns = columns
+        return read_files(
+            spark,
+            self.files,
+            self.file_format,
+            columns,
+            all_needed=not self.evolve and not self.partial,
+            filled=self._filled,
+            merged=merged,
+            partial=self.partial,
+        )
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Rows that do not fit are looked for and named; what was set aside for a load that failed goes again."""
+        from floodmark.ingest.files import explain
+
         try:
-            with staging_progress(context.obj.output) as progress:
-                choices: dict[str, Any] = {"where": where, "last_by": last_by, "evolve": evolve, "progress": progress}
-                if new:
-                    # In one version: rows that do not fit leave no empty table behind.
-                    with lake.transaction(note, batch=batch, batch_table=table, branch=branch) as tx:
-                        tx.create_table(table, shape, key=key or [], partition=partition or [])
-                        _write(tx, mode, table, frame, **choices)
-                    commit = tx.commit
-                else:
-                    commit = _write(lake, mode, table, frame, **choices, batch=batch, message=note, branch=branch)
-        except Invalid as error:
-            raise explain(lake.spark, files, found_format, columns) or error from error
-    _tell(context, table, batch, commit, time.monotonic() - started)
+            yield
+        except CommitUnknown:
+            raise
+        except FloodmarkError as error:
+            if self.aside is not None:
+                self.aside.forget_set_aside()
+            if not isinstance(error, Invalid) or self._columns is None:
+                raise
+            found = self._mistakes() or explain(self.lake.spark, self.files, self.file_format, self._columns)
+            raise found or error from error
+
+    def _mistakes(self) -> Invalid | None:
+        """The first mistakes of each kind, with their places; None if this process finds none, or no file."""
+        judged = self._csv_files() if self.file_format == "csv" and not self.evolve else None
+        try:
+            return None if judged is None else judged.find_mistakes()
+        except FloodmarkError:
+            return None
+
+    def _csv_files(self) -> CsvFiles | None:
+        """The files as they are judged in this process; None if they are elsewhere."""
+        from floodmark.ingest.csv_rows import CsvFiles
+        from floodmark.rows.convert import table_shape
+
+        local = CsvFiles.local_files(self.files)
+        if local is None:
+            return None
+        columns = table_shape(self._schema.model_dump_json()).columns
+        return CsvFiles(local, columns, self._filled, partial=self.partial)
 
 
 def _write(
@@ -87,7 +193,9 @@ def _write(
     return target.append(table, frame, **options)
 
 
-def _tell(context: typer.Context, table: str, batch: str | None, commit: Commit, seconds: float) -> None:
+def _tell(
+    context: typer.Context, table: str, batch: str | None, commit: Commit, seconds: float, aside: CsvFiles | None
+) -> None:
     done = commit.tables if commit.outcome == "committed" else ()
     added, updated, deleted = (
         sum(getattr(part, name) for part in done) for name in ("rows_added", "rows_updated", "rows_deleted")
@@ -103,7 +211,23 @@ def _tell(context: typer.Context, table: str, batch: str | None, commit: Commit,
         text = "nothing to do: the table has all of these rows already"
     else:
         text = "nothing to do: the files have no rows"
+    if aside is not None:
+        mistakes = [asdict(one) for one in aside.mistakes.first]
+        data |= {"bad_rows": aside.mistakes.rows, "set_aside": aside.set_aside, "mistakes": mistakes}
     context.obj.output.result(data, text=text)
+    if aside is not None and aside.mistakes.rows:
+        context.obj.output.note(
+            f"{aside.mistakes.rows} rows did not fit and were set aside: {', '.join(aside.set_aside)}"
+        )
+        for mistake in aside.mistakes.first:
+            context.obj.output.note(f"  {mistake}")
+
+
+def _check_bad_rows(bad_rows: str, file_format: str, *, evolve: bool) -> None:
+    if bad_rows not in (REFUSE, SET_ASIDE):
+        raise Invalid("--bad-rows is not known", bad_rows=bad_rows, advice=f"Use {REFUSE} or {SET_ASIDE}.")
+    if bad_rows == SET_ASIDE and (file_format != "csv" or evolve):
+        raise Invalid("only rows of CSV can be set aside, and not with --evolve", format=file_format)
 
 
 def _check_options(
@@ -114,6 +238,7 @@ def _check_options(
     partition: list[str] | None,
     where: str | None,
     last_by: str | None,
+    partial: bool,
 ) -> None:
     if mode not in ("append", "merge", "overwrite"):
         raise Invalid("this mode is not known", mode=mode, advice="Use append, merge or overwrite.")
@@ -123,3 +248,5 @@ def _check_options(
         raise Invalid("--where goes with --mode overwrite")
     if last_by is not None and mode != "merge":
         raise Invalid("--last-by goes with --mode merge")
+    if partial and mode != "merge":
+        raise Invalid("--partial goes with --mode merge", advice="Rows that are appended have every column, or null.")

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer._completion_shared import get_completion_script
 
+from floodmark import __version__
 from floodmark.cli import (
     adopt,
     apply,
@@ -24,6 +28,7 @@ from floodmark.cli import (
     delete,
     demo,
     doctor,
+    drop,
     export,
     history,
     init,
@@ -40,22 +45,23 @@ from floodmark.cli import (
     spool,
     status,
     tables,
+    undrop,
 )
 from floodmark.cli.context import Context
 from floodmark.cli.output import Output
-from floodmark.errors import FloodmarkError
+from floodmark.errors import FloodmarkError, cause_text, read_on_the_command_line
 
 app = typer.Typer(
     name="floodmark",
     help="A crash-safe, exactly-once lakehouse engine for Spark.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 _READ = (init, status, doctor, tables, show, history, query, changes, export, plan)
-_WRITE = (load, delete, adopt, apply, recover, repair, audit, backup, restore, demo, run)
+_WRITE = (load, delete, adopt, apply, drop, undrop, recover, repair, audit, backup, restore, demo, run)
 
 for command in (*_READ, *_WRITE):
     app.command(command.__name__.rpartition(".")[2])(command.run)
@@ -64,8 +70,15 @@ app.add_typer(sink.app, name="sink")
 app.add_typer(spool.app, name="spool")
 app.add_typer(backfill.app, name="backfill")
 app.add_typer(branch.app, name="branch")
+SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 # No address of a database looks like this: it is a property of the catalog that a sink ships to.
 _PROPERTY = re.compile(r"[\w.-]+=")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"floodmark {__version__}\n")
+        raise typer.Exit
 
 
 @app.callback()
@@ -75,13 +88,26 @@ def options(
     catalog: Annotated[str | None, typer.Option(help="Catalog database URL (or FLOODMARK_CATALOG).")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     config: Annotated[Path | None, typer.Option(help="Settings file (default: floodmark.toml).")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     context.obj = Context(lake, catalog, config, Output(json))
 
 
 def main(arguments: list[str] | None = None) -> None:
     _open_streams()
-    given = _globals_first(sys.argv[1:] if arguments is None else arguments)
+    _hear_interrupts()
+    with read_on_the_command_line():
+        _run(_globals_first(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(given: list[str]) -> None:
+    if given[:1] == ["--show-completion"] and given[1:] and given[1] in SHELLS:
+        # Named, it need not be found out: under cron, make or an editor no shell may be above this process.
+        script = get_completion_script(prog_name="floodmark", complete_var="_FLOODMARK_COMPLETE", shell=given[1])
+        sys.stdout.write(script + "\n")
+        return
     output = Output("--json" in given)
     try:
         app(given, standalone_mode=True)
@@ -98,8 +124,16 @@ def main(arguments: list[str] | None = None) -> None:
         # The edge: a person gets a sentence, and the trace only if they ask for it.
         if os.environ.get("FLOODMARK_LOG", "").lower() == "debug":
             raise
-        sys.stderr.write(f"floodmark: unexpected {type(error).__name__}: {error}\n(FLOODMARK_LOG=debug shows where)\n")
+        sys.stderr.write(f"floodmark: unexpected {cause_text(error)}\n(FLOODMARK_LOG=debug shows where)\n")
         sys.exit(1)
+
+
+def _hear_interrupts() -> None:
+    """cron, nohup and some runners start programs with SIGINT ignored: a run would go on as if it had not been asked to
+    stop, while the programs below it stop."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _open_streams() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Annotated, TypeVar
 
 import typer
@@ -34,6 +33,9 @@ from floodmark.maintain.record import (
     PROTECTED,
     REFUSED,
     RETAIN,
+    SINK_COMPACT,
+    SINK_EXPIRE,
+    SINK_VERBS,
     Upkept,
 )
 from floodmark.report import DEFAULTS, MAINTAINED_FORMAT, count_of
@@ -64,9 +66,9 @@ def everything(
     keep: Keep = None,
     grace: Grace = None,
     sink: Annotated[
-        str | None, typer.Option(help="With --compact: the tables that this sink ships to, in their own catalog.")
+        str | None, typer.Option(help="Instead: the tables that this Iceberg sink ships to, in their own catalog.")
     ] = None,
-    compact_sink: Annotated[bool, typer.Option("--compact", help="With --sink: put small files together.")] = False,
+    compact_sink: Annotated[bool, typer.Option("--compact", help="With --sink: only compact.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Keep tables healthy: retain, compact, expire and sweep, in this order, or one of them."""
@@ -78,12 +80,12 @@ def everything(
             )
         return
     if sink is not None or compact_sink:
-        if sink is None or not compact_sink or keep is not None or grace is not None:
+        if sink is None or grace is not None or (compact_sink and keep is not None):
             raise Invalid(
-                "--sink and --compact go together, with --table, --files and --dry-run alone",
-                advice="The lake's own tables: floodmark maintain compact.",
+                "--sink takes --table, --files, --keep and --dry-run; with --compact not --keep",
+                advice="The lake's own tables: floodmark maintain, or floodmark maintain compact.",
             )
-        _compact_destinations(context, sink, table, files, dry_run)
+        _maintain_destinations(context, sink, table, files, keep, dry_run, only_compact=compact_sink)
         return
     chosen = context.obj.settings.maintain
     files_min = _given(files, chosen.compact_files)
@@ -213,32 +215,28 @@ def history(
     context.obj.output.rows(rows, rows[0] if rows else (), name="records", empty="no maintenance yet")
 
 
-def _compact_destinations(
-    context: typer.Context, name: str, table: str | None, files: int | None, dry_run: bool
+def _maintain_destinations(
+    context: typer.Context,
+    name: str,
+    table: str | None,
+    files: int | None,
+    keep: str | None,
+    dry_run: bool,
+    *,
+    only_compact: bool,
 ) -> None:
-    """Compact what an Iceberg sink ships to. Nothing of the lake is changed, and a run of the sink may go on."""
-    from floodmark.export.settings import IcebergSettings, settings_from_json
-
+    """Maintain what an Iceberg sink ships to. Rows of the lake are not changed, and a run of the sink may go on."""
     with open_sinks(context, read_only=dry_run) as lake, upkeep_progress(context.obj.output) as progress:
-        found = lake.catalog.sinks.find(name)
-        settings = settings_from_json(found.kind, found.settings)
-        if not isinstance(settings, IcebergSettings):
-            raise Invalid(
-                "only what a sink of kind iceberg ships to can be compacted",
-                sink=name,
-                kind=found.kind,
-                advice="A files sink writes whole units that nobody changes; an endpoint keeps its own rows.",
-            )
-        from floodmark.export.iceberg import IcebergDestination
-        from floodmark.export.iceberg_compact import compact_destination
-
-        destination = IcebergDestination(settings, lake.catalog.storage, lake.sessions.get)
-        records = []
-        for one in [found.table(table)] if table is not None else found.tables:
-            shown = None if progress is None else partial(progress, COMPACT, one.table)
-            done = compact_destination(destination, one.table, files, dry_run, actor=lake.actor, progress=shown)
-            records.append(done)
-    _end(context, Upkept(tuple(records)), [sentence(record, made="snapshot") for record in records])
+        done = lake.sinks.maintain(
+            name,
+            table=table,
+            verbs=(SINK_COMPACT,) if only_compact else SINK_VERBS,
+            files_min=files,
+            keep=keep,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    _end(context, done, [sentence(record, made="snapshot") for record in done.records])
 
 
 # ── opening and ending ──
@@ -284,8 +282,10 @@ def sentence(record: Maintenance, files_min: int | None = None, *, made: str = "
         text = f"{record.outcome}: {detail.get('error')}: {detail.get('message')}"
     elif record.outcome == CONFLICT and "message" in detail:
         text = f"conflict: {detail['message']}"
-    elif record.verb == COMPACT:
-        text = _compacted(record, files_min, made)
+    elif record.verb in (COMPACT, SINK_COMPACT):
+        text = _compacted(record, files_min, "snapshot" if record.verb == SINK_COMPACT else made)
+    elif record.verb in SINK_VERBS:
+        text = _at_destination(record)
     else:
         text = {RETAIN: _retained, EXPIRE: _expired}.get(record.verb, _swept)(record)
     unrecorded = f" (this run could not be recorded: {detail['unrecorded']})" if "unrecorded" in detail else ""
@@ -294,7 +294,7 @@ def sentence(record: Maintenance, files_min: int | None = None, *, made: str = "
 
 def _compacted(record: Maintenance, files_min: int | None, made: str) -> str:
     detail = record.detail
-    if not detail:
+    if not detail.keys() - {"sink"}:
         return "nothing to do: the table is not there yet"
     if record.outcome == PLANNED:
         size = size_text(detail["bytes_in"])
@@ -320,6 +320,26 @@ def _compacted(record: Maintenance, files_min: int | None, made: str) -> str:
         f"{count_of(detail['rows'], 'row')}, {made} {versions}"
     )
     return f"partial: {text}; {conflict}" if record.outcome == PARTIAL else text
+
+
+def _at_destination(record: Maintenance) -> str:
+    """Snapshots that expired, or files that went, of a table that a sink ships to."""
+    detail = record.detail
+    if record.outcome == PROTECTED:
+        return f"protected: {detail['reason']}"
+    planned = record.outcome == PLANNED
+    if not {"snapshots", "files"} & detail.keys():
+        return "nothing to do: the table is not there yet"
+    if record.verb == SINK_EXPIRE:
+        if record.outcome == NOTHING_TO_DO:
+            reason = detail.get("reason", "no snapshot of this sink is older than its window")
+            return f"nothing to do: {reason}"
+        gone, kept = count_of(detail["snapshots"], "snapshot"), detail["snapshots_kept"]
+        return f"{'would expire' if planned else 'expired'} {gone}, kept {kept}"
+    if record.outcome == NOTHING_TO_DO:
+        return "nothing to do: no file of this sink may go"
+    verb = "would delete" if planned else "deleted"
+    return f"{verb} {count_of(detail['files'], 'file')} ({size_text(detail['bytes'])})"
 
 
 def _retained(record: Maintenance) -> str:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import chain, islice
 from typing import Any
 
 from floodmark.errors import FloodmarkError
+
+# So many rows are shown at once where their number has no limit: all columns are as wide as the first of them need.
+_PAGE_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -37,21 +41,68 @@ class Output:
         if not rows:
             sys.stdout.write(empty + "\n")
             return
+        self._table(rows, list(columns))
+
+    def stream(
+        self, rows: Iterable[Mapping[str, Any]], columns: Iterable[str], *, name: str, empty: str, limit: int | None
+    ) -> bool:
+        """Rows as they come, however many: memory follows a page. Whether there were more than `limit` of them.
+
+        As JSON it is one object, written bit by bit; with a limit it tells whether rows were left out (`truncated`). An
+        error before the first row is raised. One after it ends the object, under `error`, and is raised as `Cut`.
+        """
+        cut = _Limited(iter(rows), limit)
+        first = list(islice(cut, 1))
+        if self.as_json:
+            self._stream_json(first, cut, name)
+        elif not first:
+            sys.stdout.write(empty + "\n")
+        else:
+            shown = list(columns)
+            page = [*first, *islice(cut, _PAGE_ROWS - 1)]
+            widths = self._table(page, shown)
+            while page := list(islice(cut, _PAGE_ROWS)):
+                self._table(page, shown, widths)
+        return cut.truncated
+
+    def _stream_json(self, first: list[Mapping[str, Any]], rest: _Limited, name: str) -> None:
+        sys.stdout.write(f"{{{json.dumps(name)}: [")
+        failure: FloodmarkError | None = None
+        try:
+            for number, row in enumerate(chain(first, rest)):
+                sys.stdout.write((", " if number else "") + json.dumps(row, default=_plain))
+        except FloodmarkError as error:
+            failure = error
+        told = "" if rest.limit is None else f', "truncated": {json.dumps(rest.truncated)}'
+        told += "" if failure is None else f', "error": {json.dumps(failure.as_dict())}'
+        sys.stdout.write(f"]{told}}}\n")
+        if failure is not None:
+            raise Cut(failure) from failure
+
+    def _table(
+        self, rows: Sequence[Mapping[str, Any]], shown: list[str], widths: Sequence[int] | None = None
+    ) -> list[int]:
+        """Print a table; with the widths of an earlier one, as its continuation. The widths of its columns."""
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        shown = list(columns)
-        for column in shown:
+        table = Table(box=None, pad_edge=False, header_style="bold", show_header=widths is None)
+        needed = []
+        for number, column in enumerate(shown):
             numeric = all(isinstance(row.get(column), int | float) or row.get(column) is None for row in rows)
-            table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+            least = None if widths is None else widths[number]
+            needed.append(max((len(_text(row.get(column))) for row in rows), default=0) if least is None else least)
+            table.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)
         for row in rows:
             table.add_row(*(_text(row.get(column)) for column in shown))
         # Piped output is not cut at the width of a terminal that is not there.
         Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+        return [max(len(column), width) for column, width in zip(shown, needed, strict=True)]
 
     def error(self, error: FloodmarkError) -> None:
-        if self.as_json:
+        if isinstance(error, Cut):
+            error = error.failure  # in JSON it is told already
+        elif self.as_json:
             sys.stdout.write(json.dumps({"error": error.as_dict()}) + "\n")
         sys.stderr.write(f"floodmark: {error.kind}: {error}\n")
 
@@ -66,6 +117,35 @@ class Output:
             # Further lines of a value stand below its first.
             text = _text(value).replace("\n", "\n" + " " * (width + 2))
             sys.stdout.write(f"{name:<{width}}  {text}\n")
+
+
+class Cut(FloodmarkError):
+    """The command failed after a part of its result was written, which tells it too."""
+
+    def __init__(self, failure: FloodmarkError) -> None:
+        self.failure = failure
+        self.exit_code = failure.exit_code  # type: ignore[misc]
+        super().__init__(failure.message, advice=failure.advice, **failure.facts)
+
+
+class _Limited(Iterator[Mapping[str, Any]]):
+    """At most so many rows; `truncated` says, at their end, whether there were more."""
+
+    def __init__(self, rows: Iterator[Mapping[str, Any]], limit: int | None) -> None:
+        self._rows = rows
+        self.limit = limit
+        self._count = 0
+        self.truncated = False
+
+    def __next__(self) -> Mapping[str, Any]:
+        if self.truncated:
+            raise StopIteration
+        row = next(self._rows)
+        if self.limit is not None and self._count >= self.limit:
+            self.truncated = True
+            raise StopIteration
+        self._count += 1
+        return row
 
 
 def size_text(size_bytes: int) -> str:

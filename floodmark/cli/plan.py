@@ -33,7 +33,8 @@ def run(
     else:
         show_steps(output, plan)
         if plan.outcome == "planned":
-            output.note(f"plan {plan.id}: `floodmark apply` does it; --expect {plan.id} does this one or nothing.")
+            command = "floodmark apply --allow-destructive" if plan.destructive else "floodmark apply"
+            output.note(f"plan {plan.id}: `{command}` does it; --expect {plan.id} does this one or nothing.")
     if plan.refused:
         raise typer.Exit(2)
 
@@ -50,5 +51,7 @@ def declared(context: Context, file: Path | None) -> Path | Mapping[str, Any]:
 def show_steps(output: Output, plan: Plan) -> None:
     """The steps as a table, then why those that are refused are, and what to do about it."""
     output.rows([step.as_dict() for step in plan.steps], _COLUMNS, name="steps", empty=NOTHING)
+    for step in plan.destructive:
+        output.note(f"{step.table}: {step.text}\n  this loses data")
     for step in plan.refused:
         output.note(f"{step.table}: {step.text}\n  refused: {step.reason}\n  {step.way}")

@@ -46,6 +46,31 @@ def list_rows(
 
 
 @app.command()
+def add(
+    context: typer.Context,
+    name: Name,
+    part: Annotated[str, typer.Option(metavar="FIRST-LAST", help="The part, as the last error of the sink names it.")],
+    table: Annotated[str | None, typer.Option(help="Its table, if units of several are open.")] = None,
+    reason: Annotated[str, typer.Option(help="Why; kept with the rows.")] = "",
+) -> None:
+    """Set the rows of a part aside that fails at every try, so that the sink goes on behind it."""
+    first, last = _rows_of(part)
+    with open_sinks(context, read_only=False) as lake:
+        count = lake.sinks.set_aside(name, first=first, last=last, table=table, reason=reason)
+    rows = count_of(count, "row")
+    data = {"sink": name, "part": part, "rows": count, "outcome": "set_aside" if count else NOTHING_TO_DO}
+    done = f"set aside {rows} of {name}; `floodmark sink run {name}` goes on"
+    context.obj.output.result(data, text=done if count else "nothing to do: the other lake has these rows")
+
+
+def _rows_of(part: str) -> tuple[int, int]:
+    first, _, last = part.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise Invalid("a part is written FIRST-LAST", part=part, advice="Like 0-5000: see the last error.")
+    return int(first), int(last)
+
+
+@app.command()
 def retry(context: typer.Context, name: Name, ids: Ids = None) -> None:
     """Send refused rows again, as they are now; those that something newer replaced are let go."""
     with open_sinks(context, read_only=False) as lake:

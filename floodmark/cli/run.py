@@ -1,6 +1,7 @@
 """`floodmark run`: the daemon. Serves the lake over HTTP and does its tasks on schedule, until SIGTERM or SIGINT.
 
-Settings are checked as a whole before anything starts; `--check` ends there.
+Settings are checked as a whole before anything starts; `--check` ends there, after it tried the store and, on a
+cluster, every executor of Spark.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from floodmark.errors import Invalid, NotFound
+from floodmark.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
+    from floodmark.lake import Lake
     from floodmark.serve.declared import Declaration
 
 ROLES = ("read", "write", "admin")
@@ -26,7 +28,12 @@ def run(
     create: Annotated[
         bool, typer.Option("--create", help="Make the lake, declared tables and drop folders that are not there.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Check the settings, also against the lake, and end.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Check the settings, also against the lake, its store and a Spark cluster, and end."
+        ),
+    ] = False,
     new_token: Annotated[bool, typer.Option("--new-token", help="Print a new token and its hash, and end.")] = False,
     role: Annotated[str, typer.Option(help="With --new-token: read, write or admin.")] = "write",
     name: Annotated[str | None, typer.Option(help="With --new-token: a name for it, in the settings.")] = None,
@@ -76,9 +83,11 @@ def _check_only(context: typer.Context, declaration: Declaration, create: bool) 
     """Against the lake too, if there is one; it is opened read-only."""
     from floodmark.serve.declared import check_lake
 
+    _check_store(context)
     try:
         with context.obj.open() as lake:
             check_lake(declaration, {head.table for head in lake.heads()})
+            _check_cluster(context, lake)
     except NotFound:
         if not create:
             raise
@@ -87,6 +96,34 @@ def _check_only(context: typer.Context, declaration: Declaration, create: bool) 
     said = ", ".join(f"{count} {name if count != 1 else name[:-1]}" for name, count in figures.items())
     data: dict[str, Any] = {"outcome": "checked", "file": declaration.text.file or None, **figures}
     context.obj.output.result(data, text=f"the settings are right: {said}")
+
+
+def _check_store(context: typer.Context) -> None:
+    from floodmark.storage import root_location
+    from floodmark.storage.probe import is_remote, probe_bucket
+
+    root = root_location(context.obj.path)
+    if is_remote(root):
+        probe_bucket(context.obj.settings.storage, root)
+
+
+def _check_cluster(context: typer.Context, lake: Lake) -> None:
+    """A task on every executor. Not in local mode: there the executor is this machine, and this Python."""
+    from floodmark import __version__
+    from floodmark.recover.examine import examine_executors
+    from floodmark.rows.session import is_local
+
+    if is_local(context.obj.settings.spark):
+        return
+    found = examine_executors(lake.sessions.get, __version__, lake.location, lake.catalog.storage.options)
+    bad = [check for check in found if not check.passed]
+    if bad:
+        raise Unavailable(
+            "Spark cannot work for this lake",
+            problems="; ".join(f"{check.name}: {check.detail}" for check in bad),
+            advice="`floodmark doctor --deep` lists every executor.",
+        )
+    context.obj.output.note(f"floodmark: {len(found)} of {len(found)} executors answered")
 
 
 def _announce(context: typer.Context, address: str, lake: str, differences: list[str]) -> None:

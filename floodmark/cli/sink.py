@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from floodmark.cli.progress import units_progress
 from floodmark.cli.sink_opening import exit_with, open_sinks
 from floodmark.cli.sink_settings import changed_settings, start_of, wanted_sink
 from floodmark.cli.sink_text import (
+    check_lines,
     list_row,
     place_text,
     removal_lines,
@@ -76,8 +77,9 @@ def add(
     kind: Annotated[str | None, typer.Option(help="http, files or iceberg; without it [sinks.NAME] says.")] = None,
     table: Annotated[list[str] | None, typer.Option(help="A table to follow; may be repeated.")] = None,
     start: Annotated[
-        str, typer.Option(help="beginning: what is there already too; head: from now on; or after a sequence.")
-    ] = "beginning",
+        str | None,
+        typer.Option(help="beginning (default): what is there already too; head: from now on; or after a sequence."),
+    ] = None,
     branch: Annotated[str | None, typer.Option(help="The branch that it follows (default: main).")] = None,
     url: Url = None,
     path: Path = None,
@@ -103,7 +105,12 @@ def add(
     wanted = wanted_sink(name, kind, table or (), context.params, context.obj.settings.sinks)
     with open_sinks(context, read_only=False) as lake:
         about = lake.sinks.add(
-            name, wanted.kind, tables=wanted.tables, start=start_of(start), branch=wanted.branch, **wanted.settings
+            name,
+            wanted.kind,
+            tables=wanted.tables,
+            start=None if start is None else start_of(start),
+            branch=wanted.branch,
+            **wanted.settings,
         )
     waiting = ", ".join(f"{one['table']} from {place_text(one['mark'])}" for one in about["tables"])
     rows = count_of(sum(one["lag_rows"] for one in about["tables"]), "change")
@@ -249,19 +256,34 @@ def _all(context: typer.Context) -> list[dict[str, Any]]:
 
 
 @app.command()
+def check(context: typer.Context, name: Name) -> None:
+    """Try the destination of a sink, before its first run say: no row is sent, no mark moves."""
+    with open_sinks(context) as lake:
+        found = lake.sinks.check(name)
+    context.obj.output.result(found, text="\n".join(check_lines(found)))
+    codes = [one["error"]["exit_code"] for one in found["tables"] if one["error"] is not None]
+    if codes:
+        raise typer.Exit(max(codes))
+
+
+@app.command()
 def run(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="The sink.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All sinks, one after the other.")] = False,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Go on until nothing is new.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Also if the destination asked to be left alone for longer.")
+    ] = False,
 ) -> None:
     """Ship what is new: first the unit that is open, if one is, then one unit per table."""
     if (name is None) != every:
         raise Invalid("name one sink, or use --all", advice="`floodmark sink list` shows them.")
     with open_sinks(context, read_only=dry_run) as lake, stoppable() as stop:
         names = [name] if name is not None else [sink.name for sink in lake.catalog.sinks.all()]
-        runs = _run_each(context, lake, names, stop, until_empty, dry_run)
+        options = {"until_empty": until_empty, "dry_run": dry_run, "now": now}
+        runs = _run_each(context, lake, names, stop, options)
     lines = [line for one in runs for line in run_lines(one, named=every)]
     whole = {"outcome": worst(one.outcome for one in runs), "sinks": [one.as_dict() for one in runs]}
     context.obj.output.result(
@@ -275,14 +297,13 @@ def _run_each(
     lake: Lake,
     names: Sequence[str],
     stop: threading.Event,
-    until_empty: bool,
-    dry_run: bool,
+    options: Mapping[str, bool],
 ) -> list[SinkRun]:
     """One after the other; what goes wrong with one is its outcome, and the next one follows, unless it was stopped."""
     done: list[SinkRun] = []
     for name in names:
         with units_progress(context.obj.output) as progress:
-            found = lake.sinks.run(name, until_empty=until_empty, dry_run=dry_run, progress=progress, stop=stop)
+            found = lake.sinks.run(name, **options, progress=progress, stop=stop)
         done.append(found)
         if found.outcome == STOPPED:
             break

@@ -14,6 +14,7 @@ from floodmark.export.record import (
     PLANNED,
     REFUSED,
     STOPPED,
+    WAITING,
     SinkRun,
     TableRun,
 )
@@ -53,8 +54,14 @@ def run_lines(run: SinkRun, *, named: bool = False) -> list[str]:
 
 
 def table_text(sink: str, run: TableRun) -> str:
-    """One table of a run."""
-    if run.outcome in (FAILED, REFUSED, BUSY) and run.error is not None:
+    """One table of a run, and what retention took before it."""
+    lost = run.detail.get("rows_lost", 0)
+    gone = f"; up to {count_of(lost, 'row')} went by retention before it had them" if lost else ""
+    return _outcome_text(sink, run) + gone
+
+
+def _outcome_text(sink: str, run: TableRun) -> str:
+    if run.outcome in (FAILED, REFUSED, BUSY, WAITING) and run.error is not None:
         done = f"; before that {_shipped(run)}" if run.units else ""
         return f"{run.outcome}: {run.error.kind}: {run.error}{done}"
     if run.outcome == PLANNED:
@@ -109,6 +116,16 @@ def retry_lines(run: SinkRun) -> list[str]:
         newer = f", {replaced} let go because something newer replaced them" if replaced else ""
         lines.append(f"{one.table}: {text}{newer}")
     return lines or ["nothing to do: no row is in quarantine"]
+
+
+def check_lines(found: Mapping[str, Any]) -> list[str]:
+    """What a check found, a line per table."""
+    lines = []
+    for one in found["tables"]:
+        facts = {name: value for name, value in (one["found"] or {}).items() if value is not None}
+        told = ", ".join(f"{name}={value}" for name, value in facts.items())
+        lines.append(f"{one['table']}: {one['outcome']}: {error_text(one['error']) if one['error'] else told}")
+    return lines
 
 
 # ── state ──
@@ -166,8 +183,15 @@ def status_fields(about: Mapping[str, Any]) -> dict[str, Any]:
         "running": about["running"],
         "settings": about["settings"],
         "last error": None if error is None else f"{error_text(error)} ({about['error_at']})",
-        "quarantined": about["quarantined"],
+        "waits until": about["waits_until"],
+        "quarantined": _of_total(about),
+        "largest body": None if about["body_bytes_max"] is None else size_text(about["body_bytes_max"]),
     }
+
+
+def _of_total(about: Mapping[str, Any]) -> str | int:
+    total = about["quarantine_total_max"]
+    return about["quarantined"] if total is None else f"{about['quarantined']} of at most {total}"
 
 
 def status_rows(about: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -185,6 +209,8 @@ def status_rows(about: Mapping[str, Any]) -> list[dict[str, Any]]:
             "last unit": _last_unit(one["last_unit"]),
             "open": one["open_unit"],
             "quarantined": one["quarantined"],
+            "maybe twice": one["rows_doubtful"],
+            "lost": one["rows_lost"],
         }
         for one in about["tables"]
     ]

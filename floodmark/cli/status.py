@@ -64,4 +64,12 @@ def _task_line(task: Mapping[str, Any]) -> str:
     failed = (
         "" if error is None else f" (FAILED {count_of(task['failures'], 'time')}: {error['kind']}: {error['message']})"
     )
-    return f"{task['name']} {task['state']}{last}{failed}"
+    lines = [f"{task['name']} {task['state']}{last}{failed}", *map(_bad_file, task.get("bad_files") or ())]
+    left = task.get("set_aside", 0) - len(lines) + 1
+    return "\n".join([*lines, *([f"  and {count_of(left, 'more bad file')}"] if left > 0 else [])])
+
+
+def _bad_file(bad: Mapping[str, Any]) -> str:
+    """A file that was refused: which line, why, and where it lies."""
+    line = "" if bad["line"] is None else f", line {bad['line']}"
+    return f"  bad file {bad['file']}{line}: {bad['reason']} (in {bad['path']})"

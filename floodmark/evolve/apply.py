@@ -53,22 +53,25 @@ def apply_plan(
     *,
     again: Callable[[], Plan] | None = None,
     fill_later: bool = False,
+    allow_destructive: bool = False,
     told: Callable[[Plan], None] | None = None,
 ) -> Commit:
     """Do what the plan says, in one version; `nothing_to_do` if that is nothing.
 
     `again` makes the plan anew: if tables moved meanwhile, and it has the same steps, they are done on the new state.
     Without it a plan is stale as soon as a table that it read moved: `Conflict`. `fill_later` leaves older rows without
-    the defaults of new columns. `told` gets the plan that was done, or found to be nothing.
+    the defaults of new columns. Without `allow_destructive` a plan that loses data is `Invalid`. `told` gets the plan
+    that was done, or found to be nothing.
     """
     _check_steps(plan.refused)
+    _check_destructive(plan, allow_destructive)
     if plan.outcome == "nothing_to_do":
         if told is not None:
             told(plan)
         return _unchanged(catalog, intent)
     if fill_later:
         _check_fill_later(plan, {table.name: table.current.head for table in plan.tables if table.current is not None})
-    applied = _Apply(catalog, get_spark, intent, plan, again, fill_later)
+    applied = _Apply(catalog, get_spark, intent, plan, again, fill_later, allow_destructive)
     commit = applied.run()
     if told is not None:
         told(applied.plan)
@@ -84,11 +87,13 @@ class _Apply:
         plan: Plan,
         again: Callable[[], Plan] | None,
         fill_later: bool,
+        allow_destructive: bool,
     ) -> None:
         self._catalog = catalog
         self._intent = intent
         self._plan = plan
         self._again = again
+        self._allow_destructive = allow_destructive
         # Chosen once: every try makes the same tables and the same snapshots.
         self._made = {table.name: _made(catalog, table.name) for table in plan.tables if table.shape is not None}
         self._snapshots = {table.name: new_snapshot_id() for table in plan.tables}
@@ -212,6 +217,7 @@ class _Apply:
                 delete_files(self._catalog, operation, certain=not self._runner.used_spark)
             return _unchanged(self._catalog, self._intent)
         _check_steps(plan.refused)
+        _check_destructive(plan, self._allow_destructive)
         if _actions(plan) != _actions(self._plan) or _places(plan) != _places(self._plan):
             raise Conflict("the plan changed while it was applied", advice="Run it again.")
         self._plan = plan
@@ -224,6 +230,7 @@ class _Apply:
         if plan.refused:
             first = plan.refused[0]
             self._is_stale(first.table, "all steps can be done", f"{first.text}: {first.reason}")
+        _check_destructive(plan, self._allow_destructive)
         if plan.contents != self._plan.contents:
             before = {table.name: table.contents() for table in self._plan.tables if table.changes}
             after = {table.name: table.contents() for table in plan.tables if table.changes}
@@ -293,6 +300,15 @@ def _check_steps(refused: Sequence[Step]) -> None:
             "the plan has steps that cannot be done" if len(refused) > 1 else "the plan has a step that cannot be done",
             steps="; ".join(f"{step.table}: {step.text}: {step.reason}" for step in refused),
             advice=first.way,
+        )
+
+
+def _check_destructive(plan: Plan, allowed: bool) -> None:
+    if plan.destructive and not allowed:
+        raise Invalid(
+            "the plan has steps that lose data" if len(plan.destructive) > 1 else "the plan has a step that loses data",
+            steps="; ".join(f"{step.table}: {step.text}" for step in plan.destructive),
+            advice="If that is what you want: `floodmark apply --allow-destructive`, allow_destructive=True in Python.",
         )
 
 

@@ -19,6 +19,7 @@ from floodmark.evolve.kinds import Unfit, fitted_type, fresh_field, type_text
 from floodmark.evolve.step import (
     ADD_COLUMN,
     COMMENT,
+    DESTRUCTIVE,
     DROP_COLUMN,
     NEEDS_REWRITE,
     RELAX_REQUIRED,
@@ -223,7 +224,7 @@ def _drop(
         return
     if any(fill.field_id == have.field_id for fill in current.fills):
         found.properties.update([unbound_property(have.field_id)])
-    found.steps.append(Step(table, DROP_COLUMN, have.name, SAFE, text))
+    found.steps.append(Step(table, DROP_COLUMN, have.name, DESTRUCTIVE, text))
 
 
 Problem = tuple[str, str]

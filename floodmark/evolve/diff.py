@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
 
@@ -28,6 +29,7 @@ from floodmark.evolve.step import (
     CHANGE_SORT,
     COMMENT,
     CREATE_TABLE,
+    DESTRUCTIVE,
     DROP_TABLE,
     REFUSED,
     SAFE,
@@ -36,7 +38,7 @@ from floodmark.evolve.step import (
     refused,
 )
 from floodmark.evolve.tables import Current, TablePlan
-from floodmark.maintain.policy import check_policy
+from floodmark.maintain.policy import check_policy, read_rule
 from floodmark.model import SEQ_COLUMN
 
 
@@ -104,7 +106,7 @@ def _columns_text(wanted: WantedTable) -> str:
 def _dropped(wanted: WantedTable, current: Current | None) -> TablePlan:
     if current is None:
         return TablePlan(wanted.name, wanted, None)
-    text = f"drop {wanted.name} ({current.head.rows} rows); older versions keep it until they expire"
+    text = f"drop {wanted.name} ({current.head.rows} rows); `undrop` brings it back until older versions expire"
     users = current.users
     problem = None
     if users.sinks:
@@ -117,7 +119,8 @@ def _dropped(wanted: WantedTable, current: Current | None) -> TablePlan:
     if problem is not None:
         step = refused(wanted.name, DROP_TABLE, None, text, *problem)
         return TablePlan(wanted.name, wanted, current, (step,))
-    return TablePlan(wanted.name, wanted, current, (Step(wanted.name, DROP_TABLE, None, SAFE, text),), drop=True)
+    step = Step(wanted.name, DROP_TABLE, None, DESTRUCTIVE, text)
+    return TablePlan(wanted.name, wanted, current, (step,), drop=True)
 
 
 # ── a table that stays ──
@@ -275,9 +278,22 @@ def _diff_retention(draft: _Draft) -> None:
         draft.add(refused(wanted.name, SET_RETENTION, column, text, error.message, error.advice))
         return
     if policy != now:
-        draft.add(Step(wanted.name, SET_RETENTION, policy.column, SAFE, text))
+        kind = DESTRUCTIVE if current.head.rows and not _keeps_all(policy, now, draft.schema, spec) else SAFE
+        draft.add(Step(wanted.name, SET_RETENTION, policy.column, kind, text))
     if policy != current.policy:
         draft.plan = replace(draft.plan, policy=policy)
+
+
+def _keeps_all(policy: Policy, before: Policy, schema: Schema, spec: PartitionSpec) -> bool:
+    """Whether every row that stays by the policy so far stays by the new one too."""
+    if before.retention is None:
+        return False
+    try:
+        new, old = read_rule(policy, schema, spec), read_rule(before, schema, spec)
+    except Invalid:
+        return False  # the column that it went by is not one any more
+    amounts = ((new.age_ms, old.age_ms), (new.rows, old.rows), (new.size_bytes, old.size_bytes))
+    return new.column == old.column and all((one or 0) >= (other or 0) for one, other in amounts)
 
 
 def _column_so_far(retention: str, now: Policy) -> str | None:

@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from pyiceberg.schema import Schema
 from pyiceberg.types import BooleanType, IcebergType, IntegerType, LongType, NestedField, StringType
 
-from floodmark.config import unknown_key
+from floodmark.config import Settings, unknown_key
 from floodmark.errors import FloodmarkError, Invalid, NotFound
 from floodmark.evolve.kinds import fresh_field, type_text
 from floodmark.maintain.policy import check_policy
@@ -108,10 +108,29 @@ def read_wanted(path: str | os.PathLike[str]) -> tuple[WantedTable, ...]:
         data = tomllib.loads(place.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Invalid("the file is not TOML", path=place, cause=error) from error
+    return wanted_tables(_declared(data, str(place)), str(place))
+
+
+def tables_of(data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+    """The tables of what `tomllib` read from such a file, or of `{name: entry}`; one of those may be named `tables`."""
+    inner = data.get("tables")
+    if not isinstance(inner, Mapping):
+        return data
+    is_entry = bool(inner) and set(inner) <= set(TABLE_KEYS) and not all(map(_is_entry, inner.values()))
+    return data if is_entry else _declared(data, origin)
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) <= set(TABLE_KEYS)
+
+
+def _declared(data: Mapping[str, Any], origin: str) -> Any:
+    """The tables of a file. It may be the settings, with sections of their own, which are not this module's matter."""
+    sections = [one.name for one in fields(Settings)]
     for key in data:
-        if key != "tables":
-            raise unknown_key(key, ["tables"], str(place))
-    return wanted_tables(data.get("tables", {}), str(place))
+        if key not in sections:
+            raise unknown_key(key, sections, origin)
+    return data.get("tables", {})
 
 
 def wanted_tables(data: Mapping[str, Any], origin: str) -> tuple[WantedTable, ...]:

@@ -27,7 +27,7 @@ from floodmark.catalog.upkeep import Policy
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.evolve.diff import diff
 from floodmark.evolve.file import WantedTable
-from floodmark.evolve.step import REFUSED, Step
+from floodmark.evolve.step import DESTRUCTIVE, REFUSED, Step
 from floodmark.evolve.tables import Current, TablePlan, Users
 from floodmark.model import MAIN, Head
 
@@ -67,6 +67,11 @@ class Plan:
     @property
     def refused(self) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.kind == REFUSED)
+
+    @property
+    def destructive(self) -> tuple[Step, ...]:
+        """The steps that lose data: they are done only if that is allowed."""
+        return tuple(step for step in self.steps if step.kind == DESTRUCTIVE)
 
     def with_refused(self, problems: Sequence[Step]) -> Plan:
         """The plan after a look at the rows: these steps cannot be done."""

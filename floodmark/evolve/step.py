@@ -1,12 +1,13 @@
-"""One step of a plan: what it does to which table, whether it is safe, and if it is refused, why and what to do."""
+"""One step of a plan: what it does to which table, whether it loses data, and if it is refused, why and what to do."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Metadata only; rows are written again in the same publish; not done, and nothing else of the plan either.
-SAFE, NEEDS_REWRITE, REFUSED = "safe", "needs_rewrite", "refused"
+# Metadata only; rows are written again in the same publish; data is lost, which has to be allowed; not done, and
+# nothing else of the plan either.
+SAFE, NEEDS_REWRITE, DESTRUCTIVE, REFUSED = "safe", "needs_rewrite", "destructive", "refused"
 
 CREATE_TABLE, DROP_TABLE = "create_table", "drop_table"
 ADD_COLUMN, RENAME_COLUMN, DROP_COLUMN = "add_column", "rename_column", "drop_column"

@@ -54,6 +54,8 @@ class FileUnit:
     # Iceberg's JSON of the table's columns among them, with field ids.
     schema_json: str
     objects: tuple[PartObject, ...]
+    # The unit's identity; empty if an older Floodmark opened it.
+    unit: str = ""
 
     @property
     def rows(self) -> int:
@@ -81,6 +83,7 @@ class FileUnit:
     def to_json(self) -> str:
         values = {
             "floodmark_unit": MANIFEST_FORMAT,
+            **({"unit": self.unit} if self.unit else {}),
             "lake": self.lake,
             "sink": self.sink,
             "sink_id": self.sink_id,
@@ -135,6 +138,7 @@ class FileUnit:
                 key=tuple(values["key"]),
                 schema_json=json.dumps(values["schema"]),
                 objects=objects,
+                unit=str(values.get("unit", "")),
             )
         except (ValueError, TypeError, KeyError) as error:
             raise Corrupt("the manifest of a unit cannot be understood", manifest=location, cause=error) from error

@@ -1,6 +1,8 @@
 """A files sink: every unit is a folder of objects, and a manifest last. Whole, or not there.
 
-    folder     its name is made of ids and the range alone: the same at every try, and no other unit's
+    look       the folders of this epoch say which units are there: none beyond the mark but this one, by its identity,
+               and the last one that was settled; else Corrupt
+    folder     its name is made of ids and the range alone: the same at every try
     seal       the pieces of a wave are written down
     ship       their objects are put under names that nobody has: in this process, or by Spark's tasks
     acknowledge
@@ -19,7 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from floodmark.catalog.unit import ACKNOWLEDGED, SEALED, Part, Shipped, Unit, UnitLog, Watch
+from floodmark.catalog.unit import ACKNOWLEDGED, SEALED, Part, Settled, Shipped, Unit, UnitLog, Watch
+from floodmark.catalog.unit_log import refill, rolled_back
 from floodmark.errors import Corrupt, Unavailable
 from floodmark.export.file_units import MANIFEST, FileUnit
 from floodmark.export.settings import FilesSettings
@@ -59,8 +62,16 @@ def safe_name(name: str) -> str:
 
 def unit_folder(path: str, unit: Unit) -> str:
     """Where a unit goes. Ranges of one table sort by name: the first sequence is the one after `since`."""
-    who = f"{unit.lake}-{unit.sink_id}-e{unit.epoch}"
-    return join(path, safe_name(unit.table), unit.table_id, who, f"{unit.since + 1:020d}-{unit.until:020d}")
+    return join(epoch_folder(path, unit), _range_name(unit.since, unit.until))
+
+
+def epoch_folder(path: str, unit: Unit) -> str:
+    """Where the units of one table, sink and epoch are."""
+    return join(path, safe_name(unit.table), unit.table_id, f"{unit.lake}-{unit.sink_id}-e{unit.epoch}")
+
+
+def _range_name(since: int, until: int) -> str:
+    return f"{since + 1:020d}-{until:020d}"
 
 
 class FilesDestination:
@@ -81,6 +92,7 @@ class FilesDestination:
         folder = unit_folder(self._path, unit)
         target = PartTarget(folder, rules.format, rules.part_bytes, object_schema(shipment), self._storage.options)
         pieces = cut_pieces(shipment, rules.format, rules.part_bytes)
+        self._look(unit, log)
         parts = {part.first: part for part in log.parts()}
         done = self._acknowledged(folder, parts, len(pieces))
         shipped, in_spark = Shipped(), False
@@ -105,6 +117,36 @@ class FilesDestination:
             )
         self._finish(unit, shipment, folder, everything)
         return shipped
+
+    def _look(self, unit: Unit, log: UnitLog) -> None:
+        """What is at the destination is what this catalog sent there: nothing beyond the mark, and nothing lost."""
+        root, own = epoch_folder(self._path, unit), unit_folder(self._path, unit)
+        for entry in self._storage.list(root, after=f"{unit.since + 1:020d}"):
+            if not entry.location.endswith(f"/{MANIFEST}"):
+                continue
+            there = FileUnit.from_json(entry.location.removesuffix(f"/{MANIFEST}"), self._storage.read(entry.location))
+            if there.folder != own or there.unit != (unit.identity or ""):
+                raise rolled_back(unit, there.unit or there.folder, manifest=entry.location)
+        self._check_there(unit, root, log.settled_units())
+
+    def _check_there(self, unit: Unit, root: str, settled: Sequence[Settled]) -> None:
+        """Nothing was lost. Consumers delete units from the oldest on, and leave the newest: it proves the folder."""
+        names = [_range_name(one.since, one.until) for one in settled]
+        there = [self._storage.exists(join(root, name, MANIFEST)) for name in names]
+        oldest = max((at for at, found in enumerate(there) if found), default=len(there))
+        gone = [at for at, found in enumerate(there) if not found and at < oldest]
+        if gone:
+            until = settled[gone[-1]].since if any(there) else None
+            raise Corrupt(
+                "the sink's folder lost units that were written to it",
+                sink=unit.sink,
+                table=unit.table,
+                folder=root,
+                units=len(gone),
+                newest=names[gone[0]],
+                advice="Mount or restore the folder if it is another than before. Units are deleted from the oldest on,"
+                f" and the newest one stays. {refill(unit.sink, unit.table, until)}",
+            )
 
     def _acknowledged(self, folder: str, parts: Mapping[int, Part], pieces: int) -> dict[int, tuple[PartObject, ...]]:
         """The objects of the pieces that need not be made again: acknowledged, and really here.
@@ -163,11 +205,14 @@ class FilesDestination:
             shipment.key,
             shipment.reading.shipped.model_dump_json(),
             objects,
+            unit.identity or "",
         )
         location, text = join(folder, MANIFEST), complete.to_json().encode()
         if not self._storage.put_if_absent(location, text):
             stored = FileUnit.from_json(folder, self._storage.read(location))
             # How the schema is written down may be another version's.
+            if stored.unit != complete.unit:
+                raise rolled_back(unit, stored.unit or folder, manifest=location)
             if replace(stored, schema_json="") != replace(complete, schema_json=""):
                 raise Corrupt(
                     "this unit is there already, and is another",

@@ -1,9 +1,13 @@
 """A sink over HTTP: a unit's parts as NDJSON by POST, several under way at once, each under its own key (I8, I9).
 
 Three threads: the caller's decides and writes to the catalog, one cuts bodies out of rows, one has an event loop with
-the requests. So nothing is written down after `ship` ended, a stop is seen while an answer is awaited, and it works
-where a loop runs already. Boundaries and digests of a part are written down before it is sent; a known part whose bytes
-are others now is never sent. Memory is bounded by `parallel` bodies and one more (I14).
+the requests. So a stop is seen while an answer is awaited. Boundaries and digests of a part are written down before it
+is sent; a known part whose bytes are others now is never sent. Memory is bounded by `parallel` bodies and one (I14).
+
+A part that fails at every try without a word about its rows (5xx, a timeout) is suspect, and waits. Only if another one
+is accepted after it failed, the endpoint works: then the part is halved, down to the row, which is set aside. So an
+endpoint that fails for everything sets no row aside. Halves have other keys: a lake knows rows by their numbers, and is
+asked to pass a row before that is set aside; elsewhere it takes `split_unanswered`, and rows in doubt are counted.
 
 Crash model: a crash leaves parts that are sealed and not acknowledged. They may have arrived; they are sent again under
 the same keys. Parts that arrived while another one ended the run are acknowledged before the error is raised.
@@ -20,11 +24,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from floodmark.catalog.unit import QUARANTINED, RETRY, SEALED, Part, Shipped, Stopped, Unit, UnitLog, Watch
-from floodmark.catalog.unit_log import stranger
+from floodmark.catalog.unit import QUARANTINED, RETRY, ROWS, SEALED, Part, Shipped, Stopped, Unit, UnitLog, Watch
+from floodmark.catalog.unit_log import refill, rolled_back, stranger
 from floodmark.errors import Corrupt
 from floodmark.export import http_policy as policy
-from floodmark.export.http_policy import Parcel
+from floodmark.export.http_policy import Parcel, Reply
 from floodmark.export.http_wire import CLOSE_S_MAX, Arrived, News, Wire
 from floodmark.export.settings import HttpSettings
 from floodmark.failpoints import hit
@@ -36,6 +40,14 @@ if TYPE_CHECKING:
 
 # How long a stop may go unseen while nothing else happens.
 LOOK_S = 0.05
+# How often a part is halved only to have something to compare with, over all runs.
+PROBES_MAX = 4
+# A body that is refused as too large tells no less than this.
+BODY_BYTES_LEAST = 1024
+# What a lake answers for rows that it has already: no sign that it takes others now.
+_ALREADY = "already_committed"
+# In the detail of a part that is not done: how often it was halved to compare, and why its rows are given up.
+_PROBES, _GIVEN_UP = "probes", "given_up"
 
 
 class HttpDestination:
@@ -51,6 +63,26 @@ class HttpDestination:
         rules = unit.rules
         cut = bodies(shipment, self._storage, rules.part_rows, rules.part_bytes, known, done)
         return self._ship(unit, cut, parts, log, watch)
+
+    def set_aside(self, unit: Unit, part: Part, data: bytes, reason: str, log: UnitLog, watch: Watch) -> int:
+        """Set the rows of a part aside by hand; a lake is asked to pass them first. 0 if that lake has them."""
+        if log.destination() is None:
+            log.quarantine(part, data, reason, doubtful=part.last - part.first)
+        else:
+            log.note(replace(part, detail=json.dumps({_GIVEN_UP: reason})))
+            # Crash here: the next run asks the lake to pass these rows, and sets them aside.
+            hit("unit.sealed")
+            if not self._pass_by(unit, part, reason, log, watch):
+                return 0
+            log.quarantine(part, data, reason, passed=True)
+        return part.last - part.first
+
+    def _pass_by(self, unit: Unit, part: Part, reason: str, log: UnitLog, watch: Watch) -> bool:
+        """Ask a lake to pass the rows of a part. False if it has them: the part is acknowledged then."""
+        news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        wire = Wire(self._settings, unit, log.destination(), news)
+        one = Try(self._settings, unit, [part], log, watch, wire, Cutter((), 1, news), news)
+        return one.pass_by(Parcel(part, b"", 0, part.first, skip=reason))
 
     def ship_bodies(self, unit: Unit, found: Iterable[Body], log: UnitLog, watch: Watch) -> Shipped:
         """The same for bodies in ascending order; those that the log knows have its boundaries, or it is Corrupt."""
@@ -80,7 +112,7 @@ class Try:
         # Parts that the log knows, until the cutter gives them.
         self._known = {(part.first, part.last): part for part in parts}
         self._end = max((part.last for part in parts), default=0)
-        self._quarantined = sum(part.state == QUARANTINED for part in parts)
+        self._quarantined = sum(part.last - part.first for part in parts if part.state == QUARANTINED)
         self._ready: deque[Parcel] = deque()
         self._under_way = 0
         self._cutting = True
@@ -88,25 +120,44 @@ class Try:
         self._open: Counter[int] = Counter()
         self._failure: BaseException | None = None
         self._shipped = Shipped()
+        self._resumed = bool(parts)
+        # Parts that the destination took in this run, and how many there were when a part was sent first, by its row.
+        self._accepted = 0
+        self._accepted_before: dict[int, int] = {}
+        self._suspects: list[Arrived] = []
+        # How many there were when a part was cut or halved; and what is noted of parts that are not done.
+        self._accepted_when_made: dict[int, int] = {}
+        self._details = {part.first: json.loads(part.detail) for part in parts if part.state == SEALED and part.detail}
+        self._probed = False
+        self._bytes_max = log.body_bytes_max()
 
     def run(self) -> Shipped:
         # The wire ends first: what is cut after that is sent by nobody.
         with self._cutter, self._wire:
             try:
-                while self._failure is None and (self._cutting or self._ready or self._under_way):
+                while self._failure is None and (self._cutting or self._ready or self._under_way or self._suspects):
                     self._send()
-                    self._take(self._wait())
+                    if self._under_way or (self._cutting and not self._holds_back):
+                        self._take(self._wait())
+                    else:
+                        self._decide_without_witness()
             except Stopped as stop:
                 self._failure = stop
         if self._failure is not None:
             # The wire is closed. What arrived until then is written down; the rest is sent again by the next run.
-            self._acknowledge([one for one in self._drain() if isinstance(one, Arrived) and _delivered(one)])
+            # A row that a lake was asked to pass is asked about again.
+            late = [one for one in self._drain() if isinstance(one, Arrived) and one.parcel.skip is None]
+            self._acknowledge([one for one in late if _delivered(one)])
             raise self._failure
         return self._shipped
 
     def _send(self) -> None:
-        while self._ready and self._under_way < self._settings.parallel:
-            self._wire.send(self._ready.popleft())
+        # The halves of a suspect go out together, so that the good one is a witness against the other.
+        parallel = max(self._settings.parallel, 2 if self._details else 1)
+        while self._ready and self._under_way < parallel and not self._holds_back:
+            parcel = self._ready.popleft()
+            self._accepted_before.setdefault(parcel.part.first, self._accepted)
+            self._wire.send(parcel)
             self._under_way += 1
 
     def _wait(self) -> list[News]:
@@ -129,13 +180,18 @@ class Try:
     def _take(self, news: list[News]) -> None:
         arrived = [one for one in news if isinstance(one, Arrived)]
         self._under_way -= len(arrived)
+        passed = [one for one in arrived if one.parcel.skip is not None and _delivered(one)]
+        arrived = [one for one in arrived if one.parcel.skip is None or not _delivered(one)]
         # What was ready takes the places that are free now, before the catalog is written to.
         if all(_delivered(one) for one in arrived):
             self._send()
         self._acknowledge([one for one in arrived if _delivered(one)])
+        for one in passed:
+            self._set_aside_passed(one)
         for one in arrived:
             if not _delivered(one):
                 self._refuse(one)
+        self._judge_suspects()
         for error in (one for one in news if isinstance(one, BaseException)):
             self._failure = self._failure or error
         if self._failure is None:
@@ -147,7 +203,8 @@ class Try:
     def _seal(self, cut: list[Parcel]) -> None:
         """Write the new ones down, and make them ready with those that were written down by an earlier try."""
         new: list[Part] = []
-        for parcel in cut:
+        ready: list[Parcel] = []
+        for parcel in self._small_enough(cut):
             part = parcel.part
             known = self._known.pop((part.first, part.last), None)
             if known is None and part.first != self._end:
@@ -160,11 +217,35 @@ class Try:
             if known is None:
                 new.append(part)
                 self._end = part.last
-            self._open[parcel.body] = 1
-            self._ready.append(parcel)
+            self._open[parcel.body] += 1
+            given_up = self._details.get(part.first, {}).get(_GIVEN_UP)
+            if given_up is not None:
+                parcel = replace(parcel, **{"skip" if self._is_lake else "problem": given_up})
+            ready.append(parcel)
         if new:
             self._log.seal(new)
             hit("unit.sealed")
+        for parcel in ready:
+            if parcel.problem is not None:
+                # No destination sees it: its row has no form, or an earlier run found it to blame.
+                doubtful = parcel.rows if parcel.part.first in self._details else 0
+                self._quarantine(parcel, parcel.problem, Reply(None, parcel.problem), doubtful=doubtful)
+            else:
+                self._ready.append(parcel)
+
+    def _small_enough(self, cut: list[Parcel]) -> list[Parcel]:
+        """Parts that are new are halved until they have the size that the destination takes, as far as it said so."""
+        found: deque[Parcel] = deque(cut)
+        done: list[Parcel] = []
+        while found:
+            parcel = found.popleft()
+            bounds = parcel.part.first, parcel.part.last
+            too_large = self._bytes_max is not None and len(parcel.data) > self._bytes_max
+            if too_large and parcel.rows > 1 and bounds not in self._known:
+                found.extendleft(reversed(policy.halve(parcel)))
+            else:
+                done.append(parcel)
+        return done
 
     def _check_complete(self) -> None:
         missing = [bounds for bounds, part in self._known.items() if part.state == SEALED]
@@ -184,6 +265,7 @@ class Try:
             self._log.acknowledge([_with_detail(one) for one in group], destination)
             hit("unit.acknowledged")
             for one in group:
+                self._accepted += _ALREADY not in one.reply.text
                 self._count(one)
                 self._close(one.parcel)
 
@@ -200,25 +282,221 @@ class Try:
 
     def _refuse(self, one: Arrived) -> None:
         """Halve a part that was refused for what is in it; a single row is set aside. Anything else ends the run."""
-        parcel, reply, limits = one.parcel, one.reply, self._settings
+        parcel, reply = one.parcel, one.reply
         if reply.status == policy.STRANGER and reply.destination is not None:
             self._failure = self._failure or stranger(self._unit, self._log.destination(), reply.destination)
-        elif policy.judge(reply.status) != policy.REFUSED:
-            error = policy.failure(reply, one.tries, limits.retry_after_s_max, self._facts(parcel))
-            self._failure = self._failure or error
+        elif reply.status == policy.STRANGER and reply.newest is not None:
+            self._failure = self._failure or self._other_unit(reply.newest)
+        elif parcel.skip is None and policy.unanswered(reply.status) and self._is_suspect(reply):
+            self._suspect(one)
+        elif parcel.skip is not None or policy.judge(reply.status) != policy.REFUSED:
+            self._fail(one)
         elif parcel.rows > 1:
-            halves = policy.halve(parcel)
-            self._log.split(parcel.part, [half.part for half in halves])
-            hit("unit.sealed")
-            self._open[parcel.body] += 1
-            self._ready.extendleft(reversed(halves))
-        elif self._unit.lane != RETRY and self._quarantined >= limits.quarantine_max:
-            self._failure = self._failure or policy.too_many_refused(reply, limits.quarantine_max, self._facts(parcel))
+            if reply.status == policy.TOO_LARGE:
+                self._remember_size(parcel)
+            self._halve(parcel)
         else:
-            self._log.quarantine(parcel.part, parcel.data, policy.reason(reply))
-            self._quarantined += 1
-            self._shipped = replace(self._shipped, quarantined=self._shipped.quarantined + 1)
-            self._close(parcel)
+            self._quarantine(parcel, policy.reason(reply), reply)
+
+    def _fail(self, one: Arrived) -> None:
+        """The run ends because of this part."""
+        facts = self._facts(one.parcel)
+        if one.parcel.skip is not None and policy.judge(one.reply.status) == policy.REFUSED:
+            self._failure = self._failure or policy.cannot_pass(one.reply, facts)
+            return
+        out = policy.way_out(self._unit.sink, one.parcel.name, may_split=self._may_split)
+        advice = out if policy.unanswered(one.reply.status) else ""
+        error = policy.failure(one.reply, one.tries, self._settings.retry_after_s_max, facts, advice)
+        self._failure = self._failure or error
+
+    def _halve(self, parcel: Parcel, *, probes: int | None = None, doubtful: int = 0) -> None:
+        halves = policy.halve(parcel)
+        detail = {} if probes is None else {_PROBES: probes}
+        text = json.dumps(detail) if detail else ""
+        self._log.split(parcel.part, [replace(half.part, detail=text) for half in halves], doubtful=doubtful)
+        hit("unit.sealed")
+        if probes is not None:
+            self._details |= {half.part.first: detail for half in halves}
+        self._open[parcel.body] += 1
+        # They are new: what was accepted before them says nothing of them.
+        self._accepted_before.pop(parcel.part.first, None)
+        self._accepted_when_made |= {half.part.first: self._accepted for half in halves}
+        self._ready.extendleft(reversed(halves))
+
+    def _remember_size(self, parcel: Parcel) -> None:
+        size_bytes = max(BODY_BYTES_LEAST, len(parcel.data) // 2)
+        if self._bytes_max is None or size_bytes < self._bytes_max:
+            self._bytes_max = size_bytes
+            self._log.remember_bytes_max(size_bytes)
+
+    def _quarantine(
+        self, parcel: Parcel, reason: str, reply: Reply, *, doubtful: int = 0, passed: bool = False
+    ) -> None:
+        """Set a row aside, unless there are too many by now."""
+        if self._is_full(parcel, reply):
+            return
+        self._log.quarantine(parcel.part, parcel.data, reason, doubtful=doubtful, passed=passed)
+        self._quarantined += parcel.rows
+        self._shipped = replace(self._shipped, quarantined=self._shipped.quarantined + parcel.rows)
+        self._close(parcel)
+
+    def _is_full(self, parcel: Parcel, reply: Reply) -> bool:
+        """Whether one more row aside is too many: the run ends then. Rows that are sent again are counted already."""
+        limits = self._settings
+        if self._unit.lane == RETRY:
+            return False
+        if self._quarantined >= limits.quarantine_max:
+            error = policy.too_many_refused(reply, limits.quarantine_max, self._facts(parcel))
+        elif (in_all := self._log.quarantined()) >= limits.quarantine_total_max:
+            error = policy.too_many_in_all(in_all, limits.quarantine_total_max, self._facts(parcel))
+        else:
+            return False
+        self._failure = self._failure or error
+        return True
+
+    # ── parts that nothing is said about ──
+
+    @property
+    def _is_lake(self) -> bool:
+        return self._log.destination() is not None
+
+    @property
+    def _may_split(self) -> bool:
+        return self._settings.split_unanswered or self._is_lake
+
+    @property
+    def _may_be_lake(self) -> bool:
+        """Nothing was accepted yet, so nobody said who is at the other end."""
+        return not self._accepted and not self._is_lake
+
+    @property
+    def _holds_back(self) -> bool:
+        """A first run sends nothing more while it is not known whether a part that failed may be halved."""
+        return bool(self._suspects) and not self._may_split and not self._resumed
+
+    def _is_suspect(self, reply: Reply) -> bool:
+        """Whether others are worth sending, to see who is to blame; not if the endpoint wants to be left alone."""
+        patient = policy.asks_again(reply, self._settings.retry_after_s_max)
+        return patient and (self._may_split or self._may_be_lake)
+
+    def _suspect(self, one: Arrived) -> None:
+        """Let a part wait for a witness: one that is accepted from now on, or for a half since it was sent.
+
+        Halves go out together and have nobody else: an outage that begins between the answers of two of them is the one
+        that is not seen. For other parts it is.
+        """
+        first = one.parcel.part.first
+        if first not in self._details:
+            self._accepted_before[first] = self._accepted
+        self._suspects.append(one)
+
+    def _judge_suspects(self) -> None:
+        """Halve or set aside those that failed while another part was accepted."""
+        if self._failure is not None or not self._suspects:
+            return
+        if not self._may_split and not self._may_be_lake:
+            self._fail(self._suspects[0])
+            return
+        guilty = [one for one in self._suspects if self._accepted > self._accepted_before[one.parcel.part.first]]
+        self._suspects = [one for one in self._suspects if one not in guilty]
+        for one in guilty:
+            self._divide(one)
+        # Each holds the room of a body; and so many failures in a row are the endpoint's.
+        if len(self._suspects) >= max(2, self._settings.parallel):
+            self._decide_without_witness()
+
+    def _divide(self, one: Arrived) -> None:
+        parcel, reply = one.parcel, one.reply
+        doubtful = 0 if self._is_lake else parcel.rows
+        if parcel.rows > 1:
+            self._halve(parcel, probes=0, doubtful=doubtful)
+            return
+        # A row to blame is never sent again under this number: also a run that ends here has found it.
+        reason = policy.reason(reply)
+        self._log.note(replace(parcel.part, detail=json.dumps({_GIVEN_UP: reason})))
+        # Crash here: the next try sets it aside; a lake is asked to pass it first.
+        hit("unit.sealed")
+        if self._is_lake:
+            self._ready.appendleft(replace(parcel, skip=reason))
+        else:
+            self._quarantine(parcel, reason, reply, doubtful=doubtful)
+
+    def _set_aside_passed(self, one: Arrived) -> None:
+        """The lake answered: it has the row after all, or it will never take it under this number."""
+        if _ALREADY in one.reply.text:
+            self._acknowledge([one])
+        else:
+            self._quarantine(one.parcel, one.parcel.skip or "", one.reply, passed=True)
+
+    def _decide_without_witness(self) -> None:
+        """Nothing was accepted since these failed: the endpoint may be down, and no row of theirs is to blame.
+
+        A part of several rows is halved all the same if others were accepted in this run since it was made: that sets
+        nothing aside, and its halves are each other's witnesses.
+        """
+        if not self._may_split:
+            self._fail(self._suspects[0])
+            return
+        alone = len(self._suspects) == 1 and not (self._cutting or self._ready or self._under_way)
+        worth = [one for one in self._suspects if self._may_divide(one, alone=alone)]
+        if worth:
+            self._suspects = [one for one in self._suspects if one not in worth]
+            for one in worth:
+                self._divide(one)
+            return
+        first = min(self._suspects, key=lambda one: one.parcel.part.first)
+        probes = self._details.get(first.parcel.part.first, {}).get(_PROBES, 0)
+        if self._resumed and not self._probed and first.parcel.rows > 1 and probes < PROBES_MAX:
+            self._probed = True
+            self._suspects.remove(first)
+            self._halve(first.parcel, probes=probes + 1, doubtful=0 if self._is_lake else first.parcel.rows)
+        else:
+            self._fail(first)
+
+    def _may_divide(self, one: Arrived, *, alone: bool) -> bool:
+        """Whether to go on with a part that failed, though nothing was accepted since it was sent.
+
+        A single row of a lake that is all that is left: the lake is asked to pass it, and one that is down cannot.
+        """
+        first = one.parcel.part.first
+        if self._unit.lane == RETRY:
+            return len(self._suspects) < max(2, self._settings.parallel)  # they are in quarantine, and stay there
+        accepted = self._accepted > self._accepted_when_made.get(first, 0)
+        if one.parcel.rows > 1:
+            return accepted
+        return alone and self._is_lake and (accepted or first in self._details)
+
+    def pass_by(self, parcel: Parcel) -> bool:
+        self._open[parcel.body] = 1
+        self._under_way = 1
+        with self._wire:
+            self._wire.send(parcel)
+            (one,) = (one for one in self._wait() if isinstance(one, Arrived | BaseException))
+        if isinstance(one, BaseException):
+            raise one
+        if not _delivered(one):
+            self._refuse(one)
+            raise self._failure or Corrupt("a lake answered in a way that is not known", **self._facts(parcel))
+        if _ALREADY in one.reply.text:
+            self._log.acknowledge([_with_detail(one)], one.reply.destination)
+            return False
+        return True
+
+    def _other_unit(self, newest: policy.Newest) -> Corrupt:
+        """A lake took nothing, since its newest unit is not the one before this: either of the two was rolled back."""
+        unit, facts = self._unit, {"has_epoch": newest.epoch, "has_until": newest.until}
+        if newest.unit is not None and not self._log.knows(newest.unit, newest.epoch):
+            return rolled_back(unit, newest.unit, **facts)
+        # Of rows that are sent again, `until` is the number of the try and no sequence.
+        same = newest.unit is not None and newest.epoch == unit.epoch and unit.lane == ROWS
+        return Corrupt(
+            "the destination does not have what this sink sent to it: its catalog was rolled back",
+            sink=unit.sink,
+            table=unit.table,
+            unit=unit.id,
+            **facts,
+            advice=refill(unit.sink, unit.table, newest.until if same else None),
+        )
 
     def _close(self, parcel: Parcel) -> None:
         """A part is done; with the last one of its body there is room for another body."""
@@ -283,6 +561,6 @@ class Cutter:
                     self._news.put(None)
                     return
                 part = Part(body.first, body.last, body.digest)
-                self._news.put(Parcel(part, body.data, body.deletions, body.first))
+                self._news.put(Parcel(part, body.data, body.deletions, body.first, body.problem))
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for the bodies
             self._news.put(error)

@@ -2,8 +2,10 @@
 
 A destination that refuses what is in a part (400, 413, 422) is believed: the part is halved, down to the bad rows. One
 that cannot just now (408, 409, 425, 429, 5xx, no answer) is asked again under the same key: nobody knows whether
-it took the part (I13). Any other answer is about the address or the caller, not about rows: the run ends, and no row is
-set aside. What a destination says may hold what it was sent, so texts pass `hide` before anybody sees them (I18).
+it took the part (I13). A part that gets no word about its rows at every try (408, 5xx, no answer) while others are
+accepted is suspect; http.py says when it is halved. Any other answer is about the address or the caller, not about
+rows: the run ends, and no row is set aside. What a destination says may hold what it was sent, so texts pass `hide`
+before anybody sees them (I18).
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from floodmark.rows.changes import CHANGE_COLUMN, DELETE
 DELIVERED, AGAIN, REFUSED, UNAUTHORIZED, WRONG = "delivered", "again", "refused", "unauthorized", "wrong"
 _AGAIN = frozenset({408, 409, 425, 429})
 _REFUSED = frozenset({400, 413, 422})
+# No word about the rows: they may be there, or the destination may fail on one of them each time.
+_UNANSWERED = frozenset({408})
+TOO_LARGE = 413
 # A lake that is not the one that the sender expects took nothing.
 STRANGER = 412
 
@@ -49,6 +54,27 @@ class Reply:
     retry_after_s: float | None = None
     # Who answered, if it says so.
     destination: str | None = None
+    # The newest unit that a lake has of this sender, if that is why it took nothing.
+    newest: Newest | None = None
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest unit of a sender at a lake; without a unit it has none, or does not know which."""
+
+    epoch: int = 0
+    until: int | None = None
+    unit: str | None = None
+
+
+def newest_unit(text: str | None) -> Newest | None:
+    """What an answer says of the newest unit; None if it says nothing."""
+    if text is None:
+        return None
+    parts = text.split()
+    if len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal():
+        return Newest(int(parts[0]), int(parts[1]), None if parts[2] == "-" else parts[2])
+    return Newest()
 
 
 def judge(status: int | None) -> str:
@@ -62,21 +88,24 @@ def judge(status: int | None) -> str:
     return UNAUTHORIZED if status == 401 else WRONG
 
 
+def unanswered(status: int | None) -> bool:
+    """Whether nobody can tell what became of the part: a failure of the destination's own, or no answer."""
+    return status is None or status in _UNANSWERED or 500 <= status <= 599
+
+
 def asks_again(reply: Reply, retry_after_s_max: float) -> bool:
     """Whether the same part is worth another try in this run."""
     return judge(reply.status) == AGAIN and (reply.retry_after_s or 0.0) <= retry_after_s_max
 
 
 def wait_s(reply: Reply, tries: int, backoff_s_max: float, chance: float) -> float:
-    """How long to wait after so many tries: what the destination asked for, else twice as long each time.
+    """How long to wait after so many tries: twice as long each time, and never less than the destination asked for.
 
     `chance` is in [0, 1): parts that failed together do not come back together.
     """
-    if reply.retry_after_s is not None:
-        return reply.retry_after_s
     # The exponent is bounded so that any number of tries can be counted.
     longest = min(backoff_s_max, BACKOFF_S_FIRST * 2.0 ** min(tries - 1, 60))
-    return longest * (0.5 + chance / 2)
+    return max(reply.retry_after_s or 0.0, longest * (0.5 + chance / 2))
 
 
 def retry_after_s(value: str | None, date: str | None, now: datetime) -> float | None:
@@ -116,8 +145,11 @@ def place(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
 
-def headers(unit: Unit, part: Part, version: str, expected: str | None = None) -> dict[str, str]:
-    """Everything but the token; the same at every try. `expected`: who took the parts before this one."""
+def headers(unit: Unit, part: Part, version: str, expected: str | None = None, *, skip: bool = False) -> dict[str, str]:
+    """Everything but the token; the same at every try. `expected`: who took the parts before this one.
+
+    `skip`: the rows of the part are given up, and the body is empty.
+    """
     compression = unit.rules.compression
     return {
         "Content-Type": "application/x-ndjson",
@@ -129,8 +161,11 @@ def headers(unit: Unit, part: Part, version: str, expected: str | None = None) -
         "Floodmark-Epoch": str(unit.epoch),
         "Floodmark-Unit": unit.range,
         "Floodmark-Part": f"{part.first}-{part.last}",
+        **({} if unit.identity is None else {"Floodmark-Unit-Id": unit.identity}),
+        **({} if unit.identity is None or unit.after is None else {"Floodmark-After": unit.after}),
         "Floodmark-Key": ",".join(quote(column, safe="") for column in unit.key),
         **({} if expected is None else {"Floodmark-Expect": expected}),
+        **({"Floodmark-Skip": "true"} if skip else {}),
         "User-Agent": f"floodmark/{version}",
     }
 
@@ -168,6 +203,10 @@ class Parcel:
     data: bytes
     deletions: int
     body: int
+    # Its only row has no form as JSON, and why: it is set aside, never sent.
+    problem: str | None = None
+    # Why its rows are given up: a lake is asked to pass them, and no row is sent.
+    skip: str | None = None
 
     @property
     def rows(self) -> int:
@@ -198,18 +237,25 @@ def _parcel(first: int, lines: list[bytes], body: int) -> Parcel:
 
 def reason(reply: Reply) -> str:
     """Why a row is in quarantine."""
-    return f"{reply.status}: {reply.text}" if reply.text else str(reply.status)
+    status = "no answer" if reply.status is None else str(reply.status)
+    return f"{status}: {reply.text}" if reply.text else status
 
 
 # ── the end of a run ──
 
 
-def failure(reply: Reply, tries: int, retry_after_s_max: float, facts: dict[str, Any]) -> FloodmarkError:
-    """The error that a part ends the run with; what is acknowledged stays so, the next run sends the rest."""
+def failure(
+    reply: Reply, tries: int, retry_after_s_max: float, facts: dict[str, Any], advice: str = ""
+) -> FloodmarkError:
+    """The error that a part ends the run with; what is acknowledged stays so, the next run sends the rest.
+
+    `advice`: what to do if it is the part, not the endpoint.
+    """
     verdict = judge(reply.status)
+    next_run = f"{_NEXT_RUN} {advice}".strip()
     if reply.status is None:
         facts = {**facts, "tries": tries, "cause": reply.text}
-        return Unavailable("the endpoint does not answer", advice=_NEXT_RUN, **facts)
+        return Unavailable("the endpoint does not answer", advice=next_run, **facts)
     facts = {**facts, "status": reply.status, "tries": tries, "answer": reply.text or None}
     if verdict == UNAUTHORIZED:
         advice = (
@@ -223,7 +269,44 @@ def failure(reply: Reply, tries: int, retry_after_s_max: float, facts: dict[str,
         facts |= {"retry_after_s": reply.retry_after_s, "retry_after_s_max": retry_after_s_max}
         advice = "Run the sink again after that time; it goes on from here."
         return Unavailable("the endpoint asks for more patience than a run has", advice=advice, **facts)
-    return Unavailable("the endpoint did not take a part", advice=_NEXT_RUN, **facts)
+    if reply.retry_after_s:
+        facts |= {"retry_after_s": reply.retry_after_s}
+    return Unavailable("the endpoint did not take a part", advice=next_run, **facts)
+
+
+def way_out(sink: str, part: str, *, may_split: bool) -> str:
+    """What an operator can do about a part that fails at every try although the endpoint is well."""
+    by_hand = f"`floodmark sink quarantine add {sink!r} --part {part}` sets its rows aside"
+    if may_split:
+        return f"If the endpoint is well and only this part fails: {by_hand}."
+    return (
+        f"If the endpoint is well and only this part fails: `floodmark sink set {sink!r} --set split_unanswered=true`"
+        f" lets the sink find the row by halving (its rows may then arrive twice), or {by_hand}."
+    )
+
+
+def cannot_pass(reply: Reply, facts: dict[str, Any]) -> Unavailable:
+    return Unavailable(
+        "the lake at the other end does not know how to pass a row by",
+        advice="Upgrade Floodmark there; the next run asks again. Nothing was set aside.",
+        status=reply.status,
+        answer=reply.text or None,
+        **facts,
+    )
+
+
+def too_many_in_all(quarantined: int, quarantine_total_max: int, facts: dict[str, Any]) -> Invalid:
+    """The quarantine is full: nothing more is set aside until an operator empties it or raises the limit."""
+    return Invalid(
+        "the quarantine of this sink is full",
+        advice=(
+            f"`floodmark sink quarantine list {facts['sink']!r}` shows the rows; send them again with `retry`, let them"
+            " go with `drop`, or raise quarantine_total_max. The unit stays open; the next run goes on from here."
+        ),
+        quarantined=quarantined,
+        quarantine_total_max=quarantine_total_max,
+        **facts,
+    )
 
 
 def too_many_refused(reply: Reply, quarantine_max: int, facts: dict[str, Any]) -> Invalid:

@@ -25,9 +25,10 @@ from floodmark.catalog.unit import Unit
 from floodmark.errors import Invalid
 from floodmark.export import http_policy as policy
 from floodmark.export.http_policy import Parcel, Reply
-from floodmark.export.settings import HttpSettings
+from floodmark.export.settings import HttpSettings, WrongSetting
 
 DESTINATION_HEADER = "Floodmark-Destination"
+NEWEST_HEADER = "Floodmark-Newest"
 # What a thread may still need when its work is of no use any more: a read that cannot be interrupted, a name lookup.
 CLOSE_S_MAX = 1.0
 # Below the time after which common servers close a connection that is idle.
@@ -74,12 +75,23 @@ class Token:
         if variable:
             text = os.environ.get(variable)
             if text is None:
-                raise Invalid("the variable that holds the sink's token is not there", variable=variable)
+                raise WrongSetting(
+                    "the variable that holds the sink's token is not there",
+                    option="--token-env VARIABLE",
+                    variable=variable,
+                    advice="Export it where the run starts, or name another one.",
+                )
         elif file:
             try:
                 text = Path(file).expanduser().read_text()
             except (OSError, ValueError) as error:
-                raise Invalid("the file that holds the sink's token cannot be read", file=file, cause=error) from error
+                raise WrongSetting(
+                    "the file that holds the sink's token cannot be read",
+                    option="--token-file FILE",
+                    file=file,
+                    cause=error,
+                    advice="Put it there, or name another one.",
+                ) from error
         else:
             return None
         text = text.strip()
@@ -101,13 +113,17 @@ class Wire:
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        # By the loop's clock: when the destination may be asked again.
+        self._quiet_until = 0.0
         self._thread = threading.Thread(target=self._run, name="floodmark-wire", daemon=True)
 
     def __enter__(self) -> Wire:
         self._thread.start()
         error = self._started.get()
         if error is not None:
-            raise Invalid("the sink's address cannot be used", url=policy.place(self.url), cause=error) from error
+            raise WrongSetting(
+                "the sink's address cannot be used", option="--url URL", url=policy.place(self.url), cause=error
+            ) from error
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -128,7 +144,8 @@ class Wire:
             self._loop.close()
 
     async def _serve(self) -> None:
-        parallel = self._settings.parallel
+        # Two halves of a part are sent at once, whatever `parallel` is: one shows whether the other is to blame.
+        parallel = max(2, self._settings.parallel)
         limits = httpx.Limits(max_connections=parallel, max_keepalive_connections=parallel, keepalive_expiry=IDLE_S_MAX)
         # Loading certificates takes a while; without TLS nobody asks for them.
         verify = httpx.URL(self.url).scheme == "https"
@@ -155,13 +172,20 @@ class Wire:
 
     async def _try_until_known(self, parcel: Parcel) -> Arrived:
         limits, tries = self._settings, 0
-        payload = await asyncio.to_thread(policy.compress, parcel.data, self._unit.rules.compression)
-        headers = policy.headers(self._unit, parcel.part, __version__, self._expected)
+        skip = parcel.skip is not None
+        data = b"" if skip else parcel.data
+        payload = await asyncio.to_thread(policy.compress, data, self._unit.rules.compression)
+        headers = policy.headers(self._unit, parcel.part, __version__, self._expected, skip=skip)
 
         async def attempt() -> Reply:
             nonlocal tries
             tries += 1
-            return await self._post(headers, payload)
+            # A destination that asked one part for patience is not asked by the others meanwhile.
+            await asyncio.sleep(self._quiet_until - self._loop.time())
+            reply = await self._post(headers, payload)
+            if 0 < (reply.retry_after_s or 0.0) <= limits.retry_after_s_max:
+                self._quiet_until = max(self._quiet_until, self._loop.time() + (reply.retry_after_s or 0.0))
+            return reply
 
         def wait(state: RetryCallState) -> float:
             return policy.wait_s(_result(state), state.attempt_number, limits.backoff_s_max, random.random())
@@ -213,4 +237,7 @@ async def _beginning(answer: httpx.Response) -> bytes:
 
 def _reply(answer: httpx.Response, text: bytes) -> Reply:
     after = policy.retry_after_s(answer.headers.get("Retry-After"), answer.headers.get("Date"), datetime.now(UTC))
-    return Reply(answer.status_code, text.decode(errors="replace"), after, answer.headers.get(DESTINATION_HEADER))
+    newest = policy.newest_unit(answer.headers.get(NEWEST_HEADER))
+    return Reply(
+        answer.status_code, text.decode(errors="replace"), after, answer.headers.get(DESTINATION_HEADER), newest
+    )

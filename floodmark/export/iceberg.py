@@ -1,7 +1,8 @@
 """A sink into a table of another Iceberg catalog: the rows of a unit and the unit itself in one commit of that table.
 
-    look      the table's property says which unit it has: this one → done; the one before → go on; else Corrupt
-    stage     files under <table>/data/floodmark-<unit>/<attempt>/, nothing refers to them
+    look      the table's property says which unit it has: this one → done; the one before → go on; else Corrupt, also
+              if it is a unit that this catalog does not know: then the catalog was rolled back
+    stage     files under <table>/data/floodmark-<sink>/<unit>/<attempt>/, nothing refers to them
     commit    one snapshot, and the property, if the table is still as it was looked at; else look again
     clean     what other attempts of the unit left goes, then the unit is acknowledged
 
@@ -24,12 +25,12 @@ from floodmark import clock, log
 from floodmark.catalog.live import LiveFile
 from floodmark.catalog.metadata import add_schema, new_snapshot_id
 from floodmark.catalog.unit import ACKNOWLEDGED, Part, Shipped, Stopped, Unit, UnitLog, Watch
-from floodmark.catalog.unit_log import choices
+from floodmark.catalog.unit_log import refill, rolled_back
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Unavailable
 from floodmark.export.iceberg_clean import clean_unit, unit_folders
-from floodmark.export.iceberg_commit import LOST, Change, build_commit, commit, next_sequence
+from floodmark.export.iceberg_commit import LOST, SINK_NOTE, Change, build_commit, commit, next_sequence
 from floodmark.export.iceberg_stage import Staged, merge_by_key, shipped_columns, stage_unit
-from floodmark.export.iceberg_table import Place, Sent, State
+from floodmark.export.iceberg_table import Place, Sent, State, unit_property
 from floodmark.export.settings import IcebergSettings
 from floodmark.failpoints import hit
 from floodmark.model import FileRecord
@@ -96,7 +97,7 @@ class _Attempt:
         self._watch = watch
         self._runner = Runner(self._place.storage, destination.get_spark, self.id)
         # One per sink and table of the lake: several of them may ship into one table.
-        self._property = f"floodmark.{unit.sink_id}.{unit.table_id}"
+        self._property = unit_property(unit.sink_id, unit.table_id)
         self._folders: tuple[str, ...] = ()
         # A commit may have come true, or may still: what it names must not be deleted.
         self._may_be_there = False
@@ -110,7 +111,7 @@ class _Attempt:
         # Crash here: rows and property are there, the lake does not know; the next try finds them.
         hit("unit.committed")
         # Before the unit is acknowledged: afterwards nobody would look again.
-        clean_unit(self._place.storage, state, sent, self._unit.id)
+        clean_unit(self._place.storage, state, sent, self._unit)
         detail = {"rows": sent.rows, "deletions": sent.deletions, "bytes": sent.bytes, "snapshot": sent.snapshot}
         self._log.acknowledge([replace(WHOLE, detail=json.dumps(detail))], destination=state.id)
         hit("unit.acknowledged")
@@ -140,7 +141,7 @@ class _Attempt:
                 "the destination's catalog did not say whether it took the unit, and does not have it",
                 table=state.name,
                 unit=self._unit.id,
-                cause=type(error).__name__,
+                cause=error,
                 advice="The next run looks again and goes on from what is true.",
             ) from error
         raise Conflict(
@@ -159,24 +160,27 @@ class _Attempt:
         if not first:
             raise Conflict("the destination's table was dropped meanwhile", table=name, unit=self._unit.id)
         if self._settled is not None:
-            raise self._strange(name, "the destination's table is gone", None)
+            raise self._strange(name, "the destination's table is gone", None, None)
         return self._place.create(self._unit.table, shipped_columns(self._shipment), self._shipment.key)
 
     def _found(self, state: State) -> Sent | None:
         """What the table says of this unit, if it has it; Corrupt if it is not where the units before it ended."""
         unit = self._unit
         sent = state.sent(self._property)
+        if sent is not None and sent.lake == unit.lake and sent.unit != unit.id and sent.epoch >= unit.epoch:
+            self._check_known(state, sent)
         mine = sent is not None and (sent.lake, sent.epoch) == (unit.lake, unit.epoch)
         if self._log.destination() not in (None, state.id):
-            raise self._strange(state.name, "another table is at the destination than before", sent)
+            raise self._strange(state.name, "another table is at the destination than before", sent, None)
         if sent is None or not mine:
             if sent is not None and sent.lake == unit.lake and sent.epoch > unit.epoch:
-                raise self._strange(state.name, "the destination has units of a newer epoch", sent)
+                raise self._strange(state.name, "the destination has units of a newer epoch", sent, None)
             # Another incarnation of the lake: only the first unit of an epoch, which somebody chose, may follow it.
             self._check_end(state, sent, None)
             return None
         if state.went_back(sent):
-            raise self._strange(state.name, "the destination's table was set back to a state before a unit", sent)
+            # What the property says is not what the table holds: where its rows end is not known.
+            raise self._strange(state.name, "the destination's table was set back to a state before a unit", sent, None)
         if sent.until >= unit.until:
             return sent
         self._check_end(state, sent, sent.until)
@@ -185,13 +189,19 @@ class _Attempt:
     def _check_end(self, state: State, sent: Sent | None, until: int | None) -> None:
         """The table ends where the lake's last unit ended: nothing was lost in between."""
         if until != self._settled:
-            raise self._strange(state.name, "the destination does not have what this sink sent to it", sent)
+            raise self._strange(state.name, "the destination does not have what this sink sent to it", sent, until)
+
+    def _check_known(self, state: State, sent: Sent) -> None:
+        """The newest unit that the table has is one of this catalog: else others were given its sequences."""
+        if not self._log.knows(sent.unit, sent.epoch):
+            raise rolled_back(self._unit, sent.unit, destination=state.name, has_epoch=sent.epoch, has_until=sent.until)
 
     @cached_property
     def _settled(self) -> int | None:
         return self._log.settled_until()
 
-    def _strange(self, table: str, message: str, sent: Sent | None) -> Corrupt:
+    def _strange(self, table: str, message: str, sent: Sent | None, until: int | None) -> Corrupt:
+        """`until`: where the rows that the table has end, if that is certain."""
         unit = self._unit
         return Corrupt(
             f"{message}: it was restored, or made again",
@@ -201,7 +211,7 @@ class _Attempt:
             since=unit.since,
             has_epoch=None if sent is None else sent.epoch,
             has_until=None if sent is None else sent.until,
-            advice=choices(unit.sink, unit.table),
+            advice=refill(unit.sink, unit.table, until),
         )
 
     def _plan(self, state: State, before: _Plan | None) -> _Plan:
@@ -214,7 +224,7 @@ class _Attempt:
             last_column_id=metadata.last_column_id,
             next_schema_id=max(known) + 1,
         )
-        self._folders = unit_folders(state, self._unit.id, self.id)
+        self._folders = unit_folders(state, self._unit, self.id)
         target = StageTarget(
             folder=self._folders[0],
             schema_json=(wider or metadata.schema()).model_dump_json(),
@@ -268,7 +278,7 @@ class _Attempt:
             removed=removed,
             schema=plan.schema,
             properties={self._property: sent.to_json()},
-            note={"floodmark-unit": unit.id, "floodmark-sink": unit.sink},
+            note={"floodmark-unit": unit.id, "floodmark-sink": unit.sink, SINK_NOTE: unit.sink_id},
         )
 
     def _commit(self, state: State, change: Change) -> Exception | None:

@@ -10,6 +10,7 @@ A reply that was lost is `UNKNOWN`: it may still come true until the line moves,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
@@ -37,12 +38,14 @@ from floodmark import clock
 from floodmark.catalog.live import LiveFile
 from floodmark.catalog.manifests import plan_merges, write_added, write_list, write_merged, write_rest
 from floodmark.catalog.metadata import add_schema, last_sequence
-from floodmark.errors import Invalid
+from floodmark.errors import FloodmarkError, Invalid
 from floodmark.export.iceberg_table import Place, State
 from floodmark.model import FileRecord
 from floodmark.storage import join
 
 COMMITTED, LOST, UNKNOWN = "committed", "lost", "unknown"
+# In the summary of each snapshot that a sink makes: whose it is, for maintenance.
+SINK_NOTE = "floodmark-sink-id"
 _TOTALS = (
     ("total-data-files", "added-data-files", "deleted-data-files"),
     ("total-records", "added-records", "deleted-records"),
@@ -103,12 +106,26 @@ def build_commit(place: Place, state: State, change: Change) -> Built:
 def commit(place: Place, built: Built) -> tuple[str, Exception | None]:
     """Ask the catalog, once. What became of it, and the error that keeps that from being known."""
     try:
-        place.catalog.commit_table(built.state.table, built.requirements, built.updates)
+        answer = place.catalog.commit_table(built.state.table, built.requirements, built.updates)
     except (CommitFailedException, NoSuchTableError):
         return LOST, None
     except Exception as error:  # noqa: BLE001 - a foreign catalog fails in its own ways; what is true is read
         return UNKNOWN, error
+    _drop_old_metadata(place, built.state.metadata, answer.metadata)
     return COMMITTED, None
+
+
+def _drop_old_metadata(place: Place, before: TableMetadata, after: TableMetadata) -> None:
+    """Metadata files that the table's log has let go, if its properties say so: PyIceberg leaves that to its callers.
+
+    Best effort. Crash here: files that nothing names, for a sweep of the destination."""
+    if after.properties.get("write.metadata.delete-after-commit.enabled", "false").lower() != "true":
+        return
+    kept = {entry.metadata_file for entry in after.metadata_log}
+    with suppress(FloodmarkError):
+        place.storage.delete_many(
+            [entry.metadata_file for entry in before.metadata_log if entry.metadata_file not in kept]
+        )
 
 
 def next_sequence(state: State) -> int:
@@ -161,7 +178,9 @@ def _write_snapshot(place: Place, state: State, change: Change) -> Snapshot:
         snapshot_id=change.snapshot,
         parent_snapshot_id=parent,
         sequence_number=sequence,
-        timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms),
+        # Above the last one, not at it: PyIceberg would put the clock's time over a time that did not change, and a
+        # clock that went back makes a table that other engines refuse.
+        timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms + 1),
         manifest_list=location,
         summary=_summary(state, change),
         schema_id=metadata.current_schema_id,

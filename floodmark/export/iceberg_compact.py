@@ -23,13 +23,13 @@ from floodmark.catalog.metadata import new_snapshot_id, small_file_bytes, target
 from floodmark.catalog.upkeep import Maintenance
 from floodmark.errors import Corrupt, FloodmarkError, Unavailable
 from floodmark.export.iceberg_clean import compaction_folders, delete_unnamed, sweep_compactions
-from floodmark.export.iceberg_commit import COMMITTED, LOST, UNKNOWN, Change, build_commit, commit
+from floodmark.export.iceberg_commit import COMMITTED, LOST, SINK_NOTE, UNKNOWN, Change, build_commit, commit
 from floodmark.export.iceberg_stage import check_parquet
 from floodmark.export.iceberg_table import Place, State
 from floodmark.failpoints import hit
 from floodmark.maintain.compact import Compacted
 from floodmark.maintain.plan import CompactionPlan, FileGroup, plan_compaction
-from floodmark.maintain.record import BELOW_THRESHOLD, COMPACT, NOTHING_TO_DO, PLANNED, Run
+from floodmark.maintain.record import BELOW_THRESHOLD, NOTHING_TO_DO, PLANNED, SINK_COMPACT, Run
 from floodmark.model import FileRecord
 from floodmark.rows.checksum import RowChecksum
 from floodmark.rows.gather import SORT_BYTES_MAX, Group, _cut, _larger
@@ -63,26 +63,28 @@ def compact_destination(
     dry_run: bool = False,
     *,
     hopeless: Collection[str] = (),
+    sink: tuple[str, str] = ("", ""),
     actor: str = "",
     progress: Progress | None = None,
 ) -> Maintenance:
     """Put small files of the table together that this sink ships `table` to, in partitions with `file_count` of them.
 
-    `hopeless`: fingerprints from the last record's detail, of groups that were tried and not worth it. Never raises
-    for what goes wrong with the table: that is the record's outcome (compacted, nothing_to_do, below_threshold,
-    conflict, partial, failed; planned for a dry run).
+    `sink`: its name and id. `hopeless`: fingerprints of groups that were tried and not worth it.
+    Never raises for what goes wrong with the table: that is the record's outcome (compacted, nothing_to_do,
+    below_threshold, conflict, partial, failed; planned for a dry run).
     """
     started_ms = clock.now_ms()
     files_min = max(2, destination.settings.compact_file_count if file_count is None else file_count)
-    run = Run(COMPACT, None)
+    run = Run(SINK_COMPACT, None)
     name, table_id = table, ""
     with run.told(), closing(destination.place) as place:
         name = ".".join(place.identifier(table))
         state = place.load(table)
         if state is not None:
             table_id = state.id
-            work = _Compaction(place, table, destination.get_spark, progress)
+            work = _Compaction(place, table, destination.get_spark, progress, sink[1])
             work.run(run, state, files_min, dry_run, hopeless)
+    run.detail["sink"] = sink[0]
     record = run.maintenance(actor, started_ms)
     return replace(record, table=name, table_id=table_id, ended_ms=clock.now_ms())
 
@@ -95,9 +97,15 @@ class _Rewritten:
 
 class _Compaction:
     def __init__(
-        self, place: Place, table: str, get_spark: Callable[[], SparkSession], progress: Progress | None
+        self,
+        place: Place,
+        table: str,
+        get_spark: Callable[[], SparkSession],
+        progress: Progress | None,
+        sink_id: str,
     ) -> None:
         self._place = place
+        self._sink_id = sink_id
         self._table = table
         self._get_spark = get_spark
         self._progress = progress
@@ -108,7 +116,7 @@ class _Compaction:
         if dry_run:
             run.outcome = PLANNED if plan.groups else (BELOW_THRESHOLD if plan.below_threshold else NOTHING_TO_DO)
             return
-        run.detail["leftovers_deleted"] = sweep_compactions(self._place.storage, state)
+        run.detail["leftovers_deleted"] = sweep_compactions(self._place.storage, state) if state.collects else 0
         done = Compacted(hopeless=list(plan.hopeless))
         try:
             self._compact(plan, done)
@@ -158,7 +166,7 @@ class _Compaction:
                 added=tuple(record for one in better for record in one.records),
                 removed=tuple(file for one in better for file in one.group.files),
                 same_rows=True,
-                note={"floodmark-compaction": data.rpartition("/")[2]},
+                note={"floodmark-compaction": data.rpartition("/")[2], SINK_NOTE: self._sink_id},
             )
             built = build_commit(self._place, state, change)
             keep = True  # until it is known that it was not committed
@@ -188,7 +196,7 @@ class _Compaction:
             "the destination's catalog did not say whether it took the compaction, and does not have it",
             table=state.name,
             staged=change.folder,
-            cause=type(error).__name__,
+            cause=error,
             advice="Rows are as they were either way. Run it again.",
         ) from error
 

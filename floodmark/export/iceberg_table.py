@@ -37,12 +37,12 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from floodmark.catalog.live import LiveFile
 from floodmark.catalog.metadata import MetadataFiles
 from floodmark.errors import Corrupt, Invalid, NotFound, Unavailable
-from floodmark.export.settings import IcebergSettings
+from floodmark.export.settings import IcebergSettings, WrongSetting
 from floodmark.model import SEQ_COLUMN
 from floodmark.rows.layout import partition_spec
 from floodmark.rows.schema import check_columns, table_schema, user_fields
 from floodmark.storage import Storage, join
-from floodmark.storage.fileio import LakeFileIO
+from floodmark.storage.fileio import LakeFileIO, with_options
 
 FORMAT_VERSION = 2
 # Tables of a SQL catalog belong to a catalog of some name; this is PyIceberg's own default.
@@ -58,6 +58,11 @@ _NOT_OPENED = (
     NoSuchPropertyException,
     NotInstalledError,
 )
+# Each unit makes a metadata file: the oldest go as new ones come, by Iceberg's own rule for it.
+_METADATA_RULES = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
 _TIMES = (DateType, TimestampType, TimestamptzType)
 
 
@@ -124,6 +129,11 @@ class State:
     def metadata_folder(self) -> str:
         return self.metadata.properties.get("write.metadata.path", join(self.metadata.location, "metadata"))
 
+    @property
+    def collects(self) -> bool:
+        """Whether the table's owner lets files of it be deleted."""
+        return self.metadata.properties.get("gc.enabled", "true").lower() != "false"
+
     def sent(self, name: str) -> Sent | None:
         text = self.metadata.properties.get(name)
         return None if text is None else Sent.from_json(text, self.name)
@@ -151,6 +161,11 @@ class State:
         return self.head is None
 
 
+def unit_property(sink_id: str, table_id: str) -> str:
+    """The property that holds the last unit; one per sink and table of the lake: several may ship into one table."""
+    return f"floodmark.{sink_id}.{table_id}"
+
+
 def read_manifests(files: MetadataFiles, snapshot: Snapshot) -> tuple[ManifestFile, ...]:
     with answering("the destination's storage"):
         return tuple(read_manifest_list(files.io.new_input(snapshot.manifest_list)))
@@ -174,7 +189,10 @@ class Place:
 
     def __init__(self, settings: IcebergSettings, storage: Storage) -> None:
         self._settings = settings
-        self._properties = {_PY_IO_IMPL: _FILE_IO, **settings.catalog_properties()}
+        # The lake's own storage settings, as far as the catalog's do not say otherwise: a destination in the same store
+        # must not be looked for in the public cloud.
+        own_properties = with_options(settings.catalog_properties(), storage.options)
+        self._properties = {_PY_IO_IMPL: _FILE_IO, **own_properties}
         self._name = self._properties.pop("name", _CATALOG)
         # Where the catalog's properties say (endpoint, region), for PyIceberg's metadata and for our files alike.
         own = LakeFileIO(self._properties).storage if self._properties[_PY_IO_IMPL] == _FILE_IO else storage
@@ -188,9 +206,11 @@ class Place:
                 return load_catalog(self._name, **self._properties)
         except _NOT_OPENED as error:
             # Its text may hold the whole address: the kind of error says enough (I18).
-            raise Invalid(
+            raise WrongSetting(
                 "the destination's catalog cannot be opened",
-                cause=type(error).__name__,
+                option="--catalog KEY=VALUE",
+                type=self._properties.get("type"),
+                cause=error,
                 advice="Look at the sink's setting `catalog`: it takes PyIceberg's catalog properties.",
             ) from error
 
@@ -228,7 +248,7 @@ class Place:
         with answering("the destination's catalog"):
             self.catalog.create_namespace_if_not_exists(identifier[:-1])
             # Field ids are given anew by this: whoever goes on reads the table that came of it, or that was there.
-            properties = {"format-version": str(FORMAT_VERSION)}
+            properties = {"format-version": str(FORMAT_VERSION), **_METADATA_RULES}
             with suppress(TableAlreadyExistsError):
                 self.catalog.create_table(identifier, schema, partition_spec=spec, properties=properties)
         state = self.load(table)
@@ -253,7 +273,7 @@ def answering(who: str) -> Iterator[None]:
     except (OSError, SQLAlchemyError, RESTError) as error:
         # A driver's text may hold the address that it was given, with its password: the kind of error is enough.
         raise Unavailable(
-            f"{who} did not answer", cause=type(error).__name__, advice="The next run goes on where this one stopped."
+            f"{who} did not answer", cause=error, advice="The next run goes on where this one stopped."
         ) from error
 
 

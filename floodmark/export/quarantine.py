@@ -2,7 +2,7 @@
 
 The row of a refused line is looked up in the changes since its own sequence. If its key changed since, that newer state
 was or will be shipped by itself, and the refused one is of no use to anybody. Rows of tables without a key are sent as
-they were.
+they were. A row that has no form as JSON stays where it is until something newer replaces it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from floodmark.errors import BelowRetention, Corrupt
 from floodmark.export.settings import AnySettings
 from floodmark.model import BEGINNING, SEQ_COLUMN
 from floodmark.reading import Moment, Reader
+from floodmark.rows.bodies import UNENCODABLE, bodies
 from floodmark.rows.changes import CHANGE_COLUMN, DELETE
-from floodmark.rows.ndjson import encode_lines
 from floodmark.rows.shipment import Shipment, plan_shipment
 from floodmark.storage import Storage
 
 Lines = list[tuple[str, str]]
+# How much of a table becomes text at once while keys are looked for.
+LINES_AT_ONCE, LINES_BYTES = 10_000, 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def current_lines(
     lowest = min((row[SEQ_COLUMN] for row in refused.values()), default=0)
     shipment = _changes_since(reader, table, settings, lowest - 1, Moment(branch=branch))
     if not shipment.key:
-        return Again([(entry.id, entry.line) for entry in entries], [], ())
+        return Again([(entry.id, entry.line) for entry in entries if UNENCODABLE not in refused[entry.id]], [], ())
     keys = {entry: _key(row, shipment.key) for entry, row in refused.items()}
     newest = _newest(shipment, storage, set(keys.values()))
     send: Lines = []
@@ -54,6 +56,8 @@ def current_lines(
             send.append((entry.id, _deletion(refused[entry.id], shipment.key)))
         elif sequence > refused[entry.id][SEQ_COLUMN]:
             replaced.append(entry.id)
+        elif UNENCODABLE in json.loads(line):
+            continue
         else:
             send.append((entry.id, line))
     return Again(send, replaced, shipment.key)
@@ -78,10 +82,9 @@ def _newest(shipment: Shipment, storage: Storage, keys: set[str]) -> dict[str, t
 
 
 def _lines(shipment: Shipment, storage: Storage) -> Iterator[tuple[str, dict[str, Any]]]:
-    for batch in shipment.batches(storage):
-        for line in encode_lines(batch).to_pylist():
-            text = line.decode() if isinstance(line, bytes) else line
-            yield text, json.loads(text)
+    for body in bodies(shipment, storage, LINES_AT_ONCE, LINES_BYTES):
+        for line in body.data.splitlines(keepends=True):
+            yield line.decode(), json.loads(line)
 
 
 def _parsed(entry: Bad) -> dict[str, Any]:

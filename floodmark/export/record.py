@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from floodmark.errors import BelowRetention, Corrupt, FloodmarkError
+from floodmark.shown import html_table
 
 SHIPPED, NOTHING_TO_DO, PLANNED = "shipped", "nothing_to_do", "planned"
 PAUSED, STOPPED, BUSY, REFUSED, FAILED = "paused", "stopped", "busy", "refused", "failed"
+# The destination asked to be left alone until a later time: it is not asked before.
+WAITING = "waiting"
 # Of several tables the run has the outcome that asks for most attention.
-_BY_ATTENTION = (FAILED, REFUSED, BUSY, STOPPED, PAUSED, SHIPPED, PLANNED, NOTHING_TO_DO)
+_BY_ATTENTION = (FAILED, REFUSED, BUSY, WAITING, STOPPED, PAUSED, SHIPPED, PLANNED, NOTHING_TO_DO)
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,20 @@ class TableRun:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SinkRun:
     """One run of one sink."""
 
     sink: str
     tables: tuple[TableRun, ...]
+
+    def __repr__(self) -> str:
+        return f"<SinkRun {self.sink} {self.outcome} rows={self.rows:,}>"
+
+    def _repr_html_(self) -> str:
+        columns = ("table", "outcome", "rows", "deletions", "quarantined", "since", "until")
+        rows = [[getattr(one, name) for name in columns] for one in self.tables]
+        return html_table(f"sink {self.sink}: {self.outcome}", columns, rows)
 
     @property
     def outcome(self) -> str:

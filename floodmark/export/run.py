@@ -8,7 +8,7 @@ crash, an error or a stop leaves an open unit; the next run finishes that same u
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,12 @@ from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.sink_state import PAUSED as SINK_PAUSED
 from floodmark.catalog.sink_state import Followed, Sink
-from floodmark.catalog.unit import RETRY, Stopped, Unit, UnitLog, Watch
+from floodmark.catalog.unit import RETRY, ROWS, SEALED, Part, Stopped, Unit, UnitLog, Watch
 from floodmark.catalog.unit_log import choices
-from floodmark.catalog.units import Bad
-from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, Unavailable
+from floodmark.catalog.units import Bad, UnitLimit
+from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, Unavailable, cause_text
 from floodmark.export.following import check_followed, is_current, lost_tables
+from floodmark.export.http_policy import too_many_in_all
 from floodmark.export.quarantine import current_lines
 from floodmark.export.record import (
     BUSY,
@@ -29,23 +30,29 @@ from floodmark.export.record import (
     PLANNED,
     SHIPPED,
     STOPPED,
+    WAITING,
     SinkRun,
     TableRun,
     outcome_of,
 )
-from floodmark.export.settings import AnySettings, settings_from_json
+from floodmark.export.settings import AnySettings, HttpSettings, WrongSetting, place_of, settings_from_json
 from floodmark.export.watch import RunWatch
 from floodmark.failpoints import hit
 from floodmark.model import BEGINNING, MAIN
 from floodmark.reading import Changes, Moment, Reader
 from floodmark.rows.ndjson import holds
-from floodmark.rows.shipment import Body, Shipment, plan_shipment
+from floodmark.rows.shipment import Body, Shipment, bodies, plan_shipment
 
 if TYPE_CHECKING:
     from floodmark.export.destination import Destination
 
 TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
 RELEASES_MAX = 2
+# By table id: what storage knows of, and this catalog does not.
+Lost = Mapping[str, Corrupt]
+PARTS_SHOWN = 8
+# A destination that asks to be left alone for longer is asked once a day.
+RETRY_AFTER_S_KEPT = 86_400.0
 KEEPS_RULES = "The unit that is open keeps its columns and filter; `floodmark sink replay` gives it up."
 
 
@@ -64,15 +71,24 @@ class Runner:
 
     # ── a run ──
 
-    def run(self, name: str, watch: RunWatch, *, until_empty: bool = False) -> SinkRun:
+    def run(self, name: str, watch: RunWatch, *, until_empty: bool = False, now: bool = False) -> SinkRun:
+        """`now`: also if the destination asked to be left alone for longer."""
         sink = self._catalog.sinks.find(name)
         if sink.state == SINK_PAUSED:
             return SinkRun(name, tuple(TableRun(one.table, PAUSED) for one in sink.tables))
-        if is_current(sink) and sink.error is None:
+        idle = is_current(sink) and sink.error is None
+        if idle and self._catalog.witnesses.has_seen(sink):
             return _nothing(sink)
+        if sink.error is not None and not now:
+            waits_ms = self._catalog.sinks.waits_ms(sink.id)
+            if waits_ms:
+                return _waiting(sink, waits_ms)
         try:
+            if idle and not self._catalog.witnesses.compare(sink):
+                return _nothing(sink)
             self._get_ready()
-            return self._run(sink, watch, until_empty)
+            # Before a mark moves: a catalog that was rolled back knows less than storage.
+            return self._run(sink, watch, until_empty, self._catalog.witnesses.compare(sink, trim=True))
         except Invalid:
             raise  # a lake that is read-only
         except FloodmarkError as error:
@@ -80,9 +96,24 @@ class Runner:
             failed = (TableRun(one.table, outcome_of(error), since=one.mark, error=error) for one in sink.tables)
             return SinkRun(name, tuple(failed))
 
-    def _run(self, sink: Sink, watch: RunWatch, until_empty: bool) -> SinkRun:
-        sink = self._pass_over(sink)
-        if is_current(sink):
+    def _run(self, sink: Sink, watch: RunWatch, until_empty: bool, lost: Lost) -> SinkRun:
+        return self._with_lost(sink, self._run_held(sink, watch, until_empty, lost))
+
+    def _with_lost(self, sink: Sink, run: SinkRun) -> SinkRun:
+        """Say once what retention took since the last run before the sink had it (I15)."""
+        lost = self._catalog.sinks.take_lost(sink.id)
+        by_name = {one.table: lost[one.table_id] for one in sink.tables if one.table_id in lost}
+        if not by_name:
+            return run
+        told = (
+            replace(one, detail={**one.detail, "rows_lost": by_name[one.table]}) if one.table in by_name else one
+            for one in run.tables
+        )
+        return SinkRun(run.sink, tuple(told))
+
+    def _run_held(self, sink: Sink, watch: RunWatch, until_empty: bool, lost: Lost) -> SinkRun:
+        sink = self._pass_over(sink, lost)
+        if is_current(sink) and not lost:
             if sink.error is not None:
                 # What failed then is done: its reply was lost, or somebody passed it by.
                 self._catalog.sinks.forget_error(sink.id)
@@ -97,12 +128,21 @@ class Runner:
         try:
             # Read again: whoever held it before may have gone on until just now.
             sink = self._catalog.sinks.find(sink.name)
-            done = [self._table(sink, one.table, run, watch, until_empty) for one in sink.tables]
+            done: list[TableRun] = []
+            for one in sink.tables:
+                # One endpoint for all tables: what it asked for one counts for the others.
+                asked = next((table.error for table in done if table.error and _wait_ms(table.error.as_dict())), None)
+                done.append(
+                    self._table(sink, one.table, run, watch, until_empty, lost)
+                    if asked is None
+                    else _left_alone(one, asked)
+                )
             done += lost_tables(sink)
         except BaseException as error:
             self._release(sink, run, _told(error))
             raise
-        self._release(sink, run, _first_error(done))
+        waits_ms = max((_wait_ms(table.error.as_dict()) for table in done if table.error), default=0)
+        self._release(sink, run, _first_error(done), waits_ms)
         return SinkRun(sink.name, tuple(done))
 
     def retry(self, sink: Sink, table: str, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
@@ -122,6 +162,7 @@ class Runner:
         tally = _Tally(followed)
         try:
             check_followed(sink, followed)
+            _check_known(followed, self._catalog.witnesses.compare(sink))
             settings = settings_from_json(sink.kind, sink.settings)
             self._finish_open(sink, followed, run, watch, tally)
             # While the sink is held: what is newer than these rows cannot overtake them.
@@ -135,8 +176,75 @@ class Runner:
         except Stopped:
             return self._stopped(sink.name, table, tally)
         except FloodmarkError as error:
+            if isinstance(error, WrongSetting):
+                error.advise(sink.name)
             return tally.done(outcome_of(error), self._mark(sink.name, table), error)
         return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
+
+    def set_aside(self, sink: Sink, table: str, first: int, last: int, reason: str, watch: RunWatch) -> int:
+        """Set a part of the open unit aside by hand, in the same epoch; returns its rows. Busy if a run is at work."""
+        run = clock.new_id()
+        self._catalog.sinks.take(sink.name, run)
+        try:
+            sink = self._catalog.sinks.find(sink.name)
+            return self._set_aside(sink, sink.table(table), first, last, reason, run, watch)
+        finally:
+            # What failed is not done by this: the error stays until a run went well.
+            kept = None if sink.error is None else json.loads(sink.error)
+            self._release(sink, run, kept)
+
+    def _set_aside(
+        self, sink: Sink, followed: Followed, first: int, last: int, reason: str, run: str, watch: RunWatch
+    ) -> int:
+        from floodmark.export.http import HttpDestination
+
+        settings = settings_from_json(sink.kind, sink.settings)
+        destination = self._open_destination(settings)
+        if not isinstance(destination, HttpDestination) or not isinstance(settings, HttpSettings):
+            raise Invalid("only a sink over HTTP sets rows aside", sink=sink.name, kind=sink.kind)
+        open_units = [self._catalog.units.read(one) for one in (followed.open_unit, followed.retry_unit) if one]
+        for unit in open_units:
+            unit_log = self._catalog.units.log(unit, run)
+            parts = unit_log.parts()
+            for part in parts:
+                if (part.first, part.last, part.state) == (first, last, SEALED):
+                    self._check_room(sink, followed, settings, last - first, unit)
+                    data = self._text_of(unit, parts, part)
+                    return destination.set_aside(unit, part, data, reason, unit_log, watch)
+        waiting = [
+            f"{part.first}-{part.last}"
+            for unit in open_units
+            for part in self._catalog.units.log(unit, run).parts()
+            if part.state == SEALED
+        ]
+        raise Invalid(
+            "no part with these rows waits to be sent",
+            sink=sink.name,
+            table=followed.table,
+            part=f"{first}-{last}",
+            waiting=", ".join(waiting[:PARTS_SHOWN]) or "none",
+            advice="Name a part that the last error of the sink names: `floodmark sink status` shows it.",
+        )
+
+    def _check_room(self, sink: Sink, followed: Followed, settings: HttpSettings, rows: int, unit: Unit) -> None:
+        there = sum(self._catalog.units.count_quarantined(sink.id).values())
+        if unit.lane != RETRY and there + rows > settings.quarantine_total_max:
+            facts = {"sink": sink.name, "table": followed.table, "rows": rows}
+            raise too_many_in_all(there, settings.quarantine_total_max, facts)
+
+    def _text_of(self, unit: Unit, parts: Sequence[Part], part: Part) -> bytes:
+        """The rows of a part that was written down, as they would be sent."""
+        if unit.lane == RETRY:
+            return b""
+        known = [(one.first, one.last) for one in parts]
+        mine = (part.first, part.last)
+        others = [one for one in known if one != mine]
+        rules = unit.rules
+        found = bodies(self.shipment(unit), self._catalog.storage, rules.part_rows, rules.part_bytes, known, others)
+        body = next((one for one in found if (one.first, one.last) == mine), None)
+        if body is None or body.digest != part.digest:
+            raise Corrupt("a part of a unit has other bytes than when it was written down", unit=unit.id, part=mine)
+        return body.data
 
     def _stopped(self, name: str, table: str, tally: _Tally) -> TableRun:
         try:
@@ -145,22 +253,24 @@ class Runner:
             paused = False
         return tally.done(PAUSED if paused else STOPPED, self._mark(name, table))
 
-    def _release(self, sink: Sink, run: str, error: dict[str, Any] | None) -> None:
+    def _release(self, sink: Sink, run: str, error: dict[str, Any] | None, wait_ms: int = 0) -> None:
         for _ in range(RELEASES_MAX):
             try:
-                self._catalog.sinks.release(sink.id, run, None if error is None else json.dumps(error))
+                told = None if error is None else json.dumps(error)
+                self._catalog.sinks.release(sink.id, run, told, wait_ms)
                 return
             except Unavailable as problem:
                 log.get().warning("a sink could not be released", sink=sink.name, cause=str(problem))
         # Nobody vouches for this run any more: the next one takes the sink over.
         self._catalog.sinks.disown(run)
 
-    def _table(self, sink: Sink, table: str, run: str, watch: RunWatch, until_empty: bool) -> TableRun:
+    def _table(self, sink: Sink, table: str, run: str, watch: RunWatch, until_empty: bool, lost: Lost) -> TableRun:
         """One table of the run; its failure does not stop the others."""
         tally = _Tally(sink.table(table))
         try:
             watch.check()
             check_followed(sink, sink.table(table))
+            _check_known(sink.table(table), lost)
             settings = settings_from_json(sink.kind, sink.settings)
             self._finish_open(sink, sink.table(table), run, watch, tally)
             while self._take_new(sink.name, table, settings, run, watch, tally) and until_empty:
@@ -168,7 +278,9 @@ class Runner:
         except Stopped:
             return self._stopped(sink.name, table, tally)
         except FloodmarkError as error:
-            if isinstance(error, Invalid) and tally.opened:
+            if isinstance(error, WrongSetting):
+                error.advise(sink.name)
+            elif isinstance(error, Invalid) and tally.opened:
                 error.advice = f"{error.advice} {KEEPS_RULES}".strip()
             return tally.done(outcome_of(error), self._mark(sink.name, table), error)
         return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
@@ -195,7 +307,8 @@ class Runner:
             return False
         shipment = plan_shipment(self._new(sink, followed).plan, settings.columns, settings.where)
         check_text(shipment, settings, table)
-        unit = self._catalog.units.open(sink, followed, settings.rules(), shipment.key, run)
+        limit = UnitLimit(settings.unit_rows, settings.unit_bytes)
+        unit = self._catalog.units.open(sink, followed, settings.rules(), shipment.key, run, limit)
         if unit is None:
             return False
         # Crash here: an open unit and its pin; nothing was sent.
@@ -206,6 +319,10 @@ class Runner:
     def _ship(self, unit: Unit, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally) -> None:
         tally.opened = True
         unit_log = self._catalog.units.log(unit, run)
+        # Before the first effect outside: whoever rolls the catalog back from here on is noticed.
+        self._catalog.witnesses.put(unit, place_of(settings))
+        # Crash here: an open unit with its witness; nothing was sent.
+        hit("unit.witnessed")
         destination = self._open_destination(settings)
         if unit.lane == RETRY:
             self._ship_retry(unit, destination, unit_log, watch)
@@ -217,6 +334,8 @@ class Runner:
         hit("unit.shipped")
         tally.add(self._catalog.units.settle(unit, run))
         tally.opened = False
+        if unit.lane == ROWS:
+            self._catalog.witnesses.saw(unit, unit.table_id, unit.epoch, unit.until)
         hit("unit.settled")
         log.get().info("settled", sink=unit.sink, table=unit.table, since=unit.since, until=unit.until, lane=unit.lane)
 
@@ -242,12 +361,14 @@ class Runner:
     def plan(self, name: str) -> SinkRun:
         """What a run would do now. Changes nothing."""
         sink = self._catalog.sinks.find(name)
-        return SinkRun(name, (*(self._planned(sink, one) for one in sink.tables), *lost_tables(sink)))
+        lost = self._catalog.witnesses.compare(sink)
+        return SinkRun(name, (*(self._planned(sink, one, lost) for one in sink.tables), *lost_tables(sink)))
 
-    def _planned(self, sink: Sink, followed: Followed) -> TableRun:
+    def _planned(self, sink: Sink, followed: Followed, lost: Lost) -> TableRun:
         here = TableRun(followed.table, NOTHING_TO_DO, since=followed.mark, until=followed.head_sequence)
         try:
             check_followed(sink, followed)
+            _check_known(followed, lost)
             settings = settings_from_json(sink.kind, sink.settings)
             if followed.current:
                 return here
@@ -269,12 +390,13 @@ class Runner:
             error.advice = choices(sink.name, followed.table, mark=False)
             raise
 
-    def _pass_over(self, sink: Sink) -> Sink:
+    def _pass_over(self, sink: Sink, lost: Lost) -> Sink:
         """Move the marks of tables in which nothing is new for anybody, such as after a compaction."""
         moved = False
         for followed in sink.tables:
             try:
                 check_followed(sink, followed)
+                _check_known(followed, lost)
             except FloodmarkError:
                 continue  # said by the run
             moved = (not followed.current and self._passed_over(sink, followed)) or moved
@@ -287,7 +409,11 @@ class Runner:
             changes = self._new(sink, followed)
         except FloodmarkError:
             return False  # said by the run
-        return changes.empty and self._catalog.units.pass_over(sink, followed, changes.until)
+        if not changes.empty or not self._catalog.units.pass_over(sink, followed, changes.until):
+            return False
+        if followed.epoch is not None:
+            self._catalog.witnesses.saw(sink, followed.table_id, followed.epoch, changes.until)
+        return True
 
     def _mark(self, name: str, table: str) -> int | None:
         """Where the mark is now; None if the catalog does not say so."""
@@ -334,6 +460,11 @@ class _Tally:
         )
 
 
+def _check_known(followed: Followed, lost: Lost) -> None:
+    if followed.table_id in lost:
+        raise lost[followed.table_id]
+
+
 def check_text(shipment: Shipment, settings: AnySettings, table: str) -> None:
     """Every column has a form in the sink's format: said before a unit is opened that could never be shipped."""
     if settings.rules().format not in TEXT_FORMATS:
@@ -359,9 +490,35 @@ def _told(error: BaseException) -> dict[str, Any] | None:
         return None
     if isinstance(error, FloodmarkError):
         return error.as_dict()
-    # Only what kind it is: its text may hold anything, rows and secrets too.
     advice = "The log of that run says more; the next run resumes the unit."
-    return {"kind": type(error).__name__, "message": "the run broke off", "facts": {}, "advice": advice}
+    return {
+        "kind": type(error).__name__,
+        "message": "the run broke off",
+        "facts": {"cause": cause_text(error)},
+        "advice": advice,
+    }
+
+
+def _wait_ms(error: dict[str, Any]) -> int:
+    """For how long the destination asked to be left alone, as far as a run waits for that."""
+    asked_s = error["facts"].get("retry_after_s")
+    return 0 if asked_s is None else round(min(float(asked_s), RETRY_AFTER_S_KEPT) * 1000)
+
+
+def _waiting(sink: Sink, waits_ms: int) -> SinkRun:
+    until = clock.format_time(clock.now_ms() + waits_ms)
+    error = Unavailable(
+        "the destination asked to be left alone for longer",
+        sink=sink.name,
+        wait_s=round(waits_ms / 1000, 1),
+        until=until,
+        advice="The first run after that time goes on; `floodmark sink run --now` asks at once.",
+    )
+    return SinkRun(sink.name, tuple(_left_alone(one, error) for one in sink.tables))
+
+
+def _left_alone(followed: Followed, error: FloodmarkError) -> TableRun:
+    return TableRun(followed.table, WAITING, since=followed.mark, until=followed.mark, error=error)
 
 
 def _nothing(sink: Sink) -> SinkRun:

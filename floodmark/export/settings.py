@@ -17,12 +17,34 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from floodmark.catalog.unit import Rules
+from floodmark.catalog.witness import place_digest
+from floodmark.clock import parse_duration_ms
 from floodmark.errors import Corrupt, Invalid
 from floodmark.storage.options import checked
 
 HTTP, FILES, ICEBERG = "http", "files", "iceberg"
 NAME_BYTES_MAX = 200
 _MIB = 1024 * 1024
+
+
+class WrongSetting(Invalid):
+    """A setting of a sink is wrong, or names what is not there: `sink set` mends it, and what is open goes on.
+
+    `option`: of `floodmark sink set`, as far as it is known.
+    """
+
+    def __init__(self, message: str, *, option: str, advice: str = "", **facts: Any) -> None:
+        self.option = option
+        super().__init__(message, advice=advice, **facts)
+
+    @property
+    def kind(self) -> str:
+        return Invalid.__name__  # what a caller knows it as
+
+    def advise(self, sink: str) -> None:
+        """Name the command that mends it."""
+        command = f"`floodmark sink set {sink} {self.option}`"
+        self.advice = f"{self.advice} Set it right with {command}; the next run goes on from here.".strip()
 
 
 @dataclass(frozen=True)
@@ -33,6 +55,9 @@ class SinkSettings:
     # A condition in Spark SQL that needs no Spark to evaluate, like: country = 'XX'.
     where: str | None = None
     protected: bool = True
+    # A unit is about so large at most: it ends before the commit of the lake that exceeds one, and has at least one.
+    unit_rows: int = 20_000_000
+    unit_bytes: int = 8 * 1024 * _MIB
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -40,6 +65,7 @@ class SinkSettings:
         """Raise Invalid for what can be seen to be wrong without trying it."""
         if self.columns is not None and not self.columns:
             raise _wrong("columns", "leave it out to take all columns")
+        _check_least(self, unit_rows=1, unit_bytes=1)
 
     def rules(self) -> Rules:
         raise NotImplementedError
@@ -70,6 +96,11 @@ class HttpSettings(SinkSettings):
     retry_after_s_max: float = 300.0
     # More refused rows than this in one unit look like a wrong address or shape, not like bad rows.
     quarantine_max: int = 1_000
+    # And so many in all, of all tables and units, until an operator sends them again or drops them.
+    quarantine_total_max: int = 10_000
+    # A part that fails at every try without a word about its rows (5xx, a timeout) is halved while others are accepted.
+    # Halves have other keys, so rows of it may arrive twice at an endpoint that took it and did not say so.
+    split_unanswered: bool = False
 
     def check(self) -> None:
         super().check()
@@ -84,7 +115,7 @@ class HttpSettings(SinkSettings):
             raise _wrong("compression", "gzip, zstd or none")
         _check_least(
             self, part_rows=1, part_bytes=1024, parallel=1, timeout_s=0.001, tries=1, backoff_s_max=0,
-            retry_after_s_max=0, quarantine_max=0,
+            retry_after_s_max=0, quarantine_max=0, quarantine_total_max=0,
         )  # fmt: skip
 
     def rules(self) -> Rules:
@@ -132,6 +163,8 @@ class IcebergSettings(SinkSettings):
     partition: tuple[str, ...] | None = None
     # How many small files of a partition are worth a rewrite by `maintain --sink NAME --compact`.
     compact_file_count: int = 32
+    # How long its snapshots stay there, unless the table's own history.expire.* says otherwise.
+    keep_snapshots: str = "7d"
 
     def check(self) -> None:
         super().check()
@@ -142,6 +175,7 @@ class IcebergSettings(SinkSettings):
             shown = address.password or _names_secret(address.query) or _is_secret(name)
             if shown and not value.startswith("env:"):
                 raise _wrong(f"catalog.{name}", "a secret is named as env:VARIABLE, not written down")
+        parse_duration_ms(self.keep_snapshots)
         _check_least(self, compact_file_count=2)
 
     def rules(self) -> Rules:
@@ -158,6 +192,17 @@ KINDS: Mapping[str, type[HttpSettings | FilesSettings | IcebergSettings]] = {
     ICEBERG: IcebergSettings,
 }
 AnySettings = HttpSettings | FilesSettings | IcebergSettings
+
+
+def place_of(settings: AnySettings) -> str:
+    """A digest of where a sink's rows go: the same for a sink that is added again for the same place."""
+    match settings:
+        case HttpSettings():
+            return place_digest(HTTP, settings.url)
+        case FilesSettings():
+            return place_digest(FILES, settings.path, settings.storage.get("endpoint"))
+    there = [settings.catalog.get(name) for name in ("name", "uri", "warehouse")]
+    return place_digest(ICEBERG, there, settings.namespace, settings.table)
 
 
 def parse_settings(kind: str, values: Mapping[str, Any]) -> AnySettings:
@@ -214,7 +259,14 @@ def from_environment(value: str, setting: str) -> str:
         return value
     found = os.environ.get(value.removeprefix("env:"))
     if found is None:
-        raise Invalid("a variable that a setting names is not there", setting=setting, variable=value[4:])
+        key = setting.removeprefix("catalog.")
+        raise WrongSetting(
+            "a variable that a setting names is not set",
+            option=f"--catalog {key}=env:VARIABLE",
+            setting=setting,
+            variable=value[4:],
+            advice="Export it where the run starts, or name another one.",
+        )
     return found
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from floodmark import clock
+from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.sink_notes import BODY_BYTES_MAX, NOT_BEFORE_MS, ROWS_DOUBTFUL, ROWS_LOST
 from floodmark.catalog.sink_state import ACTIVE, PAUSED, Followed, Sink
 from floodmark.catalog.units import Bad
+from floodmark.catalog.upkeep import Maintenance
 from floodmark.errors import Busy, FloodmarkError, Invalid, NotFound
+from floodmark.export.check import FAILED, READY, check_destination
 from floodmark.export.destination import Destination, open_destination
 from floodmark.export.following import check_followed
 from floodmark.export.record import BUSY, SinkRun, TableRun, outcome_of
@@ -28,18 +31,29 @@ from floodmark.export.settings import (
     HTTP,
     ICEBERG,
     AnySettings,
+    HttpSettings,
+    IcebergSettings,
+    WrongSetting,
     check_name,
     parse_settings,
+    place_of,
     settings_from_json,
     settled_paths,
 )
 from floodmark.export.watch import Progress, RunWatch
+from floodmark.failpoints import hit
+from floodmark.maintain.keeper import Progress as KeeperProgress
+from floodmark.maintain.record import SINK_COMPACT, SINK_EXPIRE, SINK_VERBS, Upkept
 from floodmark.model import BEGINNING, MAIN, Head
 from floodmark.reading import Moment, Reader
 from floodmark.rows.shipment import plan_shipment
+from floodmark.shown import Listing, SinkFacts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from floodmark.export.iceberg import IcebergDestination
+    from floodmark.export.iceberg_maintain import Owner
 
 # Where a sink begins: at the beginning, with what comes from now on, where its mark is, or behind a sequence.
 BEGINNING_NAME, HEAD_NAME, MARK_NAME = "beginning", "head", "mark"
@@ -54,8 +68,10 @@ class LakeSinks:
         reader: Reader,
         get_spark: Callable[[], SparkSession],
         get_ready: Callable[[], None],
+        actor: str,
     ) -> None:
         self._catalog = catalog
+        self._actor = actor
         self._reader = reader
         self._get_spark = get_spark
         self._get_ready = get_ready
@@ -72,14 +88,15 @@ class LakeSinks:
         kind: str,
         *,
         tables: str | Sequence[str],
-        start: str | int = BEGINNING_NAME,
+        start: str | int | None = None,
         branch: str = MAIN,
         **settings: Any,
     ) -> dict[str, Any]:
         """Register a sink. Nothing is sent before its first run.
 
         kind: http (url, …), files (path, …) or iceberg (catalog, …). `start`: "beginning" ships what is there already,
-        "head" only what comes from now on, a number what is newer than that sequence. `branch`: the one it follows.
+        "head" only what comes from now on, a number what is newer than that sequence. Without it a sink begins at the
+        beginning, and is refused if one that was removed sent there before. `branch`: the one it follows.
         """
         check_name(name)
         chosen = parse_settings(kind, settled_paths(settings))
@@ -90,9 +107,30 @@ class LakeSinks:
         heads = [self._catalog.history.head(table, branch) for table in names]
         for head in heads:
             self._check_rows(head, chosen)
-        marks = {head.table: _mark_at(start, head, None) for head in heads}
+        if start is None:
+            self._check_new_place(name, chosen, heads)
+        begin = BEGINNING_NAME if start is None else start
+        marks = {head.table: _mark_at(begin, head, None) for head in heads}
         self._catalog.sinks.add(name, kind, chosen.to_json(), heads, marks, chosen.protected)
         return self.about(name)
+
+    def _check_new_place(self, name: str, settings: AnySettings, heads: Sequence[Head]) -> None:
+        """No sink that is gone sent rows of these tables there: from the beginning they would come once more."""
+        names = {head.table_id: head.table for head in heads}
+        for one in self._catalog.witnesses.left(place_of(settings), names):
+            again = (
+                f", `--start {one.since}` its last unit again and what came after, if the catalog was not rolled back"
+            )
+            raise Invalid(
+                "a sink that was removed, or that a rolled-back catalog lost, sent rows of this table there before",
+                sink=name,
+                table=names[one.table_id],
+                sink_before=one.name,
+                last_unit=f"{one.since}..{one.until}",
+                advice=f"Add it by `floodmark sink add {name} …` with a choice where it begins: `--start beginning`"
+                " sends every row (again), `--start head` only what comes from now on"
+                f"{again if one.since is not None and one.since > BEGINNING else ''}.",
+            )
 
     def set(self, name: str, **settings: Any) -> dict[str, Any]:
         """Change settings, from the next unit on; None puts one back to its default."""
@@ -121,6 +159,7 @@ class LakeSinks:
         return self._catalog.sinks.set_state(name, PAUSED)
 
     def resume(self, name: str) -> bool:
+        """Let a paused sink ship again. False: it was not paused."""
         self._get_ready()
         return self._catalog.sinks.set_state(name, ACTIVE)
 
@@ -135,9 +174,10 @@ class LakeSinks:
         sink = self._catalog.sinks.find(name)
         settings = settings_from_json(sink.kind, sink.settings)
         names = [*(followed.table for followed in sink.tables), *sink.lost] if table is None else [table]
+        witnessed = self._catalog.witnesses.newest_epoch(sink)
         for one in names:
             head = self._head(sink, one)
-            self._catalog.sinks.replay(name, head, partial(_mark_at, start, head), settings.protected)
+            self._catalog.sinks.replay(name, head, partial(_mark_at, start, head), settings.protected, witnessed)
         return self.about(name)
 
     def plan_replay(self, name: str, *, start: str | int, table: str | None = None) -> list[dict[str, Any]]:
@@ -174,7 +214,7 @@ class LakeSinks:
 
     def status(self) -> list[dict[str, Any]]:
         """Every sink: see `about`."""
-        return [self._about(sink) for sink in self._catalog.sinks.all()]
+        return Listing(self._about(sink) for sink in self._catalog.sinks.all())
 
     def about(self, name: str) -> dict[str, Any]:
         """Where a sink is: mark and head, lag in rows and time, last unit, errors, quarantine, per table."""
@@ -182,8 +222,12 @@ class LakeSinks:
 
     def _about(self, sink: Sink) -> dict[str, Any]:
         bad = self._catalog.units.count_quarantined(sink.id)
+        notes = self._catalog.sinks.notes(sink.id)
+        waits_until = notes.get(("", NOT_BEFORE_MS))
         settings = json.loads(sink.settings)
-        return {
+        # Settings that were stored before this limit have its default.
+        total_max = HttpSettings.quarantine_total_max if sink.kind == HTTP else None
+        about = {
             "sink": sink.name,
             "kind": sink.kind,
             "state": sink.state,
@@ -193,11 +237,17 @@ class LakeSinks:
             "error": None if sink.error is None else json.loads(sink.error),
             "error_at": None if sink.error_ms is None else clock.format_time(sink.error_ms),
             "quarantined": sum(bad.values()),
+            "quarantine_total_max": settings.get("quarantine_total_max", total_max),
+            "waits_until": None if waits_until is None else clock.format_time(waits_until),
+            "body_bytes_max": notes.get(("", BODY_BYTES_MAX)),
             "lost": sink.lost,
-            "tables": [self._about_table(sink, one, bad.get(one.table_id, 0)) for one in sink.tables],
+            "tables": [self._about_table(sink, one, bad.get(one.table_id, 0), notes) for one in sink.tables],
         }
+        return SinkFacts(about)
 
-    def _about_table(self, sink: Sink, followed: Followed, bad: int) -> dict[str, Any]:
+    def _about_table(
+        self, sink: Sink, followed: Followed, bad: int, notes: Mapping[tuple[str, str], int]
+    ) -> dict[str, Any]:
         lag = self._catalog.units.lag(followed.table_id, followed.mark, sink.branch)
         last = None if followed.last_unit is None else json.loads(followed.last_unit)
         if last is not None:
@@ -222,10 +272,37 @@ class LakeSinks:
             "open_unit": followed.open_unit or followed.retry_unit,
             "last_unit": last,
             "quarantined": bad,
+            # May have arrived twice: their part was halved without an answer.
+            "rows_doubtful": notes.get((followed.table_id, ROWS_DOUBTFUL), 0),
+            # Retention took them before they were sent, at most so many: a sink that is not protected, or by force.
+            "rows_lost": notes.get((followed.table_id, ROWS_LOST), 0),
             "refused": refused,
         }
 
     # ── running ──
+
+    def check(self, name: str) -> dict[str, Any]:
+        """Try the destination of every table of a sink, before its first run say. No row is sent, no mark moves.
+
+        Each table has an outcome, ready or failed, with what was found or the error.
+        """
+        sink = self._catalog.sinks.find(name)
+        tables = [self._checked(sink, followed) for followed in sink.tables]
+        outcome = READY if all(one["outcome"] == READY for one in tables) else FAILED
+        return {"sink": name, "kind": sink.kind, "outcome": outcome, "tables": tables}
+
+    def _checked(self, sink: Sink, followed: Followed) -> dict[str, Any]:
+        try:
+            check_followed(sink, followed)
+            settings = settings_from_json(sink.kind, sink.settings)
+            self._check_rows(self._head(sink, followed.table), settings)
+            found = check_destination(settings, self._catalog.storage, followed.table)
+        except FloodmarkError as error:
+            if isinstance(error, WrongSetting):
+                error.advise(sink.name)
+            told = {**error.as_dict(), "exit_code": error.exit_code}
+            return {"table": followed.table, "outcome": FAILED, "found": None, "error": told}
+        return {"table": followed.table, "outcome": READY, "found": found, "error": None}
 
     def run(
         self,
@@ -233,17 +310,105 @@ class LakeSinks:
         *,
         until_empty: bool = False,
         dry_run: bool = False,
+        now: bool = False,
         progress: Progress | None = None,
         stop: threading.Event | None = None,
     ) -> SinkRun:
         """Ship what is new: first the unit that is open, if one is, then one unit per table.
 
-        With until_empty it goes on until nothing is new. `stop` ends it at once; the next run resumes. Whatever
+        With until_empty it goes on until nothing is new. `stop` ends it at once; the next run resumes. A destination
+        that asked to be left alone for some time is not asked before, unless with `now`. Whatever
         happens is in the record: this raises only for a sink that is not there and a lake that is read-only.
         """
         if dry_run:
             return self._runner.plan(name)
-        return self._runner.run(name, RunWatch(stop or threading.Event(), progress), until_empty=until_empty)
+        watch = RunWatch(stop or threading.Event(), progress)
+        return self._runner.run(name, watch, until_empty=until_empty, now=now)
+
+    # ── tables at the destination ──
+
+    def maintain(
+        self,
+        name: str,
+        *,
+        table: str | None = None,
+        verbs: Sequence[str] = SINK_VERBS,
+        files_min: int | None = None,
+        keep: str | None = None,
+        dry_run: bool = False,
+        progress: KeeperProgress | None = None,
+    ) -> Upkept:
+        """Maintain the tables that an Iceberg sink ships to: compact, expire old snapshots of its own, and sweep.
+
+        `files_min`: small files of a partition that are worth a rewrite; `keep`: snapshots younger than this stay. Each
+        verb on each table ends in a named outcome, which is recorded and not raised; a run of the sink may go on.
+        """
+        from floodmark.export.iceberg import IcebergDestination
+
+        sink = self._catalog.sinks.find(name)
+        settings = settings_from_json(sink.kind, sink.settings)
+        if not isinstance(settings, IcebergSettings):
+            raise Invalid(
+                "only tables that a sink of kind iceberg ships to can be maintained",
+                sink=name,
+                kind=sink.kind,
+                advice="A files sink writes whole units that are never changed; an endpoint keeps its own rows.",
+            )
+        if keep is not None:
+            clock.parse_duration_ms(keep)
+        if not dry_run:
+            self._get_ready()
+        destination = IcebergDestination(settings, self._catalog.storage, self._get_spark)
+        records = [
+            self._maintained(sink, one, destination, verb, files_min, keep, dry_run, progress)
+            for one in ([sink.table(table)] if table is not None else sink.tables)
+            for verb in verbs
+        ]
+        return Upkept(tuple(records))
+
+    def _maintained(
+        self,
+        sink: Sink,
+        followed: Followed,
+        destination: IcebergDestination,
+        verb: str,
+        files_min: int | None,
+        keep: str | None,
+        dry_run: bool,
+        progress: KeeperProgress | None,
+    ) -> Maintenance:
+        from floodmark.export.iceberg_compact import compact_destination
+        from floodmark.export.iceberg_maintain import DestinationKeeper, Owner
+
+        owner = Owner(sink.name, sink.id, followed.table_id)
+        keeper = DestinationKeeper(destination, followed.table, owner, self._actor)
+        if verb == SINK_COMPACT:
+            record = compact_destination(
+                destination,
+                followed.table,
+                files_min,
+                dry_run,
+                hopeless=self._could_not_improve(owner),
+                sink=(sink.name, sink.id),
+                actor=self._actor,
+                progress=None if progress is None else partial(progress, verb, followed.table),
+            )
+        elif verb == SINK_EXPIRE:
+            record = keeper.expire(keep=keep, dry_run=dry_run)
+        else:
+            record = keeper.sweep(lambda: self._catalog.units.open_ids(sink.id), dry_run=dry_run)
+        # By sink and table, also if the destination could not say which table it has: a later run replaces the record.
+        record = replace(record, table_id=owner.record_id)
+        if not dry_run:
+            self._catalog.upkeep.record(record)
+            log.get().info("maintained", verb=verb, sink=sink.name, table=record.table, outcome=record.outcome)
+            hit("maintain.recorded")
+        return record
+
+    def _could_not_improve(self, owner: Owner) -> list[str]:
+        """Groups of a destination's files that its last compaction could not improve."""
+        last = self._catalog.upkeep.records(table_id=owner.record_id, verb=SINK_COMPACT, limit=1)
+        return [str(one) for record in last for one in record.detail.get("hopeless", ())]
 
     # ── rows that were refused ──
 
@@ -276,6 +441,23 @@ class LakeSinks:
             return TableRun(followed.table, BUSY, error=error)
         except FloodmarkError as error:
             return TableRun(followed.table, outcome_of(error), error=error)
+
+    def set_aside(self, name: str, *, first: int, last: int, table: str | None = None, reason: str = "") -> int:
+        """Put a part of the open unit, the rows [first, last), into quarantine by hand; returns how many rows.
+
+        For a part that fails at every try. The epoch and the mark stay; the next run goes on behind it. A lake is asked
+        to pass the rows first; 0 if it has them after all.
+        """
+        self._get_ready()
+        sink = self._catalog.sinks.find(name)
+        if table is None:
+            opened = [one.table for one in sink.tables if one.open_unit or one.retry_unit]
+            if len(opened) != 1:
+                known = ",".join(opened) or "none"
+                raise Invalid("name the table of the part", sink=name, open=known, advice="Use --table.")
+            table = opened[0]
+        said = f"set aside by hand: {reason}" if reason else "set aside by hand"
+        return self._runner.set_aside(sink, table, first, last, said, RunWatch(threading.Event()))
 
     def drop(self, name: str, *, ids: Sequence[str] | None = None) -> int:
         """Let refused rows go for good: all, or those with these ids. Returns how many."""

@@ -18,7 +18,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ SMALL_BYTES = 64 * MIB
 # What a small file may be once it is unpacked.
 TEXT_BYTES_MAX = 256 * MIB
 APPEND, MERGE = "append", "merge"
-_CAUSE_CHARACTERS_MAX = 200
+BAD_FILES_MAX = 10
 _PATTERN = re.compile(r"[][{}*?\\]")
 
 
@@ -56,6 +56,8 @@ class Dropped:
     failed: int = 0
     waiting: int = 0
     set_aside: int = 0
+    # The newest of those: file, line, reason, advice, path. For people: what a run did is in the counts.
+    bad_files: tuple[dict[str, Any], ...] = field(default=(), compare=False)
 
 
 class Drop:
@@ -80,6 +82,11 @@ class Drop:
         self._mode = mode
         self._small_bytes = small_bytes
         self._folder = DropFolder(path, settle_s)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Where files are dropped, and which table they come into."""
+        return {"path": str(self._folder.path), "table": self._table}
 
     def run(self, is_stopped: Callable[[], bool] = lambda: False) -> Dropped:
         """Load what is complete, one file after the other, each in a commit of its own."""
@@ -109,7 +116,9 @@ class Drop:
                 failed += 1
         if trouble is not None:
             raise trouble
-        return Dropped(loaded, rows, failed, waiting, self._folder.set_aside())
+        aside = self._folder.set_aside()
+        bad = tuple(self._folder.bad_files(BAD_FILES_MAX)) if aside else ()
+        return Dropped(loaded, rows, failed, waiting, aside, bad)
 
     def _trouble(self, found: Found, error: Exception) -> FloodmarkError:
         if isinstance(error, OSError):
@@ -118,7 +127,7 @@ class Drop:
         return FloodmarkError(
             "a file could not be loaded, and stays where it is",
             file=found.shown,
-            cause=f"{type(error).__name__}: {error}"[:_CAUSE_CHARACTERS_MAX],
+            cause=error,
             advice="The log has more. Take it out of the folder, or mend it; the others were loaded.",
         )
 
@@ -168,7 +177,7 @@ class Drop:
         told.warning("a file was refused", cause=str(refusal), moved_to=str(target))
 
     def _load(self, found: Found, data: bytes | None, mode: str, batch: str) -> Commit:
-        rows, explained = self._rows(found, data)
+        rows, explained = self._rows(found, data, merged=mode == MERGE)
         write = self._lake.merge if mode == MERGE else self._lake.append
         try:
             return write(self._table, rows, batch=batch, message=f"{mode} {found.shown} of {self._name}")
@@ -180,13 +189,13 @@ class Drop:
                 raise Unavailable("the file did not come in", file=found.shown, cause=unknown) from unknown
             return commit
 
-    def _rows(self, found: Found, data: bytes | None) -> tuple[Any, Callable[[], Invalid | None]]:
+    def _rows(self, found: Found, data: bytes | None, *, merged: bool) -> tuple[Any, Callable[[], Invalid | None]]:
         """The rows of a file, read here if it is small, else by Spark; and who says more if they do not fit."""
         file_format = format_of([found.name], self._format)
         schema, filled = self._lake.schema(self._table), self._lake.filled_columns(self._table)
         if data is not None:
             try:
-                rows = read_rows(found.name, data, file_format, schema, filled, bytes_max=TEXT_BYTES_MAX)
+                rows = read_rows(found.name, data, file_format, schema, filled, bytes_max=TEXT_BYTES_MAX, merged=merged)
                 return rows, lambda: None
             except NeedsSpark:
                 log.get(source=self._name, file=found.shown).info("a file is left to Spark")
@@ -198,7 +207,8 @@ class Drop:
         # What is a pattern for Spark is a name here.
         path = _PATTERN.sub(r"\\\g<0>", str(self._folder.path / found.name))
         columns = spark_schema(schema)
-        rows = read_files(spark, [path], file_format, columns, filled=filled)
+        every = columns.names if merged else ()
+        rows = read_files(spark, [path], file_format, columns, filled=filled, merged=every)
         return rows, lambda: explain(spark, [path], file_format, columns)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 LOADED, FAILED = ".loaded", ".failed"
 REASON = ".reason.json"
+REASON_CHARACTERS_MAX = 500
 HIDDEN = (".", "_")
 UNFINISHED = (".tmp", ".part", ".crdownload")
 _PIECE_BYTES = 1024 * 1024
@@ -93,6 +94,15 @@ class DropFolder:
         found = os.walk(self.path / FAILED)
         return sum(1 for _, _, names in found for name in names if f"{name}{REASON}" in names)
 
+    def bad_files(self, limit: int) -> list[dict[str, Any]]:
+        """The newest of them: which file, the line if one is known, why, and where it lies now."""
+        found = []
+        for folder, _, names in os.walk(self.path / FAILED):
+            told = [Path(folder, name + REASON) for name in names if f"{name}{REASON}" in names]
+            found += [(look, path) for path in told if (look := look_at(path)) is not None]
+        newest = sorted(found, key=lambda one: (one[0][1], one[1]), reverse=True)[:limit]
+        return [_bad_file(path) for _, path in newest]
+
     def put_loaded(self, found: Found) -> Path:
         return self._move(found, LOADED, None)
 
@@ -111,6 +121,28 @@ class DropFolder:
             _sync(folder)
         self._seen.pop(found.name, None)
         return target
+
+
+def _bad_file(reason: Path) -> dict[str, Any]:
+    """What a file with a reason says; one that cannot be read says so."""
+    path = str(reason).removesuffix(REASON).encode(errors="backslashreplace").decode()
+    told: dict[str, Any] = {
+        "file": Path(path).name,
+        "line": None,
+        "reason": "the reason cannot be read",
+        "advice": "",
+        "path": path,
+    }
+    try:
+        data = json.loads(reason.read_text(encoding="utf-8"))
+        error = data["error"]
+        line = error["facts"].get("line")
+        facts = {name: value for name, value in error["facts"].items() if name not in ("line", "count")}
+        said = f" [{' '.join(f'{name}={value}' for name, value in facts.items())}]" if facts else ""
+        told |= {"file": data["file"], "line": None if line is None else int(line), "at": data["at"]}
+        return told | {"reason": f"{error['message']}{said}"[:REASON_CHARACTERS_MAX], "advice": error["advice"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return told
 
 
 def look_at(path: Path) -> Look | None:

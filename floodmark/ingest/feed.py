@@ -143,7 +143,9 @@ class Feed:
 
     # ── in ──
 
-    def take(self, text: bytes, rows: int, *, key: str | None, evolve: bool, seen: Seen | None = None) -> Future[Taken]:
+    def take(
+        self, text: bytes, rows: int, *, key: str | None, evolve: bool, seen: Seen | None = None, actor: str = ""
+    ) -> Future[Taken]:
         if self._draining or self._stopped:
             raise Unavailable("rows are not taken any more: the server is stopping", advice="Retry in a moment.")
         spool = self._spool
@@ -165,7 +167,7 @@ class Feed:
                 cause=None if self._error is None else self._error.message,
                 advice="Send more slowly, and retry.",
             )
-        future = spool.append(text, rows, key=key, evolve=evolve)
+        future = spool.append(text, rows, key=key, evolve=evolve, actor=actor)
         future.add_done_callback(lambda done: self._taken(spool.id, seen, done))
         return future
 
@@ -233,7 +235,7 @@ class Feed:
         if isinstance(error, FloodmarkError):
             self._error = error
         else:
-            self._error = Unavailable("the feed met a defect", cause=f"{type(error).__name__}: {error}")
+            self._error = Unavailable("the feed met a defect", cause=error)
         if isinstance(error, Corrupt | NotFound):
             # What cannot be read, or is gone, takes nothing more: it is refused until it can be opened again.
             self._shut()
@@ -387,6 +389,8 @@ class Feed:
             "fed_rows": 0 if row is None else row.rows,
             "quarantined": 0 if row is None else row.quarantined,
             "version": None if row is None else row.version,
+            # By the catalog: also what an earlier process fed.
+            "fed_at": clock.format_time(row.updated_ms) if row is not None and self._position else None,
             "error": None if error is None else error.as_dict(),
             "failures": self._failures,
         }

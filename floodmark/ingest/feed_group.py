@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ from floodmark.rows.duplicates import last_of_table
 from floodmark.rows.json_lines import parse_lines
 from floodmark.write.prune import key_fields
 from floodmark.write.refusals import Offence
+
+# So many times may the actor change in what is read of a spool before their records are published together.
+TURNS_MAX = 16
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,19 @@ class Rows:
 
 
 def same_kind(records: Sequence[Record]) -> list[Record]:
-    """The first of them that can be one publish: what may add columns must not let others add some."""
-    for place, record in enumerate(records):
-        if record.evolve != records[0].evolve:
-            return list(records[:place])
-    return list(records)
+    """The first of them that can be one publish: what may add columns must not let others add some.
+
+    A publish has the rows of one actor. Where actors take turns so often that this would make a publish of nearly every
+    record, and the feed fall behind, it has the rows of all of them, and names them all.
+    """
+    alike = list(takewhile(lambda record: record.evolve == records[0].evolve, records))
+    turns = [len(list(turn)) for _, turn in groupby(alike, key=lambda record: record.actor)]
+    return alike if len(turns) > TURNS_MAX else alike[: turns[0]] if turns else []
+
+
+def actor_of(records: Sequence[Record], own: str) -> str:
+    """Who these rows are committed as: `own` for those that were sent without a token."""
+    return ", ".join(dict.fromkeys(record.actor or own for record in records))
 
 
 class Group:

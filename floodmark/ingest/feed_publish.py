@@ -24,7 +24,7 @@ from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.spool_rider import SpoolRider
 from floodmark.errors import Conflict, Invalid, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.feed_group import Bad, Group, Rows, lines_of
+from floodmark.ingest.feed_group import Bad, Group, Rows, actor_of, lines_of
 from floodmark.ingest.feed_memory import Memory
 from floodmark.ingest.feed_quarantine import clean, put_aside
 from floodmark.ingest.receive import try_receive
@@ -166,6 +166,7 @@ class Feeder:
             table_id=self._table_id,
             evolve=records[0].evolve,
             from_json=rows.from_json,
+            actor=actor_of(records, self._lake.actor),
             message=f"fed records {since}..{until - 1}",
         )
         # Crash here: the catalog's position is above these records; the spool still has them.
@@ -268,7 +269,7 @@ class _Trial:
         try_receive(
             self._lake.catalog,
             self._lake.sessions.get,
-            self._lake.actor,
+            actor_of([self._record], self._lake.actor),
             self._table,
             rows.data,
             table_id=self._table_id,

@@ -37,7 +37,7 @@ _PIECE_BYTES = 1024 * 1024
 _ZSTD_PIECE_BYTES = 1024
 _ZSTD_WINDOW_BYTES_MAX = 128 * 1024 * 1024
 # What one row of CSV may be. Python's reader and Arrow's have lower bounds of their own (128 KiB, about 1 MiB).
-_CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
+CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 _CSV_ROW = re.compile(r"Row #(\d+): (.*)", re.DOTALL)
 _EXAMPLE_CHARACTERS_MAX = 60
 # A time that says its zone ends like this.
@@ -50,16 +50,26 @@ class NeedsSpark(Exception):
 
 
 def read_rows(
-    name: str, data: bytes, file_format: str, schema: Schema, filled: Collection[str], *, bytes_max: int
+    name: str,
+    data: bytes,
+    file_format: str,
+    schema: Schema,
+    filled: Collection[str],
+    *,
+    bytes_max: int,
+    merged: bool = False,
 ) -> pa.Table:
-    """The rows of a file with the columns of the table. `Invalid`: they do not fit. NeedsSpark: not read here."""
+    """The rows of a file with the columns of the table. `Invalid`: they do not fit. NeedsSpark: not read here.
+
+    `merged`: they replace rows of the table, so every line has every column.
+    """
     if file_format == "parquet":
         return _parquet(data)
     text = unpack(name, data, bytes_max)
     columns = table_shape(schema.model_dump_json()).columns
     if file_format == "csv":
         return _csv(text, columns, filled)
-    return _json(text, schema, columns, filled)
+    return _json(text, schema, columns, filled, merged=merged)
 
 
 # ── packed ──
@@ -125,8 +135,8 @@ def _parquet(data: bytes) -> pa.Table:
         raise Invalid("the file is not Parquet, or damaged", cause=str(error)[:200], advice=_ADVICE) from error
 
 
-def _json(text: bytes, schema: Schema, columns: Sequence[Column], filled: Collection[str]) -> pa.Table:
-    found = Judge(schema, tuple(filled)).read(text, ROWS_MAX).table
+def _json(text: bytes, schema: Schema, columns: Sequence[Column], filled: Collection[str], *, merged: bool) -> pa.Table:
+    found = Judge(schema, tuple(filled), whole=merged).read(text, ROWS_MAX).table
     if CHANGE_COLUMN in found.column_names:
         raise Invalid(
             "the files have a column that the table does not have",
@@ -177,11 +187,11 @@ def _header(text: bytes) -> list[str]:
         raise Invalid("the header cannot be read as CSV", line=1, cause=error, advice=_ADVICE) from error
 
 
-def _records(text: bytes) -> Any:
+def _records(text: bytes, *, strict: bool = False) -> Any:
     """The rows as Python reads them, with the line that each ends in: slow, for the header and what is wrong."""
     # For the whole process, and always the same: nobody else reads CSV so.
-    csv.field_size_limit(_CSV_ROW_BYTES_MAX)
-    return csv.reader(io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=""))
+    csv.field_size_limit(CSV_ROW_BYTES_MAX)
+    return csv.reader(io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=""), strict=strict)
 
 
 def _line_of(text: bytes, number: int) -> int | None:
@@ -202,8 +212,24 @@ def _line_of(text: bytes, number: int) -> int | None:
     return before + 1
 
 
+def _check_quotes(text: bytes) -> None:
+    """A quote that is never closed makes one value of the rest of the file, and readers take it without a word."""
+    if text.count(b'"') % 2 == 0:
+        return
+    before, records = 0, _records(text, strict=True)
+    try:
+        for _ in records:
+            before = records.line_num
+    except csv.Error as error:
+        if "unexpected end" in str(error):
+            raise Invalid(
+                "a quote is never closed: the rest of the file would be one value", line=before + 1, advice=_ADVICE
+            ) from error
+
+
 def _texts(text: bytes, header: Sequence[str]) -> pa.Table:
     """All values as text; empty ones are null."""
+    _check_quotes(text)
     try:
         return pa_csv.read_csv(
             io.BytesIO(text),
@@ -212,7 +238,7 @@ def _texts(text: bytes, header: Sequence[str]) -> pa.Table:
                 column_names=list(header),
                 skip_rows_after_names=1,
                 # A row may go on in the next block, and not in the one after that.
-                block_size=_CSV_ROW_BYTES_MAX,
+                block_size=CSV_ROW_BYTES_MAX,
             ),
             parse_options=pa_csv.ParseOptions(newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
@@ -234,7 +260,7 @@ def _texts(text: bytes, header: Sequence[str]) -> pa.Table:
 
 def _typed(text: bytes, texts: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
     try:
-        return _cast(texts, column.field.type)
+        return cast_texts(texts, column.field.type)
     except pa.ArrowInvalid as error:
         row = _first_bad(texts, column.field.type)
         example = repr(texts[row].as_py())
@@ -247,7 +273,8 @@ def _typed(text: bytes, texts: pa.ChunkedArray, column: Column) -> pa.ChunkedArr
         ) from error
 
 
-def _cast(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def cast_texts(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Texts of CSV as values of a column; ArrowInvalid if one does not fit."""
     if types.is_boolean(kind):
         lower = pc.utf8_lower(texts)
         if pc.all(pc.is_in(lower, pa.array(["true", "false", None])), min_count=0).as_py() is False:
@@ -273,7 +300,7 @@ def _first_bad(texts: pa.ChunkedArray, kind: pa.DataType) -> int:
     while length > 1:
         half = length // 2
         try:
-            _cast(texts.slice(start, half), kind)
+            cast_texts(texts.slice(start, half), kind)
         except pa.ArrowInvalid:
             length = half
         else:

@@ -8,13 +8,18 @@ breaks; empty text and no text are both null. Reading changes nothing, so a fail
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from floodmark.errors import Invalid, NotFound
+from floodmark.rows.convert import MISSING
 from floodmark.rows.failures import spark_failures
+from floodmark.rows.incoming import LEFT_OUT_ADVICE, PARTS_MAX, Parts
+from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import nearest
+from floodmark.rows.stall import watched
 from floodmark.storage import local_path
 
 if TYPE_CHECKING:
@@ -28,6 +33,10 @@ _OTHER_KEYS = re.compile(r'"keyType":(?!"string")')
 # RFC 4180; Spark's own default is a backslash before a quote.
 _CSV = {"header": "true", "escape": '"'}
 COMPRESSIONS = ("gz", "zst", "bz2", "lz4", "snappy")
+# What is a pattern for Spark.
+_PATTERN = re.compile(r"[*?\[\]{}\\]")
+# Spark has no file in one row that is larger.
+UNFINISHED_BYTES_MAX = 2**31 - 1
 
 
 def format_of(paths: Sequence[str], given: str | None) -> str:
@@ -81,7 +90,7 @@ def _beyond_int(spark: SparkSession, paths: Sequence[str], columns: StructType) 
 
     frame = _typed(spark, paths, "json", columns)
     beyond = [f.max(~f.col(_quoted(name)).between(-(2**31), 2**31 - 1)).alias(name) for name in columns.names]
-    with spark_failures("these files cannot be read"):
+    with watched(spark), spark_failures("these files cannot be read"):
         found = frame.agg(*beyond).collect()[0].asDict()
     return [name for name, is_beyond in found.items() if is_beyond]
 
@@ -99,12 +108,15 @@ def read_files(
     all_needed: bool = True,
     filled: Collection[str] = (),
     found: StructType | None = None,
-) -> DataFrame:
+    merged: Collection[str] = (),
+    partial: bool = False,
+) -> Any:
     """The rows of the files with the table's columns and types; whatever does not fit is an error, never a null.
 
     all_needed=False: columns that a CSV file does not have are left out instead of missed. `filled`: so are these
     columns always, if no file has them: the table fills them by itself. `found`: what Spark would find in Parquet
-    files, if that is known.
+    files, if that is known. `merged`: columns that every line of JSON must have, because its row replaces another;
+    `partial`: lines that leave columns out are given apart (`Parts`), by the columns that they have.
     """
     if file_format == "parquet":
         return _read(spark, paths, "parquet", found)
@@ -123,7 +135,96 @@ def read_files(
         # Spark would read such a key as text, and fail where it is used.
         if _OTHER_KEYS.search(columns[name].dataType.json()):
             raise Invalid("in JSON the keys of a map are text", column=name, advice="Load this column from Parquet.")
+    if partial:
+        return _by_columns(spark, paths, columns)
+    if merged:
+        _check_lines(spark, paths, [name for name in merged if name not in filled])
     return _typed(spark, paths, "json", columns)
+
+
+def unfinished_csv(get_spark: Callable[[], SparkSession], paths: Sequence[str]) -> str | None:
+    """A CSV file whose last line has no end, if there is one: it may be cut there, and no other line tells.
+
+    Files of this machine that are named one by one are looked at here, all others by Spark, which reads them for it. A
+    compressed file tells by itself that it is cut.
+    """
+    others = []
+    for path in paths:
+        name = local_path(path) if path.startswith("file:") else path
+        if path.lower().endswith(tuple(f".{one}" for one in COMPRESSIONS)):
+            continue
+        if name is None or "://" in name or _PATTERN.search(name):
+            others.append(path)
+        elif os.path.isfile(name) and os.path.getsize(name):
+            with open(name, "rb") as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) not in (b"\n", b"\r"):
+                    return path
+    return _unfinished_elsewhere(get_spark(), others) if others else None
+
+
+def _unfinished_elsewhere(spark: SparkSession, paths: Sequence[str]) -> str | None:
+    compressed = f"lower(path) rlike '[.]({'|'.join(COMPRESSIONS)})$'"
+    try:
+        files = _read(spark, paths, "binaryFile").where(f"length between 1 and {UNFINISHED_BYTES_MAX}")
+        with spark_failures("these files cannot be read"):
+            cut = files.where(f"not {compressed} and hex(substring(content, -1, 1)) not in ('0A', '0D')").select("path")
+            found = cut.limit(1).collect()
+    except NotFound:
+        return None  # the reading itself says which
+    return str(found[0][0]) if found else None
+
+
+def _json_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """The lines of JSON files but blank ones, and the names that each has: `value` and `names`, ascending."""
+    from pyspark.sql import functions as f
+
+    lines = _read(spark, paths, "text").where(f.trim("value") != "")
+    lines = lines.withColumn("names", f.array_sort(f.array_distinct(f.json_object_keys("value"))))
+    with spark_failures("these files cannot be read"):
+        other = lines.where(f.col("names").isNull()).limit(1).count()
+    if other:
+        raise Invalid(
+            "a line is not one JSON object",
+            path=",".join(paths),
+            advice="Rows that are merged are read line by line: put one object in each line.",
+        )
+    return lines
+
+
+def _check_lines(spark: SparkSession, paths: Sequence[str], needed: Sequence[str]) -> None:
+    """Refuse lines that leave out one of these columns: for Spark's reader they would be null."""
+    from pyspark.sql import functions as f
+
+    lacking = [f.sum(f.when(f.array_contains("names", name), 0).otherwise(1)) for name in needed]
+    with spark_failures("these files cannot be read"):
+        counts = _json_lines(spark, paths).agg(*lacking).collect()[0]
+    Problems(
+        Problem(name, MISSING, int(count), LEFT_OUT_ADVICE) for name, count in zip(needed, counts, strict=True) if count
+    ).raise_invalid()
+
+
+def _by_columns(spark: SparkSession, paths: Sequence[str], columns: StructType) -> Any:
+    """The lines of JSON files by the columns that they have, a frame for each set of them."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructField
+
+    lines = _json_lines(spark, paths)
+    with spark_failures("these files cannot be read"):
+        sets = [tuple(row["names"]) for row in lines.select("names").distinct().limit(PARTS_MAX + 1).collect()]
+    if len(sets) > PARTS_MAX:
+        raise Invalid(
+            "the rows bring too many different sets of columns",
+            most=PARTS_MAX,
+            advice="Load the files apart, or give the same columns to every row.",
+        )
+    frames = []
+    for names in sorted(sets):
+        shape = type(columns)([StructField(name, columns[name].dataType, True) for name in names])
+        parsed = f.from_json("value", shape, {"mode": "FAILFAST"}).alias("row")
+        same = lines.where(f.col("names") == f.array(*(f.lit(name) for name in names)))
+        frames.append(same.select(parsed).select("row.*"))
+    return Parts(tuple(frames))
 
 
 def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType) -> Invalid | None:
@@ -170,7 +271,7 @@ def _csv_options(spark: SparkSession, paths: Sequence[str]) -> dict[str, str]:
     from pyspark.sql import functions as f
 
     quotes = f.length("value") - f.length(f.replace("value", f.lit('"'), f.lit("")))
-    with spark_failures("these files cannot be read"):
+    with watched(spark), spark_failures("these files cannot be read"):
         broken = _read(spark, paths, "text").where(quotes % 2 == 1).limit(1).count()
     return {**_CSV, "multiLine": "true" if broken else "false"}
 
@@ -205,7 +306,7 @@ def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: A
     if schema is not None:
         reader = reader.schema(schema)
     try:
-        with spark_failures("these files cannot be read"):
+        with watched(spark), spark_failures("these files cannot be read"):
             return reader.load([_spark_path(path) for path in paths])
     except Invalid as error:
         if "PATH_NOT_FOUND" in str(error):

@@ -94,13 +94,15 @@ class Intake:
         key: str | None = None,
         evolve: bool = False,
         seen: Seen | None = None,
+        actor: str = "",
     ) -> Future[Taken]:
         """Take rows, which fit their table now, as JSON lines; the answer comes when they are durable.
 
         Busy: too much waits already. Conflict or Corrupt: the table's spool is refused. Invalid: the key was used for
-        other rows. Then nothing was taken. `seen`: these rows as they were judged, if somebody did.
+        other rows. Then nothing was taken. `seen`: these rows as they were judged, if they were. `actor`: who sends
+        them; the lake's own actor if empty.
         """
-        return self._feed(table_id, table).take(text, rows, key=key, evolve=evolve, seen=seen)
+        return self._feed(table_id, table).take(text, rows, key=key, evolve=evolve, seen=seen, actor=actor)
 
     def is_open(self, table_id: str) -> bool:
         """Whether taking rows of this table waits for nothing but its own disk."""

@@ -66,14 +66,18 @@ NEW_MAX, FIELDS_MAX, NAME_CHARACTERS_MAX = 200, 2_000, 255
 
 
 class Judge:
-    """One table's reader of JSON lines. `filled`: columns that rows need not bring, since the table fills them."""
+    """One table's reader of JSON lines. `filled`: columns that rows need not bring, since the table fills them.
 
-    def __init__(self, schema: Schema, filled: Sequence[str] = ()) -> None:
+    `whole`: every row must bring every other column, since it replaces a row as a whole.
+    """
+
+    def __init__(self, schema: Schema, filled: Sequence[str] = (), *, whole: bool = False) -> None:
         self.schema = schema
         self.filled = frozenset(filled)
         self.key = tuple(one.name for one in key_fields(schema))
         self._shape = table_shape(schema.model_dump_json())
         self._names = frozenset(column.name for column in self._shape.columns)
+        self._needed = self._names - self.filled if whole else frozenset()
         self._alone = {column.name: _alone(self._shape, column) for column in self._shape.columns}
         self._deep = [column for column in self._shape.columns if column.required_inside]
 
@@ -103,13 +107,15 @@ class Judge:
         except (ValueError, pa.ArrowException) as error:
             # A name that is no text, or a nesting that no schema can tell.
             advice = "Use names that are text, and nest values less deeply."
-            raise Invalid("these rows cannot add columns", cause=type(error).__name__, advice=advice) from error
+            raise Invalid("these rows cannot add columns", cause=error, advice=advice) from error
 
     def _judged(self, lines: Lines, evolve: bool) -> Judged | None:
         """None if something is wrong with some row."""
         telling = any(not _TOLD.isdisjoint(row) for row in lines.rows)
         told = self._told(lines) if telling else None
         columns = lines.rows if told is None else [row.columns for row in told]
+        if self._needed and not all(self._needed <= row.keys() for row in columns):
+            return None
         table = self._table(columns)
         if table is None or not self._is_whole(table, columns, told, evolve):
             return None
@@ -196,6 +202,8 @@ class Judge:
                 for name in row.given.keys() - self._names - _TOLD:
                     advice = nearest(name, sorted(self._names)) + " Leave it out, or add the column to the table first."
                     yield LineProblem(row.line, name, None, "the table has no such column", advice)
+            for name in sorted(self._needed - row.columns.keys()) if row.change == UPSERT else ():
+                yield LineProblem(row.line, name, None, "a column is missing", "Send it in every row, null if need be.")
             if row.change is not None:
                 for column in suspects:
                     yield from self._problems_in(row, column)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.riders import AlreadyCommitted, Rider
-from floodmark.catalog.senders import SenderRider
+from floodmark.catalog.senders import SenderRider, is_skipped
 from floodmark.errors import Conflict, Invalid
 from floodmark.model import MAIN, SEQ_COLUMN, Commit, Head
 from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
@@ -31,6 +31,7 @@ from floodmark.rows.keys import render_keys
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import nearest
 from floodmark.rows.stage import in_memory_batches
+from floodmark.storage import join
 from floodmark.write.change import Change
 from floodmark.write.intent import Intent, batch_rider
 from floodmark.write.prune import key_fields
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 SENDER_CHARACTERS_MAX = 200
 NUMBER_MAX = 2**63 - 1
 EXAMPLES_MAX = 3
+SKIPPED = "skipped"
 # What a row tells besides its columns.
 _TOLD = frozenset({CHANGE_COLUMN, SEQ_COLUMN})
 
@@ -56,6 +58,11 @@ class Sender:
     until: int
     first: int
     last: int
+    # The unit's identity, and that of the one before it that brought rows.
+    unit: str | None = None
+    after: str | None = None
+    # The sender gives these rows up; none of them comes.
+    skip: bool = False
 
     def __post_init__(self) -> None:
         plain = self.name.isascii() and self.name.isprintable() and self.name == self.name.strip()
@@ -70,7 +77,8 @@ class Sender:
             )
 
     def rider(self, table_id: str) -> SenderRider:
-        return SenderRider(self.name, table_id, self.epoch, self.since, self.until, self.first, self.last)
+        bounds = (self.since, self.until, self.first, self.last)
+        return SenderRider(self.name, table_id, self.epoch, *bounds, unit=self.unit, after=self.after, skip=self.skip)
 
 
 @dataclass(frozen=True)
@@ -116,12 +124,33 @@ def receive(
     try:
         change = Change.begin(catalog, Intent(kind, MAIN, actor, told, rider), get_spark, [table])
     except AlreadyCommitted as already:
-        return catalog.history.commit(already.version, outcome="already_committed")
+        return _as_skipped(catalog, rider, catalog.history.commit(already.version, outcome="already_committed"))
     try:
+        if sender is not None and sender.skip:
+            _check_writable(catalog, change)
         _write(change, table, table_id or head.table_id, kind, part, evolve=evolve)
-        return change.publish()
+        commit = change.publish()
     except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        return change.undo(error)
+        commit = change.undo(error)
+    return _as_skipped(catalog, rider, commit)
+
+
+def _check_writable(catalog: Catalog, change: Change) -> None:
+    """Rows are passed only where rows could come in: a lake whose storage is away must not have them given up."""
+    operation = change.operation
+    data = next(folder for folder in operation.folders if folder.endswith(f"/data/{operation.id}"))
+    location = join(data, "skip")
+    catalog.storage.put(location, b"")
+    # Crash here: a file in the operation's own folder, which recovery deletes (I10).
+    catalog.storage.delete(location)
+
+
+def _as_skipped(catalog: Catalog, rider: Rider | None, commit: Commit) -> Commit:
+    """Rows that a sender gives up are skipped, now or by an earlier request, or they were in before."""
+    if not isinstance(rider, SenderRider) or not rider.skip:
+        return commit
+    with catalog.database.read() as tx:
+        return replace(commit, outcome=SKIPPED) if is_skipped(tx, rider) else commit
 
 
 def try_receive(
@@ -159,7 +188,8 @@ def _write(change: Change, table: str, table_id: str, kind: str, part: _Part, *,
     if change.table_id(table) != table_id:
         raise Conflict("the table was made again meanwhile", table=table)
     if part.rows or not part.deletions:
-        change.write(kind, table, part.upserts, evolve=evolve)
+        # A sender's rows are whole by contract: a column that it leaves out is null (docs/http.md).
+        change.write(kind, table, part.upserts, evolve=evolve, whole_rows=False)
     if part.deletions:
         change.write(DELETE_KEYS, table, part.deletes)
 
@@ -169,7 +199,8 @@ def _schema(catalog: Catalog, head: Head) -> Schema:
 
 
 def _check_part(part: _Part, schema: Schema, table: str, sender: Sender | None) -> None:
-    if sender is not None and sender.last - sender.first != part.rows + part.deletions:
+    rows_said = 0 if sender is None or sender.skip else sender.last - sender.first
+    if sender is not None and rows_said != part.rows + part.deletions:
         raise Invalid(
             "these are not the rows of the part that they are said to be",
             part=f"{sender.first}-{sender.last}",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class Spool:
         self._forgetting = threading.Lock()
         self._closed = False
         self._reserve = KeysReserve(folder, calls)
-        segments.before_roll = self._hold_room
+        segments.around_roll = self._room_for_keys
         self._try_hold_room()  # a crash may have come after it was spent
         self._writer = GroupWriter(segments.add, self._ended, segments.say_durable, limits.queued_bytes_max)
 
@@ -137,9 +138,10 @@ class Spool:
 
     # ── in ──
 
-    def append(self, text: bytes, rows: int, *, key: str | None, evolve: bool) -> Future[Taken]:
-        """Take rows in; the answer comes when they are durable. Invalid, at once or as the answer: the key was used
-        for other rows. Busy: the disk does not keep up. Unavailable: they were not taken, and the key is free again."""
+    def append(self, text: bytes, rows: int, *, key: str | None, evolve: bool, actor: str = "") -> Future[Taken]:
+        """Take rows in, under the name of who sends them; the answer comes when they are durable. Invalid, at once or
+        as the answer: the key was used for other rows. Busy: the disk does not keep up. Unavailable: they were not
+        taken, and the key is free again."""
         if not 0 <= rows <= COUNT_MAX or len(text) > COUNT_MAX:
             raise Invalid("a record cannot be that large", rows=rows, bytes=len(text), advice="Send fewer rows.")
         name = None if key is None else digest(key.encode())
@@ -149,7 +151,7 @@ class Spool:
         future.set_running_or_notify_cancel()
         if name is not None and self._answer_known(name, body, future):
             return future
-        draft = Draft(pack(text), rows, now_ms(), evolve, name, body)
+        draft = Draft(pack(text, actor), rows, now_ms(), evolve, name, body)
         with self._lock:
             # Another one with this key may have come while this one was packed.
             if name is not None and self._answer_known_held(name, body, future):
@@ -234,14 +236,16 @@ class Spool:
 
     def _try_hold_room(self) -> None:
         if self._segments.count > 1:
-            with contextlib.suppress(FloodmarkError):
-                self._hold_room()
+            with contextlib.suppress(FloodmarkError), self._room_for_keys():
+                pass
 
-    def _hold_room(self) -> None:
-        """Room for the keys of all that is there: no segment gets a successor before its keys could be written."""
+    @contextlib.contextmanager
+    def _room_for_keys(self) -> Iterator[None]:
+        """Room for the keys of all records: no segment gets a successor before its keys could be written."""
         with self._lock:
             count = len(self._keys)
-        self._reserve.hold(keys_size(count))
+        with self._reserve.held(keys_size(count)):
+            yield
 
     def close(self) -> None:
         """What waits is written and answered first; then others may open the spool."""

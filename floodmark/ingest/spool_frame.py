@@ -6,6 +6,9 @@ acknowledged, and a frame that cannot be read is told apart: torn (no later fram
 may be cut off) or damaged (it was acknowledged: keep it, refuse). Checksums begin with a number that only the
 spool knows, so that bytes of another spool, or of a client who writes frames into its rows, are never taken for ours;
 and no UTF-8 text holds the first byte of a frame.
+
+The name of the client's token follows the compressed text in the payload, with its length at the end. Such a text is
+always compressed: a reader that does not know names stops at the end of the compressed text and reads the same rows.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ DIGEST_BYTES = 16
 COUNT_MAX = 2**32 - 1  # of rows, and of bytes of text
 NO_DIGEST = bytes(DIGEST_BYTES)
 
-_EVOLVE, _PACKED, _KEYED, _MARK = 1, 2, 4, 8
+_EVOLVE, _PACKED, _KEYED, _MARK, _NAMED = 1, 2, 4, 8, 16
+_NAME_LENGTH = struct.Struct("<H")
+NAME_BYTES_MAX = 1000
 _PACK_FROM_BYTES = 128
 _ZSTD_LEVEL = 1
 
@@ -46,6 +51,7 @@ class Payload:
     crc: int
     text_bytes: int
     packed: bool
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,9 +126,14 @@ class SegmentHeader:
 # ── writing ──
 
 
-def pack(text: bytes) -> Payload:
-    """Compressed if that makes it shorter by more than a little."""
+def pack(text: bytes, name: str = "") -> Payload:
+    """Compressed if that makes it shorter by more than a little, or if the name of a token follows it."""
     data = text
+    if name:
+        called = name.encode(errors="replace")[:NAME_BYTES_MAX]
+        packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(text)
+        data = packed + called + _NAME_LENGTH.pack(len(called))
+        return Payload(data, crc32(data), len(text), packed=True, named=True)
     if len(text) >= _PACK_FROM_BYTES:
         packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(text)
         if len(packed) < len(text) * 0.9:
@@ -133,6 +144,7 @@ def pack(text: bytes) -> Payload:
 def frame_head(draft: Draft, number: int, *, synced: int, rows_before: int, salt: int) -> bytes:
     """The head of a record's frame; its payload comes right after it."""
     flags = _EVOLVE * draft.evolve + _PACKED * draft.payload.packed + _KEYED * (draft.key is not None)
+    flags += _NAMED * draft.payload.named
     return _seal(
         salt,
         (draft.payload.crc, len(draft.payload.data), draft.payload.text_bytes, draft.rows, number, synced),
@@ -192,6 +204,14 @@ def unpack(frame: Frame, payload: bytes) -> bytes | None:
         except zstandard.ZstdError:
             return None
     return payload if len(payload) == frame.text_bytes else None
+
+
+def name_of(frame: Frame, payload: bytes) -> str:
+    """The name that a record's rows were sent under; empty if it has none. Of a payload that `unpack` understood."""
+    if not frame.flags & _NAMED:
+        return ""
+    (length,) = _NAME_LENGTH.unpack_from(payload, len(payload) - _NAME_LENGTH.size)
+    return payload[-_NAME_LENGTH.size - length : -_NAME_LENGTH.size].decode(errors="replace")
 
 
 def frames(read: Read, size: int, number: int, salt: int, *, offset: int = HEADER_BYTES) -> Iterator[Placed]:

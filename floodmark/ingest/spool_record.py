@@ -14,6 +14,7 @@ class Record:
     text: bytes
     evolve: bool
     received_ms: int
+    actor: str = ""  # the name of the client's token, if the lake has tokens
 
 
 @dataclass(frozen=True)

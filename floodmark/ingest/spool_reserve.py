@@ -4,13 +4,17 @@ Fed segments go only once their keys are durable elsewhere. On a full disk nothi
 would ever go: so a file of zeros with allocated room, `reserve`, is as large as the keys of all segments but the last.
 It is made before a segment gets a successor (a disk that has no room for it takes no more rows). When the keys cannot
 be written as usual, they are written over it, and it becomes the file `keys` in one rename; the segments that then go
-give the room for the next one. A crash leaves a reserve with half of the keys in it: nobody reads it.
+give the room for the next one. The room is not spent while a segment gets its successor. Without that: W finds the
+room; F spends it and sees one segment; W adds a second, whose keys then have no room. A crash leaves a reserve with
+half of the keys in it, which no one reads.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from floodmark.errors import Unavailable
@@ -31,9 +35,15 @@ class KeysReserve:
         self._calls = calls
         self._lock = threading.Lock()
 
-    def hold(self, size_bytes: int) -> None:
-        """Let there be room for keys of this size; Unavailable if the disk has not got it."""
-        with self._lock, failing("keep room for keys", self._path):
+    @contextmanager
+    def held(self, size_bytes: int) -> Iterator[None]:
+        """Keep room for keys of this size, and do not spend it inside; Unavailable if the disk has not got it."""
+        with self._lock:
+            self._hold(size_bytes)
+            yield
+
+    def _hold(self, size_bytes: int) -> None:
+        with failing("keep room for keys", self._path):
             if self._path.exists() and self._path.stat().st_size >= size_bytes:
                 return
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -12,13 +12,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from floodmark.clock import now_ms
 from floodmark.errors import BelowRetention, Conflict, FloodmarkError, Unavailable
 from floodmark.failpoints import hit
 from floodmark.ingest.spool_folder import About, Calls, failing, list_segments, segment_path, sync_folder
-from floodmark.ingest.spool_frame import FRAME_BYTES, Draft, Frame, frame_head, mark, parse_head, unpack
+from floodmark.ingest.spool_frame import FRAME_BYTES, Draft, Frame, frame_head, mark, name_of, parse_head, unpack
 from floodmark.ingest.spool_record import Record, Waiting
 from floodmark.ingest.spool_segment import (
     Found,
@@ -49,7 +50,7 @@ class Segments:
         self._stop_reason: str | None = None
         self.cut_bytes = 0
         # Called before a segment gets a successor; if it fails nothing is begun.
-        self.before_roll: Callable[[], None] = lambda: None
+        self.around_roll: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     @classmethod
     def make(cls, folder: Path, about: About, segment_bytes: int, calls: Calls) -> Segments:
@@ -190,8 +191,11 @@ class Segments:
         )
 
     def _roll(self, last: Segment) -> Segment:
+        with self.around_roll():
+            return self._begin_next(last)
+
+    def _begin_next(self, last: Segment) -> Segment:
         """Begin the next segment. All before it is durable, so whoever finds it knows that they were acknowledged."""
-        self.before_roll()
         path = segment_path(self._folder, last.end)
         try:
             fd = begin(path, self._about, last.end, last.rows_end, self._calls)
@@ -309,4 +313,4 @@ def _record(frame: Frame, payload: bytes, segment: Segment) -> Record:
     if text is None:
         offset = segment.offset(frame.number)
         raise damaged(segment.path, "a record cannot be read", record=frame.number, offset=offset)
-    return Record(frame.number, frame.rows, text, frame.evolve, frame.received_ms)
+    return Record(frame.number, frame.rows, text, frame.evolve, frame.received_ms, name_of(frame, payload))

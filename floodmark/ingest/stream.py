@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MODES = ("append", "merge", "overwrite")
 _OPTIONS = {
     "append": {"evolve"},
-    "merge": {"evolve", "order", "skip_unchanged"},
+    "merge": {"evolve", "order", "partial", "skip_unchanged"},
     "overwrite": {"evolve", "where"},
 }
 _QUERY_ID = "sql.streaming.queryId"

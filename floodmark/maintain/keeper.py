@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.drifted import drifted_tables
 from floodmark.catalog.upkeep import Maintenance, Policy
 from floodmark.config import MaintainSettings
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid
@@ -51,12 +52,19 @@ class Keeper:
     """`lake.maintain`: what a user holds. `ready` heals, and refuses a lake that cannot be written."""
 
     def __init__(
-        self, catalog: Catalog, get_spark: Callable[[], SparkSession], actor: str, ready: Callable[[], None]
+        self,
+        catalog: Catalog,
+        get_spark: Callable[[], SparkSession],
+        actor: str,
+        ready: Callable[[], None],
+        keeping: MaintainSettings = DEFAULTS,
     ) -> None:
         self._catalog = catalog
         self._get_spark = get_spark
         self._actor = actor
         self._ready = ready
+        # What is done where a call does not say otherwise.
+        self._keeping = keeping
 
     # ── the verbs ──
 
@@ -64,11 +72,12 @@ class Keeper:
         self,
         table: str | None = None,
         *,
-        files_min: int = DEFAULTS.compact_files,
+        files_min: int | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Upkept:
         """Put small files together, in partitions that have at least `files_min` of them."""
+        files_min = self._keeping.compact_files if files_min is None else files_min
         _check_files_min(files_min)
         return self._each(
             COMPACT, self._heads(table), dry_run, lambda run: self._compact(run, files_min, dry_run, progress)
@@ -104,23 +113,23 @@ class Keeper:
             lambda run: self._retain(run, policies, now_ms, force, dry_run, progress),
         )
 
-    def expire(self, *, keep: str = DEFAULTS.keep_versions, dry_run: bool = False) -> Upkept:
+    def expire(self, *, keep: str | None = None, dry_run: bool = False) -> Upkept:
         """Give up versions older than `keep` that nothing holds; their files stay until a sweep."""
-        window_ms = clock.parse_duration_ms(keep)
+        window_ms = clock.parse_duration_ms(self._keeping.keep_versions if keep is None else keep)
         return self._each(EXPIRE, [None], dry_run, lambda run: self._expire(run, window_ms, dry_run))
 
     def sweep(
         self,
         table: str | None = None,
         *,
-        grace: str = DEFAULTS.grace,
+        grace: str | None = None,
         deep: bool = False,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Upkept:
         """Delete files that nothing can refer to any more: of versions that expired longer than `grace` ago, and what
         dead executors left. `deep` lists the whole lake for files that no record leads to."""
-        grace_ms = clock.parse_duration_ms(grace)
+        grace_ms = clock.parse_duration_ms(self._keeping.grace if grace is None else grace)
         if deep and table is not None:
             raise Invalid("a deep sweep is of the whole lake", table=table, advice="Leave out the table, or --deep.")
         if table is not None:
@@ -134,7 +143,11 @@ class Keeper:
                 for one in self._catalog.upkeep.newest()
                 if one.verb == SWEEP and one.outcome in (FAILED, CONFLICT)
             }
-            return [*found.values(), *(head for head in self._heads(table) if head.table_id in failed - set(found))]
+            # So is one that drifted: it says so.
+            again = failed - set(found)
+            drifted = drifted_tables(self._catalog.database)
+            more = (head for head in self._heads(table) if head.table_id in again or head.table in drifted)
+            return [*found.values(), *(head for head in more if head.table_id not in found)]
 
         # What executors left first: while it may be there, the states of their operations are not dead.
         looked = self._each(SWEEP, [None], dry_run, lambda run: self._last_look(run, grace_ms, dry_run))
@@ -149,15 +162,17 @@ class Keeper:
         self,
         table: str | None = None,
         *,
-        files_min: int = DEFAULTS.compact_files,
-        keep: str = DEFAULTS.keep_versions,
-        grace: str = DEFAULTS.grace,
+        files_min: int | None = None,
+        keep: str | None = None,
+        grace: str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Upkept:
         """All of it in the right order: rows that may go, small files, old versions, and at last their files."""
         records: list[Maintenance] = []
         heads = self._heads(table)
+        files_min = self._keeping.compact_files if files_min is None else files_min
+        keep, grace = keep or self._keeping.keep_versions, grace or self._keeping.grace
         # Refused before anything is done.
         _check_files_min(files_min)
         for text in (keep, grace):
@@ -329,18 +344,25 @@ class Keeper:
         dry_run: bool,
         work: Callable[[Run], None],
     ) -> Upkept:
-        """Heal, then do the verb on every table; what goes wrong with one is its outcome, and the next one follows."""
+        """Heal, then do the verb on every table; what goes wrong with one is its outcome, and the next one follows.
+
+        A table that another writer moved is refused: what its files mean is not decided before its repair.
+        """
         if not dry_run:
             try:
                 self._ready()
             except Corrupt as error:
                 return Upkept((self._record(Run(verb, None).failed(error, REFUSED), self._now_ms()),))
         records = []
+        drifted = drifted_tables(self._catalog.database)
         for head in heads() if callable(heads) else heads:
             run = Run(verb, head)
             started_ms = self._now_ms()
-            with run.told():
-                work(run)
+            if head is not None and head.table in drifted:
+                run.failed(_drifted(head), REFUSED)
+            else:
+                with run.told():
+                    work(run)
             if dry_run:
                 records.append(run.maintenance(self._actor, started_ms))
             else:
@@ -365,6 +387,14 @@ class Keeper:
 
     def _intent(self, kind: str, message: str) -> Intent:
         return Intent(kind, MAIN, self._actor, message)
+
+
+def _drifted(head: Head) -> Corrupt:
+    return Corrupt(
+        "the table was changed by another writer, past Floodmark's door",
+        table=head.table,
+        advice=f"Nothing of it was touched. `floodmark repair {head.table}` says what happened and what to do.",
+    )
 
 
 def _check_files_min(files_min: int) -> None:

@@ -14,6 +14,9 @@ from floodmark.model import Head
 
 COMPACT, RETAIN, EXPIRE, SWEEP, SWEEP_DEEP = "compact", "retain", "expire", "sweep", "sweep_deep"
 VERBS = (RETAIN, COMPACT, EXPIRE, SWEEP)
+# On tables that a sink ships to, in their own catalog.
+SINK_COMPACT, SINK_EXPIRE, SINK_SWEEP = "sink_compact", "sink_expire", "sink_sweep"
+SINK_VERBS = (SINK_COMPACT, SINK_EXPIRE, SINK_SWEEP)
 FAILED, REFUSED, CONFLICT, PARTIAL = "failed", "refused", "conflict", "partial"
 NOTHING_TO_DO, BELOW_THRESHOLD, PROTECTED, PLANNED = "nothing_to_do", "below_threshold", "protected", "planned"
 # Written with the publish of a retention that took rows away from consumers (catalog/riders.py).

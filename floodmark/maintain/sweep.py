@@ -5,8 +5,9 @@ below every consumer, what executors wrote for an operation that had ended. `dee
 
 Why two neighbours tell what a dead state shares with others, in a table that only main wrote: a file is added by one
 commit, and once removed never comes back. So the states that name it are one unbroken run; if any state that is kept
-names it, one of the two kept states nearest to the dead one does. Of a tangled table, where branches wrote or a repair
-took another engine's state in, none of this holds (a tree; a file comes back): there every kept state is asked.
+names it, one of the two kept states nearest to the dead one does. Of a tangled table, where branches wrote, a repair
+took another engine's state in, or which was dropped and came back, none of this holds (a tree; a file comes back):
+there every kept state is asked.
 
 Only files in the folder of an operation of this lake are ever deleted. What came with an adopted table stays.
 Order: data files, then manifests, lists, metadata, then the catalog's rows. Crash anywhere: the rows still tell what

@@ -6,8 +6,9 @@ import importlib.metadata
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
@@ -19,8 +20,13 @@ from floodmark.catalog.journal import STAGED, STAGING, STATES
 from floodmark.catalog.lines import Lines
 from floodmark.catalog.processes import is_dead
 from floodmark.errors import FloodmarkError, NotFound
-from floodmark.model import BEGINNING, MAIN, CurrentTable, Head
+from floodmark.model import MAIN, CurrentTable, Head
+from floodmark.recover.history_files import look_at_head, look_at_history, versions_text
 from floodmark.rows.session import check_java
+from floodmark.storage.probe import is_remote, probe_bucket
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -40,14 +46,58 @@ def examine_machine() -> list[Check]:
     return checks
 
 
-def examine_lake(catalog: Catalog) -> list[Check]:
+def examine_store(root: str, options: Mapping[str, str]) -> list[Check]:
+    """The bucket, asked whether it takes what a lake does; nothing for a lake on a local disk."""
+    if not is_remote(root):
+        return []
+    try:
+        probe_bucket(options, root)
+    except FloodmarkError as error:
+        return [Check("store", False, str(error))]
+    return [Check("store", True, f"{root} can be read and written, and honours conditional puts")]
+
+
+def examine_executors(
+    get_spark: Callable[[], SparkSession], version: str, root: str, options: Mapping[str, str]
+) -> list[Check]:
+    """A task on every executor of Spark: one line each, or why there is no answer."""
+    from floodmark.rows.executors import ask_executors
+
+    try:
+        found = ask_executors(get_spark(), version, root, options)
+    except FloodmarkError as error:
+        return [Check("spark", False, str(error))]
+    # Several executors may share a host: they are numbered there.
+    numbers: Counter[str] = Counter()
+    checks = []
+    for one in found:
+        numbers[one.host] += 1
+        name = f"executor {numbers[one.host]} on {one.host}"
+        detail = one.problem or f"Floodmark {one.version}, and it can write to the lake"
+        checks.append(Check(name, not one.problem, detail))
+    return checks
+
+
+def examine_lake(catalog: Catalog, *, deep: bool = False) -> list[Check]:
+    """`deep`: every file of every version that can be read, not a sample of them."""
     row = catalog.lake_row()
     checks = [Check("catalog", True, f"{catalog.database.shown_url} format={row.format} version={row.version}")]
     checks.append(_examine_journal(catalog))
     heads = catalog.history.heads()
     checks += [_examine_table(catalog, head, known) for head, known in _current(catalog, heads)]
     checks += _examine_branches(catalog, {head.table_id: head.metadata_location for head in heads})
-    return [*checks, *_examine_jobs(catalog, heads)]
+    checks.append(_examine_versions(catalog, deep=deep))
+    return [*checks, *_examine_sinks(catalog), *_examine_jobs(catalog, heads)]
+
+
+def _examine_sinks(catalog: Catalog) -> list[Check]:
+    """Sinks of which storage has a unit that the catalog does not know."""
+    try:
+        sinks = catalog.sinks.all()
+        lost = {sink.name: str(error) for sink, error in catalog.witnesses.compare_all(sinks)}
+    except FloodmarkError as error:
+        return [Check("sinks", False, str(error))]
+    return [Check(f"sink {sink.name}", sink.name not in lost, lost.get(sink.name, "")) for sink in sinks]
 
 
 def _current(catalog: Catalog, heads: Sequence[Head]) -> list[tuple[Head, CurrentTable]]:
@@ -72,13 +122,34 @@ def _examine_table(catalog: Catalog, head: Head, known: CurrentTable, base_versi
             return Check(name, False, drift_text(with_names(catalog.database, drift, location)))
         if wrong := _wrong_ref(catalog, head, known, forked=head.version > base_version):
             return Check(name, False, wrong)
-        deletions = [file.location for file in catalog.history.deletions(head, BEGINNING, head.sequence)]
-        wanted = [*catalog.files.data_files(head), *deletions]
-        missing = [path for path in wanted if not catalog.storage.exists(path)]
-        detail = f"{head.files} files, {head.rows} rows" if not missing else f"missing: {', '.join(missing[:5])}"
-        return Check(name, not missing, detail)
+        faults = look_at_head(catalog, head)
+        if not faults:
+            return Check(name, True, f"{head.files} files, {head.rows} rows")
+        some = ", ".join(map(str, faults[:5]))
+        return Check(name, False, f"{len(faults)} damaged or missing file(s): {some}; restore them from a copy")
     except FloodmarkError as error:
         return Check(name, False, str(error))
+
+
+def _examine_versions(catalog: Catalog, *, deep: bool) -> Check:
+    """The files of older versions that can be read. Those of the newest are looked at table by table."""
+    try:
+        looked = look_at_history(catalog, deep=deep)
+    except FloodmarkError as error:
+        return Check("versions", False, str(error))
+    older = [fault for fault in looked.faults if not fault.head]
+    of = "all" if looked.states_looked == looked.states else f"{looked.states_looked} of"
+    detail = f"{looked.files_looked} files of {of} {looked.states} table states that can be read"
+    if not older:
+        more = "" if deep else "; --deep looks at all of them"
+        return Check("versions", True, f"{detail}{more}")
+    some = ", ".join(dict.fromkeys(f"{fault.table}: {fault}" for fault in older[:3]))
+    return Check(
+        "versions",
+        False,
+        f"version(s) {versions_text(looked.versions)} cannot be read: {some}; restore the files from a copy, or "
+        "`floodmark repair --give-up --apply` gives up what cannot be read",
+    )
 
 
 def _wrong_ref(catalog: Catalog, head: Head, known: CurrentTable, *, forked: bool) -> str:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg.manifest import ManifestEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
 from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.drift import Drift
+from floodmark.catalog.drift import REWRITTEN, Drift
 from floodmark.catalog.live import LiveFile, live_files, seq_field_id
 from floodmark.catalog.manifests import record_of
 from floodmark.catalog.metadata import schema_of
@@ -28,6 +29,7 @@ from floodmark.catalog.seal import RemovedFile
 from floodmark.model import CurrentTable, FileRecord
 from floodmark.recover.foreign_references import Looked, TableFiles, look_at_references
 from floodmark.rows.arrow_reader import arrow_batches, arrow_read_schema
+from floodmark.rows.checksum import Hashes, Mask, RowChecksum, row_hashes
 from floodmark.rows.duplicates import find_duplicates
 from floodmark.rows.project import held_fields
 from floodmark.rows.rewrite import ALL, BY_KEY, Result, Rewrite, Source
@@ -39,6 +41,8 @@ from floodmark.write.prune import key_fields
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# So many rows are compared one by one in memory, to tell new ones from those that were only written anew.
+COMPARED_ROWS_MAX = 1_000_000
 # A folder that an operation of ours staged into.
 _OWN_FOLDER = re.compile(r"/data/[0-9A-HJKMNP-TV-Z]{26}/")
 
@@ -53,6 +57,35 @@ class TakenIn:
     rows_added: int
     rows_updated: int
     rows_deleted: int
+
+
+class _Hashes:
+    """Hashes of rows, each as often as there is such a row."""
+
+    def __init__(self) -> None:
+        self._parts: list[Hashes] = []
+
+    def add(self, hashes: Hashes) -> None:
+        self._parts.append(hashes)
+
+    def matcher(self) -> Callable[[Hashes], Mask]:
+        """Tells of the rows of batch after batch which are among these; each of these is given once."""
+        everything = np.concatenate([np.empty(0, np.uint64), *self._parts])
+        known, left = np.unique(everything, return_counts=True)
+
+        def matched(hashes: Hashes) -> Mask:
+            taken: Mask = np.isin(hashes, known)
+            place = np.searchsorted(known, hashes[taken])
+            # How many rows of this batch with the same hash come before each.
+            order = np.argsort(place, kind="stable")
+            rank = np.empty(len(place), np.int64)
+            rank[order] = np.arange(len(place)) - np.searchsorted(place[order], place[order])
+            left_over = rank < left[place]
+            np.subtract.at(left, place[left_over], 1)
+            taken[taken] = left_over
+            return taken
+
+        return matched
 
 
 @dataclass(frozen=True)
@@ -111,10 +144,61 @@ class ForeignRows:
         went = [entry.data_file.file_path for entry in self.drift.removed]
         return look_at_references(self.catalog, after, self._paths(), went)
 
+    # ── rows that were only written anew ──
+
+    @cached_property
+    def new_rows(self) -> pa.Table | None:
+        """Of a state that another writer wrote anew: the rows that are not in our files; None if that is not certain.
+
+        Certain is what a checksum proves: our rows and the new ones together are theirs. A row of ours that went, or
+        more rows than are compared in memory, is not told apart here: then all that came counts as new.
+        """
+        if not self.drift.rewrote or not self.drift.removed or not self.drift.added:
+            return None
+        if self.drift.happened != REWRITTEN and self.drift.rows_added > COMPARED_ROWS_MAX:
+            return None
+        if any(not self.catalog.storage.exists(entry.data_file.file_path) for entry in self.drift.removed):
+            return None
+        if self.drift.happened == REWRITTEN:
+            same = self._checksum(self.drift.removed) == self._checksum(self.drift.added)
+            return arrow_read_schema(self.schema, False).empty_table() if same else None
+        return self._rows_beyond_ours()
+
+    def _rows_beyond_ours(self) -> pa.Table | None:
+        ours, before = _Hashes(), RowChecksum()
+        for batch in self._batches(self.drift.removed):
+            ours.add(row_hashes(batch))
+            before.add(batch)
+        after, new = RowChecksum(), [arrow_read_schema(self.schema, False).empty_table()]
+        matched = ours.matcher()
+        for batch in self._batches(self.drift.added):
+            after.add(batch)
+            new.append(pa.Table.from_batches([batch]).filter(pa.array(~matched(row_hashes(batch)))))
+        found = pa.concat_tables(new)
+        for batch in found.to_batches():
+            before.add(batch)
+        return found if before == after else None
+
+    def _checksum(self, entries: Sequence[ManifestEntry]) -> RowChecksum:
+        total = RowChecksum()
+        for batch in self._batches(entries):
+            total.add(batch)
+        return total
+
+    def _batches(self, entries: Sequence[ManifestEntry]) -> Iterator[pa.RecordBatch]:
+        """The rows as users see them: what sequence another writer gave them does not count."""
+        return arrow_batches(self.catalog.storage, self._files(entries), self.schema, False)
+
     # ── taking ──
 
     def take(self, folder: str) -> TakenIn:
-        """The difference as records; rows that need a sequence of this commit, and keys that went, are written."""
+        """The difference as records; rows that need a sequence of this commit, and keys that went, are written.
+
+        Where our rows were only written anew, our files stay in their place: their rows keep their sequences (I6).
+        """
+        if self.new_rows is not None:
+            staged = stage_in_process(self._target(folder), self.new_rows, self.catalog.storage)
+            return TakenIn(tuple(staged), (), (), self.new_rows.num_rows, 0, 0)
         as_they_are: list[ManifestEntry] = []
         anew: list[ManifestEntry] = []
         for entry in self.drift.added:

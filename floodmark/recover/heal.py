@@ -2,10 +2,11 @@
 
 Each is settled by the same conditional steps that its own writer would have taken, so a second healer, or the writer
 waking up, finds it settled and obeys. Every state change carries its audit row in the same transaction: exactly one
-per operation (I16). Files are deleted only after fencing (I10). What was meant for a branch that was deleted is
-discarded; a branch of which the catalog cannot tell whether it is there is an error, never gone. Crash in here: an
-operation is either as it was or settled; if files of it are left over, the next healing finds it by its row (`cleaned`
-is 0) and deletes them.
+per operation (I16). Each is conditional on the state and the seal that were judged. Without that: R reads W's row as
+`staging`; W seals its batch; R fences W as "not sealed", and a sealed batch goes for a false reason. So R judges again.
+Files are deleted only after fencing (I10). What was meant for a deleted branch is discarded; a branch of which the
+catalog cannot tell whether it exists is an error, never gone. Crash in here: an operation is either as it was or
+settled; if files of it are left over, the next healing finds it by its row (`cleaned` is 0) and deletes them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from floodmark import log
 from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, to_operation
+from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, Judged, Moved, to_operation
 from floodmark.catalog.lines import ENDED, Lines
 from floodmark.catalog.processes import is_dead
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain
@@ -27,6 +28,8 @@ from floodmark.model import HealReport
 # Executors may outlive their driver and write into an abandoned folder: it is looked at again for this long.
 QUIET_MS = 10 * 60_000
 LOOK_EVERY_S = 5.0
+# How often an operation that goes on while it is judged is judged anew.
+JUDGEMENTS_MAX = 5
 BRANCH_GONE = "its branch is gone"
 
 
@@ -35,20 +38,32 @@ class Healer:
         self._catalog = catalog
         self._looked: dict[str, float] = {}
 
-    def heal(self, *, look_again: bool = False, discard: Collection[str] = ()) -> HealReport:
+    def heal(self, *, look_again: bool = False, discard: Collection[str] = (), pass_drifted: bool = True) -> HealReport:
         """Settle every dead operation. What cannot be understood is kept, named, and refused with Corrupt.
 
+        An operation on a table that another writer moved waits until the table is repaired. That stops writes to this
+        table, which are refused by themselves, and no others; only with `pass_drifted=False` it is refused here.
         `look_again`: also look into folders of operations that were abandoned a while ago, whatever was looked at
         before. `discard`: operations that an operator gives up although they cannot be understood.
         """
         rows, now = self._catalog.journal.unfinished()
-        report = _Report()
+        report = _Report(pass_drifted)
         self._check_discard(rows, now, discard)
-        for row in rows:
-            try:
-                self._heal_row(row, now, report, look_again=look_again, given_up=row.id in discard)
-            except Corrupt as error:
-                report.refused[row.id] = error
+        for _ in range(JUDGEMENTS_MAX):
+            moved: set[str] = set()
+            for row in rows:
+                try:
+                    self._heal_row(row, now, report, look_again=look_again, given_up=row.id in discard)
+                except Corrupt as error:
+                    report.refused[row.id] = error
+                except Moved:
+                    moved.add(row.id)
+            if not moved:
+                break
+            # They went on since they were read: their new state is judged. One that still moves after that is alive.
+            rows, now = self._catalog.journal.unfinished()
+            rows = [row for row in rows if row.id in moved]
+            self._check_discard(rows, now, moved & set(discard))
         if report.refused:
             raise next(iter(report.refused.values()))
         return report.done()
@@ -104,13 +119,30 @@ class Healer:
             # Its caller was told nothing, and will run it again: publishing it here would double its rows.
             self._roll_back(row, "rolled_back", "it died before its publish", report)
             return
+        if self._waits_for_repair(row, seal, report):
+            return
         self._roll_forward(row, seal, report)
+
+    def _waits_for_repair(self, row: Any, seal: Any, report: _Report) -> bool:
+        """Whether a table of the operation drifted. Asked before anything is built: every write asks anew."""
+        # Late: Iceberg's code is not needed to find that nothing is dead.
+        from floodmark.catalog.drift import check_not_drifted
+
+        found = self._catalog.history.current_tables(row.branch, [edit.table for edit in seal.edits])
+        drifted = [one for one in found.values() if one.pointer != one.pointer_known]
+        if drifted and not report.pass_drifted:
+            check_not_drifted(self._catalog.files, drifted[0])
+        if drifted:
+            report.waiting.append(row.id)
+        return bool(drifted)
 
     def _roll_forward(self, row: Any, seal: Any, report: _Report) -> None:
         operation = to_operation(row)
         audit = AuditRider(row.kind, STAGED, "rolled_forward", "sealed with an identity; published by a healer")
         try:
-            commit = self._catalog.door.publish(operation, seal, points="heal", audit=audit, leftovers=True)
+            commit = self._catalog.door.publish(
+                operation, seal, points="heal", audit=audit, leftovers=True, judged=Judged.of(row)
+            )
         except AlreadyCommitted as already:
             self._roll_back(row, "rolled_back", f"its batch came in as version {already.version}", report)
             return
@@ -135,7 +167,7 @@ class Healer:
 
     def _roll_back(self, row: Any, outcome: str, detail: str, report: _Report, *, given_up: bool = False) -> None:
         operation, was_us = self._catalog.journal.abandon(
-            row.id, AuditRider(row.kind, row.state, outcome, detail), given_up=given_up
+            row.id, AuditRider(row.kind, row.state, outcome, detail), given_up=given_up, judged=Judged.of(row)
         )
         # Crash here: fenced, with its audit row; its files are deleted by the next healing.
         hit("heal.fenced")
@@ -177,7 +209,9 @@ class Healer:
 
 
 class _Report:
-    def __init__(self) -> None:
+    def __init__(self, pass_drifted: bool) -> None:
+        self.pass_drifted = pass_drifted
+        self.waiting: list[str] = []
         self.rolled_forward: list[str] = []
         self.rolled_back: list[str] = []
         self.discarded: list[str] = []
@@ -190,5 +224,6 @@ class _Report:
             rolled_back=tuple(self.rolled_back),
             discarded=tuple(self.discarded),
             refused=tuple(self.refused),
+            waiting=tuple(self.waiting),
             files_deleted=self.files_deleted,
         )

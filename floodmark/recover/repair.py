@@ -10,7 +10,7 @@ for it. Crash before the publish: healing rolls it back, with one audit row; aft
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.drift import (
     CHANGED,
     DROPPED,
+    OVERWRITTEN,
+    REWRITTEN,
     Drift,
     classify,
     happened_text,
@@ -30,10 +32,11 @@ from floodmark.catalog.journal import Operation
 from floodmark.catalog.metadata import new_snapshot_id
 from floodmark.catalog.riders import AuditRider, PlanAgain
 from floodmark.catalog.seal import WRITE, Edit, Seal
-from floodmark.errors import Conflict, Corrupt, Invalid
+from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, CurrentTable
 from floodmark.recover.foreign_rows import ForeignRows, TakenIn
+from floodmark.recover.history_files import Looked, look_at_head, look_at_history, versions_text
 from floodmark.write.undo import undo
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ KIND = "repair"
 EXTERNAL = "external"
 TAKE_IN, PUT_BACK = "take_in", "put_back"
 NOTHING_TO_DO, PLANNED, UNCLEAR = "nothing_to_do", "planned", "unclear"
+FILES_GONE = "files_gone"
+NOT_THE_SAME = "its snapshots say that files were only written anew, and the rows are not those of before"
 DONE = {TAKE_IN: "taken_in", PUT_BACK: "put_back"}
 
 GetSpark = Callable[[], "SparkSession"]
@@ -66,9 +71,11 @@ class Repair:
     rows_added: int = 0
     rows_removed: int = 0
     version: int | None = None
+    # Versions that cannot be read any more, because files of this table are missing or damaged.
+    unreadable: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "ways": list(self.ways)}
+        return {**asdict(self), "ways": list(self.ways), "unreadable": list(self.unreadable)}
 
 
 @dataclass(frozen=True)
@@ -79,17 +86,26 @@ class _Judged:
     drift: Drift
     rows: ForeignRows
     misfit: str
+    files: Looked
 
     @property
     def unclear(self) -> str:
         return self.drift.unclear or self.misfit
 
     @property
+    def lost(self) -> str:
+        """Which files of our own newest state are missing or damaged; empty if none is."""
+        faults = self.files.gone_from_heads
+        return f"{len(faults)} file(s) of Floodmark's own newest state: {faults[0]}" if faults else ""
+
+    @property
     def usual(self) -> str | None:
         """What is done if nobody chooses."""
         if self.unclear:
             return None
-        return PUT_BACK if self.drift.happened in (CHANGED, DROPPED) else TAKE_IN
+        if self.drift.happened in (CHANGED, DROPPED, REWRITTEN):
+            return None if self.lost else PUT_BACK
+        return TAKE_IN
 
     @property
     def can_take(self) -> bool:
@@ -98,14 +114,42 @@ class _Judged:
 
 
 def preview(catalog: Catalog, get_spark: GetSpark, table: str | None = None, choice: str | None = None) -> list[Repair]:
-    """What a repair would do, of one table or of all that drifted. Writes nothing (I17)."""
+    """What a repair would do, of one table or of all that drifted. Writes nothing (I17).
+
+    A table that did not drift, and whose files are missing or damaged, is named too: no repair brings those back.
+    """
     _check_choice(choice)
     found = drifted_tables(catalog.database)
+    if table is not None and table not in found:
+        return [_undrifted(catalog, table)]
     if table is not None:
-        if table not in found:
-            return [Repair(table, _branch_of(catalog, table), "nothing", NOTHING_TO_DO)]
         found = {table: found[table]}
-    return [_planned(_judge(catalog, get_spark, name, branches), choice) for name, branches in found.items()]
+    planned = [_planned(_judge(catalog, get_spark, name, branches), choice) for name, branches in found.items()]
+    return planned if table is not None else [*planned, *_damaged(catalog, found)]
+
+
+def _undrifted(catalog: Catalog, table: str) -> Repair:
+    branch = _branch_of(catalog, table)
+    files = look_at_history(catalog, table, deep=True)
+    if not files.versions:
+        return Repair(table, branch, "nothing", NOTHING_TO_DO)
+    return Repair(
+        table,
+        branch,
+        FILES_GONE,
+        UNCLEAR,
+        detail=_unreadable_text(files),
+        ways=("no repair brings files back: restore them from a copy.",),
+        unreadable=files.versions,
+    )
+
+
+def _damaged(catalog: Catalog, drifted: Collection[str]) -> list[Repair]:
+    faults = look_at_history(catalog, deep=True).faults
+    names = dict.fromkeys(fault.table for fault in faults if fault.table not in drifted)
+    there = {head.table for branch in catalog.branches.list() for head in catalog.history.heads(branch.name)}
+    # What only a dropped table's versions miss, `repair --give-up` and `doctor` name.
+    return [_undrifted(catalog, name) for name in names if name in there]
 
 
 def repair(catalog: Catalog, get_spark: GetSpark, actor: str, table: str, choice: str | None = None) -> Repair:
@@ -113,7 +157,7 @@ def repair(catalog: Catalog, get_spark: GetSpark, actor: str, table: str, choice
     _check_choice(choice)
     branches = drifted_tables(catalog.database).get(table)
     if branches is None:
-        return Repair(table, _branch_of(catalog, table), "nothing", NOTHING_TO_DO)
+        return _undrifted(catalog, table)
     judged = _judge(catalog, get_spark, table, branches)
     planned = _planned(judged, choice)
     if planned.choice is None:
@@ -125,15 +169,18 @@ def repair(catalog: Catalog, get_spark: GetSpark, actor: str, table: str, choice
 def repair_all(
     catalog: Catalog, get_spark: GetSpark, actor: str, table: str | None = None, choice: str | None = None
 ) -> list[Repair]:
-    """Repair one table, or all that drifted, one publish each; nothing is done if one of them needs a choice."""
+    """Repair one table, or all that drifted, one publish each. Of all, what needs a choice is left and returned."""
     planned = preview(catalog, get_spark, table, choice)
-    for one in planned:
-        if one.outcome == UNCLEAR:
-            raise _undecided(one)
-    return [repair(catalog, get_spark, actor, one.table, choice) for one in planned]
+    if table is not None and planned[0].outcome == UNCLEAR:
+        raise _undecided(planned[0])
+    return [one if one.outcome == UNCLEAR else repair(catalog, get_spark, actor, one.table, choice) for one in planned]
 
 
-def _undecided(planned: Repair) -> Invalid:
+def _undecided(planned: Repair) -> FloodmarkError:
+    if planned.unreadable and planned.happened in (CHANGED, DROPPED, FILES_GONE):
+        return Corrupt(
+            "files of the table are gone", table=planned.table, reason=planned.detail, advice=planned.ways[0]
+        )
     return Invalid(
         "it is not clear what to do with this table",
         table=planned.table,
@@ -166,8 +213,12 @@ def _judge(catalog: Catalog, get_spark: GetSpark, table: str, branches: list[str
         raise Conflict("the table was repaired meanwhile", table=table, advice="Look again.")
     drift = with_names(catalog.database, drift, catalog.files.metadata(current.pointer_known).location)
     rows = ForeignRows(catalog, get_spark, current, drift)
+    if drift.happened == REWRITTEN and rows.new_rows is None:
+        # Then it is not what its snapshot says.
+        drift = replace(drift, happened=OVERWRITTEN, unclear=NOT_THE_SAME, takeable=True)
+        rows = ForeignRows(catalog, get_spark, current, drift)
     takeable = (drift.added or drift.removed) and (not drift.unclear or drift.takeable)
-    return _Judged(current, drift, rows, rows.misfit() if takeable else "")
+    return _Judged(current, drift, rows, rows.misfit() if takeable else "", look_at_history(catalog, table, deep=True))
 
 
 def _planned(judged: _Judged, choice: str | None) -> Repair:
@@ -180,8 +231,10 @@ def _planned(judged: _Judged, choice: str | None) -> Repair:
             advice=" ".join(_ways(judged)),
         )
     chosen = choice or judged.usual
-    detail = happened_text(drift) if not judged.misfit else f"{happened_text(drift)}; {judged.misfit}"
+    said = (happened_text(drift), _same_text(judged), judged.misfit, _unreadable_text(judged.files))
+    detail = "; ".join(text for text in said if text)
     taken = chosen == TAKE_IN
+    new = judged.rows.new_rows
     return Repair(
         drift.table,
         drift.branch,
@@ -190,30 +243,59 @@ def _planned(judged: _Judged, choice: str | None) -> Repair:
         chosen,
         detail,
         _ways(judged),
-        rows_added=drift.rows_added if taken else 0,
-        rows_removed=drift.rows_removed if taken else 0,
+        rows_added=(drift.rows_added if new is None else new.num_rows) if taken else 0,
+        rows_removed=drift.rows_removed if taken and new is None else 0,
+        unreadable=judged.files.versions,
+    )
+
+
+def _same_text(judged: _Judged) -> str:
+    """What comparing the rows told."""
+    new = judged.rows.new_rows
+    if new is None:
+        return ""
+    if not new.num_rows:
+        return "they are the same rows, by checksum, so Floodmark's own files stay: nothing counts as new"
+    return f"all rows of before are there, by checksum, and keep their sequences; {new.num_rows} row(s) are new"
+
+
+def _unreadable_text(files: Looked) -> str:
+    if not files.versions:
+        return ""
+    return (
+        f"files are missing or damaged, so version(s) {versions_text(files.versions)} cannot be read: "
+        f"{files.faults[0]}; restore them from a copy, or `floodmark repair --give-up` says which can be given up"
     )
 
 
 def _ways(judged: _Judged) -> tuple[str, ...]:
     drift = judged.drift
-    back = f"--put-back: the table is as Floodmark left it; {_left_behind(drift)}"
+    back = f"--put-back: the table is as Floodmark left it; {_left_behind(judged)}"
+    if judged.lost:
+        back = f"--put-back is not possible before these are restored from a copy: {judged.lost}."
     if judged.can_take:
-        new = " Rows in files that were written again count as new." if drift.removed else ""
+        again = drift.removed and judged.rows.new_rows is None
+        new = " Rows in files that were written again count as new." if again else ""
         return (f"--take-in: their rows become a commit of `{EXTERNAL}`, with sequences of their own.{new}", back)
     if not judged.unclear:
         return (back,)
     return (f"--take-in is not possible: {judged.unclear}. {ways_text(drift)}.", back)
 
 
-def _left_behind(drift: Drift) -> str:
+def _left_behind(judged: _Judged) -> str:
+    drift = judged.drift
     names = [entry.data_file.file_path for entry in drift.added]
     if drift.other_names:
         return f"{other_names_text(drift)}."
     if not names and drift.unclear and drift.pointer:
         return f"what they wrote stays on disk, unnamed; the catalog pointed to {drift.pointer}."
+    if not names and judged.files.versions:
+        return f"version(s) {versions_text(judged.files.versions)} stay unreadable."
     if not names:
         return "no row of theirs is lost."
+    new = judged.rows.new_rows
+    if new is not None and not new.num_rows:
+        return f"their {len(names)} file(s) with the same rows stay on disk, unnamed: {', '.join(names[:3])}."
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"their {drift.rows_added} row(s) stay on disk, unnamed: {', '.join(names[:3])}{more}."
 
@@ -246,7 +328,7 @@ def _publish(catalog: Catalog, judged: _Judged, choice: str, actor: str) -> Comm
         # Crash here: not repeatable, since the other writer may have gone on; healing rolls it back.
         hit(f"{KIND}.sealed")
         audit = AuditRider(KIND, "drifted", DONE[choice], detail)
-        return _through_the_door(catalog, operation, seal, audit, leftovers=sealed_apart)
+        return _through_the_door(catalog, operation, seal, audit, leftovers=sealed_apart or judged.rows.used_spark)
     except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
         return undo(catalog, operation, error, certain=not judged.rows.used_spark)
     finally:
@@ -256,13 +338,14 @@ def _publish(catalog: Catalog, judged: _Judged, choice: str, actor: str) -> Comm
 def _check_files(catalog: Catalog, judged: _Judged) -> None:
     """Whoever dropped the table may have deleted its files: then there is nothing to go back to."""
     head = judged.current.head
-    gone = [path for path in catalog.files.data_files(head) if not catalog.storage.exists(path)]
+    gone = look_at_head(catalog, head)
     if gone:
         raise Corrupt(
             "files of the table are gone",
             table=head.table,
             files=len(gone),
-            first=gone[0],
+            first=gone[0].location,
+            problem=gone[0].problem,
             advice="Nothing was changed. Bring them back from a copy of the storage, then repair the table.",
         )
 

@@ -2,26 +2,28 @@
 
 Where boundaries were written down, they hold, whatever the rules are now; behind them the rules cut. Both depend on the
 rows alone, not on how they are read, so a part that is made again has the same bytes (I8). Rows that end before the
-last boundary that was written down are an error, never a shorter part. Memory is bounded by one body, and by the text
-of a few megabytes of rows (I14).
+last boundary that was written down are an error, never a shorter part. A row with a value that JSON has no text for is
+alone in its body, which says why, and has null in the place of that value: it is set aside, never sent. Memory is
+bounded by one body, and by the text of a few megabytes of rows (I14).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from floodmark.errors import Corrupt
+from floodmark.errors import Corrupt, Invalid
 from floodmark.rows.changes import CHANGE_COLUMN, DELETE
-from floodmark.rows.ndjson import encode_lines
+from floodmark.rows.ndjson import encode_lines, holds
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 Range = tuple[int, int]
 # How much of a batch becomes text at once; text is often several times as long.
 ENCODE_BYTES = 4 * 1024 * 1024
+# In a row that was set aside because of them: the columns whose values have no text.
+UNENCODABLE = "_unencodable"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Body:
     last: int
     deletions: int
     data: bytes
+    # Why its only row cannot be sent: a value of it has no text, and `data` is the row without that value.
+    problem: str | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -66,6 +72,16 @@ def bodies(
     making: _Making | None = None
     for number, rows in _runs(shipment, storage, skipped):
         for start, lines in _encoded(number, rows):
+            if isinstance(lines, _Unencodable):
+                if making is not None:
+                    if waiting:
+                        raise _fewer(waiting[0])
+                    yield making.body()
+                    making = None
+                if waiting and waiting.popleft() != (start, start + 1):
+                    raise _fewer((start, start + 1))
+                yield Body(start, start + 1, 0, lines.data, lines.problem)
+                continue
             while lines.left:
                 if making is None and waiting:
                     making = _Making(start + lines.at, waiting[0][1] - waiting[0][0], None)
@@ -152,10 +168,49 @@ class _Lines:
         return data, int(self._deleted[stop] - self._deleted[start])
 
 
-def _encoded(number: int, rows: pa.RecordBatch) -> Iterator[tuple[int, _Lines]]:
+@dataclass(frozen=True)
+class _Unencodable:
+    """A row with a value that has no text: what is left of it, and why."""
+
+    data: bytes
+    problem: str
+
+
+def _encoded(number: int, rows: pa.RecordBatch) -> Iterator[tuple[int, _Lines | _Unencodable]]:
     step = max(1, ENCODE_BYTES * len(rows) // max(1, rows.nbytes))
     for start in range(0, len(rows), step):
-        yield number + start, _Lines(rows.slice(start, step))
+        yield from _halved_to_bad(number + start, rows.slice(start, step))
+
+
+def _halved_to_bad(number: int, rows: pa.RecordBatch) -> Iterator[tuple[int, _Lines | _Unencodable]]:
+    """The texts of rows; those that cannot be written are found by halving, and stand alone."""
+    try:
+        lines = _Lines(rows)
+    except (Invalid, Corrupt) as error:
+        if not all(holds(field.type) for field in rows.schema):
+            raise  # the column, not a row of it
+        if len(rows) == 1:
+            yield number, _Unencodable(_stand_in(rows), f"this row has no form as JSON: {error}")
+            return
+        middle = len(rows) // 2
+        yield from _halved_to_bad(number, rows.slice(0, middle))
+        yield from _halved_to_bad(number + middle, rows.slice(middle))
+        return
+    yield number, lines
+
+
+def _stand_in(row: pa.RecordBatch) -> bytes:
+    """A row without the values that have no text, and with their names."""
+    found: dict[str, Any] = {}
+    missing = []
+    for field_, column in zip(row.schema, row.columns, strict=True):
+        try:
+            lines = encode_lines(pa.RecordBatch.from_arrays([column], schema=pa.schema([field_])))
+            found |= json.loads(lines[0].as_py())
+        except (Invalid, Corrupt):
+            found[field_.name] = None
+            missing.append(field_.name)
+    return json.dumps({**found, UNENCODABLE: missing}, ensure_ascii=False).encode() + b"\n"
 
 
 @dataclass

@@ -47,6 +47,16 @@ if sys.byteorder != "little":
     raise ImportError("Floodmark reads Arrow's buffers in little-endian order only")
 
 
+def row_hashes(batch: pa.RecordBatch) -> Hashes:
+    """A hash of every row of a batch: the same values, the same hash."""
+    block = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES * len(batch) // max(1, batch.nbytes)))
+    parts = [
+        _combine([column.slice(start, block) for column in batch.columns], _ROW_SALT, min(block, len(batch) - start))
+        for start in range(0, len(batch), block)
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+
+
 class RowChecksum:
     """The checksum of all rows added so far, in any order and in batches of any size."""
 

@@ -26,6 +26,7 @@ from floodmark.rows.schema import arrow_schema, nearest, user_fields
 from floodmark.rows.translate import is_list
 
 NULL_IN_REQUIRED = "null in a required column"
+MISSING = "the column is missing in the rows"
 _ADD_NULLS = "Add it as nulls explicitly if that is meant."
 
 
@@ -139,7 +140,7 @@ class Conformer:
         for column in columns:
             if column.name not in names:
                 if column.required or not self._fill_missing:
-                    self._add(column.path, "the column is missing in the rows", _ADD_NULLS)
+                    self._add(column.path, MISSING, _ADD_NULLS)
             elif names.count(column.name) == 1:
                 self._match_type(source[names.index(column.name)].type, column)
 

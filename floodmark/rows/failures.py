@@ -1,4 +1,5 @@
-"""What a failed Spark job means for the caller: rows that cannot be computed are Invalid, the rest may be retried.
+"""What a failed Spark job means for the caller: rows that cannot be computed are Invalid, a data file of the lake that
+is missing or damaged is Corrupt, the rest may be retried.
 
 Spark says what happened in its SQL states (21, 22: the data, 42: the query), also deep in a chain of causes, and in two
 kinds of exceptions; people get one sentence.
@@ -10,28 +11,44 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from floodmark.errors import FloodmarkError, Invalid, Unavailable
+from floodmark.errors import Corrupt, FloodmarkError, Invalid, Unavailable
 
 _STATE = re.compile(r"SQLSTATE: (\w{5})")
 _CAUSED = re.compile(r"Caused by: ([^\n]+)")
 _RAISED = re.compile(r"[A-Za-z_][\w.]*: .")
+# A file that Spark, or Arrow in a task, could not find or read: by Spark's conditions, else by what the readers say.
+_DAMAGE = re.compile(
+    r"\[(?:PATH_NOT_FOUND|FAILED_READ_FILE[.\w]*)\]|FileNotFoundException|floodmark\.errors\.(?:NotFound|Corrupt)"
+    r"|is not a Parquet file|Could not read footer|Parquet magic bytes|Couldn't deserialize thrift"
+    r"|Parquet file size is|ParquetDecodingException|Unexpected end of stream"
+)
+# A data file that an operation of a lake wrote, and any Parquet file.
+_OWN_FILE = re.compile(r"[\w+.-]+:/[^\s\]\[\"']*?/data/[0-9A-HJKMNP-TV-Z]{26}/[\w.-]+?\.parquet")
+_ANY_FILE = re.compile(r"[\w+.-]+:/[^\s\]\[\"']*?\.parquet")
 _NOISE = ("at ", "File ", "... ", "JVM stacktrace", "Traceback")
 
 
 @contextmanager
-def spark_failures(message: str) -> Iterator[None]:
-    """Errors of Spark inside the block become ours, with `message`."""
+def spark_failures(message: str, *, lake_files: bool = False) -> Iterator[None]:
+    """Errors of Spark inside the block become ours, with `message`. `lake_files`: it reads no files but a lake's."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise spark_error(error, message) from error
+        raise spark_error(error, message, lake_files=lake_files) from error
 
 
-def spark_error(error: Exception, message: str) -> FloodmarkError:
+def spark_error(error: Exception, message: str, *, lake_files: bool = False) -> FloodmarkError:
     text = str(error)
+    if _DAMAGE.search(text) and (file := _OWN_FILE.search(text) or (lake_files and _ANY_FILE.search(text))):
+        return Corrupt(
+            "a data file of the lake is missing or damaged",
+            file=file[0],
+            cause=_cause(text),
+            advice="Run `floodmark doctor --deep`; restore the file from a copy.",
+        )
     if any(state.startswith(("21", "22", "42")) for state in _STATE.findall(text)):
         return Invalid(message, cause=_cause(text), advice="Correct it: Spark cannot compute its rows.")
     return Unavailable(

@@ -1,11 +1,12 @@
-"""Rows that are there beside rows that come in under the same key: which of those that are there stay.
+"""Rows that are there beside rows that come in under the same key: which of those that are there stay, and what they
+come to together if only some columns come in.
 
 Compared piece by piece, so that memory follows the piece and not the match (I14). Nothing is written here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,28 @@ def judged(
             come = take_rows(storage, incoming[number], fields, places[order])
             found[start + which[order]] = judge(there.take(pa.array(which[order])), come)
     return found
+
+
+Rows = tuple[str, Sequence[NestedField], np.ndarray[Any, Any]]
+
+
+def completed_rows(storage: Storage, kept: Rows, come: Rows) -> Iterator[pa.RecordBatch]:
+    """Rows with some columns of one file and the others of another: (file, columns, positions) of both, row by row.
+
+    The positions of `kept` ascend, those of `come` need not.
+    """
+    kept_path, kept_fields, positions = kept
+    come_path, come_fields, places = come
+    row = row_bytes(storage, come_path, come_fields)
+    row += row_bytes(storage, kept_path, kept_fields) if kept_fields else 0
+    piece = max(COMPARE_ROWS_MIN, COMPARE_BYTES_MAX // row)
+    for start in range(0, len(positions), piece):
+        some = places[start : start + piece]
+        order = np.argsort(some, kind="stable")
+        new = take_rows(storage, come_path, come_fields, some[order]).take(pa.array(np.argsort(order)))
+        old = take_rows(storage, kept_path, kept_fields, positions[start : start + piece]) if kept_fields else None
+        whole = new if old is None else pa.table([*old.columns, *new.columns], [*old.column_names, *new.column_names])
+        yield from whole.combine_chunks().to_batches()
 
 
 def not_newer(there: pa.Table, come: pa.Table) -> np.ndarray[Any, Any]:

@@ -22,6 +22,7 @@ from floodmark.rows.failures import spark_failures
 from floodmark.rows.project import read_file
 from floodmark.rows.scan import SCAN_TASKS_MAX, _by_arrow, scan
 from floodmark.rows.schema import spark_schema, user_fields
+from floodmark.rows.stall import watched
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def count_positions(
 ) -> dict[str, int]:
     """How many rows of each file match; files without any are left out."""
     found = spark_positions(spark, where, files, schema, storage_options=storage_options, arrow=arrow)
-    with spark_failures("Spark could not evaluate this condition"):
+    with watched(spark), spark_failures("Spark could not evaluate this condition", lake_files=True):
         return {row["file"]: row["count"] for row in found.groupBy("file").count().collect()}
 
 

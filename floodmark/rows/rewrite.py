@@ -31,7 +31,7 @@ from floodmark.rows.compare import same_rows
 from floodmark.rows.convert import table_shape
 from floodmark.rows.deletions import DeletionsWriter
 from floodmark.rows.keys import KeySet, Matches, examples, read_keys
-from floodmark.rows.matching import judged, not_newer
+from floodmark.rows.matching import completed_rows, judged, not_newer
 from floodmark.rows.packed import pack_positions, unpack_positions
 from floodmark.rows.project import read_file
 from floodmark.rows.schema import user_fields
@@ -92,6 +92,8 @@ class Rewrite:
     source_schema_json: the schema that the sources' columns are named by, if it is not the target's.
     time: a date or timestamp column, by its field id, and the day or microsecond before which rows are found BY_TIME.
     seq_max: rows found with a sequence above it stay. marks: ascending; how many are above each is counted.
+    held: of a partial merge, for each incoming file the ids of its columns; a row that it replaces keeps its other
+    columns, without those in `refilled`, which the caller computes anew from the completed row.
     """
 
     target: StageTarget
@@ -108,6 +110,8 @@ class Rewrite:
     time: tuple[int, int] | None = None
     seq_max: int | None = None
     marks: tuple[int, ...] = ()
+    held: tuple[tuple[int, ...], ...] = ()
+    refilled: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -116,7 +120,8 @@ class Rewrite:
     def from_json(cls, text: str) -> Rewrite:
         values: dict[str, Any] = json.loads(text)
         values["target"] = StageTarget(**values["target"])
-        values |= {name: tuple(values[name]) for name in ("key", "incoming", "existed_in", "marks")}
+        values |= {name: tuple(values[name]) for name in ("key", "incoming", "existed_in", "marks", "refilled")}
+        values["held"] = tuple(tuple(ids) for ids in values["held"])
         values["time"] = values["time"] and tuple(values["time"])
         return cls(**values)
 
@@ -125,7 +130,8 @@ class Rewrite:
 class Rewritten:
     """What became of one source. `removed` rows went; `replaced` of them come in again under the same key.
 
-    `unchanged` rows matched and stayed; `places` tells where they are among the incoming rows: (file, packed rows).
+    `unchanged` rows matched and stayed; `places` tells where they are among the incoming rows: (file, packed rows). Of
+    a partial merge `places` has all rows that matched: those that changed were completed (`Completed`).
     `found` rows were found at first, `above` of them have a sequence above each of the rewrite's marks.
     """
 
@@ -159,12 +165,35 @@ class Rewritten:
         )
 
 
+@dataclass(frozen=True)
+class Completed:
+    """Files of rows that a partial merge changed, with the columns that they kept; without those of `lacking`."""
+
+    lacking: tuple[int, ...]
+    records: tuple[FileRecord, ...]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Completed:
+        return cls(tuple(values["lacking"]), tuple(FileRecord.from_dict(record) for record in values["records"]))
+
+
+@dataclass(frozen=True)
+class _Update:
+    """Rows of a source, and the rows of one incoming file that bring some of their columns anew, in the same order."""
+
+    source: Source
+    file: int
+    positions: np.ndarray[Any, Any]
+    places: np.ndarray[Any, Any]
+
+
 @dataclass
 class Result:
     """What became of all sources of a rewrite."""
 
     files: list[Rewritten] = field(default_factory=list)
     deletions: list[FileRecord] = field(default_factory=list)
+    completed: list[Completed] = field(default_factory=list)
 
     @property
     def matched(self) -> int:
@@ -186,6 +215,7 @@ class Rewriter:
         self._key = [by_name[name] for name in rewrite.key]
         self._seq = by_name.get(SEQ_COLUMN)
         self._writer: DeletionsWriter | None = None
+        self._updates: list[_Update] = []
 
     @cached_property
     def _incoming(self) -> KeySet:
@@ -209,7 +239,10 @@ class Rewriter:
         before = len(positions)
         if before and matches is not None:
             stay = self._staying(source, matches)
-            positions, unchanged = positions[~stay], _pack(matches, stay)
+            partial_merge = bool(self._rewrite.held)
+            positions, unchanged = positions[~stay], _pack(matches, stay | partial_merge)
+            if partial_merge:
+                self._updates += _updates(source, matches, ~stay)
         if not len(positions) and self._rewrite.find != NONE:
             return Rewritten(source.path, unchanged=before, places=unchanged, found=found, above=above)
         replaced = len(positions) if matches is not None else self._write_deletions(source, positions)
@@ -232,6 +265,40 @@ class Rewriter:
             return looked + [self.rewrite(source) for source in sources[1:]]
         with ThreadPoolExecutor(at_once, thread_name_prefix="floodmark-look") as pool:
             return looked + list(pool.map(self.rewrite, sources[1:]))
+
+    def complete(self) -> list[Completed]:
+        """Write the rows that a partial merge changed: what came in, beside what the rows had."""
+        lacking: dict[tuple[int, ...], list[_Update]] = {}
+        for update in self._updates:
+            absent = tuple(i for i in self._rewrite.refilled if i not in self._rewrite.held[update.file])
+            lacking.setdefault(absent, []).append(update)
+        completed = []
+        for absent, updates in lacking.items():
+            target = replace(self._rewrite.target, settled=False).without(absent)
+            batches = (batch for update in updates for batch in self._completed(update, absent))
+            staged = stage_batches(target, batches, clock.new_id(), storage=self._storage, in_task=self._in_task)
+            rows = sum(len(update.positions) for update in updates)
+            if staged.problems or staged.rows != rows:
+                raise Corrupt(
+                    "rows of a partial merge could not be completed",
+                    rows=staged.rows,
+                    rows_expected=rows,
+                    cause=staged.problems[0] if staged.problems else None,
+                )
+            completed.append(Completed(absent, staged.records))
+        self._updates = []
+        return completed
+
+    def _completed(self, update: _Update, absent: tuple[int, ...]) -> Iterator[pa.RecordBatch]:
+        held = self._rewrite.held[update.file]
+        own = [field for field in user_fields(self._schema) if field.field_id not in absent]
+        come = [field for field in own if field.field_id in held]
+        kept = [field for field in own if field.field_id not in held]
+        yield from completed_rows(
+            self._storage,
+            (update.source.path, kept, update.positions),
+            (self._rewrite.incoming[update.file], come, update.places),
+        )
 
     def finish(self) -> FileRecord | None:
         """Close the deletions file, if there are any; its record."""
@@ -305,11 +372,23 @@ class Rewriter:
         if rewrite.newest_by == "":
             return ~stay
         compared = partial(judged, self._storage, source.path, rewrite.incoming)
-        if rewrite.compare:
+        if rewrite.compare and rewrite.held:
+            stay |= self._same_as_held(source, matches)
+        elif rewrite.compare:
             stay |= compared(user_fields(self._schema), matches, same_rows)
         if rewrite.newest_by is not None:
             stay |= compared([self._schema.find_field(rewrite.newest_by)], matches, not_newer)
         return stay
+
+    def _same_as_held(self, source: Source, matches: Matches) -> np.ndarray[Any, Any]:
+        """Of a partial merge: whether the row has what comes in already; columns that do not come in do not matter."""
+        same = np.zeros(len(matches.positions), dtype=bool)
+        for number in np.unique(matches.files):
+            of_file = matches.files == number
+            some = Matches(matches.positions[of_file], matches.files[of_file], matches.places[of_file])
+            held = [field for field in user_fields(self._schema) if field.field_id in self._rewrite.held[number]]
+            same[of_file] = judged(self._storage, source.path, self._rewrite.incoming, held, some, same_rows)
+        return same
 
     # ── what is written ──
 
@@ -365,6 +444,13 @@ class Rewriter:
                 filled = batch.column(place).fill_null(source.sequence) if source.sequence is not None else None
                 batch = batch if filled is None else batch.set_column(place, batch.schema.field(place), filled)
             yield batch if last == first else batch.filter(pa.array(keep))
+
+
+def _updates(source: Source, matches: Matches, changed: np.ndarray[Any, Any]) -> Iterator[_Update]:
+    """The rows that change, by the incoming file that changes them."""
+    for number in np.unique(matches.files[changed]):
+        some = changed & (matches.files == number)
+        yield _Update(source, int(number), matches.positions[some], matches.places[some])
 
 
 def _is_before(before: int, batch: pa.RecordBatch) -> pa.BooleanArray:

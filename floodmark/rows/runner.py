@@ -19,7 +19,7 @@ from pyiceberg.schema import Schema
 from floodmark import clock
 from floodmark.model import FileRecord
 from floodmark.rows.packed import pack_positions
-from floodmark.rows.rewrite import BY_KEY, Result, Rewrite, Rewriter, Rewritten, Source
+from floodmark.rows.rewrite import BY_KEY, Completed, Result, Rewrite, Rewriter, Rewritten, Source
 from floodmark.rows.tasks import collect_tagged, run_tasks
 from floodmark.rows.where import Where
 from floodmark.storage import Storage, join
@@ -67,11 +67,12 @@ class Runner:
             # One barrier for the directories of all files.
             with self._storage.batch():
                 files = [rewriter.rewrite(source) for source in sources]
+                completed = rewriter.complete()
                 deletions = rewriter.finish()
         except BaseException:
             rewriter.abandon()
             raise
-        return Result(files, [] if deletions is None else [deletions])
+        return Result(files, [] if deletions is None else [deletions], completed)
 
     def _run_tasks(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
         self.used_spark = True
@@ -92,6 +93,7 @@ class Runner:
             values = json.loads(body)
             result.files += [Rewritten.from_dict(file) for file in values["files"]]
             result.deletions += [FileRecord.from_dict(record) for record in values["deletions"]]
+            result.completed += [Completed.from_dict(one) for one in values["completed"]]
         return result
 
     def fill(
@@ -163,11 +165,13 @@ def _rewrite_task(rewrite_json: str, task: str) -> Iterator[str]:
     try:
         with storage.batch():
             files = [asdict(rewriter.rewrite(source)) for source in sources]
+            completed = [asdict(one) for one in rewriter.complete()]
             deletions = rewriter.finish()
     except BaseException:
         rewriter.abandon()
         raise
-    yield json.dumps({"files": files, "deletions": [] if deletions is None else [deletions.as_dict()]})
+    written = [] if deletions is None else [deletions.as_dict()]
+    yield json.dumps({"files": files, "deletions": written, "completed": completed})
 
 
 def _store_positions(

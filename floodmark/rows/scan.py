@@ -10,6 +10,7 @@ their file's, by the file's name if there is more than one.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
+from floodmark.errors import Corrupt
 from floodmark.model import SEQ_COLUMN
 from floodmark.rows.arrow_reader import Between, read_rows
 from floodmark.rows.convert import table_shape
+from floodmark.rows.failures import spark_failures
 from floodmark.rows.schema import spark_schema, user_fields
 from floodmark.rows.session import prepare
 from floodmark.storage import Storage, local_path
@@ -145,7 +148,22 @@ def _columns(schema: Schema, with_seq: bool, always: bool = False) -> StructType
 
 
 def _read(spark: SparkSession, files: Sequence[str], columns: StructType) -> DataFrame:
-    return spark.read.schema(columns).options(**_READ_OPTIONS).parquet(*files)
+    for file in files:
+        _check_not_empty(file)
+    with spark_failures("Spark could not read the table's files", lake_files=True):
+        return spark.read.schema(columns).options(**_READ_OPTIONS).parquet(*files)
+
+
+def _check_not_empty(file: str) -> None:
+    """Spark skips a file of no bytes without a word, and every data file has a footer. Missing ones it names itself."""
+    path = local_path(file)
+    if path is not None and os.path.exists(path) and os.path.getsize(path) == 0:
+        raise Corrupt(
+            "a data file of the lake is missing or damaged",
+            file=file,
+            cause="it has no bytes",
+            advice="Run `floodmark doctor --deep`; restore the file from a copy.",
+        )
 
 
 def _by_arrow(spark: SparkSession, files: Sequence[str], arrow: bool | None) -> bool:

@@ -12,15 +12,20 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from floodmark import clock, log
 from floodmark.errors import Invalid, Unavailable
+from floodmark.rows.stall import STALL_S, is_connect, is_lost, watch_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +36,8 @@ _JAVA_ADVICE = (
     "macOS: brew install openjdk@17; Windows: winget install EclipseAdoptium.Temurin.17.JRE."
 )
 _JAVA_WAIT_S = 20
+CONNECT_PORT = 15002
+CONNECT_WAIT_S = 5.0
 
 # What reading a table right depends on; set on every session. All of them can be set while it runs.
 NEEDED = {"spark.sql.parquet.fieldId.read.enabled": "true"}
@@ -81,25 +88,57 @@ def check_java() -> int:
     return version
 
 
+def master_of(settings: Mapping[str, str]) -> str:
+    return settings.get("master", settings.get("spark.master", "local[*]"))
+
+
+def is_local(settings: Mapping[str, str]) -> bool:
+    """Whether a session of these settings runs its tasks in this machine's own JVM."""
+    return master_of(settings).startswith("local")
+
+
+def stall_of(settings: Mapping[str, str]) -> float:
+    """How long a job may wait for an executor, in seconds: `stall`, as seconds or a span like 5m."""
+    text = settings.get("stall")
+    if text is None:
+        return STALL_S
+    found_s = float(text) if text.isdecimal() else clock.parse_duration_ms(text) / 1000
+    if found_s <= 0:
+        raise Invalid("this span must be above zero", setting="stall", value=text)
+    return found_s
+
+
 class Sessions:
-    """Gives the Spark session that a lake works with. `settings` are spark.* keys and `master`."""
+    """Gives the Spark session that a lake works with. `settings` are spark.* keys, `master` and `stall`."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, spark: SparkSession | None = None) -> None:
         self._settings = dict(settings or {})
         for key in self._settings:
-            if key != "master" and not key.startswith("spark."):
-                raise Invalid("this is not a Spark setting", setting=key, advice='Use "master" or a spark.* key.')
+            if key not in ("master", "stall") and not key.startswith("spark."):
+                advice = 'Use "master", "stall" or a spark.* key.'
+                raise Invalid("this is not a Spark setting", setting=key, advice=advice)
+        self._stall_s = stall_of(self._settings)
         self._spark = spark
         self._prepared = False
         self._ours = False
         self._lock = Lock()
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a session would be started with."""
+        return dict(self._settings)
+
     def get(self) -> SparkSession:
         with self._lock:
-            if self._spark is None or getattr(self._spark, "is_stopped", False) is True:
+            if self._spark is not None and self._is_lost(self._spark):
+                # What it had under way was undone by its callers: each got an error.
+                _end(self._spark)
+            if self._spark is None or _is_over(self._spark):
+                self._ours = False
                 self._spark = self._active() or self._build()
                 self._prepared = False
             if not self._prepared:
+                watch_session(self._spark, self._stall_s, own=self._ours)
                 prepare(self._spark)
                 self._prepared = True
             return self._spark
@@ -110,6 +149,9 @@ class Sessions:
             if self._spark is not None and self._ours:
                 self._spark.stop()
                 self._spark, self._ours = None, False
+
+    def _is_lost(self, spark: SparkSession) -> bool:
+        return is_lost(spark) or (self._ours and not _answers(spark, master_of(self._settings)))
 
     def _active(self) -> SparkSession | None:
         if "pyspark" not in sys.modules:
@@ -129,19 +171,22 @@ class Sessions:
             return None
 
     def _build(self) -> SparkSession:
-        master = self._settings.get("master", self._settings.get("spark.master", "local[*]"))
+        master = master_of(self._settings)
         remote = master.startswith("sc://")
-        if not remote:
+        if remote:
+            _await_connect(master, self._stall_s)
+        else:
             check_java()
         # The same Python everywhere: Spark's own default is whatever python3 the PATH has.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
-        given = {key: value for key, value in self._settings.items() if key not in ("master", "spark.master")}
+        given = {key: value for key, value in self._settings.items() if key not in ("master", "stall", "spark.master")}
         builder: Any = SparkSession.builder.appName("floodmark")
         if remote:
             settings = {key: value for key, value in DEFAULTS.items() if key.startswith("spark.sql.")} | given
@@ -152,15 +197,134 @@ class Sessions:
             builder = builder.master(master)
         for key, value in {**settings, **NEEDED}.items():
             builder = builder.config(key, value)
+        if not remote:
+            _start_jvm({**settings, **NEEDED, "spark.master": master, "spark.app.name": "floodmark"})
         try:
             session = _session(builder.getOrCreate())
-        except (PySparkException, RuntimeError) as error:
+        except (PySparkException, Py4JError, RuntimeError) as error:
             raise Unavailable(
                 "Spark did not start", master=master, cause=str(error).splitlines()[0], advice="Look at the cause."
             ) from error
         self._ours = True
         _quiet_errors()
         return session
+
+
+def _is_over(spark: SparkSession) -> bool:
+    """Whether it was stopped, here or by its owner."""
+    if is_connect(spark):
+        return getattr(spark, "is_stopped", False) is True
+    # A classic session does not say it; its context drops the handle when it is stopped.
+    return getattr(spark.sparkContext, "_jsc", spark) is None
+
+
+def _answers(spark: SparkSession, master: str) -> bool:
+    """Whether a Connect session still has its server, and that still knows it; a classic one finds out in its jobs."""
+    if not is_connect(spark) or _is_over(spark):
+        return True
+    if not _listens(master):
+        return False
+    try:
+        spark.conf.get("spark.sql.session.timeZone")
+    except Exception:  # noqa: BLE001 - whatever it is: a session that answers no question cannot do work
+        return False
+    return True
+
+
+def _await_connect(master: str, stall_s: float) -> None:
+    """Until the server of this sc:// address listens: Connect's own client would try for ten minutes."""
+    until_s = time.monotonic() + stall_s
+    while not _listens(master):
+        if time.monotonic() >= until_s:
+            advice = "Start it, or check the address; then try again."
+            server = "sc://" + ":".join(map(str, _server_of(master)))
+            raise Unavailable("the Spark Connect server does not answer", master=server, advice=advice)
+        time.sleep(0.2)
+
+
+def _server_of(master: str) -> tuple[str, int]:
+    # What follows the address are parameters, perhaps a token (I18).
+    host, _, port = master.removeprefix("sc://").partition("/")[0].rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdecimal() else (f"{host}:{port}".strip(":[]"), CONNECT_PORT)
+
+
+def _listens(master: str) -> bool:
+    """Whether something listens there. Through a proxy nobody can tell: then Connect's client finds out."""
+    if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
+        return True
+    try:
+        with socket.create_connection(_server_of(master), CONNECT_WAIT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _end(spark: SparkSession) -> None:
+    """Stop a session that cannot be used any more, whatever it answers."""
+    if is_connect(spark):
+        # There is no server to release it at.
+        spark.release_session_on_close = False
+    try:
+        spark.stop()
+    except Exception as error:  # noqa: BLE001 - it is given up either way
+        log.get().warning("a lost Spark session could not be stopped", cause=repr(error))
+
+
+def is_spark_running() -> bool:
+    """Whether this process has a Spark session already, anybody's."""
+    classic, connect = sys.modules.get("pyspark.sql.session"), sys.modules.get("pyspark.sql.connect.session")
+    found = [module.SparkSession.getActiveSession() for module in (classic, connect) if module is not None]
+    return any(session is not None for session in found)
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start the JVM of a session of ours with its stderr read here: noise at its start is not the user's to read.
+
+    All else that it writes is passed on. A JVM that runs already is left as it is; without a stderr there is none to
+    keep clean. If this process dies, the JVM finds its stdin closed and ends, as it would anyway.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+
+    with SparkContext._lock:
+        if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+            return
+        try:
+            goal = os.dup(2)
+        except OSError:
+            return
+        source, sink = os.pipe()
+        Thread(target=_pass_on, args=(source, goal), name="floodmark-jvm-stderr", daemon=True).start()
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        try:
+            gateway = launch_gateway(conf, {"stderr": sink})
+        except PySparkException as error:
+            raise Unavailable(
+                "Spark did not start", cause=str(error).splitlines()[0], advice="Look at what Java wrote above."
+            ) from error
+        finally:
+            os.close(sink)
+        SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
+
+
+# What the JVM and Spark write to a terminal that is nothing for its user.
+_NOISE = re.compile(rb"^WARNING: Using incubator modules: [^\n]*\n|\r?\[Stage \d+:[^\r\n]*\]?|\r *\r", re.MULTILINE)
+
+
+def without_noise(text: bytes) -> bytes:
+    """What the JVM wrote, without its warning of modules and without Spark's progress bars."""
+    return _NOISE.sub(b"", text)
+
+
+def _pass_on(source: int, goal: int) -> None:
+    waiting = b""
+    with suppress(OSError):
+        while piece := os.read(source, 65536):
+            # Whole lines: a warning may come in two pieces.
+            lines, newline, waiting = (waiting + piece).rpartition(b"\n")
+            os.write(goal, without_noise(lines + newline))
+        os.write(goal, without_noise(waiting))
 
 
 def _quiet_errors() -> None:

@@ -25,9 +25,11 @@ from floodmark.errors import Corrupt, Invalid
 from floodmark.model import TARGET_FILE_BYTES, FileRecord
 from floodmark.rows.convert import Conformer, Shape, table_shape
 from floodmark.rows.dicts import rows_schema, rows_to_table
+from floodmark.rows.failures import spark_failures
 from floodmark.rows.partition import Splitter, parse_spec
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import arrow_type
+from floodmark.rows.stall import is_lost, watched
 from floodmark.rows.statistics import leaves
 from floodmark.rows.tasks import collect_tagged
 from floodmark.rows.translate import struct_from_spark
@@ -309,13 +311,17 @@ def task_name() -> str:
 @contextmanager
 def batch_size(df: DataFrame) -> Iterator[None]:
     """Sizes of Arrow batches that suit the DataFrame's columns, unless somebody chose them; put back at the end."""
+    spark = df.sparkSession
+    # Before the job begins already: a Connect server that is away answers nothing about settings either.
+    with watched(spark), spark_failures("Spark could not stage the rows"), _BATCH_SIZES.held(spark, _sizes_for(df)):
+        yield
+
+
+def _sizes_for(df: DataFrame) -> dict[str, str]:
     kinds = [field.dataType for field in df.schema.fields]
     if any(kind.typeName() in ("binary", "array", "map", "struct") for kind in kinds):
-        wanted = _BIG
-    else:
-        wanted = _TEXT if any(kind.typeName() == "string" for kind in kinds) else _NUMBERS
-    with _BATCH_SIZES.held(df.sparkSession, wanted):
-        yield
+        return _BIG
+    return _TEXT if any(kind.typeName() == "string" for kind in kinds) else _NUMBERS
 
 
 class _BatchSizes:
@@ -341,9 +347,11 @@ class _BatchSizes:
         finally:
             with self._lock:
                 jobs.remove(wanted)
-                self._set(spark, before, jobs)
                 if not jobs:
                     del self._held[id(spark)]
+                # A session that is lost is not used again, and would make this wait once more.
+                if not is_lost(spark):
+                    self._set(spark, before, jobs)
 
     def _set(self, spark: Any, before: dict[str, str], jobs: list[dict[str, str]]) -> None:
         for key, value in before.items():

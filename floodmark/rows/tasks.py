@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from floodmark.errors import Corrupt, FloodmarkError, Invalid
 from floodmark.rows.failures import spark_failures
+from floodmark.rows.stall import watched
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +60,7 @@ def collect_tagged(df: DataFrame, tag: str, message: str) -> list[Any]:
     spark = df.sparkSession
     spark.addTag(tag)
     try:
-        with spark_failures(message):
+        with watched(spark), spark_failures(message):
             return list(df.collect())
     except FloodmarkError:
         raise

@@ -1,9 +1,9 @@
 """Errors as answers: the status says what the sender should do, the body says what failed, in our words. Pure.
 
 400, 413, 422: refused for good, as it is. 404: no such table. 409: not now, or not in this order. 412: another lake,
-table or key is meant. 429: too much at once, send it again later. 503: nothing is known to be wrong with it, send it
-again. Nothing of it is stored after any of them but a 503 of kind CommitUnknown, where nobody can tell yet. Sent again
-with the same identity, it is stored once.
+table, key or unit is meant. 429: too much at once, send it again later. 503: nothing is known to be wrong with it,
+send it again. Nothing of it is stored after any of them but a 503 of kind CommitUnknown, where nobody can tell yet.
+Sent again with the same identity, it is stored once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from floodmark.catalog.senders import OtherUnit
 from floodmark.errors import (
     Busy,
     CommitUnknown,
@@ -27,7 +28,7 @@ from floodmark.errors import (
 )
 from floodmark.rows.json_lines import NotJson, TooManyRows
 from floodmark.serve.body import TooLarge, TooSlow, Undecodable, UnknownEncoding
-from floodmark.serve.claims import DESTINATION, OtherKey, Stranger, WrongHeader
+from floodmark.serve.claims import DESTINATION, NEWEST, OtherKey, Stranger, WrongHeader
 
 RETRY_AFTER_S = 1
 # Of every answer that does not say otherwise itself. Referrers stay with this server, whose own pages write by forms.
@@ -49,7 +50,7 @@ _STATUSES: tuple[tuple[type[FloodmarkError] | tuple[type[FloodmarkError], ...], 
     (UnknownEncoding, 415),
     (Invalid, 422),
     (NotFound, 404),
-    ((Stranger, OtherKey), 412),
+    ((Stranger, OtherKey, OtherUnit), 412),
     (Conflict, 409),
     (Busy, 429),
     ((Unavailable, Incomplete, Fenced, CommitUnknown), 503),
@@ -63,6 +64,9 @@ def status_of(error: FloodmarkError) -> int:
 def headers_of(status: int, error: Exception | None = None) -> dict[str, str]:
     if isinstance(error, Stranger):
         return {DESTINATION: error.destination}
+    if isinstance(error, OtherUnit):
+        newest = error.newest
+        return {NEWEST: "none" if newest is None else f"{newest.epoch} {newest.until} {newest.unit or '-'}"}
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
     return {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}

@@ -51,7 +51,7 @@ def add_questions(app: FastAPI, serving: Serving) -> None:
 
 def _readiness(app: FastAPI, serving: Serving) -> None:
     # Anybody may ask: however many do, one thread is busy with it.
-    shared = Shared(serving.work, partial(readiness, serving.lake, serving.intake))
+    shared = Shared(serving.work, partial(readiness, serving.lake, serving.intake, serving.store))
 
     @app.get("/healthz", response_model=shapes.Alive, responses=errors())
     async def healthz() -> Response:

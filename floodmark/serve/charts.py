@@ -19,6 +19,8 @@ LINES_MAX = 6
 # Rows of the table beside a chart.
 TABLE_ROWS_MAX = 12
 _SPAN_STEPS_S = (1, 2, 4, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400)
+_RATES = ((" G", 1e9), (" M", 1e6), (" k", 1e3))
+_TICKS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 Values = Sequence[float | None]
 
@@ -77,11 +79,12 @@ def draw(
     series: Series,
     text: Callable[[float | None], str],
     ceiling: Callable[[float], float],
+    tick: Callable[[float, float], str],
     *,
     filled: bool,
     empty: str,
 ) -> Chart:
-    """`text` says a figure; `ceiling` is the round number that the plot's top stands for."""
+    """`text` says a figure; `ceiling` is the round number that the plot's top stands for, `tick` labels the axis."""
     if series.is_empty:
         return Chart(id, title, empty, empty=empty)
     names = list(series.values)[:LINES_MAX]
@@ -96,8 +99,8 @@ def draw(
         f"The last {span}. Now: {now}. Highest: {text(highest)}.",
         lines,
         _points(series, names, text),
-        text(top),
-        text(top / 2),
+        tick(top, top),
+        tick(top / 2, top),
         series.times_ms[0],
         series.times_ms[-1],
         ("time", *names),
@@ -112,6 +115,7 @@ def throughput(series: Series) -> Chart:
         series,
         lambda rate: "–" if rate is None else f"{short_text(rate)}/s",
         round_up,
+        rate_tick,
         filled=True,
         empty="No figures yet: they are collected while the server runs, and kept for ten minutes.",
     )
@@ -119,7 +123,9 @@ def throughput(series: Series) -> Chart:
 
 def sink_lag(series: Series, has_sinks: bool) -> Chart:
     empty = "No figures yet: they come with the next look at the sinks." if has_sinks else "No sink to be behind."
-    return draw("sink-lag", "Time that sinks are behind", series, span_text, round_span_up, filled=False, empty=empty)
+    return draw(
+        "sink-lag", "Time that sinks are behind", series, span_text, round_span_up, span_tick, filled=False, empty=empty
+    )
 
 
 # ── shapes ──
@@ -140,6 +146,19 @@ def round_span_up(span_ms: float) -> float:
         if span_ms <= step * 1000:
             return step * 1000
     return round_up(span_ms / 86_400_000) * 86_400_000
+
+
+def rate_tick(rate: float, top: float) -> str:
+    """A label of an axis up to `top`: exact, without noughts that say nothing, all labels in the unit of the top."""
+    unit, size = next(((unit, size) for unit, size in _RATES if top >= size), ("", 1.0))
+    return f"{rate / size:g}{unit}/s"
+
+
+def span_tick(span_ms: float, _top_ms: float) -> str:
+    """The same for spans of time, in the unit that people would use: 30 min below 1 h, 2.5 min below 5 min."""
+    seconds = span_ms / 1000
+    unit, size = next(((unit, size) for unit, size in _TICKS if seconds >= size), _TICKS[-1])
+    return f"{seconds / size:g} {unit}"
 
 
 def spark(series: Series, name: str) -> str:

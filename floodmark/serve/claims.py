@@ -12,12 +12,17 @@ from floodmark.ingest.receive import Sender
 from floodmark.write.intent import BATCH_CHARACTERS_MAX
 
 SENDER, EPOCH, UNIT, PART = "Floodmark-Sender", "Floodmark-Epoch", "Floodmark-Unit", "Floodmark-Part"
+# The unit's identity, that of the unit before it, and, in an answer, the newest that is here: epoch, until, identity.
+UNIT_ID, AFTER, NEWEST = "Floodmark-Unit-Id", "Floodmark-After", "Floodmark-Newest"
+# The sender gives the rows of this part up; the body is empty.
+SKIP = "Floodmark-Skip"
 KEY = "Idempotency-Key"
 # Who answers, and who the sender thinks that is, by what it was told before.
 DESTINATION, EXPECT = "Floodmark-Destination", "Floodmark-Expect"
 TABLE_KEY = "Floodmark-Key"
 _EPOCH = re.compile(r"(\d{1,19})", re.ASCII)
 _UNIT = re.compile(r"(-?\d{1,19})\.\.(-?\d{1,19})", re.ASCII)
+_ID = re.compile(r"[0-9A-Z]{26}", re.ASCII)
 _PART = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
 
 
@@ -63,7 +68,7 @@ class Claim:
 def check_once(names: Sequence[str]) -> None:
     """Of two identities nobody could say which one counts. `names`: of all headers, as often as they came."""
     given = [name.lower() for name in names]
-    for one in (SENDER, EPOCH, UNIT, PART, KEY, EXPECT, TABLE_KEY):
+    for one in (SENDER, EPOCH, UNIT, PART, UNIT_ID, AFTER, SKIP, KEY, EXPECT, TABLE_KEY):
         if given.count(one.lower()) > 1:
             raise WrongHeader("a header came more than once", header=one)
 
@@ -80,7 +85,8 @@ def read_claim(headers: Mapping[str, str]) -> Claim:
     since, until = _numbers(UNIT, found[UNIT], _UNIT)
     first, last = _numbers(PART, found[PART], _PART)
     try:
-        return Claim(Sender(found[SENDER], epoch, since, until, first, last))
+        ids = (_id(UNIT_ID, headers), _id(AFTER, headers))
+        return Claim(Sender(found[SENDER], epoch, since, until, first, last, *ids, skip=SKIP in headers))
     except Invalid as error:
         raise WrongHeader(error.message, **error.facts) from error
 
@@ -107,6 +113,13 @@ def _numbers(name: str, text: str, form: re.Pattern[str]) -> tuple[int, ...]:
         examples = {EPOCH: "3", UNIT: "17..42", PART: "0-5000"}
         raise WrongHeader("a header has the wrong form", header=name, value=text[:80], example=examples[name])
     return tuple(int(number) for number in match.groups())
+
+
+def _id(name: str, headers: Mapping[str, str]) -> str | None:
+    text = headers.get(name)
+    if text is not None and _ID.fullmatch(text) is None:
+        raise WrongHeader("a header has the wrong form", header=name, value=text[:80])
+    return text
 
 
 def _key(key: str | None) -> str | None:

@@ -134,7 +134,7 @@ class Daemon:
                 )  # fmt: skip
                 self.tasks.start(DropTask(drop, name, every(source.every), settle_s))
         paces = {name: sink.declared.every for name, sink in self.declaration.sinks.items()}
-        self.tasks.start(Lookout(self.lake, self.tasks.start, paces, settings.jobs.resume))
+        self.tasks.start(Lookout(self.lake, self.tasks.start, paces, settings.jobs))
         if settings.maintain.every != OFF:
             pace = every(settings.maintain.every)
             first_s = min(MAINTAIN_FIRST_S, pace.every_s or 0.0)
@@ -243,10 +243,14 @@ def _feed_task(state: dict[str, Any]) -> dict[str, Any]:
         "state": FAILED if told is not None else RUNNING if state["waiting_records"] else WAITING,
         "every_s": None,
         "last_started": None,
-        "last_ended": None,
-        "last_outcome": f"{count_of(state['fed_rows'], 'row')} fed, {state['waiting_rows'] or 0} waiting",
+        "last_ended": state["fed_at"],
+        "last_outcome": f"{count_of(state['fed_rows'], 'row')} fed, {state['waiting_rows'] or 0} waiting"
+        if state["fed_records"]
+        else None,
         "last_error": told,
         "failures": state["failures"],
         "set_aside": 0,
+        "bad_files": [],
+        "about": {},
         "next_at": None,
     }

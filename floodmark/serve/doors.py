@@ -56,6 +56,11 @@ class Caller:
     role: Role
     by_cookie: bool = False
 
+    @property
+    def actor(self) -> str:
+        """Who a commit of theirs is by: the token's name; empty without tokens, where the lake's own actor stands."""
+        return "" if self is ANYBODY else self.name
+
     def may(self, role: Role) -> bool:
         return ROLES.index(self.role) >= ROLES.index(role)
 

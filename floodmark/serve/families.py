@@ -50,6 +50,10 @@ def _is_fine(status: Row) -> bool:
     return bool(status["health"] == FINE)
 
 
+def _maintenance_failed(sink: Row) -> int:
+    return sum(one["outcome"] == "failed" for one in sink["maintenance"])
+
+
 def _tables(tables: Sequence[Row]) -> Iterator[Metric]:
     family = _Families("table", tables, largest="rows")
     yield family.gauge("floodmark_table_rows", "Rows of a table.", _of("rows"))
@@ -67,6 +71,8 @@ def _sinks(short: Sequence[Row], whole: Sequence[Row]) -> Iterator[Metric]:
     yield family.gauge("floodmark_sink_quarantined_rows", "Rows that a destination refused.", _of("quarantined"))
     failed = "Whether a sink's last run failed or was refused."
     yield family.gauge("floodmark_sink_failed", failed, lambda one: one["error"] is not None)
+    maintenance = "How many kinds of maintenance failed last on the tables that a sink ships to."
+    yield family.gauge("floodmark_sink_maintenance_failed", maintenance, _maintenance_failed)
     paused = "Whether a sink is paused."
     yield family.gauge("floodmark_sink_paused", paused, lambda one: one["state"] == "paused")
     sent = _Families("sink", whole)

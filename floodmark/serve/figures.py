@@ -85,7 +85,7 @@ class Figures:
             await asyncio.sleep(STEP_S)
 
     def sample(self) -> None:
-        sinks, spools = see_sinks(self._catalog), see_spools(self._catalog)
+        sinks, spools = see_sinks(self._catalog, ()), see_spools(self._catalog)
         found: dict[str, dict[str, float | None]] = {
             "lag_rows": {one["sink"]: one["lag_rows"] for one in sinks[:NAMES_MAX]},
             "lag_s": {one["sink"]: one["lag_ms"] / 1000 for one in sinks[:NAMES_MAX]},

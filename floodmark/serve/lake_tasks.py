@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from floodmark import clock
-from floodmark.catalog.job import INTERRUPTED
+from floodmark.catalog.job import INTERRUPTED, Job
 from floodmark.catalog.upkeep import Maintenance
-from floodmark.config import OFF, MaintainSettings
+from floodmark.config import OFF, JobsSettings, MaintainSettings
 from floodmark.errors import Busy, FloodmarkError, NotFound, Unavailable
 from floodmark.export.record import FAILED, PAUSED, REFUSED, STOPPED
+from floodmark.export.settings import ICEBERG
 from floodmark.ingest.drop import Drop
 from floodmark.ingest.drop_files import FAILED as FAILED_FOLDER
 from floodmark.lake import Lake
@@ -90,15 +91,23 @@ class MaintainTask:
             yield lambda table=head.table: keeper.compact(table, files_min=chosen.compact_files)  # type: ignore[misc]
         yield lambda: keeper.expire(keep=chosen.keep_versions)
         yield lambda: keeper.sweep(grace=chosen.grace)
+        for sink in self.lake.catalog.sinks.all():
+            if sink.kind == ICEBERG and sink.state != PAUSED:
+                yield lambda name=sink.name: self.lake.sinks.maintain(name)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
 class JobTask:
-    """Goes on with one job, as it was started. How it failed is the job's own word; what was away is tried again."""
+    """Goes on with one job, as it was started, if its process died or it failed for a reason that may pass.
+
+    How it failed is the job's own word. If that may pass, this task has failed too, so it is tried again with pauses
+    that grow (floodmark/schedule.py), until there was no progress for `give_up`.
+    """
 
     lake: Lake
     job: str
     job_id: str
+    give_up: str = JobsSettings.give_up
     kind: str = field(default="jobs", init=False)
     pace: Pace = field(default=Pace(None), init=False)
 
@@ -107,23 +116,41 @@ class JobTask:
         return f"job {self.job}"
 
     def run(self, stop: threading.Event) -> Ran:
-        if self.lake.backfill.show(self.job_id)["status"] != INTERRUPTED:
-            return Ran("nothing_to_do")  # somebody else was quicker, or cancelled it
+        if not is_resumed(self.lake.catalog.jobs.find(self.job_id), self.give_up, clock.now_ms()):
+            return Ran("nothing_to_do")  # somebody else was quicker, cancelled it, or has seen that it failed
         try:
-            return Ran(self.lake.backfill.resume(self.job_id, stop=stop).outcome)
+            done = self.lake.backfill.resume(self.job_id, stop=stop, give_up=self.give_up)
         except Busy:
             return Ran("nothing_to_do")
+        if not self.lake.catalog.jobs.find(self.job_id).failed_passing:
+            return Ran(done.outcome)
+        return Ran(done.outcome, Unavailable("the job failed for a reason that may pass", job=self.job))
+
+
+def is_resumed(job: Job, give_up: str, now_ms: int) -> bool:
+    """Whether the daemon goes on with a job by itself. What a person has seen is left to that person."""
+    if job.status == INTERRUPTED:
+        return True
+    source = job.settings.get("source") or {}
+    # Of a function or an object that cannot be found again, only the same call can go on.
+    if source.get("kind") == "object" or ("read" in source and source["read"] is None):
+        return False
+    since_ms = job.failing_since_ms
+    is_new = since_ms is not None and now_ms - since_ms < clock.parse_duration_ms(give_up)
+    return job.failed_passing and job.acknowledged_ms is None and is_new
 
 
 @dataclass(frozen=True)
 class Lookout:
-    """Finds work that came up since: sinks, and jobs whose process died. Each gets a task of its own, which one may
-    take for ever. `paces`: how often the file wants each sink run."""
+    """Finds work that came up since: sinks, and jobs that died, or failed for a reason that may pass.
+
+    Each gets a task of its own, which one may take for ever. `paces`: how often the file wants each sink run.
+    """
 
     lake: Lake
     start: Callable[[Task], bool]
     paces: Mapping[str, str | None]
-    resume_jobs: bool = True
+    jobs: JobsSettings = field(default_factory=JobsSettings)
     pace: Pace = field(default=Pace(LOOK_EVERY_S))
     name: str = field(default="lookout", init=False)
     kind: str = field(default="jobs", init=False)
@@ -134,9 +161,9 @@ class Lookout:
             wanted = self.paces.get(sink.name) or SINK_EVERY
             if wanted != OFF:
                 started += self.start(SinkTask(self.lake, sink.name, every(wanted)))
-        for job in self.lake.backfill.list() if self.resume_jobs else ():
-            if job["status"] == INTERRUPTED:
-                started += self.start(JobTask(self.lake, job["job"], job["id"]))
+        for job in self.lake.catalog.jobs.all() if self.jobs.resume else ():
+            if is_resumed(job, self.jobs.give_up, clock.now_ms()):
+                started += self.start(JobTask(self.lake, job.name, job.id, self.jobs.give_up))
         return Ran(f"started {count_of(started, 'task')}" if started else "nothing_to_do")
 
 
@@ -154,6 +181,10 @@ class DropTask:
     def name(self) -> str:
         return f"source {self.source}"
 
+    @property
+    def about(self) -> dict[str, Any]:
+        return self.drop.about
+
     def run(self, stop: threading.Event) -> Ran:
         done = self.drop.run(stop.is_set)
         words: list[Any] = []
@@ -165,4 +196,5 @@ class DropTask:
             words.append(f"{count_of(done.set_aside, 'bad file')} in {FAILED_FOLDER}")
         # What is still being written is looked at again as soon as it may be complete.
         again_s = self.settle_s if done.waiting else None
-        return Ran("; ".join(words) or "nothing_to_do", again_s=again_s, set_aside=done.set_aside)
+        outcome = "; ".join(words) or "nothing_to_do"
+        return Ran(outcome, again_s=again_s, set_aside=done.set_aside, bad_files=done.bad_files)

@@ -151,7 +151,7 @@ def add_metrics(app: FastAPI, serving: Serving) -> None:
     def see() -> dict[str, Any]:
         found = overview(serving.lake, serving.keeping)
         status = found["status"]
-        ready = judge_ready(status["health"], status["blocking"], serving.intake)["ready"]
+        ready = judge_ready(status["health"], status["blocking"], serving.intake, serving.store)["ready"]
         return {"overview": found, "ready": ready, "committed": figures.totals()}
 
     shared = Shared(serving.work, see)

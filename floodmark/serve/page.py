@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -18,11 +19,15 @@ from urllib.parse import parse_qs
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pyarrow import ArrowException
 
 import floodmark
 from floodmark import clock, log
+from floodmark.errors import FloodmarkError, NotFound
+from floodmark.lake import Lake
 from floodmark.serve import words
 from floodmark.serve.body import Limits, Room, TooLarge, read_body
+from floodmark.serve.described import forms_of, operations_of
 from floodmark.serve.doors import ANYBODY, COOKIE, Caller, Refused, is_same_origin
 from floodmark.serve.figures import Figures
 from floodmark.serve.overview import overview
@@ -30,6 +35,7 @@ from floodmark.serve.ready import unreadable
 from floodmark.serve.serving import Serving
 from floodmark.serve.shared import Shared
 from floodmark.serve.view import View, view_of
+from floodmark.write.shape import TABLE_NAME
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -43,6 +49,8 @@ HEADERS = {
 STATIC = {"floodmark.js": "text/javascript", "floodmark.css": "text/css", "icon.svg": "image/svg+xml"}
 # A form with one token in it.
 FORM_BYTES_MAX = 4_096
+# Of a value in a sample.
+SAMPLE_CHARACTERS_MAX = 120
 WRONG_TOKEN = "This is not a token of this lake."
 
 
@@ -51,7 +59,8 @@ def add_page(app: FastAPI, serving: Serving) -> None:
     figures: Figures = app.state.figures
 
     def look() -> View:
-        return view_of(overview(serving.lake, serving.keeping), figures.series())
+        found = overview(serving.lake, serving.keeping)
+        return view_of(found, figures.series(), _first_columns(serving.lake, found["tables"]))
 
     shared = Shared(serving.work, look)
 
@@ -82,8 +91,35 @@ def add_page(app: FastAPI, serving: Serving) -> None:
             return Response(status_code=304, headers=headers)
         return Response(content, 200, headers, STATIC[name])
 
+    _add_beside(app, serving)
     if serving.doors.has_tokens:
         _add_login(app, serving)
+
+
+def _add_beside(app: FastAPI, serving: Serving) -> None:
+    """One table, and the API."""
+
+    @app.get("/tables/{table}", include_in_schema=False)
+    async def table_page(request: Request, table: str) -> Response:
+        if serving.doors.caller(request) is None:
+            return _sent("/login")
+        place = {"name": table[:SAMPLE_CHARACTERS_MAX], "place": serving.lake.location}
+        try:
+            return _html(await serving.work.ask(_table_page, serving, table, place))
+        except NotFound as error:
+            return _html(_render("table.html", **place, table=None, reason=error.message), 404)
+        except Exception as error:  # noqa: BLE001 - whatever it is: what cannot be read is said
+            log.get().warning("the page of a table has nothing to show", cause=repr(error))
+            return _html(_render("table.html", **place, table=None, reason=unreadable(error)), 503)
+
+    @app.get("/docs", include_in_schema=False)
+    async def api_docs(request: Request) -> Response:
+        """As open as /openapi.json: it tells of requests, and nothing of the lake."""
+        document = app.openapi()
+        base_url = str(request.base_url).rstrip("/")
+        return _html(
+            _render("docs.html", operations=operations_of(document), forms=forms_of(document), base_url=base_url)
+        )
 
 
 def _add_login(app: FastAPI, serving: Serving) -> None:
@@ -126,6 +162,49 @@ async def _form_token(request: Request, limits: Limits) -> str:
     except TooLarge:
         return ""
     return parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
+
+
+def _table_page(serving: Serving, table: str, place: Mapping[str, Any]) -> str:
+    lake = serving.lake
+    if not TABLE_NAME.fullmatch(table):
+        raise NotFound("there is no such table")
+    about = lake.show(table, keeping=serving.keeping)
+    commits = [
+        {"change": one.table(table).change if any(part.table == table for part in one.tables) else "", **one.as_dict()}
+        for one in lake.history(table=table)
+    ]
+    sample, problem = list[list[str | None]](), ""
+    try:
+        names = [column["name"] for column in about["columns"]]
+        sample = [[_cell(row.get(name)) for name in names] for row in lake.sample(table)]
+    except (FloodmarkError, OSError, ArrowException) as error:
+        problem = unreadable(error)  # the rest is shown all the same
+    return _render(
+        "table.html",
+        **place,
+        table=about,
+        contents=lake.contents(table),
+        commits=commits,
+        sample=sample,
+        sample_error=problem,
+        now=clock.now_ms(),
+    )
+
+
+def _cell(value: Any) -> str | None:
+    text = None if value is None else str(value)
+    return text if text is None or len(text) <= SAMPLE_CHARACTERS_MAX else f"{text[: SAMPLE_CHARACTERS_MAX - 1]}…"
+
+
+def _first_columns(lake: Lake, tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The columns of the first table: examples name some of them. None if it cannot be read: an example is not worth
+    the page."""
+    try:
+        schema = lake.schema(tables[0]["table"]) if tables else None
+    except FloodmarkError:
+        return []
+    fields = () if schema is None else schema.fields
+    return [{"name": one.name, "type": str(one.field_type)} for one in fields if not one.name.startswith("_")]
 
 
 # ── what is sent ──
@@ -210,5 +289,5 @@ def _templates() -> Environment:
     return made
 
 
-def _render(name: str, **values: Any) -> str:
-    return _templates().get_template(name).render(**values)
+def _render(template: str, /, **values: Any) -> str:
+    return _templates().get_template(template).render(**values)

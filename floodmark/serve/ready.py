@@ -1,13 +1,15 @@
 """Whether the lake is fit for work, as load balancers and people ask it: an answer in bounded time, never a silence.
 
-Not ready: its state or its jobs cannot be read, a table, spool or operation is refused until somebody decides, or rows
-cannot be written down where this server takes them in. Anything else, also what needs attention, is ready: the text
-says what it is.
+Not ready: its state or its jobs cannot be read, a table, spool or operation is refused until somebody decides, rows
+cannot be written down where this server takes them in, or the lake's store takes no writes. Anything else, also what
+needs attention, is ready: the text says what it is.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from floodmark.errors import FloodmarkError
 from floodmark.lake import Lake
 from floodmark.report_health import REFUSED
 from floodmark.report_jobs import NOT_READY
+from floodmark.storage.probe import impatient, probe_writing
 
 if TYPE_CHECKING:
     from floodmark.ingest.intake import Intake
@@ -25,21 +28,52 @@ if TYPE_CHECKING:
 ANSWER_S_MAX = 10.0
 # As much as one request may bring: less than that is full.
 FREE_BYTES_MIN = 64 * 1024 * 1024
+# A store that took a write is not asked again before that; one that did not is asked again at once.
+STORE_AGE_S_MAX = 15.0
+# One request, not repeated: well within the time for an answer.
+STORE_WAIT_S = 4
 
 
-def readiness(lake: Lake, intake: Intake | None = None) -> dict[str, Any]:
+class StoreWatch:
+    """Whether the lake's store takes writes: it is given one small object, and that is deleted."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._root = lake.location
+        self._storage = impatient(lake.catalog.storage.options, retry_s=0, timeout_s=STORE_WAIT_S)
+        self._lock = threading.Lock()
+        self._wrote_s: float | None = None
+
+    def problem(self) -> str | None:
+        """What keeps files from being written; None if nothing does."""
+        with self._lock:
+            if self._wrote_s is not None and time.monotonic() - self._wrote_s < STORE_AGE_S_MAX:
+                return None
+            try:
+                probe_writing(self._storage, self._root)
+            except FloodmarkError as error:
+                self._wrote_s = None
+                return f"the lake's store cannot be written ({error})"
+            self._wrote_s = time.monotonic()
+            return None
+
+
+def readiness(lake: Lake, intake: Intake | None = None, store: StoreWatch | None = None) -> dict[str, Any]:
     """`ready`, and the health text; `reasons` if it is not ready."""
     try:
         health = lake.health()
     except Exception as error:  # noqa: BLE001 - whatever it is: a state that cannot be read is not well
         log.get().warning("the lake's state cannot be read", cause=repr(error))
         return unready(unreadable(error))
-    return judge_ready(health.text, health.blocking, intake)
+    return judge_ready(health.text, health.blocking, intake, store)
 
 
-def judge_ready(health: str, blocking: Sequence[str], intake: Intake | None = None) -> dict[str, Any]:
+def judge_ready(
+    health: str, blocking: Sequence[str], intake: Intake | None = None, store: StoreWatch | None = None
+) -> dict[str, Any]:
     """The same of a health that somebody has."""
     reasons = [*blocking, *(_intake_problems(intake) if intake is not None else ())]
+    if store is not None and (problem := store.problem()) is not None:
+        reasons.append(problem)
     if reasons:
         return {"ready": False, "health": health, "reasons": reasons}
     return {"ready": True, "health": health}

@@ -67,11 +67,12 @@ class Underway:
 
 @dataclass(frozen=True)
 class Sent:
-    """What came: the headers, and the body with the room that it takes."""
+    """What came: the headers, the body with the room that it takes, and who sent it (empty: the lake's own actor)."""
 
     headers: Mapping[str, str]
     body: bytes
     held: Held
+    actor: str
 
     def text(self, limits: Limits) -> bytes:
         return unpack(self.body, self.headers.get("content-encoding"), limits.text_bytes_max, self.held)
@@ -143,7 +144,9 @@ class Rows:
         if not judged.rows:
             raise _no_rows()
         seen = None if evolve else Seen(place.judge, judged.table)
-        taken = self._intake.take(table, place.table_id, text, judged.rows, key=key, evolve=evolve, seen=seen)
+        taken = self._intake.take(
+            table, place.table_id, text, judged.rows, key=key, evolve=evolve, seen=seen, actor=sent.actor
+        )
         return Underway(place.table_id, taken)
 
     def take_at_once(self, table: str, sent: Sent, key: str | None, evolve: bool) -> Underway | None:
@@ -164,7 +167,7 @@ class Rows:
         if not judged.rows:
             return None
         seen = Seen(place.judge, judged.table)
-        taken = self._intake.take(table, place.table_id, sent.body, judged.rows, key=key, seen=seen)
+        taken = self._intake.take(table, place.table_id, sent.body, judged.rows, key=key, seen=seen, actor=sent.actor)
         return Underway(place.table_id, taken)
 
     def landed(self, table_id: str, record: int, stopping: threading.Event) -> Landed:
@@ -188,7 +191,7 @@ class Rows:
         count = len(rows)
         if not count and claim.sender is None:
             raise _no_rows()
-        identity = {"sender": claim.sender, "key": claim.key, "table_id": place.table_id}
+        identity = {"sender": claim.sender, "key": claim.key, "table_id": place.table_id, "actor": sent.actor}
         try:
             commit = self._receive(place.table, rows, **identity, evolve=evolve, from_json=True)
         except Invalid:
@@ -216,12 +219,14 @@ class Door:
         self._limits = serving.limits
         self._rows = Rows(serving)
 
-    async def take(self, request: Request, table: str, key: str | None, wait: bool, evolve: bool) -> Response:
+    async def take(
+        self, request: Request, table: str, key: str | None, wait: bool, evolve: bool, actor: str
+    ) -> Response:
         """By the spool."""
         work = self._work
         async with work.patient() if wait else nullcontext():
             async with work.admitted() as held:
-                sent = await self._read(request, held)
+                sent = await self._read(request, held, actor)
                 underway = self._rows.take_at_once(table, sent, key, evolve)
                 if underway is None:
                     underway = await work.run(self._rows.take, table, sent, key, evolve)
@@ -241,13 +246,13 @@ class Door:
         told["outcome"] = "committed" if taken.outcome == "taken" else "already_committed"
         return answer(200, json_text({**told, "version": landed.version, "quarantined": landed.quarantined}))
 
-    async def commit(self, request: Request, table: str, claim: Claim, evolve: bool) -> Response:
+    async def commit(self, request: Request, table: str, claim: Claim, evolve: bool, actor: str) -> Response:
         """Before the answer."""
         work = self._work
         async with work.admitted() as held:
             place = await work.run(self._rows.find, table)
             destination = await work.run(self._rows.destination, place)
-            sent = await self._read(request, held)
+            sent = await self._read(request, held, actor)
             # Not before the body is read: who is still sending may never see an answer.
             check_expected(request.headers, destination, place.judge.key)
             async with work.turn(place.table_id) if place.judge.key else nullcontext():
@@ -256,9 +261,9 @@ class Door:
             self._state.metrics.accepted(table, done["rows"])
         return answer(200, json_text(done), {DESTINATION: destination})
 
-    async def _read(self, request: Request, held: Held) -> Sent:
+    async def _read(self, request: Request, held: Held, actor: str) -> Sent:
         body = await read_body(request.stream(), request.headers.get("content-length"), self._limits, held)
-        return Sent(request.headers, body, held)
+        return Sent(request.headers, body, held, actor)
 
 
 def add_rows(app: FastAPI, serving: Serving) -> None:
@@ -271,12 +276,12 @@ def add_rows(app: FastAPI, serving: Serving) -> None:
         evolve: Annotated[bool, Query(description="Add columns that the table does not have.")] = False,
     ) -> Response:
         """Take rows, one JSON object in each line: all of them or none, once by Idempotency-Key if there is one."""
-        serving.doors.check(request, "write")
+        actor = serving.doors.check(request, "write").actor
         check_once(request.headers.keys())
         claim = read_claim(request.headers)
         if claim.sender is not None or (serving.intake is None and wait is not None):
-            return await door.commit(request, table, claim, evolve)
-        return await door.take(request, table, claim.key, wait is not None, evolve)
+            return await door.commit(request, table, claim, evolve, actor)
+        return await door.take(request, table, claim.key, wait is not None, evolve, actor)
 
     app.router.add_api_route(
         "/api/tables/{table}/rows",

@@ -9,6 +9,7 @@ from floodmark.config import MaintainSettings
 from floodmark.lake import Lake
 from floodmark.serve.body import Limits
 from floodmark.serve.doors import Doors
+from floodmark.serve.ready import StoreWatch
 from floodmark.serve.work import Work
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ class Serving:
     intake: Intake | None = None
     keeping: MaintainSettings = field(default_factory=MaintainSettings)
     work: Work = field(init=False)
+    # None for a lake that is only read: nothing is written to its store, a probe neither (I17).
+    store: StoreWatch | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.store = None if self.lake.read_only else StoreWatch(self.lake)
         self.work = Work(self.limits)

@@ -34,6 +34,15 @@ class Ready(Shape):
 # ── the parts of a status ──
 
 
+class DestinationMaintenance(Shape):
+    """The last run of one kind of maintenance on a table that a sink ships to."""
+
+    verb: str
+    table: str
+    outcome: str
+    at: str
+
+
 class SinkLine(Shape):
     """A sink in short; `lag_rows` are changes of all its tables, `lag_ms` is the age of the oldest of them."""
 
@@ -46,6 +55,7 @@ class SinkLine(Shape):
     quarantined: int
     error: dict[str, Any] | None
     error_at: str | None
+    maintenance: list[DestinationMaintenance]
 
 
 class Spool(Shape):
@@ -69,7 +79,7 @@ class Spool(Shape):
 
 
 class Task(BaseModel):
-    """Something that the daemon does again and again; `set_aside`: bad files that lie there."""
+    """Something that the daemon does again and again; `set_aside`: bad files that lie there, `bad_files` the newest."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -83,6 +93,8 @@ class Task(BaseModel):
     last_error: dict[str, Any] | None = None
     failures: int = 0
     set_aside: int = 0
+    bad_files: list[dict[str, Any]] = []
+    about: dict[str, Any] = {}
     next_at: str | None = None
 
 
@@ -322,6 +334,9 @@ class SinkTable(Shape):
     open_unit: str | None
     last_unit: LastUnit | None
     quarantined: int
+    # Rows that may be at the destination twice, and rows that retention took before the sink had them.
+    rows_doubtful: int
+    rows_lost: int
     refused: dict[str, Any] | None
 
 
@@ -337,6 +352,11 @@ class Sink(Shape):
     error: dict[str, Any] | None
     error_at: str | None
     quarantined: int
+    # How many rows may be set aside in all; None where a kind has no quarantine.
+    quarantine_total_max: int | None
+    # Until when the destination asked to be left alone, and the largest body that it takes, as far as it said so.
+    waits_until: str | None
+    body_bytes_max: int | None
     lost: list[str]
     tables: list[SinkTable]
 

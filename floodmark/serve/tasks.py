@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from floodmark import clock, log, schedule
-from floodmark.errors import FloodmarkError
+from floodmark.errors import FloodmarkError, cause_text
 from floodmark.schedule import Pace
 
 WAITING, RUNNING, FAILED, PAUSED, STOPPED = "waiting", "running", "failed", "paused", "stopped"
@@ -32,8 +32,9 @@ class Ran:
     paused: bool = False
     # There is nothing to do any more, ever.
     over: bool = False
-    # Bad files that lie aside until somebody looks at them.
+    # Bad files that lie aside until they are taken away, and the newest of them by name.
     set_aside: int = 0
+    bad_files: tuple[dict[str, Any], ...] = field(default=(), compare=False)
 
 
 class Task(Protocol):
@@ -65,6 +66,7 @@ class _Runner:
     outcome: str | None = None
     error: dict[str, Any] | None = None
     set_aside: int = 0
+    bad_files: tuple[dict[str, Any], ...] = ()
     thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +102,7 @@ class _Runner:
             return Ran(FAILED, error)
         except Exception as error:  # noqa: BLE001 - the edge of a task: the next run tries again
             log.get(task=self.task.name).exception("a task failed")
-            return Ran(FAILED, FloodmarkError(f"{type(error).__name__}: {error}", advice="The daemon's log has more."))
+            return Ran(FAILED, FloodmarkError(cause_text(error), advice="The daemon's log has more."))
 
     def _end(self, ran: Ran) -> None:
         failed = ran.error is not None
@@ -108,7 +110,10 @@ class _Runner:
         self.turn = schedule.end(
             self.turn, pace, time.monotonic(), failed=failed, chance=random.random(), again_s=ran.again_s
         )
-        self.ended_ms, self.outcome, self.set_aside = clock.now_ms(), ran.outcome, ran.set_aside
+        self.ended_ms, self.outcome = clock.now_ms(), ran.outcome
+        if ran.error is None:
+            # A run that failed did not look.
+            self.set_aside, self.bad_files = ran.set_aside, ran.bad_files
         self.error = None if ran.error is None else _told(ran.error)
         self.state = FAILED if failed else PAUSED if ran.paused else WAITING
         if ran.error is not None:
@@ -131,6 +136,9 @@ class _Runner:
             "last_error": self.error,
             "failures": self.turn.failures,
             "set_aside": self.set_aside,
+            "bad_files": list(self.bad_files),
+            # Of a source: where it is, and which table it fills.
+            "about": getattr(self.task, "about", {}),
             "next_at": _time(next_ms),
         }
 

@@ -110,6 +110,8 @@ class View:
     # How many of the lines of tables, spools and sinks are not here.
     left_out: Mapping[str, int]
     spools: tuple[tuple[Row, State], ...]
+    # Drop folders, as tasks of the daemon.
+    folders: tuple[tuple[Row, State], ...]
     sinks: tuple[SinkLine, ...]
     jobs: tuple[JobLine, ...]
     jobs_over: tuple[JobLine, ...]
@@ -118,14 +120,16 @@ class View:
     audit: tuple[Row, ...]
     daemon: Row | None
     tasks: tuple[tuple[Row, State], ...]
+    # A new column and its expression, of columns that the first table has.
+    example: tuple[str, str]
     throughput: charts.Chart
     sink_lag: charts.Chart
     waiting_rows: int | None
     quarantined: int
 
 
-def view_of(overview: Row, figures: Row | None = None) -> View:
-    """`figures`: those of the last minutes (serve/figures.py), if somebody collects them."""
+def view_of(overview: Row, figures: Row | None = None, columns: Sequence[Row] = ()) -> View:
+    """`figures`: those of the last minutes (serve/figures.py), if they are collected; `columns`: of the first table."""
     status = overview["status"]
     now_ms = clock.parse_time_ms(overview["at"])
     rates, lags = rates_of(figures), lags_of(figures)
@@ -133,6 +137,7 @@ def view_of(overview: Row, figures: Row | None = None) -> View:
     jobs = [_job(job) for job in overview["jobs"] or ()]
     shown = {job["id"] for job in status["jobs"] or ()}
     spools, daemon = status["spools"], status["daemon"]
+    tasks = (daemon or {}).get("tasks") or ()
     tables, tables_left = shown_first([_table(table, rates) for table in overview["tables"]], lambda one: one.state)
     ways_in, ways_in_left = shown_first([(spool, spool_state(spool)) for spool in spools], lambda one: one[1])
     sinks, sinks_left = shown_first(list(map(_sink, overview["sinks"])), lambda one: one.state)
@@ -145,6 +150,7 @@ def view_of(overview: Row, figures: Row | None = None) -> View:
         tables=tables,
         left_out={"tables": tables_left, "spools": ways_in_left, "sinks": sinks_left},
         spools=ways_in,
+        folders=tuple((task, folder_state(task)) for task in tasks if task["kind"] == "files"),
         sinks=sinks,
         jobs=tuple(job for job in jobs if job.row["id"] in shown),
         jobs_over=tuple(job for job in jobs if job.row["id"] not in shown),
@@ -152,7 +158,8 @@ def view_of(overview: Row, figures: Row | None = None) -> View:
         commits=tuple(_groups(overview["commits"])),
         audit=tuple(overview["audit"]),
         daemon=daemon,
-        tasks=tuple((task, task_state(task)) for task in (daemon or {}).get("tasks") or ()),
+        tasks=tuple((task, task_state(task)) for task in tasks),
+        example=example_of(columns),
         throughput=charts.throughput(charts.Series(rates.times_ms, _total(rates))),
         sink_lag=charts.sink_lag(lags, bool(sinks)),
         waiting_rows=_sum(spools, "waiting_rows"),
@@ -225,6 +232,8 @@ def job_state(job: Row) -> State:
         return State(WARN, "stalled")
     if job["cancel_asked"]:
         return State(BUSY, "stopping")
+    if job["status"] == RUNNING and job["error"]:
+        return State(WARN, "waiting")  # it tries again by itself
     levels = {RUNNING: BUSY, PENDING: BUSY, DONE: GOOD, FAILED: BAD, INTERRUPTED: WARN, UNKNOWN: BAD}
     return State(levels.get(job["status"], QUIET), job["status"])
 
@@ -281,6 +290,34 @@ def spool_state(spool: Row) -> State:
     if spool["state"] not in ("ok", "waiting"):
         return State(BAD, str(spool["state"]))
     return State(GOOD, "empty") if spool["waiting_records"] == 0 else State(BUSY, "feeding")
+
+
+def folder_state(task: Row) -> State:
+    """A drop folder: bad files are seen until they are taken away."""
+    if task["failures"]:
+        return State(BAD, "failing")
+    if task.get("set_aside"):
+        return State(WARN, words.count_of(task["set_aside"], "bad file"))
+    return task_state(task)
+
+
+def example_of(columns: Sequence[Row]) -> tuple[str, str]:
+    """A column that a backfill could add to a table with these columns, and what it would be filled with."""
+    names = {column["name"].lower() for column in columns}
+
+    def found(name: str, text: str, kinds: tuple[str, ...]) -> tuple[str, str] | None:
+        of = next((one["name"] for one in columns if str(one["type"]).startswith(kinds)), None)
+        if of is None:
+            return None
+        new = next(one for one in (name, *(f"{name}_{n}" for n in range(2, 1000))) if one.lower() not in names)
+        return new, text.format(of if of.isidentifier() else f"`{of}`")
+
+    return (
+        found("day", "date({})", ("timestamp", "date"))
+        or found("short", "substring({}, 1, 3)", ("string",))
+        or found("double", "{} * 2", ("long", "int", "decimal", "double", "float"))
+        or ("loaded", "current_date()")
+    )
 
 
 def _sink(sink: Row) -> SinkLine:

@@ -39,9 +39,11 @@ _VERBS = {
     "fill": "filled a column",
     "chunk": "loaded history",
     "prune": "pruned history",
+    "redo": "took a chunk out to load it again",
     "branch_merge": "merged a branch",
     "apply": "applied a schema",
     "repair": "repaired",
+    "undrop": "brought back",
 }
 
 

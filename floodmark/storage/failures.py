@@ -7,13 +7,21 @@ not show, and only the first line of such an error is repeated.
 from __future__ import annotations
 
 import errno
+import re
 
 from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.storage.options import missing_credentials
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _TEXT_LENGTH_MAX = 300
+# What S3 answers in its body; of all that is "404 Not Found", only these codes mean an absent file.
+_ANSWER = re.compile(r"<Code>(\w+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
+_ABSENT_CODES = frozenset({"NoSuchKey", "NotFound"})
+_DENIED_CODES = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "XAdminUserNotFound"})
+# What object_store asks a machine for when the environment has no credentials.
+_METADATA_PATHS = ("latest/api/token", "meta-data/iam/security-credentials")
 
 
 def not_found(location: str) -> NotFound:
@@ -45,16 +53,24 @@ def local_failure(error: OSError, doing: str, location: str) -> FloodmarkError:
 def object_failure(error: Exception, doing: str, location: str) -> FloodmarkError:
     """The error to raise for a failed call of an object store."""
     full_text = str(error)
+    answered = _ANSWER.search(full_text)
+    code = answered[1] if answered else ""
     text = (full_text.splitlines() or [""])[0][:_TEXT_LENGTH_MAX]
+    if answered:
+        text = ": ".join(part for part in answered.groups() if part)[:_TEXT_LENGTH_MAX]
     # A bucket that is not there must not look like a file that is not there.
     if "NoSuchBucket" in full_text:
         return Unavailable(
             f"cannot {doing}: there is no such bucket", location=location, advice="Make the bucket, or fix its name."
         )
-    if isinstance(error, FileNotFoundError):
-        return not_found(location)
+    if any(path in full_text for path in _METADATA_PATHS):
+        return missing_credentials(location)
     kind = type(error).__name__
-    if isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
+    denied = isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError")
+    # A name cannot be absent for a write: a server may say so of its user, or of an upload that it ended.
+    if isinstance(error, FileNotFoundError) and doing != "write" and (not code or code in _ABSENT_CODES):
+        return not_found(location)
+    if denied or code in _DENIED_CODES:
         return Unavailable(
             f"cannot {doing}: permission denied",
             location=location,

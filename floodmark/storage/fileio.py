@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,8 @@ _OPTION_OF_PROPERTY = {
     "s3.force-virtual-addressing": "virtual_hosted_style",
     "s3.anonymous": "anonymous",
 }
+# What PyIceberg has no name for.
+_OWN_PROPERTY = "floodmark.storage."
 _SECRET_PROPERTIES = tuple(
     f"{group}.{name}"
     for group in ("s3", "client")
@@ -241,4 +244,19 @@ class LakeFileIO(FileIO):
 def _options(properties: Properties) -> dict[str, str]:
     # Refused here by name, so that credentials are not ignored silently.
     checked({name: "" for name in _SECRET_PROPERTIES if name in properties})
-    return {option: str(properties[name]) for name, option in _OPTION_OF_PROPERTY.items() if name in properties}
+    own = {name.removeprefix(_OWN_PROPERTY): str(properties[name]) for name in properties if _is_own(name)}
+    return own | {option: str(properties[name]) for name, option in _OPTION_OF_PROPERTY.items() if name in properties}
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(_OWN_PROPERTY)
+
+
+def with_options(properties: Properties, options: Mapping[str, str]) -> dict[str, str]:
+    """A catalog's properties, and those of a storage (endpoint, region, limits) where they do not say otherwise."""
+    said = _options(properties)
+    names = {option: name for name, option in _OPTION_OF_PROPERTY.items()}
+    inherited = {
+        names.get(option, _OWN_PROPERTY + option): value for option, value in options.items() if option not in said
+    }
+    return {**inherited, **properties}

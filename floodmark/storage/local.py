@@ -3,8 +3,9 @@
 System calls instead of obstore, whose local put does not fsync (and whose read of a small file takes 20 to 30 times
 as long). A crash before the link or rename leaves a file under a temporary name, which is listed only on request, for
 a sweep; after it, the file is whole. Its name is durable once the folder is synced, which is what the caller waits for:
-at once, or at the end of the batch. The parent is synced too, always: the folder may have been made a moment ago by
-a process that has not synced it yet, and an acknowledged file in a lost folder is lost (I4).
+at once, or at the end of the batch. A removed name is made durable the same way: a file that returned after a power
+loss would be one that no record names (I10). The parent of a new file's folder is synced too, always: another process
+may have made the folder a moment ago and not synced it yet, and an acknowledged file in a lost folder is lost (I4).
 """
 
 from __future__ import annotations
@@ -111,15 +112,18 @@ class LocalFiles:
             raise not_found(path)
         return about.st_size
 
-    def list(self, folder: str, temporary: bool) -> Iterator[tuple[str, int, int]]:
+    def list(self, folder: str, temporary: bool, after: str = "") -> Iterator[tuple[str, int, int]]:
         """Name below `folder`, size and time in ms of every file. Links to folders are not followed: no escape."""
         waiting = [""]
         while waiting:
             below = waiting.pop()
             for entry in _scan(os.path.join(folder, below)):
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(below + entry.name + "/")
-                elif entry.name.startswith(TEMPORARY_PREFIX) == temporary:
+                    inside = below + entry.name + "/"
+                    # All that is in a folder that sorts before is passed over, unseen.
+                    if inside >= after[: len(inside)]:
+                        waiting.append(inside)
+                elif entry.name.startswith(TEMPORARY_PREFIX) == temporary and below + entry.name > after:
                     try:
                         about = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
@@ -127,32 +131,26 @@ class LocalFiles:
                     yield below + entry.name, about.st_size, about.st_mtime_ns // 1_000_000
 
     def delete(self, path: str) -> None:
-        with (
-            _failing("delete", path),
-            contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
-        ):
-            os.unlink(path)
+        self.delete_many([path])
 
     def delete_many(self, paths: Sequence[str]) -> None:
         for path in paths:
-            self.delete(path)
+            with (
+                _failing("delete", path),
+                contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+            ):
+                os.unlink(path)
+        # An absent file counts too: a process that died after its unlink has not synced it, and the file would return.
+        self.settle({_nearest(os.path.dirname(path)) for path in paths})
 
     def drop_empty_folder(self, folder: str) -> None:
         with contextlib.suppress(OSError):
             os.rmdir(folder)
 
     def delete_prefix(self, folder: str) -> int:
-        removed = 0
-        for entry in _scan(folder):
-            if entry.is_dir(follow_symlinks=False):
-                removed += self.delete_prefix(entry.path)
-            else:
-                with _failing("delete", entry.path), contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.path)
-                    removed += 1
-        # A writer may have put a new file meanwhile: then the folder stays, with that file.
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
+        stayed: set[str] = set()
+        removed = _remove_all(folder, stayed)
+        self.settle(stayed | {_nearest(os.path.dirname(folder))})
         return removed
 
     @contextlib.contextmanager
@@ -301,6 +299,33 @@ def _make_folder(folder: str) -> set[str]:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
     return {os.path.dirname(path) for path in missing}
+
+
+def _nearest(folder: str) -> str:
+    """The folder, or the nearest one above it that exists: syncing it makes the removal of what was below durable."""
+    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _remove_all(folder: str, stayed: set[str]) -> int:
+    """Remove the files below a folder and the folder; `stayed` gets the folders that others still write into."""
+    removed = 0
+    for entry in _scan(folder):
+        if entry.is_dir(follow_symlinks=False):
+            removed += _remove_all(entry.path, stayed)
+        else:
+            with _failing("delete", entry.path), contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path)
+                removed += 1
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        # A writer has put a new file meanwhile: the folder stays, with that file.
+        stayed.add(folder)
+    return removed
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:

@@ -18,7 +18,7 @@ from typing import Any
 from floodmark.clock import new_id
 from floodmark.errors import NotFound, Unavailable
 from floodmark.storage.failures import object_failure
-from floodmark.storage.options import s3_arguments
+from floodmark.storage.options import check_credentials, s3_arguments
 
 READ_AHEAD_BYTES = 256 * 1024
 # An upload holds at most (concurrency + 1) parts in memory; S3 allows 10,000 parts, so 80 GB a file.
@@ -45,6 +45,7 @@ def open_objects(scheme: str, bucket: str, options: Mapping[str, str]) -> Object
                 return Objects(_memory_stores.setdefault(bucket, MemoryStore()), root)
         from obstore.store import S3Store
 
+        check_credentials(bucket, options)
         return Objects(S3Store(bucket, **s3_arguments(options)), root)
 
 
@@ -125,12 +126,12 @@ class Objects:
         with self._failing("read", key):
             return int(obstore.head(self.store, key)["size"])
 
-    def list(self, prefix: str, temporary: bool) -> Iterator[tuple[str, int, int]]:
+    def list(self, prefix: str, temporary: bool, after: str = "") -> Iterator[tuple[str, int, int]]:
         """Name below `prefix`, size and time in ms. Nothing here is ever under a temporary name."""
         if temporary:
             return
         folder = prefix.strip("/")
-        for about in self._list(folder):
+        for about in self._list(folder, after):
             name = about["path"][len(folder) + 1 if folder else 0 :]
             yield name, int(about["size"]), int(about["last_modified"].timestamp() * 1000)
 
@@ -161,11 +162,12 @@ class Objects:
     def delete_prefix(self, prefix: str) -> int:
         return self.delete_many(about["path"] for about in self._list(prefix.strip("/")))
 
-    def _list(self, folder: str) -> Iterator[Any]:
+    def _list(self, folder: str, after: str = "") -> Iterator[Any]:
         import obstore
 
+        offset = None if not after else f"{folder}/{after}" if folder else after
         with self._failing("list", folder):
-            chunks = iter(obstore.list(self.store, prefix=folder or None, chunk_size=_LIST_CHUNK))
+            chunks = iter(obstore.list(self.store, prefix=folder or None, offset=offset, chunk_size=_LIST_CHUNK))
         while True:
             with self._failing("list", folder):
                 chunk = next(chunks, None)

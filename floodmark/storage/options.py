@@ -5,18 +5,27 @@
 from __future__ import annotations
 
 import difflib
+import os
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from floodmark.errors import Invalid
+from floodmark.errors import Invalid, Unavailable
 
-KNOWN = ("endpoint", "region", "allow_http", "virtual_hosted_style", "anonymous", "timeout_s", "retries")
+KNOWN = ("endpoint", "region", "allow_http", "virtual_hosted_style", "anonymous", "timeout_s", "retry_s", "retries")
 _SECRETS = ("key", "secret", "token", "password", "credential", "profile")
-# Bounded waiting (I14): a store that does not answer is reported within about a minute.
+# Bounded waiting (I14): one request ends within this time, and a failed one is repeated for so long: a store that
+# restarts fails no job. How many tries that is does not matter, unless `retries` bounds them too.
 _TIMEOUT_S = "60"
-_RETRIES = "4"
+_RETRY_S = "60"
+_RETRIES_MAX = "1000000"
+_RETRY_PAUSE_S_MAX = 2
+# Where object_store, without credentials in the environment, asks the machine for those of its role.
+_METADATA = "http://169.254.169.254"
+_METADATA_WAIT_S = 1.0
+CREDENTIALS_ADVICE = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of this process on that host."
 
 
 def checked(options: Mapping[str, str] | None) -> dict[str, str]:
@@ -37,7 +46,7 @@ def checked(options: Mapping[str, str] | None) -> dict[str, str]:
             option=name,
             advice=f"Did you mean {nearest[0]}?" if nearest else f"Known are {', '.join(KNOWN)}.",
         )
-    for name in ("timeout_s", "retries"):
+    for name in ("timeout_s", "retry_s", "retries"):
         if name in result and not result[name].isdecimal():
             raise Invalid("this option must be a whole number", option=name, value=result[name])
     _check_endpoint(result.get("endpoint"))
@@ -47,10 +56,12 @@ def checked(options: Mapping[str, str] | None) -> dict[str, str]:
 def s3_arguments(options: Mapping[str, str]) -> dict[str, Any]:
     """Keyword arguments of obstore's S3Store; what is not said here comes from the environment."""
     timeout_s = int(options.get("timeout_s", _TIMEOUT_S))
+    retry_s = int(options.get("retry_s", _RETRY_S))
     arguments: dict[str, Any] = {
         "retry_config": {
-            "max_retries": int(options.get("retries", _RETRIES)),
-            "retry_timeout": timedelta(seconds=timeout_s),
+            "max_retries": int(options.get("retries", _RETRIES_MAX)) if retry_s else 0,
+            "retry_timeout": timedelta(seconds=retry_s),
+            "backoff": {"max_backoff": timedelta(seconds=_RETRY_PAUSE_S_MAX)},
         }
     }
     client: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
@@ -66,6 +77,32 @@ def s3_arguments(options: Mapping[str, str]) -> dict[str, Any]:
     if _is_true(options, "anonymous"):
         arguments["skip_signature"] = True
     return {**arguments, "client_options": client}
+
+
+def check_credentials(bucket: str, options: Mapping[str, str]) -> None:
+    """`Unavailable` if this process has no credentials: the store would say so only after all its retries.
+
+    The ways that object_store knows: a key, a token file of a web identity or container, the machine's own role.
+    """
+    named = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
+    containers = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+    if _is_true(options, "anonymous") or any(os.environ.get(name) for name in (*named, *containers)):
+        return
+    url = urlsplit(os.environ.get("AWS_METADATA_ENDPOINT") or _METADATA)
+    try:
+        with socket.create_connection((url.hostname or "", url.port or 80), _METADATA_WAIT_S):
+            return
+    except OSError as error:
+        raise missing_credentials(f"s3://{bucket}") from error
+
+
+def missing_credentials(location: str) -> Unavailable:
+    return Unavailable(
+        "there are no credentials for the object store",
+        location=location,
+        host=socket.gethostname(),
+        advice=CREDENTIALS_ADVICE,
+    )
 
 
 def _is_true(options: Mapping[str, str], name: str) -> bool:

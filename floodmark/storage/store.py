@@ -1,10 +1,10 @@
 """Storage: every byte of a lake goes through here, by full location.
 
 Promises, for every kind of store (floodmark/testing/storage_contract.py is the executable form):
-a name appears whole or not at all (I3); a write that returned is durable (I4; inside `batch`, when the batch ends);
-of any number of rivals for one name exactly one wins; a listing never bleeds into a sibling folder; deletes may be
-repeated. Failure model: a call that raises Unavailable may or may not have had its effect; the name is whole or
-absent either way. A crash leaves temporary names (local) or incomplete uploads (S3), never a visible part.
+a name appears whole or not at all (I3); a write or a delete that returned is durable (I4; inside `batch`, when the
+batch ends); of any number of rivals for one name exactly one wins; a listing never bleeds into a sibling folder;
+deletes may be repeated. Failure model: a call that raises Unavailable may or may not have had its effect; the name is
+whole or absent either way. A crash leaves temporary names (local) or incomplete uploads (S3), never a visible part.
 """
 
 from __future__ import annotations
@@ -158,11 +158,14 @@ class Storage:
         self.counters.count("delete_prefix")
         return files.delete_prefix(key)
 
-    def list(self, prefix: str, temporary: bool = False) -> Iterator[Entry]:
-        """Every file below a folder, in no promised order; with `temporary`, what crashed writes left there instead."""
+    def list(self, prefix: str, temporary: bool = False, after: str = "") -> Iterator[Entry]:
+        """Every file below a folder, in no promised order; with `temporary`, what crashed writes left there instead.
+
+        `after`: only those whose names below the folder sort after this one; the others cost nothing.
+        """
         files, key = self._find(prefix)
         self.counters.count("list")
-        return (Entry(join(prefix, name), size, ms) for name, size, ms in files.list(key, temporary))
+        return (Entry(join(prefix, name), size, ms) for name, size, ms in files.list(key, temporary, after))
 
     def make_folder(self, location: str) -> None:
         """Make a folder durable with the names in it; object stores have none, and need nothing."""
@@ -172,7 +175,7 @@ class Storage:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Names made by this thread inside become durable together at the clean end: one sync for each folder."""
+        """Names made or removed by this thread inside become durable together at the clean end: one sync per folder."""
         with self._local.batch():
             yield
 

@@ -97,6 +97,8 @@ def run_child(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _run(sender: Any, failpoint: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    # As a terminal starts programs, however the tests were started: nohup and some runners ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop(VARIABLE, None)
     if failpoint is not None:
         os.environ[VARIABLE] = failpoint

@@ -139,8 +139,8 @@ class FaultyStorage(Storage):
     def delete_prefix(self, prefix: str) -> int:
         return self._call("delete_prefix", prefix, lambda: super(FaultyStorage, self).delete_prefix(prefix))
 
-    def list(self, prefix: str, temporary: bool = False) -> Iterator[Entry]:
-        return self._call("list", prefix, lambda: super(FaultyStorage, self).list(prefix, temporary))
+    def list(self, prefix: str, temporary: bool = False, after: str = "") -> Iterator[Entry]:
+        return self._call("list", prefix, lambda: super(FaultyStorage, self).list(prefix, temporary, after))
 
     @contextmanager
     def batch(self) -> Iterator[None]:

@@ -19,10 +19,11 @@ from sqlalchemy import select
 from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.history import EXPIRED
-from floodmark.catalog.journal import ABANDONED, PUBLISHED, all_files
+from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGING, all_files
 from floodmark.catalog.lines import Line, Lines
 from floodmark.catalog.metadata import MetadataFiles, small_file_bytes
 from floodmark.catalog.table_states import CONDEMNED_MS
+from floodmark.catalog.witness import FOLDER as WITNESSES
 from floodmark.errors import FloodmarkError
 from floodmark.model import MAIN, SEQ_COLUMN, Head
 from floodmark.testing.line_invariants import (
@@ -33,7 +34,7 @@ from floodmark.testing.line_invariants import (
     check_totals,
     seen_by_versions,
 )
-from floodmark.testing.sink_invariants import check_sinks
+from floodmark.testing.sink_invariants import check_sinks, check_witnesses
 from floodmark.testing.spool_invariants import check_spools
 
 _READERS: dict[str, MetadataFiles] = {}
@@ -41,7 +42,10 @@ _READERS: dict[str, MetadataFiles] = {}
 _PUBLISHED_OUTCOMES = {"rolled_forward", "taken_in", "put_back"}
 # Another engine's file: directly in a table's folder. Ours are in those of operations.
 _FOREIGN = re.compile(r"/(?:data|metadata)/[^/]+$")
-_NOT_IN_THE_JOURNAL = {("unit", "resumed"), ("job", "resumed"), ("job", "cancelled")}
+_NOT_IN_THE_JOURNAL = {
+    *(("unit", "resumed"), ("job", "resumed"), ("job", "cancelled")),
+    *(("repair", "given_up"), ("redo", "redone")),
+}
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
     pointed = set(pointers.values())
     files = _check_files(catalog, there, deletions, floors, settled, pointed, _going(catalog, going), broken)
     check_spools(catalog, lake.version, broken)
+    check_witnesses(catalog, broken)
     if broken:
         raise AssertionError("broken rules:\n- " + "\n- ".join(broken))
     return LakeFacts(
@@ -266,14 +271,17 @@ def _reader(catalog: Catalog) -> MetadataFiles:
 
 def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broken: list[str]) -> None:
     states = {row.id: row.state for row in operations}
+    sealed = {row.id: row.seal_hash is not None for row in operations}
     if settled and any(state not in (PUBLISHED, ABANDONED) for state in states.values()):
         broken.append(f"unfinished operations: {states}")
     for row in audit:
         if (row.kind, row.outcome) in _NOT_IN_THE_JOURNAL:
-            continue  # of a unit of a sink, or of a run of a job
+            continue  # of a unit of a sink, of a run of a job, of versions, or of what a person asked for
         expected = PUBLISHED if row.outcome in _PUBLISHED_OUTCOMES else ABANDONED
         if states.get(row.operation) != expected:
             broken.append(f"audit says {row.outcome} of {row.operation}, the journal {states.get(row.operation)}")
+        if row.found == STAGING and sealed.get(row.operation):
+            broken.append(f"audit says that {row.operation} was not sealed, and it was")
 
 
 def _going(catalog: Catalog, condemned: list[Any]) -> set[str]:
@@ -331,6 +339,7 @@ def _check_files(
         if not entry.location.rpartition("/")[2].startswith("catalog.db")
         # Rows on their way in have rules of their own.
         and not entry.location.startswith((f"{catalog.location}/spool/", f"{catalog.location}/quarantine/"))
+        and not entry.location.startswith(f"{catalog.location}/{WITNESSES}/")
     }
     # Files of an adopted table stay where they were.
     on_disk |= {

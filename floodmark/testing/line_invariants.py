@@ -125,7 +125,9 @@ def check_refs(metadata: TableMetadata, heads: list[Any], bases: dict[str, int],
     """What other engines find in a table's metadata: main, and every branch that wrote, at its head; ids given once."""
     name, snapshots = heads[0].table_name, {one.snapshot_id for one in metadata.snapshots}
     main = next((head for head in heads if head.branch == MAIN), None)
-    if metadata.current_snapshot_id != (None if main is None else main.snapshot):
+    written = any(head.version > bases.get(head.branch, 0) for head in heads)
+    # Of a table that main dropped, a branch from before shows what main had, until it writes to it.
+    if (main is not None or written) and metadata.current_snapshot_id != (None if main is None else main.snapshot):
         broken.append(f"metadata of {name} disagrees with its head")
     if main is not None and metadata.current_schema_id != main.schema_id:
         broken.append(f"metadata of {name} shows schema {metadata.current_schema_id}, main has {main.schema_id}")

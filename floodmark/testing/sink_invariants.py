@@ -12,9 +12,11 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from floodmark.catalog import tables
+from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.history import LIVE
 from floodmark.catalog.sink_state import CONSUMER, OPEN
 from floodmark.catalog.unit import RETRY, ROWS, Unit
+from floodmark.catalog.witness import FOLDER
 from floodmark.errors import FloodmarkError
 from floodmark.model import BEGINNING, MAIN
 
@@ -35,6 +37,18 @@ def check_sinks(tx: Connection, broken: list[str]) -> None:
     _check_pins(tx, units, broken)
     _check_parts(tx, units, broken)
     _check_quarantine(tx, sinks, units, broken)
+
+
+def check_witnesses(catalog: Catalog, broken: list[str]) -> None:
+    """Storage knows no unit that the catalog does not know, and every unit of which anything was sent."""
+    for sink, error in catalog.witnesses.compare_all(catalog.sinks.all()):
+        broken.append(f"sink {sink.name}: {error}")
+    told = {entry.location for entry in catalog.storage.list(f"{catalog.location}/{FOLDER}")}
+    with catalog.database.read() as tx:
+        sent = select(tables.units).where(tables.units.c.id.in_(select(tables.parts.c.unit)))
+        for row in tx.execute(sent):
+            if Unit.from_json(row.record).identity and not any(f"-{row.id}.json" in location for location in told):
+                broken.append(f"unit {row.id} has parts and no witness")
 
 
 def _check_marks(

@@ -211,6 +211,17 @@ class StorageContract:
         assert names(storage, join(root, "a/b/1")) == []
         assert names(storage, join(root, "nothing/here")) == []
 
+    def test_a_listing_begins_after_a_name(self, storage: Storage, root: str) -> None:
+        known = ["a/1", "b-/4", "b.txt", "b/1", "b/c/2", "bc/3"]
+        for name in known:
+            storage.put(join(root, "folder", name), b"")
+        for after in ("", "a", "a/1", "b", "b-", "b-/4", "b/1", "b/c", "bc", "bc/3", "c"):
+            found = sorted(
+                entry.location.removeprefix(f"{root}/folder/")
+                for entry in storage.list(join(root, "folder"), after=after)
+            )
+            assert found == [name for name in known if name > after], after
+
     def test_a_listing_tells_size_time_and_a_location_that_can_be_read(self, storage: Storage, root: str) -> None:
         storage.put(join(root, "folder/x"), b"12345")
         for prefix in (root, root + "/", join(root, "folder")):

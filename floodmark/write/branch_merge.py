@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyiceberg.schema import Schema
 
 from floodmark import log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.edges import KEPT, REPLACED, Edge, merged_sequences, since_sequence
 from floodmark.catalog.fills import fills_of
+from floodmark.catalog.live import live_files
 from floodmark.catalog.merge_rider import MergeRider
 from floodmark.catalog.metadata import new_snapshot_id
 from floodmark.catalog.riders import PlanAgain
@@ -30,6 +32,7 @@ from floodmark.catalog.seal import TAKE, Edit
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.failpoints import hit
 from floodmark.model import Head
+from floodmark.rows.schema import user_fields
 from floodmark.rows.three_way import row_schema
 from floodmark.write.branch_fit import misfit, own_files
 from floodmark.write.branch_plan import (
@@ -40,6 +43,7 @@ from floodmark.write.branch_plan import (
     NOTHING,
     OURS,
     OVERWRITE_ALL,
+    REFERENCE,
     REPLACE,
     RESHAPE,
     SCHEMA,
@@ -60,11 +64,13 @@ from floodmark.write.branch_records import (
     RowConflict,
     TableDiff,
 )
-from floodmark.write.branch_rows import Conflicts, Counted, KeyedMerge, KeyedRows, Unseen
+from floodmark.write.branch_rows import Conflicts, Counted, KeyedMerge, KeyedRows, Unseen, Writer, written_values
 from floodmark.write.branch_unkeyed import append_rows, overwrite_rows, replace_rows
 from floodmark.write.branch_view import BranchView, SideFiles, TableSides, look, same_ground, schema_at
 from floodmark.write.change import PLAN_TURN_MS, Change
 from floodmark.write.intent import Intent
+from floodmark.write.prune import key_fields
+from floodmark.write.refusals import Offends
 from floodmark.write.step import DELETE_KEYS, MERGE
 from floodmark.write.table import TableChange
 
@@ -154,6 +160,8 @@ def _merge(catalog: Catalog, change: Change, view: BranchView, wish: Wish, tries
         catalog.door.turns.take(change.operation.id, table_ids, PLAN_TURN_MS)
     stage = _Stage(catalog, view, wish, change)
     tables, conflicts = stage.run()
+    if not conflicts.total:
+        _look_for_orphans(change, conflicts)
     if conflicts.total:
         return _outcome(IN_CONFLICT, wish, tables, conflicts)
     change.ride(
@@ -170,6 +178,17 @@ def _merge(catalog: Catalog, change: Change, view: BranchView, wish: Wish, tries
     )
     commit = change.publish(replan=False)
     return replace(_outcome(MERGED, wish, tables, conflicts), commit=commit)
+
+
+def _look_for_orphans(change: Change, conflicts: Conflicts) -> None:
+    """References that the merge would orphan are conflicts like the others: a side deleted what the other refers to."""
+    try:
+        change.check()
+    except Offends as error:
+        for offence in error.offences:
+            for value in offence.values.to_pylist():
+                key = {offence.column: value}
+                conflicts.add(RowConflict(offence.table, REFERENCE, key, about=offence.other))
 
 
 def _outcome(outcome: str, wish: Wish, tables: list[TableDiff], conflicts: Conflicts) -> Merged:
@@ -242,6 +261,7 @@ class _Stage:
         assert facts.target is not None
         schema = schema_at(self._catalog, facts.source if plan.theirs_shape else facts.target)
         files = SideFiles(self._catalog, self._view.edge, sides, schema)
+        self._look_for_lost(sides, plan, schema)
         if plan.theirs_shape and plan.kind in (APPEND_ROWS, RESHAPE):
             plan = self._fitting(files, facts.target, plan)
             if plan.kind == KEEP:
@@ -267,6 +287,29 @@ class _Stage:
         change = RESHAPED if plan.theirs_shape else CHANGED
         diff = TableDiff(plan.table, change, counted.added, counted.updated, counted.deleted)
         return diff if counted or plan.theirs_shape else None
+
+    def _look_for_lost(self, sides: TableSides, plan: TablePlan, schema: Schema) -> None:
+        """A column that one side dropped, and into which the other wrote: a conflict, unless the drop is preferred."""
+        ours = plan.theirs_shape
+        head = sides.facts.target if ours else sides.facts.source
+        if head is None or sides.facts.common is None or self._wish.prefer == (THEIRS if ours else OURS):
+            return
+        own = schema_at(self._catalog, head)
+        filled = fills_of(self._catalog.files.metadata(head.metadata_location).properties, own)
+        known = schema_at(self._catalog, sides.facts.common).field_ids
+        gone = set(known) - set(schema.field_ids) - {fill.field_id for fill in filled}
+        lost = [column.name for column in user_fields(own) if column.field_id in gone]
+        if not lost:
+            return
+        edge = self._view.edge.turned() if ours else self._view.edge
+        with self._catalog.database.read() as tx:
+            since, merged = since_sequence(tx, edge, head.table_id), merged_sequences(tx, edge, head.table_id)
+        writer = Writer(head, own, since, frozenset(merged))
+        wrote = live_files(self._catalog.files, head, own, since)
+        common = live_files(self._catalog.files, sides.facts.common, own)
+        key = [column.name for column in key_fields(own)]
+        for rows, base in written_values(self._catalog.storage, writer, wrote, common, lost):
+            self._conflicts.add_column(plan.table, ", ".join(lost), key, rows, base, ours=ours)
 
     def _fitting(self, files: SideFiles, target: Head, plan: TablePlan) -> TablePlan:
         """The plan, if the target's own files fit into the source's shape. Else it is a conflict, or that side wins."""

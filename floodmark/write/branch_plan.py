@@ -24,6 +24,8 @@ REPLACE, OVERWRITE_ALL, RESHAPE, KEEP, CONFLICT = "replace", "overwrite", "resha
 # Reasons of conflicts that concern a table as a whole, and of those of rows.
 DROPPED, SCHEMA, KEY, OVERWRITTEN, BATCH = "dropped", "schema", "key", "overwritten", "batch"
 CHANGED, DELETED = "changed", "deleted"
+# One side dropped a column that the other wrote into; rows refer to keys that would not be there.
+COLUMN, REFERENCE = "column", "reference"
 
 
 class Counts(Protocol):
@@ -91,7 +93,8 @@ def plan_table(facts: TableFacts, prefer: str | None = None) -> TablePlan:
     if facts.target is None:
         if facts.common is None:
             return TablePlan(table, TAKE_TABLE)
-        return TablePlan(table, KEEP) if prefer == OURS else TablePlan(table, CONFLICT, DROPPED)
+        # Its rows stay behind, so its batch ids do too: else a retry on the target would be taken for known.
+        return TablePlan(table, KEEP, settled=KEPT) if prefer == OURS else TablePlan(table, CONFLICT, DROPPED)
     if facts.source_key != facts.target_key:
         # Which rows are one row: no side can be preferred before that is settled.
         return TablePlan(table, CONFLICT, KEY)

@@ -21,7 +21,9 @@ class RowConflict:
 
     reason: of a row `changed` (both changed it) or `deleted` (one side deleted what the other changed), with its key
     and the three rows, None where there is none. Of a whole table (no key): `schema`, `key`, `overwritten`, `batch`
-    or `dropped`.
+    or `dropped`. `column`: one side dropped a column (`about`) into which the other wrote this row's value.
+    `reference`: `key` holds a value that rows would refer to and that no row would have any more; `about` is the other
+    table of the reference.
     """
 
     table: str
@@ -30,10 +32,12 @@ class RowConflict:
     base: Row | None = None
     ours: Row | None = None
     theirs: Row | None = None
+    about: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         rows = {"key": self.key, "base": self.base, "ours": self.ours, "theirs": self.theirs}
-        return {"table": self.table, "reason": self.reason, **{name: json_value(row) for name, row in rows.items()}}
+        told = {"table": self.table, "reason": self.reason, **{name: json_value(row) for name, row in rows.items()}}
+        return told if self.about is None else {**told, "about": self.about}
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from floodmark.catalog.live import LiveFile
+from floodmark.model import Head
 from floodmark.rows.changes import plan_changes
-from floodmark.rows.compare import Mask
+from floodmark.rows.compare import Mask, same_rows
 from floodmark.rows.ndjson import dicts
 from floodmark.rows.three_way import (
     Decisions,
@@ -27,11 +29,12 @@ from floodmark.rows.three_way import (
     decide,
     deleted_keys,
     keys_of,
+    new_rows,
     rows_by_key,
     sequences_by_key,
 )
 from floodmark.storage import Storage
-from floodmark.write.branch_plan import CHANGED, DELETED, THEIRS
+from floodmark.write.branch_plan import CHANGED, COLUMN, DELETED, THEIRS
 from floodmark.write.branch_records import ADDED, REMOVED, UPDATED, RowConflict
 from floodmark.write.branch_view import SideFiles
 from floodmark.write.prune import key_fields, may_hold_range
@@ -109,6 +112,40 @@ class KeyedRows:
         return rows_by_key(self._storage, may_hold_range(files, keys, schema), schema, keys, self.fields)
 
 
+@dataclass(frozen=True)
+class Writer:
+    """The side that wrote rows of a table since the other side knew it, with a schema that has dropped columns too."""
+
+    head: Head
+    schema: Schema
+    since: int
+    merged: frozenset[int]
+
+
+def written_values(
+    storage: Storage, writer: Writer, own: Sequence[LiveFile], common: Sequence[LiveFile], lost: Sequence[str]
+) -> Iterator[tuple[pa.Table, Side]]:
+    """Rows whose values in the `lost` columns the writer wrote itself, and what the common state has for their keys.
+
+    By key these are rows whose value there is another one now; without a key, new rows with a value.
+    """
+    if not writer.schema.identifier_field_ids:
+        between = (writer.since, writer.head.sequence)
+        for batch in new_rows(storage, own, writer.schema, between, writer.merged):
+            rows = pa.Table.from_batches([batch])
+            valued = np.any([rows.column(name).is_valid().to_numpy() for name in lost], axis=0)
+            found = rows.filter(pa.array(valued))
+            yield found, Side.absent(found.num_rows, writer.schema)
+        return
+    fields = key_fields(writer.schema)
+    plan = plan_changes(writer.schema, own, (), writer.since, writer.head.sequence)
+    for rows in changed_rows(storage, plan):
+        keys = keys_of(rows, fields)
+        before = rows_by_key(storage, may_hold_range(common, keys, writer.schema), writer.schema, keys, fields)
+        places = np.flatnonzero(~same_rows(rows.select(lost), before.rows.select(lost)))
+        yield rows.take(pa.array(places)), Side(before.there[places], before.take(places))
+
+
 @dataclass
 class Conflicts:
     """Conflicts found so far: the first `limit` as data."""
@@ -130,6 +167,17 @@ class Conflicts:
         for key, base, ours, theirs in zip(_dicts(judged.keys.take(pa.array(places))), *rows, strict=True):
             reason = DELETED if ours is None or theirs is None else CHANGED
             self.found.append(RowConflict(table, reason, key, base, ours, theirs))
+
+    def add_column(
+        self, table: str, column: str, key: Sequence[str], rows: pa.Table, base: Side, *, ours: bool
+    ) -> None:
+        """Rows of the side that wrote into a column which the other dropped."""
+        self.total += rows.num_rows
+        places = np.arange(min(rows.num_rows, max(0, self.limit - len(self.found))))
+        for row, before in zip(_dicts(rows.take(pa.array(places))), _dicts_at(base, places), strict=True):
+            sides = {"ours" if ours else "theirs": row}
+            named = {name: row[name] for name in key} or None
+            self.found.append(RowConflict(table, COLUMN, named, before, about=column, **sides))
 
 
 @dataclass

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 from floodmark import clock
 from floodmark.catalog.branches import Branch
 from floodmark.catalog.catalog import Catalog
-from floodmark.errors import Invalid
+from floodmark.errors import Invalid, MergeConflict
 from floodmark.write.branch_plan import OURS, THEIRS
-from floodmark.write.branch_records import BranchDiff, Merged
+from floodmark.write.branch_records import IN_CONFLICT, BranchDiff, Merged
 from floodmark.write.intent import Intent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# What a merge does about conflicts.
+RAISE, RETURN = "raise", "return"
 
 
 class LakeBranches:
@@ -46,9 +49,11 @@ class LakeBranches:
         return self._catalog.branches.create(name, source=source, version=version, at_ms=at_ms, actor=self._actor)
 
     def list(self) -> builtins.list[Branch]:
+        """Every branch, with its base and head."""
         return self._catalog.branches.list()
 
     def get(self, name: str) -> Branch:
+        """One branch by its name; NotFound if there is none."""
         return self._catalog.branches.get(name)
 
     def delete(self, name: str) -> Branch:
@@ -73,17 +78,21 @@ class LakeBranches:
         actor: str | None = None,
         message: str = "",
         limit: int = 1000,
+        on_conflict: str = RAISE,
     ) -> Merged:
         """Bring a branch's changes into its parent, or with `into` the parent's into the branch: one version.
 
-        Conflicts change nothing and are in the answer (at most `limit` of them), unless `prefer` settles them: `ours`
-        is the branch merged into, `theirs` the one merged.
+        Conflicts change nothing and raise MergeConflict, which holds them as data (at most `limit` of them); with
+        on_conflict="return", and in a dry run, they are in the answer instead. `prefer` settles them: `ours` is the
+        branch merged into, `theirs` the one merged.
         """
         from floodmark.write.branch_merge import KIND, Wish, merge, plan_merge
 
         _check_limit(limit)
         if prefer not in (None, OURS, THEIRS):
             raise Invalid("prefer is not known", prefer=prefer, advice='Use "ours" or "theirs", or leave it out.')
+        if on_conflict not in (RAISE, RETURN):
+            raise Invalid("on_conflict is not known", on_conflict=on_conflict, advice='Use "raise" or "return".')
         target = into or self._catalog.branches.get(name).parent
         if target is None:
             raise Invalid(
@@ -94,7 +103,23 @@ class LakeBranches:
             return plan_merge(self._catalog, wish)
         intent = Intent(KIND, target, actor or self._actor, message)
         self._ready()
-        return merge(self._catalog, self._get_spark, wish, intent)
+        merged = merge(self._catalog, self._get_spark, wish, intent)
+        if merged.outcome == IN_CONFLICT and on_conflict == RAISE:
+            raise _in_conflict(merged)
+        return merged
+
+
+def _in_conflict(merged: Merged) -> MergeConflict:
+    reasons = sorted({conflict.reason for conflict in merged.conflicts})
+    return MergeConflict(
+        "both branches changed the same, each in its own way",
+        merged=merged,
+        source=merged.source,
+        target=merged.target,
+        tables=", ".join(sorted({conflict.table for conflict in merged.conflicts})),
+        reasons=", ".join(reasons),
+        advice='Nothing was changed. Look at error.conflicts; merge with prefer="ours" or "theirs", or change a side.',
+    )
 
 
 def _check_limit(limit: int) -> None:

@@ -23,7 +23,7 @@ from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
 from floodmark.rows.bundle import Bundle
-from floodmark.rows.incoming import by_lacking, last_of
+from floodmark.rows.incoming import by_columns, by_lacking, check_whole, last_of
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
 from floodmark.storage import join
@@ -32,7 +32,7 @@ from floodmark.write.other_tables import tables_at_head
 from floodmark.write.references import ReferenceChecks
 from floodmark.write.shape import TableShape
 from floodmark.write.shaped import Means, planned_metadata
-from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, RETAIN, Remover, Step
+from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, RETAIN, Part, Remover, Step
 from floodmark.write.table import TableChange
 from floodmark.write.undo import delete_files, undo
 from floodmark.write.watch import watched
@@ -110,6 +110,8 @@ class Change:
         skip_unchanged: bool = True,
         newest_by: str | None = None,
         evolve: bool = False,
+        partial: bool = False,
+        whole_rows: bool = True,
         remover: Remover | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
@@ -117,6 +119,8 @@ class Change:
 
         `order`: of rows with one key the last in this column's order counts; without it they are Invalid. `newest_by`:
         of a merge, rows that are there and no older by this column stay. `remover`: which rows retention takes out.
+        `partial`: a merge updates only the columns that its rows bring. `whole_rows=False`: the sender's rows are whole
+        by contract, and a column that dicts leave out is null; else a merge refuses them.
         """
         change = self.table(table)
         change.check_verb(verb)
@@ -126,14 +130,17 @@ class Change:
             skip_unchanged=skip_unchanged,
             newest_by=newest_by,
             evolve=evolve,
+            partial=partial,
             remover=remover,
             spec_id=change.spec_id,
             planned=change.own,
         )
         try:
             with watched(self._catalog.storage, change.folder, progress):
-                if verb not in (DELETE, RETAIN):
-                    step = self._stage(change, step, data, order)
+                if partial:
+                    step = self._stage_parts(change, step, data, order)
+                elif verb not in (DELETE, RETAIN):
+                    step = self._stage(change, step, data, order, whole_rows=whole_rows)
                 with self._lock:
                     change.take(step)
                     self._staged.setdefault(table, []).extend(step.incoming)
@@ -159,10 +166,13 @@ class Change:
         """Let this become true in the same publish, or not at all."""
         self._riders.append(rider)
 
-    def _stage(self, change: TableChange, step: Step, data: Any, order: str | None) -> Step:
+    def _stage(self, change: TableChange, step: Step, data: Any, order: str | None, *, whole_rows: bool) -> Step:
         """Stage the rows that come in as files of their own: evaluated once, whatever is planned with them."""
         if order is not None:
             data = last_of(data, change.key, order, change.target())
+        if step.verb == MERGE and whole_rows and not isinstance(data, Bundle):
+            filled = [fill.column for fill in change.fills]
+            data = check_whole(data, change.target().shape(), filled, evolve=step.evolve)
         with self._lock:
             # Keys have no shape that could be brought to the table's later: they are looked for as they are.
             schema = None if step.verb == DELETE_KEYS else change.schema
@@ -182,6 +192,27 @@ class Change:
         # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
         hit(f"{self._intent.kind}.staged")
         return replace(step, incoming=tuple(records), schema=schema)
+
+    def _stage_parts(self, change: TableChange, step: Step, data: Any, order: str | None) -> Step:
+        """Stage the rows of a partial merge with the columns that they bring; what they replace completes them later.
+
+        Files of these columns alone are never published: planning writes whole rows, each time that it is done.
+        """
+        if order is not None:
+            data = last_of(data, change.key, order, change.target(), partial=True)
+        with self._lock:
+            incoming, rows_by_names = by_columns(data, change.target().shape(), evolve=step.evolve)
+            # For these rows alone: the table gets it when the step is taken.
+            schema = change.evolved(incoming) if step.evolve else change.schema
+        parts = []
+        for names, rows in rows_by_names:
+            target, part_schema = change.part_target(schema, names)
+            staged = tuple(self._stage_rows(target, rows))
+            parts += [Part(part_schema, staged)] if staged else []
+        # Crash here: files in the operation's own folder; recovery deletes them (I3, I10).
+        hit(f"{self._intent.kind}.staged")
+        incoming_files = tuple(record for part in parts for record in part.records)
+        return replace(step, incoming=incoming_files, parts=tuple(parts))
 
     def _stage_rows(self, target: StageTarget, data: Any) -> list[FileRecord]:
         if isinstance(data, Bundle):

@@ -108,7 +108,7 @@ class ReferenceChecks:
             missing = missing_values(self._storage, paths, column, parent.working_files(), key)
             if missing.count:
                 to = f"{parent.name}.{key.name}"
-                offence = Offence(column.name, parent.name, missing.values)
+                offence = Offence(child.name, column.name, parent.name, missing.values)
                 found.append(refusals.not_there(child.name, column.name, to, missing.count, missing.examples, offence))
             parent.depended = True
             self._held_in.setdefault(parent.name, set()).update(missing.found_in - set(paths))
@@ -129,7 +129,7 @@ class ReferenceChecks:
             held = self._held(going, child.working_files())
             if held.count:
                 column = going.column.name
-                offence = Offence(key.name, child.name, held.values, go=True)
+                offence = Offence(parent.name, key.name, child.name, held.values, go=True)
                 found.append(
                     refusals.still_referred_to(parent.name, child.name, column, held.count, held.examples, offence)
                 )

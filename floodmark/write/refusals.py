@@ -15,6 +15,7 @@ from floodmark.errors import Invalid
 class Offence:
     """Values of a column that another table's rows refuse: those of rows that came in, or keys of rows that `go`."""
 
+    table: str
     column: str
     other: str
     values: pa.Array
@@ -47,6 +48,16 @@ def keys_twice(table: str, twice: Sequence[str]) -> Invalid:
         table=table,
         examples="; ".join(twice),
         advice='Send each key once, or merge with on_duplicate="last" and order=COLUMN (load --last-by).',
+    )
+
+
+def new_rows_lack(table: str, columns: Sequence[str], examples: str) -> Invalid:
+    return Invalid(
+        "rows of a partial merge that are new to the table lack required columns",
+        table=table,
+        columns=", ".join(columns),
+        examples=examples,
+        advice="Send these columns for new rows, or leave out the rows that the table does not have.",
     )
 
 

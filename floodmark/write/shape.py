@@ -12,12 +12,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 
 from floodmark.catalog.fills import FILL_PREFIX
+from floodmark.catalog.metadata import GC_BEFORE, GC_ENABLED, GC_OFF
 from floodmark.catalog.references import REFERENCE_PREFIX, REFERRER_PREFIX
 from floodmark.errors import Invalid
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.schema import table_schema
 
-RESERVED_PREFIXES = (FILL_PREFIX, REFERENCE_PREFIX, REFERRER_PREFIX)
+RESERVED_PREFIXES = (FILL_PREFIX, REFERENCE_PREFIX, REFERRER_PREFIX, GC_BEFORE)
 TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
@@ -63,4 +64,12 @@ def _check_properties(name: str, properties: Mapping[str, str]) -> None:
             table=name,
             properties=", ".join(reserved),
             advice="Leave them out; `floodmark backfill column` fills a column, `floodmark apply` makes a reference.",
+        )
+    if properties.get(GC_ENABLED, GC_OFF) != GC_OFF:
+        raise Invalid(
+            "other engines must not clean up a table of the lake",
+            table=name,
+            property=f"{GC_ENABLED}={properties[GC_ENABLED]}",
+            advice=f"Leave {GC_ENABLED} out: the lake's own history needs files that the table's metadata does not "
+            "name. `floodmark maintain` cleans up.",
         )

@@ -8,7 +8,7 @@ operation's own folder that nothing refers to (I3).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -99,6 +99,17 @@ class ShapedTable:
 
     def keys_target(self) -> StageTarget:
         return keys_target(self.target(), self.metadata, self.schema, self.spec_id)
+
+    def part_target(self, schema: Schema, names: Sequence[str]) -> tuple[StageTarget, Schema]:
+        """Where rows are staged that bring these columns only, and the schema of those. Its files are not published.
+
+        Names that the schema does not have are left to staging, which refuses them.
+        """
+        kept = [column for column in schema.fields if column.name in names]
+        keys = list(schema.identifier_field_ids)
+        part = Schema(*kept, schema_id=schema.schema_id, identifier_field_ids=keys)
+        target = keys_target(self.target(), self.metadata, schema, self.spec_id)
+        return replace(target, schema_json=part.model_dump_json()), part
 
     @property
     def fills(self) -> tuple[Fill, ...]:

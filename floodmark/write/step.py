@@ -69,6 +69,18 @@ class Remover(Protocol):
 
 
 @dataclass(frozen=True)
+class Part:
+    """Rows of a partial merge that all bring the same columns, which are those of `schema`, as they were staged."""
+
+    schema: Schema
+    records: tuple[FileRecord, ...]
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        return tuple(column.field_id for column in self.schema.fields)
+
+
+@dataclass(frozen=True)
 class Step:
     """One verb of the caller: its rows as they were staged, for which schema, and what it is to do with them."""
 
@@ -84,6 +96,14 @@ class Step:
     newest_by: str | None = None
     evolve: bool = False
     remover: Remover | None = None
+    # Of a merge that updates only the columns that its rows bring: `incoming`, by the columns that each file holds.
+    partial: bool = False
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def held(self) -> tuple[tuple[int, ...], ...]:
+        """For each incoming file of a partial merge, the ids of its columns."""
+        return tuple(part.held for part in self.parts for _ in part.records)
 
     @property
     def rows(self) -> int:

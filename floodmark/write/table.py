@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
@@ -24,8 +25,10 @@ from floodmark.catalog.seal import Edit
 from floodmark.errors import Conflict, Invalid
 from floodmark.model import FileRecord, Head
 from floodmark.rows.duplicates import find_duplicates
-from floodmark.rows.rewrite import ALL, BY_KEY, BY_POSITIONS, BY_WHERE, Result, Rewrite
-from floodmark.rows.schema import arrow_schema
+from floodmark.rows.keys import examples
+from floodmark.rows.packed import unpack_positions
+from floodmark.rows.rewrite import ALL, BY_KEY, BY_POSITIONS, BY_WHERE, NONE, Result, Rewrite, Source
+from floodmark.rows.schema import arrow_schema, user_fields
 from floodmark.rows.where import Where
 from floodmark.write import refusals
 from floodmark.write.by_key import rows_of_keys
@@ -33,7 +36,7 @@ from floodmark.write.planned import PlannedTable
 from floodmark.write.prune import key_fields, may_hold_keys
 from floodmark.write.reshape import check_condition, check_required, present_name, translated
 from floodmark.write.shaped import Means
-from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, RETAIN, Step, TableState
+from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, RETAIN, Part, Step, TableState
 from floodmark.write.working import WorkingFiles
 
 if TYPE_CHECKING:
@@ -70,6 +73,8 @@ class TableChange(PlannedTable):
         """
         if step.verb == DELETE_KEYS and anew and step.spec_id != self.spec_id:
             return self._keys_again(step)
+        if step.partial:
+            return self._parts_shaped(step, anew=anew)
         if step.schema is None:
             return step
         source = translated(step.schema, step.planned or step.schema, self.schema)
@@ -86,6 +91,22 @@ class TableChange(PlannedTable):
         self._state.leftovers = True
         incoming = self.staged_again(step.incoming, source, target, fills)
         return replace(step, incoming=incoming, schema=self.schema, spec_id=self.spec_id, planned=self.own)
+
+    def _parts_shaped(self, step: Step, *, anew: bool) -> Step:
+        """The rows of a partial merge under the ids that their columns have now; staged again if these are others."""
+        sources = [translated(part.schema, step.planned or self.own, self.schema) for part in step.parts]
+        for source in sources if step.evolve else ():
+            self._evolve(self.evolved(arrow_schema(source)))
+        parts = []
+        for part, source in zip(step.parts, sources, strict=True):
+            target, schema = self.part_target(self.schema, [column.name for column in source.fields])
+            if (anew or step.evolve) and (part.schema != schema or step.spec_id != self.spec_id):
+                target.conformer(arrow_schema(source)).problems.raise_invalid()
+                check_required(part.records, source, schema)
+                part = Part(schema, self.staged_again(part.records, source, target, ()))
+            parts.append(part)
+        incoming = tuple(record for part in parts for record in part.records)
+        return replace(step, incoming=incoming, parts=tuple(parts), spec_id=self.spec_id, planned=self.own)
 
     def _keys_again(self, step: Step) -> Step:
         """Keys that were staged in partitions of another spec, staged again."""
@@ -134,19 +155,71 @@ class TableChange(PlannedTable):
                 incoming=step.paths,
                 compare=step.skip_unchanged,
                 newest_by=step.newest_by,
+                held=step.held,
+                refilled=tuple(fill.field_id for fill in self.fills) if step.partial else (),
             ),
             self._sources(self._may_hold(step, self.working_files())),
         )
         self._replace(result)
-        unchanged: dict[int, list[str]] = {}
+        cut: dict[int, list[str]] = {}
         for file in result.files:
             for number, packed in file.places:
-                unchanged.setdefault(number, []).append(packed)
-        self._state.add(self._without(step.incoming, unchanged))
+                cut.setdefault(number, []).append(packed)
+        if step.partial:
+            self._add_parts(step, result, cut)
+        else:
+            self._state.add(self._without(step.incoming, cut))
         updated = sum(file.removed for file in result.files)
         same = sum(file.unchanged for file in result.files)
         self._state.rows_updated += updated
         self._state.rows_added += step.rows - updated - same
+
+    def _add_parts(self, step: Step, result: Result, matched: Mapping[int, Sequence[str]]) -> None:
+        """Add the rows of a partial merge: those that were completed, and those that no row of the table matched."""
+        # The files of the columns that came in are never published.
+        self._state.leftovers = True
+        lacking: dict[tuple[int, ...], list[FileRecord]] = {}
+        for completed in result.completed:
+            lacking.setdefault(completed.lacking, []).extend(completed.records)
+        number = 0
+        for part in step.parts:
+            absent = tuple(fill.field_id for fill in self.fills if fill.field_id not in part.held)
+            new = self._new_rows(part, range(number, number + len(part.records)), matched)
+            lacking.setdefault(absent, []).extend(self._stage_new(part, new, absent))
+            number += len(part.records)
+        for absent, records in lacking.items():
+            fills = [fill for fill in self.fills if fill.field_id in absent]
+            filled = self.staged_again(records, self.schema, self.target(), fills) if fills and records else records
+            self._state.add(filled)
+
+    def _new_rows(self, part: Part, numbers: range, matched: Mapping[int, Sequence[str]]) -> list[Source]:
+        """The files of a part that hold rows whose key the table does not have, without the others."""
+        found = []
+        for number, record in zip(numbers, part.records, strict=True):
+            packed = tuple(matched.get(number, ()))
+            if sum(len(unpack_positions(text)) for text in packed) < record.rows:
+                found.append(Source(record.path, record.rows, record.size_bytes, None, True, packed=packed))
+        return found
+
+    def _stage_new(self, part: Part, sources: Sequence[Source], absent: tuple[int, ...]) -> list[FileRecord]:
+        """New rows of a partial merge as whole rows: columns that they do not bring are null, if they may be."""
+        known = {*part.held, *absent}
+        needed = [one.name for one in user_fields(self.schema) if one.required and one.field_id not in known]
+        if sources and needed:
+            raise refusals.new_rows_lack(self.name, needed, self._examples(sources[0]))
+        target = self.target(fill_missing=True).without(absent)
+        rewrite = Rewrite(target, BY_POSITIONS, source_schema_json=part.schema.model_dump_json())
+        records = []
+        for find in (NONE, BY_POSITIONS):
+            some = [source for source in sources if bool(source.packed) == (find == BY_POSITIONS)]
+            result = self._runner.run(replace(rewrite, find=find), some)
+            records += [record for file in result.files for record in file.records]
+        return records
+
+    def _examples(self, source: Source) -> str:
+        taken = np.concatenate([np.empty(0, np.int64), *(unpack_positions(text) for text in source.packed)])
+        new = np.setdiff1d(np.arange(source.rows), taken)[:3]
+        return "; ".join(examples(self._storage, source.path, key_fields(self.schema), new))
 
     def _overwrite(self, step: Step) -> None:
         if self.key and step.incoming:

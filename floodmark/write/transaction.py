@@ -59,13 +59,16 @@ class Transaction:
         order: str | None = None,
         skip_unchanged: bool = True,
         evolve: bool = False,
+        partial: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Upsert rows by the table's key; returns how many came. Later steps see them."""
+        """Upsert rows by the table's key; returns how many came. Later steps see them.
+
+        With `partial`, only the columns that the rows have are updated, also in rows of earlier steps.
+        """
         order = check_order(on_duplicate, order)
-        return self._write(
-            MERGE, table, data, order=order, skip_unchanged=skip_unchanged, evolve=evolve, progress=progress
-        )
+        options: dict[str, Any] = {"skip_unchanged": skip_unchanged, "evolve": evolve, "partial": partial}
+        return self._write(MERGE, table, data, order=order, progress=progress, **options)
 
     def delete(self, table: str, where: str, *, progress: Progress | None = None) -> None:
         """Delete the rows that a condition matches, also those of earlier steps."""

@@ -303,6 +303,23 @@ def test_a_signal_ends_a_run_as_cancelled_and_says_how_to_go_on(made: Path, numb
     assert loaded(made) == list(range(50))
 
 
+def test_a_run_that_was_started_with_sigint_ignored_is_cancelled_by_it_too(made: Path) -> None:
+    """As cron, nohup and some runners start programs."""
+    (made / "wait-2").touch()
+    command = [sys.executable, "-m", "floodmark.cli.main", "--lake", str(made / "lake"), "backfill", *YEARS]
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", ignoring, *command], cwd=made, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(made / "at-2")
+    started.send_signal(signal.SIGINT)
+    said, _ = started.communicate(timeout=WAIT_S)
+    assert started.returncode == 130
+    assert said.startswith("cancelled: years, 2 of 5 chunks")
+
+
 @pytest.mark.parametrize("point", ["job.made", "job.held", "chunk.sealed", "chunk.published"])
 def test_a_run_that_was_killed_is_interrupted_and_resumed(made: Path, point: str) -> None:
     assert run_killed(run_main, str(made), ("backfill", *YEARS), failpoint=point)

@@ -191,7 +191,7 @@ def test_recover_and_audit_say_what_was_done(made: Path) -> None:
     done = answer("recover", "--lake", "lake", cwd=made)
     assert done["outcome"] == "healed"
     assert done["rolled_forward"] == status["pending"]
-    assert set(done) == {"outcome", "rolled_forward", "rolled_back", "discarded", "refused", "files_deleted"}
+    assert set(done) == {"outcome", "rolled_forward", "rolled_back", "discarded", "refused", "files_deleted", "waiting"}
     assert run_killed(append_plain, place, failpoint="append.sealed")
     done = command("recover", "--lake", "lake", cwd=made)
     assert done.stdout.startswith("healed: 1 rolled back;")
@@ -253,7 +253,7 @@ def test_doctor_checks_every_part(made: Path) -> None:
     checks = answer("doctor", "--lake", "lake", cwd=made)["checks"]
     assert [check["check"] for check in checks] == [
         *("python", "java", "pyspark", "pyiceberg", "pyarrow", "catalog", "journal", "table events", "table notes"),
-        "jobs",
+        *("versions", "jobs"),
     ]
     assert {check["result"] for check in checks} == {"ok"}
     with fm.open(made / "lake", read_only=True) as lake:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import floodmark as fm
+from floodmark.recover.examine import examine_lake
 from floodmark.testing.children import preload, run_child, run_killed
 from tests.acceptance.test_sink_commands import answer
 from tests.conftest import Place
@@ -35,3 +36,31 @@ def test_the_answer_says_that_healing_still_refuses(tmp_path: Path) -> None:
     assert "people" in first["healing"]
     second = answer(tmp_path, "repair", "people", "--apply")
     assert (second["outcome"], second["healing"]) == ("taken_in", None)
+
+
+def overwrite_often(folder: str) -> None:
+    with fm.open(folder) as lake:
+        for number in (1, 2, 3):
+            lake.overwrite("people", [{"id": number, "name": "x"}])
+        (gone,) = lake.catalog.files.data_files(lake.catalog.history.tables_at(4)["people"])
+        lake.catalog.storage.delete(gone)
+
+
+def test_doctor_and_repair_name_versions_that_cannot_be_read_and_give_them_up(tmp_path: Path) -> None:
+    folder = str(tmp_path / "lake")
+    run_child(make, folder)
+    run_child(overwrite_often, folder)
+    for flags in ([], ["--deep"]):
+        checks = answer(tmp_path, "doctor", *flags, code=1)["checks"]
+        (failed,) = (one for one in checks if one["check"] == "versions")
+        assert failed["result"] == "FAILED"
+        assert "version(s) 4 cannot be read" in failed["detail"]
+    (listed,) = answer(tmp_path, "repair")["repairs"]
+    assert (listed["table"], listed["outcome"], listed["unreadable"]) == ("people", "unclear", [4])
+    assert answer(tmp_path, "repair", "--apply", code=1)["outcome"] == "unclear"
+    assert answer(tmp_path, "repair", "--give-up")["versions"] == [4]
+    done = answer(tmp_path, "repair", "--give-up", "--apply")
+    assert (done["outcome"], done["versions"], done["held"]) == ("given_up", [4], [])
+    with fm.open(folder) as lake:
+        assert all(check.passed for check in examine_lake(lake.catalog, deep=True))
+    assert answer(tmp_path, "repair", "--give-up", "--apply")["outcome"] == "nothing_to_do"

@@ -119,3 +119,55 @@ def test_fill_later_says_how(made: Path) -> None:
     assert command(made, "backfill", "column", "users", "level", "7").code == 0
     with fm.open(made / "lake", read_only=True) as lake:
         assert lake.read_arrow("users").read_all()["level"].to_pylist() == [7]
+
+
+def test_steps_that_lose_data_are_named_and_want_allow_destructive(made: Path) -> None:
+    command(made, "apply", "first.toml")
+    fill(made)
+    (made / "less.toml").write_text('[tables.users]\nschema = "id long"\n')
+    planned = command(made, "plan", "less.toml")
+    assert "destructive" in planned.stdout
+    assert "this loses data" in planned.stderr
+    assert "floodmark apply --allow-destructive" in planned.stderr
+    assert [step["kind"] for step in answer(made, "plan", "less.toml")["steps"]] == ["destructive"]
+    command(made, "apply", "less.toml", code=2).says("Invalid", "loses data", "--allow-destructive")
+    assert answer(made, "apply", "less.toml", "--allow-destructive")["outcome"] == "committed"
+
+
+def test_drop_shows_the_plan_and_wants_apply(made: Path) -> None:
+    command(made, "apply", "first.toml")
+    fill(made)
+    planned = command(made, "drop", "orders")
+    assert "drop_table" in planned.stdout
+    assert "--apply" in planned.stderr
+    assert answer(made, "drop", "orders")["outcome"] == "planned"
+    with fm.open(made / "lake", read_only=True) as lake:
+        assert {head.table for head in lake.heads()} == {"users", "orders"}
+        lake_version = lake.status()["version"]
+    assert command(made, "drop", "orders", "--apply").lines == [f"orders dropped, version {lake_version + 1}"]
+    command(made, "drop", "orders", code=2).says("NotFound", "users")
+
+
+def test_undrop_brings_a_dropped_table_back_and_says_what_it_left_out(made: Path) -> None:
+    command(made, "apply", "first.toml")
+    fill(made)
+    command(made, "apply", "second.toml")
+    command(made, "drop", "orders", "--apply")
+    gone = answer(made, "status")["version"]
+    done = command(made, "undrop", "orders")
+    assert done.lines == [f"orders is back with 1 rows, as of version {gone - 1}; version {gone + 1}"]
+    assert "References are not checked any more: user." in done.stderr
+    assert "floodmark apply" in done.stderr
+    command(made, "undrop", "orders", code=2).says("Invalid", "not dropped")
+    command(made, "undrop", "nothing", code=2).says("NotFound", "dropped=none")
+    command(made, "drop", "orders", "--apply")
+    back = answer(made, "undrop", "orders", "--version", str(gone + 1), "--message", "mistake")
+    assert (back["kind"], back["message"], back["from_version"], back["references_lost"]) == (
+        "undrop",
+        "mistake",
+        gone + 1,
+        [],
+    )
+    with fm.open(made / "lake", read_only=True) as lake:
+        assert [row["id"] for row in lake.read_arrow("orders").read_all().to_pylist()] == [1]
+        check_lake(lake.catalog)

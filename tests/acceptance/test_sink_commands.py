@@ -31,6 +31,7 @@ from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Fault, Receiver, answers
 
 TOKEN = "a-token-that-nobody-may-see"
+UNIT_SIZE = {"unit_rows": 20_000_000, "unit_bytes": 8 * 1024**3}
 NEW = ("add", "new", "--kind", "files", "--table", "users", "--path", "x")
 
 preload("floodmark.cli.main", "floodmark.export.sinks", "floodmark.export.http", "floodmark.rows.parts")
@@ -292,6 +293,7 @@ def test_a_sink_of_the_settings_file_is_added_by_its_name(made: Path) -> None:
     assert [(one["table"], one["mark"]) for one in added["tables"]] == [("notes", 1), ("users", 1)]
     assert added["kind"] == "files"
     assert added["settings"] == {
+        **UNIT_SIZE,
         "columns": ["name"],
         "protected": True,
         "path": f"{made}/mart",
@@ -340,6 +342,8 @@ def test_properties_of_another_catalog_are_not_taken_for_the_lakes_own(made: Pat
     more = ("--namespace", "mart", "--into", "all_{table}", "--partition", "", "--compact-file-count", "5")
     added = answer(made, "sink", "add", "ice", "--kind", "iceberg", "--table", "users", *there, *more)
     assert added["settings"] == {
+        **UNIT_SIZE,
+        "keep_snapshots": "7d",
         "protected": True,
         "catalog": {"type": "sql", "uri": f"sqlite:///{made}/other.db", "token": "env:WEB_TOKEN"},
         "namespace": "mart",
@@ -719,11 +723,36 @@ def test_the_destination_of_an_iceberg_sink_is_compacted_on_its_own(made: Path) 
     assert "notes: shipped 1 row " in sink(made, "run", "ice").stdout
 
 
+def test_the_destination_of_an_iceberg_sink_is_maintained_by_one_command(made: Path) -> None:
+    there = ("--catalog", "type=sql", "--catalog", f"uri=sqlite:///{made}/other.db")
+    place = (*there, "--catalog", f"warehouse=file://{made}/warehouse")
+    options = ("--start", "head", "--set", "keep_snapshots=0s")
+    sink(made, "add", "ice", "--kind", "iceberg", "--table", "notes", *options, *place)
+    nothing = "default.notes: nothing to do: the table is not there yet"
+    assert command(made, "maintain", "--sink", "ice").lines == [nothing] * 3
+    for number in range(3):
+        change(made, lambda lake, number=number: lake.append("notes", [{"id": number, "name": "more"}]))
+        sink(made, "run", "ice")
+    planned = command(made, "maintain", "--sink", "ice", "--dry-run").lines
+    assert planned[1].startswith("default.notes: would expire ")
+    done = command(made, "maintain", "--sink", "ice", "--files", "2").lines
+    assert done[0].startswith("default.notes: compacted 3 files into 1 ")
+    assert done[1].startswith("default.notes: expired 3 snapshots, kept 1")
+    assert done[2].startswith("default.notes: deleted ")
+    assert command(made, "maintain", "--sink", "ice", "--keep", "1d").lines[1] == (
+        "default.notes: nothing to do: no snapshot of this sink is older than its window"
+    )
+    said = command(made, "maintain", "history").stdout
+    assert "sink_compact" in said
+    assert "sink_sweep" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "word"),
     [
         (("--sink", "out", "--compact"), "Invalid", "kind=files"),
-        (("--sink", "out"), "Invalid", "--compact"),
+        (("--sink", "out"), "Invalid", "kind=files"),
+        (("--sink", "out", "--grace", "1d"), "Invalid", "--sink"),
         (("--compact",), "Invalid", "--sink"),
         (("--sink", "out", "--compact", "--keep", "1d"), "Invalid", "--sink"),
         (("--sink", "out", "--compact", "sweep"), "Invalid", "floodmark maintain sweep"),

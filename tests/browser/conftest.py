@@ -1,13 +1,12 @@
 """A real Chromium, one for each test process, and pages of it that complain if anything went wrong behind the picture.
 
-Chromium is found as `chromium` on the path. Without it these tests fail: nobody else looks at the page.
+Which Chromium, and what happens without one: tests/browser/chromium.py.
 Pictures are kept in build/screenshots, or where FLOODMARK_SCREENSHOTS says.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import floodmark as fm
+from tests.browser import chromium
 from tests.browser.world import fill
 from tests.conftest import Place
 from tests.contract.test_receive_http import served
@@ -26,11 +26,22 @@ expect.set_options(timeout=20_000)
 SHOTS = Path(os.environ.get("FLOODMARK_SCREENSHOTS", "build/screenshots"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mine = [item for item in items if item.path.parent == Path(__file__).parent]
+    reason = chromium.why_not() if mine else None
+    if reason is None:
+        return
+    if chromium.wish() == chromium.DEMAND:
+        raise pytest.UsageError(f"browser tests are demanded, and {reason}")
+    for item in mine:
+        item.add_marker(pytest.mark.skip(reason=f"{chromium.SKIPPED}: {reason}"))
+
+
 # Not for the whole session: as long as it is there its event loop runs in this thread, and others cannot run theirs.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium")
-    assert found, "no chromium on the path: install it (Debian: apt-get install chromium)"
+    found = chromium.find()
+    assert found, "no Chromium was found"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         yield browser

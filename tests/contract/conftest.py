@@ -1,5 +1,6 @@
 """Fixtures of the contract tests: every kind of store, and a stand-in S3 server with its credentials around each test.
 
+Where Versity's S3 gateway is installed, it runs the suites of stores too (floodmark/testing/s3.py).
 With FLOODMARK_TEST_S3_ENDPOINT and FLOODMARK_TEST_S3_BUCKET (and the AWS_* credentials) in the environment, a real
 S3 runs the same suites.
 """
@@ -14,25 +15,32 @@ import pytest
 
 from floodmark.clock import new_id
 from floodmark.storage import Storage, root_location
-from floodmark.testing.s3 import S3Server, s3_environment, s3_stand_in
+from floodmark.testing.s3 import S3Process, S3Server, gateway, s3_environment, s3_process, s3_stand_in
 
 pytest.register_assert_rewrite("floodmark.testing.storage_contract", "floodmark.testing.fault_contract")
 
 REAL_ENDPOINT = os.environ.get("FLOODMARK_TEST_S3_ENDPOINT")
 REAL_BUCKET = os.environ.get("FLOODMARK_TEST_S3_BUCKET")
-STORES = ["local", "memory", "s3", *(["real_s3"] if REAL_ENDPOINT and REAL_BUCKET else [])]
+STORES = ["local", "memory", "s3", *(["gateway"] if gateway() else [])]
+STORES += ["real_s3"] if REAL_ENDPOINT and REAL_BUCKET else []
 
 
 @pytest.fixture(scope="session")
-def s3_process() -> Iterator[S3Server]:
+def stand_in() -> Iterator[S3Server]:
     with s3_stand_in() as server:
         yield server
 
 
+@pytest.fixture(scope="session")
+def gateway_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Process]:
+    with s3_process(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
 @pytest.fixture
-def s3_server(s3_process: S3Server) -> Iterator[S3Server]:
+def s3_server(stand_in: S3Server) -> Iterator[S3Server]:
     with s3_environment():
-        yield s3_process
+        yield stand_in
 
 
 @pytest.fixture(params=STORES)
@@ -45,6 +53,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dict
     elif request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         yield server.options, f"s3://{server.make_bucket()}/some/lake"
+    elif request.param == "gateway":
+        process: S3Process = request.getfixturevalue("gateway_process")
+        with s3_environment():
+            yield process.options, f"s3://{process.make_bucket()}/some/lake"
     else:
         assert REAL_ENDPOINT
         options = {"endpoint": REAL_ENDPOINT, "region": os.environ.get("AWS_REGION", "us-east-1")}

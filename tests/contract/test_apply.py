@@ -40,7 +40,10 @@ def customer(number: int) -> dict[str, Any]:
 def shop(place: Place) -> Any:
     """A lake with customers, orders and old_orders, each with rows."""
     with place.open(create=True, actor="test") as lake:
-        assert lake.apply({"customers": CUSTOMERS, "orders": ORDERS, "old_orders": OLD}).version == 1
+        assert (
+            lake.apply({"customers": CUSTOMERS, "orders": ORDERS, "old_orders": OLD}, allow_destructive=True).version
+            == 1
+        )
         lake.append("customers", [customer(1), customer(2)])
         lake.append("orders", [order(1), order(2)])
         lake.append("old_orders", [{"id": 1}], batch="monday")
@@ -75,7 +78,7 @@ EVERYTHING: dict[str, Any] = {
 
 def test_all_kinds_in_one_version_and_twice_is_nothing(shop: fm.Lake) -> None:
     before = shop.catalog.history.resolve()
-    commit = shop.apply(EVERYTHING, actor="ana", message="the new shape")
+    commit = shop.apply(EVERYTHING, actor="ana", message="the new shape", allow_destructive=True)
     assert (commit.version, commit.outcome, commit.kind) == (before + 1, "committed", "apply")
     assert (commit.actor, commit.message) == ("ana", "the new shape")
     assert {table.table for table in commit.tables} == {"customers", "orders", "old_orders", "places"}
@@ -92,14 +95,14 @@ def test_all_kinds_in_one_version_and_twice_is_nothing(shop: fm.Lake) -> None:
     assert read(shop, "customers", before) == [customer(1), customer(2)]
     assert read(shop, "orders", before) == [order(1), order(2)]
     assert read(shop, "old_orders", before) == [{"id": 1}]
-    again = shop.apply(EVERYTHING)
+    again = shop.apply(EVERYTHING, allow_destructive=True)
     assert (again.version, again.outcome) == (before + 1, "nothing_to_do")
     assert shop.plan(EVERYTHING).outcome == "nothing_to_do"
 
 
 @pytest.mark.mostly_sqlite
 def test_rows_that_come_later_are_of_the_new_shape(shop: fm.Lake) -> None:
-    shop.apply(EVERYTHING)
+    shop.apply(EVERYTHING, allow_destructive=True)
     shop.append("places", [{"id": 1}])
     assert read(shop, "places") == [{"id": 1, "city": "Ulm"}]
     shop.merge("customers", [{"id": 2, "name": "two", "land": "FR"}, {"id": 3, "name": "three", "land": "IT"}])
@@ -122,9 +125,9 @@ def test_plan_changes_nothing_and_apply_of_it_does_exactly_that(shop: fm.Lake) -
     assert plan.outcome == "planned"
     assert plan.as_dict()["plan"] == plan.id == shop.plan(EVERYTHING).id
     assert shop.status()["version"] == before
-    assert shop.apply(plan).version == before + 1
+    assert shop.apply(plan, allow_destructive=True).version == before + 1
     with pytest.raises(fm.Conflict) as caught:
-        shop.apply(plan)
+        shop.apply(plan, allow_destructive=True)
     assert "the plan" in str(caught.value)
 
 
@@ -149,7 +152,7 @@ def test_a_plan_is_stale_if_a_table_that_it_read_moved(shop: fm.Lake, move: Any)
     move(shop)
     before = shop.status()["version"]
     with pytest.raises(fm.Conflict, match="moved since the plan") as caught:
-        shop.apply(plan)
+        shop.apply(plan, allow_destructive=True)
     assert caught.value.facts["table"] == "customers"
     assert shop.status()["version"] == before
 
@@ -158,7 +161,7 @@ def test_a_plan_is_stale_if_a_table_that_it_read_moved(shop: fm.Lake, move: Any)
 def test_a_plan_does_not_mind_other_tables(shop: fm.Lake) -> None:
     plan = shop.plan({"orders": {"sort": ["id"]}})
     moves_rows(shop)
-    assert shop.apply(plan).outcome == "committed"
+    assert shop.apply(plan, allow_destructive=True).outcome == "committed"
 
 
 def test_a_plan_from_a_file_must_be_the_expected_one(shop: fm.Lake) -> None:
@@ -166,8 +169,8 @@ def test_a_plan_from_a_file_must_be_the_expected_one(shop: fm.Lake) -> None:
     plan = shop.plan(wanted)
     moves_rows(shop)
     with pytest.raises(fm.Conflict, match="not the plan that was expected"):
-        shop.apply(wanted, expect=plan.id)
-    assert shop.apply(wanted, expect=shop.plan(wanted).id).outcome == "committed"
+        shop.apply(wanted, expect=plan.id, allow_destructive=True)
+    assert shop.apply(wanted, expect=shop.plan(wanted).id, allow_destructive=True).outcome == "committed"
 
 
 def test_rows_that_come_while_a_plan_is_applied_are_in_the_new_shape(shop: fm.Lake) -> None:
@@ -180,7 +183,7 @@ def test_rows_that_come_while_a_plan_is_applied_are_in_the_new_shape(shop: fm.La
         shop.append("orders", [order(3)])
 
     with at("apply.sealed", write):
-        shop.apply(plan)
+        shop.apply(plan, allow_destructive=True)
     assert seen == ["wrote"]
     assert [(row["land"], row["vip"]) for row in read(shop, "customers")] == [("DE", False)] * 3
     assert [row["id"] for row in read(shop, "orders")] == [1, 2, 3]
@@ -189,11 +192,11 @@ def test_rows_that_come_while_a_plan_is_applied_are_in_the_new_shape(shop: fm.La
 def test_a_table_that_got_rows_is_not_dropped_by_an_older_plan(shop: fm.Lake) -> None:
     plan = shop.plan({"old_orders": {"drop": True}})
     with pytest.raises(fm.Conflict), at("apply.sealed", lambda: shop.append("old_orders", [{"id": 2}])):
-        shop.apply(plan)
+        shop.apply(plan, allow_destructive=True)
     assert [row["id"] for row in read(shop, "old_orders")] == [1, 2]
     # Of a file it goes with all its rows.
     with at("apply.sealed", lambda: shop.append("old_orders", [{"id": 3}])):
-        assert shop.apply({"old_orders": {"drop": True}}).outcome == "committed"
+        assert shop.apply({"old_orders": {"drop": True}}, allow_destructive=True).outcome == "committed"
 
 
 # ── two at once ──
@@ -204,8 +207,8 @@ def test_two_applies_of_one_file_commit_once(shop: fm.Lake, place: Place, point:
     before = shop.status()["version"]
     with place.open(actor="other") as other:
         outcomes: list[str] = []
-        with at(point, lambda: outcomes.append(other.apply(EVERYTHING).outcome)):
-            outcomes.append(shop.apply(EVERYTHING).outcome)
+        with at(point, lambda: outcomes.append(other.apply(EVERYTHING, allow_destructive=True).outcome)):
+            outcomes.append(shop.apply(EVERYTHING, allow_destructive=True).outcome)
     assert outcomes == ["committed", "nothing_to_do"]
     assert shop.status()["version"] == before + 1
 
@@ -213,22 +216,25 @@ def test_two_applies_of_one_file_commit_once(shop: fm.Lake, place: Place, point:
 def test_two_applies_of_different_files_conflict_or_go_together(shop: fm.Lake, place: Place) -> None:
     with place.open(actor="other") as other:
         mine, theirs = columns(CUSTOMERS, mine="int"), columns(CUSTOMERS, theirs="int")
-        with at("apply.sealed", lambda: other.apply({"customers": theirs})), pytest.raises(fm.FloodmarkError) as caught:
+        with (
+            at("apply.sealed", lambda: other.apply({"customers": theirs}, allow_destructive=True)),
+            pytest.raises(fm.FloodmarkError) as caught,
+        ):
             # The other's column is not in this file, and may have been meant by the new one.
-            shop.apply({"customers": mine})
+            shop.apply({"customers": mine}, allow_destructive=True)
         assert isinstance(caught.value, fm.Conflict | fm.Invalid)
         assert set(read(shop, "customers")[0]) == {"id", "name", "country", "theirs"}
-        with at("apply.sealed", lambda: other.apply({"orders": {"sort": ["id"]}})):
-            shop.apply({"customers": {"comment": "who"}})
+        with at("apply.sealed", lambda: other.apply({"orders": {"sort": ["id"]}}, allow_destructive=True)):
+            shop.apply({"customers": {"comment": "who"}}, allow_destructive=True)
     assert shop.plan({"orders": {"sort": ["id"]}, "customers": {"comment": "who"}}).outcome == "nothing_to_do"
 
 
 def test_a_policy_that_was_set_meanwhile_is_seen(shop: fm.Lake) -> None:
     plan = shop.plan({"orders": {"retention": "90d"}})
     with pytest.raises(fm.Conflict), at("apply.sealed", lambda: moves_policy(shop)):
-        shop.apply(plan)
+        shop.apply(plan, allow_destructive=True)
     assert shop.catalog.upkeep.policy(shop.catalog.history.head("orders").table_id) == Policy("5 GB", None)
-    assert shop.apply({"orders": {"retention": "90d"}}).outcome == "committed"
+    assert shop.apply({"orders": {"retention": "90d"}}, allow_destructive=True).outcome == "committed"
 
 
 # ── looking at rows ──
@@ -242,9 +248,9 @@ def test_a_key_is_looked_at_first(shop: fm.Lake) -> None:
     assert "more than once: id=2" in plan.refused[0].reason
     before = shop.status()["version"]
     with pytest.raises(fm.Invalid, match="more than once"):
-        shop.apply({"orders": {"key": ["id"]}})
+        shop.apply({"orders": {"key": ["id"]}}, allow_destructive=True)
     assert shop.status()["version"] == before
-    assert shop.apply({"orders": {"key": ["id", "n"]}}).outcome == "committed"
+    assert shop.apply({"orders": {"key": ["id", "n"]}}, allow_destructive=True).outcome == "committed"
 
 
 def test_a_key_that_a_row_breaks_meanwhile_is_refused(shop: fm.Lake) -> None:
@@ -252,7 +258,7 @@ def test_a_key_that_a_row_breaks_meanwhile_is_refused(shop: fm.Lake) -> None:
         pytest.raises(fm.Invalid, match="more than once"),
         at("apply.sealed", lambda: shop.append("orders", [order(2)])),
     ):
-        shop.apply({"orders": {"key": ["id"]}})
+        shop.apply({"orders": {"key": ["id"]}}, allow_destructive=True)
     assert shop.show("orders")["key"] == []
 
 
@@ -262,12 +268,12 @@ def test_nulls_are_looked_at_first(shop: fm.Lake) -> None:
     wanted = {"orders": columns(ORDERS, note="string not null")}
     assert [step.reason for step in shop.plan(wanted).refused] == ["note is null in 1 rows"]
     with pytest.raises(fm.Invalid, match="note is null"):
-        shop.apply(wanted)
+        shop.apply(wanted, allow_destructive=True)
     shop.append("orders", [order(4, customer=None)])
     with pytest.raises(fm.Invalid, match="customer is null"):
-        shop.apply({"orders": {"key": ["customer"]}})
+        shop.apply({"orders": {"key": ["customer"]}}, allow_destructive=True)
     shop.delete("orders", "id >= 3")
-    assert shop.apply(wanted).outcome == "committed"
+    assert shop.apply(wanted, allow_destructive=True).outcome == "committed"
     with pytest.raises(fm.Invalid):
         shop.append("orders", [order(5, note=None)])
 
@@ -280,17 +286,17 @@ def test_references_of_rows_that_are_there_are_looked_at(shop: fm.Lake) -> None:
     assert "1 values are not in customers" in step.reason
     assert "7" in step.reason
     with pytest.raises(fm.Invalid, match="not in customers"):
-        shop.apply(wanted)
+        shop.apply(wanted, allow_destructive=True)
     shop.append("customers", [customer(7)])
-    commit = shop.apply(wanted)
+    commit = shop.apply(wanted, allow_destructive=True)
     assert {table.table for table in commit.tables} == {"orders", "customers"}
     with pytest.raises(fm.Invalid):
         shop.append("orders", [order(9)])
     with pytest.raises(fm.Invalid):
         shop.delete("customers", "id = 7")
     with pytest.raises(fm.Invalid, match="refer to it: orders"):
-        shop.apply({"customers": {"drop": True}})
-    shop.apply({"orders": {"references": {}}})
+        shop.apply({"customers": {"drop": True}}, allow_destructive=True)
+    shop.apply({"orders": {"references": {}}}, allow_destructive=True)
     shop.append("orders", [order(9)])
     shop.delete("customers", "id = 7")
 
@@ -304,18 +310,18 @@ def test_a_reference_that_is_broken_meanwhile_is_refused(shop: fm.Lake, who: str
             shop.delete("customers", "id = 2")
 
     with pytest.raises(fm.Invalid, match="not in customers"), at("apply.sealed", breaks):
-        shop.apply({"orders": {"references": {"customer": "customers.id"}}})
+        shop.apply({"orders": {"references": {"customer": "customers.id"}}}, allow_destructive=True)
     shop.append("orders", [order(98)])
 
 
 @pytest.mark.mostly_sqlite
 def test_a_table_may_refer_to_itself(shop: fm.Lake) -> None:
     people = {"columns": {"id": "long", "boss": "long"}, "key": ["id"], "references": {"boss": "people.id"}}
-    shop.apply({"people": people})
+    shop.apply({"people": people}, allow_destructive=True)
     shop.append("people", [{"id": 1, "boss": None}, {"id": 2, "boss": 1}])
     with pytest.raises(fm.Invalid):
         shop.append("people", [{"id": 3, "boss": 9}])
-    assert shop.apply({"people": people}).outcome == "nothing_to_do"
+    assert shop.apply({"people": people}, allow_destructive=True).outcome == "nothing_to_do"
 
 
 # ── defaults ──
@@ -329,7 +335,10 @@ def test_rows_keep_their_sequences_when_they_are_filled(shop: fm.Lake) -> None:
 
     shop.append("customers", [customer(3)])
     before = sequences()
-    shop.apply({"customers": columns(CUSTOMERS, vip={"type": "boolean", "default": True, "required": True})})
+    shop.apply(
+        {"customers": columns(CUSTOMERS, vip={"type": "boolean", "default": True, "required": True})},
+        allow_destructive=True,
+    )
     assert sequences() == before
     assert {row["vip"] for row in read(shop, "customers")} == {True}
 
@@ -338,22 +347,22 @@ def test_rows_keep_their_sequences_when_they_are_filled(shop: fm.Lake) -> None:
 def test_a_default_may_be_filled_later(shop: fm.Lake) -> None:
     wanted = {"customers": columns(CUSTOMERS, level={"type": "int", "default": 7})}
     files = set(shop.catalog.files.data_files(shop.catalog.history.head("customers")))
-    shop.apply(wanted, fill_later=True)
+    shop.apply(wanted, fill_later=True, allow_destructive=True)
     assert set(shop.catalog.files.data_files(shop.catalog.history.head("customers"))) == files
     shop.append("customers", [customer(3)])
     assert [row["level"] for row in read(shop, "customers")] == [None, None, 7]
     assert shop.backfill.column("customers", "level", "7").outcome == "done"
     assert [row["level"] for row in read(shop, "customers")] == [7, 7, 7]
-    assert shop.apply(wanted).outcome == "nothing_to_do"
+    assert shop.apply(wanted, allow_destructive=True).outcome == "nothing_to_do"
     required = {"customers": columns(CUSTOMERS, level="int", x={"type": "int", "default": 1, "required": True})}
     with pytest.raises(fm.Invalid, match="cannot be filled later"):
-        shop.apply(required, fill_later=True)
+        shop.apply(required, fill_later=True, allow_destructive=True)
 
 
 @pytest.mark.mostly_sqlite
 def test_a_default_is_changed_for_rows_that_come(shop: fm.Lake) -> None:
-    shop.apply({"customers": columns(CUSTOMERS, level={"type": "long", "default": 7})})
-    shop.apply({"customers": columns(CUSTOMERS, level={"type": "long", "default": 8})})
+    shop.apply({"customers": columns(CUSTOMERS, level={"type": "long", "default": 7})}, allow_destructive=True)
+    shop.apply({"customers": columns(CUSTOMERS, level={"type": "long", "default": 8})}, allow_destructive=True)
     shop.append("customers", [customer(3)])
     assert [row["level"] for row in read(shop, "customers")] == [7, 7, 8]
 
@@ -364,8 +373,8 @@ def test_a_default_is_changed_for_rows_that_come(shop: fm.Lake) -> None:
 def test_a_table_is_dropped_and_made_again(shop: fm.Lake) -> None:
     before = shop.catalog.history.head("old_orders")
     version = shop.status()["version"]
-    shop.apply({"old_orders": {"drop": True}})
-    assert shop.apply({"old_orders": {"drop": True}}).outcome == "nothing_to_do"
+    shop.apply({"old_orders": {"drop": True}}, allow_destructive=True)
+    assert shop.apply({"old_orders": {"drop": True}}, allow_destructive=True).outcome == "nothing_to_do"
     for verb in (
         lambda: shop.append("old_orders", [{"id": 1}]),
         lambda: shop.read_arrow("old_orders"),
@@ -373,7 +382,7 @@ def test_a_table_is_dropped_and_made_again(shop: fm.Lake) -> None:
     ):
         with pytest.raises(fm.NotFound):
             verb()
-    shop.apply({"old_orders": {"columns": {"id": "long", "more": "int"}}})
+    shop.apply({"old_orders": {"columns": {"id": "long", "more": "int"}}}, allow_destructive=True)
     assert shop.catalog.history.head("old_orders").table_id != before.table_id
     # The same batch comes in: it is another table's.
     assert shop.append("old_orders", [{"id": 5, "more": 1}], batch="monday").outcome == "committed"
@@ -385,7 +394,7 @@ def test_a_writer_of_a_table_that_goes_gets_a_conflict(shop: fm.Lake, place: Pla
     with (
         place.open(actor="other") as other,
         pytest.raises((fm.Conflict, fm.NotFound)),
-        at("append.sealed", lambda: other.apply({"old_orders": {"drop": True}})),
+        at("append.sealed", lambda: other.apply({"old_orders": {"drop": True}}, allow_destructive=True)),
     ):
         shop.append("old_orders", [{"id": 2}])
     assert "old_orders" not in [head.table for head in shop.heads()]
@@ -403,7 +412,7 @@ def test_refused_steps_change_nothing_and_all_are_told(shop: fm.Lake) -> None:
     }
     before = shop.status()["version"]
     with pytest.raises(fm.Invalid) as caught:
-        shop.apply(wanted)
+        shop.apply(wanted, allow_destructive=True)
     assert "string does not widen to int" in caught.value.facts["steps"]
     assert "int does not widen to string" in caught.value.facts["steps"]
     assert shop.status()["version"] == before
@@ -414,7 +423,7 @@ def test_a_read_only_lake_plans_and_does_not_apply(shop: fm.Lake, place: Place) 
     with place.open(read_only=True) as lake:
         assert lake.plan(EVERYTHING).id == shop.plan(EVERYTHING).id
         with pytest.raises(fm.Invalid, match="read-only"):
-            lake.apply(EVERYTHING)
+            lake.apply(EVERYTHING, allow_destructive=True)
 
 
 def test_the_points_of_apply_are_registered() -> None:
@@ -437,7 +446,7 @@ def test_ids_that_a_branch_gave_are_not_given_again(shop: fm.Lake) -> None:
         "apply.sealed",
         lambda: shop.append("customers", [{**customer(8), "own7": 1, "own8": 1}], evolve=True, branch="dev"),
     ):
-        shop.apply(wanted)
+        shop.apply(wanted, allow_destructive=True)
     assert read(shop, "customers")[0] == {**customer(1), "more": None}
     theirs = shop.read_arrow("customers", branch="dev").read_all().to_pylist()
     assert {row["id"]: (row["own7"], row["own8"]) for row in theirs} == {
@@ -453,11 +462,11 @@ def test_a_table_that_a_branch_has_is_not_dropped(shop: fm.Lake) -> None:
     plan = shop.plan({"old_orders": {"drop": True}})
     shop.branches.create("dev")
     with pytest.raises(fm.Conflict):
-        shop.apply(plan)
+        shop.apply(plan, allow_destructive=True)
     with pytest.raises(fm.Invalid, match="branches have it: dev"):
-        shop.apply({"old_orders": {"drop": True}})
+        shop.apply({"old_orders": {"drop": True}}, allow_destructive=True)
     shop.branches.delete("dev")
-    assert shop.apply({"old_orders": {"drop": True}}).outcome == "committed"
+    assert shop.apply({"old_orders": {"drop": True}}, allow_destructive=True).outcome == "committed"
 
 
 # ── what is left of a table that went ──
@@ -467,7 +476,7 @@ def test_a_dropped_table_leaves_no_file_once_its_versions_expired(shop: fm.Lake,
     from pathlib import Path
 
     folders = list(Path(place.path, "tables").glob("old_orders.*"))
-    shop.apply({"old_orders": {"drop": True}})
+    shop.apply({"old_orders": {"drop": True}}, allow_destructive=True)
     assert [path for folder in folders for path in folder.rglob("*.parquet")]
     shop.append("customers", [customer(3)])
     shop.maintain.expire(keep="0s")
@@ -481,6 +490,6 @@ def test_a_column_that_a_sink_names_stays(shop: fm.Lake, tmp_path: Any) -> None:
         (step,) = shop.plan({"customers": columns(CUSTOMERS, **changed)}).refused
         assert step.reason == "the sink out names it"
     with pytest.raises(fm.Invalid, match="sinks follow it: out"):
-        shop.apply({"customers": {"drop": True}})
-    assert shop.apply({"customers": columns(CUSTOMERS, country=None)}).outcome == "committed"
+        shop.apply({"customers": {"drop": True}}, allow_destructive=True)
+    assert shop.apply({"customers": columns(CUSTOMERS, country=None)}, allow_destructive=True).outcome == "committed"
     assert shop.sinks.run("out").outcome == "shipped"

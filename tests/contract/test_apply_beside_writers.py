@@ -92,7 +92,7 @@ def test_a_write_that_was_sealed_before_an_apply_ends_in_the_new_shape(
     lake: fm.Lake, other: fm.Lake, verb: str
 ) -> None:
     write, events, people = WRITES[verb]
-    with at_point(f"{verb}.sealed", lambda: other.apply(WANTED)):
+    with at_point(f"{verb}.sealed", lambda: other.apply(WANTED, allow_destructive=True)):
         write(lake)
     assert (content(lake, "events"), content(lake, "people")) == (events, people)
     for table in WANTED:
@@ -106,7 +106,7 @@ def test_rows_that_come_while_an_apply_runs_are_in_the_new_shape(
 ) -> None:
     write, events, people = WRITES[verb]
     with at_point(point, lambda: write(other)):
-        assert lake.apply(WANTED).outcome == "committed"
+        assert lake.apply(WANTED, allow_destructive=True).outcome == "committed"
     assert (content(lake, "events"), content(lake, "people")) == (events, people)
     for table in WANTED:
         check_partitions(lake, table)
@@ -114,7 +114,7 @@ def test_rows_that_come_while_an_apply_runs_are_in_the_new_shape(
 
 def test_a_writer_that_was_open_before_knows_the_new_shape_without_opening_again(lake: fm.Lake, other: fm.Lake) -> None:
     other.append("events", [sent(3)])
-    lake.apply(WANTED)
+    lake.apply(WANTED, allow_destructive=True)
     with pytest.raises(Invalid):
         other.append("events", [sent(4)])
     other.append("events", [{"id": 4, "n": 2**40, "title": "four"}])
@@ -123,13 +123,13 @@ def test_a_writer_that_was_open_before_knows_the_new_shape_without_opening_again
 
 def test_a_table_that_was_dropped_under_a_write_is_a_conflict(lake: fm.Lake, other: fm.Lake) -> None:
     def drop() -> None:
-        other.apply({"events": {"drop": True}})
+        other.apply({"events": {"drop": True}}, allow_destructive=True)
 
     with at_point("append.sealed", drop), pytest.raises(Conflict):
         lake.append("events", [sent(3)])
 
     def again() -> None:
-        other.apply({"people": {"drop": True}})
+        other.apply({"people": {"drop": True}}, allow_destructive=True)
         other.create_table("people", "id long not null, n int, name string, note string", key=["id"])
 
     with at_point("merge.sealed", again), pytest.raises(Conflict):
@@ -148,8 +148,8 @@ ORDERS = {
 
 
 def test_a_reference_is_applied_checked_and_taken_back(lake: fm.Lake) -> None:
-    assert lake.apply(ORDERS).outcome == "committed"
-    assert lake.apply(ORDERS).outcome == "nothing_to_do"
+    assert lake.apply(ORDERS, allow_destructive=True).outcome == "committed"
+    assert lake.apply(ORDERS, allow_destructive=True).outcome == "nothing_to_do"
     with pytest.raises(Invalid) as caught:
         lake.append("events", [sent(3), sent(1)])
     assert caught.value.facts["examples"] == "id=3"
@@ -157,45 +157,48 @@ def test_a_reference_is_applied_checked_and_taken_back(lake: fm.Lake) -> None:
         lake.delete("people", "id = 2")
     for refused in ({"people": {"drop": True}}, {"people": {"columns": {"n": "int"}, "dropped": ["id"]}}):
         with pytest.raises(Invalid):
-            lake.apply(refused)
+            lake.apply(refused, allow_destructive=True)
     # Its columns may be called otherwise.
-    lake.apply({"people": {"columns": {"key": {**LONG, "renamed_from": "id"}, "n": "int", "name": "string"}}})
+    lake.apply(
+        {"people": {"columns": {"key": {**LONG, "renamed_from": "id"}, "n": "int", "name": "string"}}},
+        allow_destructive=True,
+    )
     with pytest.raises(Invalid):
         lake.append("events", [sent(3)])
-    lake.apply({"events": {**ORDERS["events"], "references": {}}})
+    lake.apply({"events": {**ORDERS["events"], "references": {}}}, allow_destructive=True)
     lake.append("events", [sent(3)])
 
 
 def test_a_reference_that_rows_break_is_not_applied(lake: fm.Lake, other: fm.Lake) -> None:
     lake.append("events", [sent(7)])
     with pytest.raises(Invalid) as caught:
-        lake.apply(ORDERS)
+        lake.apply(ORDERS, allow_destructive=True)
     assert "id=7" in str(caught.value)
     lake.delete("events", "id = 7")
     # One that comes while the reference is being applied.
     with at_point("apply.sealed", lambda: other.append("events", [sent(7)])), pytest.raises(Invalid):
-        lake.apply(ORDERS)
+        lake.apply(ORDERS, allow_destructive=True)
     lake.delete("events", "id = 7")
     with at_point("apply.sealed", lambda: other.delete("people", "id = 1")), pytest.raises(Invalid):
-        lake.apply(ORDERS)
+        lake.apply(ORDERS, allow_destructive=True)
 
 
 @pytest.mark.parametrize("point", ["sealed", "built"])
 def test_a_write_that_breaks_a_reference_that_was_applied_meanwhile_is_invalid(
     lake: fm.Lake, other: fm.Lake, point: str
 ) -> None:
-    with at_point(f"append.{point}", lambda: other.apply(ORDERS)), pytest.raises(Invalid):
+    with at_point(f"append.{point}", lambda: other.apply(ORDERS, allow_destructive=True)), pytest.raises(Invalid):
         lake.append("events", [sent(7)])
     assert content(lake, "events") == [sent(1), sent(2)]
-    lake.apply({"events": {**ORDERS["events"], "references": {}}})
-    with at_point(f"delete.{point}", lambda: other.apply(ORDERS)), pytest.raises(Invalid):
+    lake.apply({"events": {**ORDERS["events"], "references": {}}}, allow_destructive=True)
+    with at_point(f"delete.{point}", lambda: other.apply(ORDERS, allow_destructive=True)), pytest.raises(Invalid):
         lake.delete("people", "id = 1")
     assert content(lake, "people") == [sent(1), sent(2)]
 
 
 def test_columns_keep_their_ids(lake: fm.Lake) -> None:
     ids = {field.name: field.field_id for field in lake.schema("events").fields}
-    lake.apply(WANTED)
+    lake.apply(WANTED, allow_destructive=True)
     now = {field.name: field.field_id for field in lake.schema("events").fields}
     assert (now["title"], now["n"], now["_seq"]) == (ids["name"], ids["n"], ids["_seq"])
     assert now["land"] > max(ids.values())

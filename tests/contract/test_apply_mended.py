@@ -65,13 +65,13 @@ UNLIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("unlike", UNLIKE.values(), ids=UNLIKE.keys())
 def test_plans_that_do_something_else_have_other_ids(lake: fm.Lake, unlike: tuple[Any, Any]) -> None:
-    lake.apply({"t": PAIR})
+    lake.apply({"t": PAIR}, allow_destructive=True)
     agreed, other = unlike
     plan = lake.plan(agreed)
     assert plan.id == lake.plan(agreed).id != lake.plan(other).id
     with pytest.raises(fm.Conflict, match="not the plan that was expected"):
-        lake.apply(other, expect=plan.id)
-    assert lake.apply(agreed, expect=plan.id).outcome == "committed"
+        lake.apply(other, expect=plan.id, allow_destructive=True)
+    assert lake.apply(agreed, expect=plan.id, allow_destructive=True).outcome == "committed"
 
 
 def test_a_new_table_is_told_with_its_columns_and_layout(lake: fm.Lake) -> None:
@@ -85,17 +85,17 @@ def test_a_new_table_is_told_with_its_columns_and_layout(lake: fm.Lake) -> None:
 
 
 def test_two_sort_orders_at_once_one_is_told_that_it_is_late(lake: fm.Lake) -> None:
-    lake.apply({"t": PAIR})
+    lake.apply({"t": PAIR}, allow_destructive=True)
     plan = lake.plan({"t": {"sort": ["a"]}})
     with (
         pytest.raises(fm.Conflict, match="moved since"),
-        at("apply.sealed", lambda: lake.apply({"t": {"sort": ["b"]}})),
+        at("apply.sealed", lambda: lake.apply({"t": {"sort": ["b"]}}, allow_destructive=True)),
     ):
-        lake.apply(plan)
+        lake.apply(plan, allow_destructive=True)
     assert lake.plan({"t": {"sort": ["b"]}}).outcome == "nothing_to_do"
     # Of a file: one after the other.
-    with at("apply.sealed", lambda: lake.apply({"t": {"sort": ["b", "a"]}})):
-        assert lake.apply({"t": {"sort": ["a"]}}).outcome == "committed"
+    with at("apply.sealed", lambda: lake.apply({"t": {"sort": ["b", "a"]}}, allow_destructive=True)):
+        assert lake.apply({"t": {"sort": ["a"]}}, allow_destructive=True).outcome == "committed"
     assert lake.plan({"t": {"sort": ["a"]}}).outcome == "nothing_to_do"
 
 
@@ -104,20 +104,20 @@ def test_a_column_that_rows_came_to_be_partitioned_by_stays(lake: fm.Lake) -> No
     wanted = {"t": {"columns": {"id": "long", "n": "int"}, "partition": []}}
     row = {"id": 1, "part": "a", "n": 2}
     with pytest.raises(fm.Invalid, match="partitioned by it"), at("apply.sealed", lambda: lake.append("t", [row])):
-        lake.apply(wanted)
+        lake.apply(wanted, allow_destructive=True)
     assert read(lake) == [row]
     assert names(lake) == ["id", "part", "n"]
     assert lake.delete("t", "id = 1").outcome == "committed"
 
 
 def test_a_column_that_the_table_came_to_be_sorted_by_stays(lake: fm.Lake) -> None:
-    lake.apply({"t": PAIR})
+    lake.apply({"t": PAIR}, allow_destructive=True)
     wanted = {"t": {"columns": {"id": "long", "b": "int"}}}
     with (
         pytest.raises(fm.Invalid, match="sorted by it"),
-        at("apply.sealed", lambda: lake.apply({"t": {"sort": ["a"]}})),
+        at("apply.sealed", lambda: lake.apply({"t": {"sort": ["a"]}}, allow_destructive=True)),
     ):
-        lake.apply(wanted)
+        lake.apply(wanted, allow_destructive=True)
     assert names(lake) == ["id", "a", "b"]
 
 
@@ -128,17 +128,17 @@ def test_retention_that_came_by_the_old_name_goes_with_the_rename_or_stops_it(la
     source = lake.plan(wanted) if handed else wanted
 
     def keep() -> None:
-        lake.apply({"t": {"retention": "90d", "retention_column": "ts"}})
+        lake.apply({"t": {"retention": "90d", "retention_column": "ts"}}, allow_destructive=True)
 
     table_id = lake.catalog.history.head("t").table_id
     if handed:
         with pytest.raises(fm.Conflict), at("apply.sealed", keep):
-            lake.apply(source)
+            lake.apply(source, allow_destructive=True)
         assert lake.catalog.upkeep.policy(table_id) == Policy("90d", "ts")
         assert names(lake) == ["id", "ts"]
         return
     with at("apply.sealed", keep):
-        assert lake.apply(source).outcome == "committed"
+        assert lake.apply(source, allow_destructive=True).outcome == "committed"
     assert lake.catalog.upkeep.policy(table_id) == Policy("90d", "at")
     assert lake.plan({"t": {"retention": "90d"}}).outcome == "nothing_to_do"
 
@@ -149,28 +149,28 @@ def test_retention_that_came_by_the_old_name_goes_with_the_rename_or_stops_it(la
     ids=["rename", "drop"],
 )
 def test_a_sink_that_came_to_name_the_column_stops_it(lake: fm.Lake, tmp_path: Path, wanted: dict[str, Any]) -> None:
-    lake.apply({"t": PAIR})
+    lake.apply({"t": PAIR}, allow_destructive=True)
 
     def follow() -> None:
         lake.sinks.add("files", "files", tables="t", path=str(tmp_path / "out"), columns=["id", "a"])
 
     with pytest.raises(fm.Invalid, match="sink files names it"), at("apply.sealed", follow):
-        lake.apply({"t": {"columns": wanted}})
+        lake.apply({"t": {"columns": wanted}}, allow_destructive=True)
     assert names(lake) == ["id", "a", "b"]
     # A sink that does not name it is no reason.
     lake.sinks.remove("files")
     other = {"tables": "t", "path": str(tmp_path / "other"), "columns": ["id"]}
     with at("apply.sealed", lambda: lake.sinks.add("other", "files", **other)):
-        assert lake.apply({"t": {"columns": {"id": "long", "a": "int"}}}).outcome == "committed"
+        assert lake.apply({"t": {"columns": {"id": "long", "a": "int"}}}, allow_destructive=True).outcome == "committed"
 
 
 def test_rows_that_came_are_not_left_without_a_value_that_is_never_null(lake: fm.Lake) -> None:
     lake.create_table("t", "id long")
     wanted = {"t": {"columns": {"id": "long", "x": {"type": "int", "required": True, "default": 5}}}}
     with pytest.raises(fm.Invalid, match="never null"), at("apply.sealed", lambda: lake.append("t", [{"id": 1}])):
-        lake.apply(wanted, fill_later=True)
+        lake.apply(wanted, fill_later=True, allow_destructive=True)
     assert read(lake) == [{"id": 1}]
-    assert lake.apply(wanted).outcome == "committed"
+    assert lake.apply(wanted, allow_destructive=True).outcome == "committed"
     assert read(lake) == [{"id": 1, "x": 5}]
 
 
@@ -179,10 +179,10 @@ def test_the_plan_that_was_done_is_told(lake: fm.Lake) -> None:
     wanted = {"t": {"columns": {"id": "long", "x": {"type": "int", "default": 5}}}}
     told: list[Any] = []
     with at("apply.sealed", lambda: lake.append("t", [{"id": 1}])):
-        lake.apply(wanted, told=told.append)
+        lake.apply(wanted, told=told.append, allow_destructive=True)
     (plan,) = told
     assert [(step.action, step.kind) for step in plan.steps] == [("add_column", "needs_rewrite")]
-    lake.apply(wanted, told=told.append)
+    lake.apply(wanted, told=told.append, allow_destructive=True)
     assert told[-1].outcome == "nothing_to_do"
 
 
@@ -192,7 +192,7 @@ def test_the_plan_that_was_done_is_told(lake: fm.Lake) -> None:
 def test_a_rename_with_a_default_is_refused_like_the_default_alone(lake: fm.Lake) -> None:
     lake.create_table("t", "id long")
     lake.append("t", [{"id": 1}])
-    lake.apply({"t": {"columns": {"id": "long", "a": "string"}}})
+    lake.apply({"t": {"columns": {"id": "long", "a": "string"}}}, allow_destructive=True)
     renamed = {"type": "string", "renamed_from": "a", "default": "x"}
     plan = lake.plan({"t": {"columns": {"id": "long", "b": renamed}}})
     assert [step.action for step in plan.refused] == ["set_default"]
@@ -205,7 +205,9 @@ def shop(lake: fm.Lake) -> fm.Lake:
     lake.create_table("customers", "id long not null, name string")
     lake.create_table("orders", "id long, customer long")
     before = lake.append("customers", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]).version
-    lake.apply({"customers": {"key": ["id"]}, "orders": {"references": {"customer": "customers.id"}}})
+    lake.apply(
+        {"customers": {"key": ["id"]}, "orders": {"references": {"customer": "customers.id"}}}, allow_destructive=True
+    )
     lake.branches.create("dev", version=before)
     return lake
 
@@ -224,9 +226,11 @@ def test_a_branch_from_before_the_key_does_not_know_the_reference(shop: fm.Lake)
 
 def test_a_column_that_refers_is_not_bound_to_an_expression(shop: fm.Lake) -> None:
     columns = {"id": "long", "customer": "long", "second": {"type": "long", "default": 7}}
-    shop.apply({"orders": {"columns": columns}})
+    shop.apply({"orders": {"columns": columns}}, allow_destructive=True)
     shop.backfill.unbind("orders", "second")
-    shop.apply({"orders": {"references": {"customer": "customers.id", "second": "customers.id"}}})
+    shop.apply(
+        {"orders": {"references": {"customer": "customers.id", "second": "customers.id"}}}, allow_destructive=True
+    )
     with pytest.raises(fm.Invalid):
         shop.backfill.column("orders", "second", "9999999999")
     shop.append("orders", [{"id": 1, "customer": 1}])
@@ -239,7 +243,7 @@ def test_a_column_that_refers_is_not_bound_to_an_expression(shop: fm.Lake) -> No
 @pytest.fixture
 def related(lake: fm.Lake) -> fm.Lake:
     parent = {"columns": {"id": "long", "at": "timestamp"}, "key": ["id"]}
-    lake.apply({"parents": parent, "children": {"columns": {"id": "long", "parent": "long"}}})
+    lake.apply({"parents": parent, "children": {"columns": {"id": "long", "parent": "long"}}}, allow_destructive=True)
     return lake
 
 
@@ -279,7 +283,7 @@ def test_a_key_names_the_branches_that_cannot_be_merged_any_more(related: fm.Lak
         True,
     )
     related.apply(plan)
-    assert [one.reason for one in related.branches.merge("dev").conflicts] == ["key"]
+    assert [one.reason for one in related.branches.merge("dev", on_conflict="return").conflicts] == ["key"]
 
 
 def test_what_was_declared_can_be_seen(related: fm.Lake) -> None:

@@ -61,7 +61,7 @@ def test_what_main_wrote_into_a_new_column_with_a_default_is_not_lost(lake: fm.L
     lake.apply({"users": {"columns": {**columns, "extra": {"type": "int", "default": 7}}}})
     mine = next(row for row in lake.read_arrow("users").read_all().to_pylist() if row["id"] == 1)
     lake.merge("users", [{**mine, "extra": 77}])
-    (conflict,) = lake.branches.merge("dev").conflicts
+    (conflict,) = lake.branches.merge("dev", on_conflict="return").conflicts
     assert (conflict.reason, conflict.key) == ("deleted" if deleted else "changed", {"id": 1})
     assert conflict.ours == {**mine, "extra": 77}
     assert lake.branches.merge("dev", prefer="ours").outcome == "merged"

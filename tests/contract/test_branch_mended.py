@@ -76,7 +76,7 @@ def test_a_batch_is_found_on_both_sides_after_a_merge_of_other_things(lake: fm.L
     lake.append("events", people(5), batch="b1")
     merge_beside(lake)
     assert lake.append("events", people(5), batch="b1", branch="dev").outcome == "committed"
-    assert reasons(lake.branches.merge("dev")) == [("events", "batch")]
+    assert reasons(lake.branches.merge("dev", on_conflict="return")) == [("events", "batch")]
     assert ids(lake) == [1, 5]
 
 
@@ -84,7 +84,7 @@ def test_an_overwrite_stands_after_a_merge_of_other_things(lake: fm.Lake) -> Non
     lake.overwrite("events", people(7))
     merge_beside(lake)
     lake.append("events", people(2), branch="dev")
-    assert reasons(lake.branches.merge("dev")) == [("events", "overwritten")]
+    assert reasons(lake.branches.merge("dev", on_conflict="return")) == [("events", "overwritten")]
     assert ids(lake) == [7]
 
 
@@ -119,7 +119,7 @@ def test_a_batch_of_a_transaction_is_found_in_each_of_its_tables(lake: fm.Lake) 
             tx.merge("orders", people(5))
             tx.append("events", people(5))
     lake.append("beside", people(3), branch="more")
-    assert reasons(lake.branches.merge("more")) == [("events", "batch")]
+    assert reasons(lake.branches.merge("more", on_conflict="return")) == [("events", "batch")]
     assert lake.branches.merge("more", prefer="ours").outcome == "merged"
     assert (ids(lake), ids(lake, table="orders"), ids(lake, table="beside")) == ([1, 5], [5], [3])
 
@@ -176,7 +176,7 @@ def test_what_was_kept_comes_to_the_other_side(lake: fm.Lake, ours: str) -> None
         lake.overwrite("events", people(2), branch="dev")
         lake.append("events", people(7))
     kept = ids(lake, "dev")
-    assert reasons(lake.branches.merge("main", into="dev")) == [("events", "overwritten")]
+    assert reasons(lake.branches.merge("main", into="dev", on_conflict="return")) == [("events", "overwritten")]
     assert lake.branches.merge("main", into="dev", prefer="ours").outcome == "merged"
     lake.append("events", people(9), branch="dev")
     with followed(lake) as got:
@@ -192,7 +192,7 @@ def test_what_was_kept_stands_against_what_the_other_side_did_then(lake: fm.Lake
     lake.overwrite("events", people(7))
     lake.branches.merge("main", into="dev", prefer="ours")
     lake.append("events", people(8))
-    assert reasons(lake.branches.merge("dev")) == [("events", "overwritten")]
+    assert reasons(lake.branches.merge("dev", on_conflict="return")) == [("events", "overwritten")]
     assert ids(lake) == [7, 8]
     # New rows of the side that lost come, as they would to anybody.
     assert lake.branches.merge("main", into="dev").outcome == "merged"
@@ -306,11 +306,11 @@ def test_a_column_does_not_become_required_over_nulls(nulls: fm.Lake) -> None:
         nulls.overwrite("t", [{"id": 1, "n": 1}, {"id": 2, "n": None}], branch="other")
         nulls.merge("t", [{"id": 1, "n": 9}])
     nulls.append("t", [{"id": 5, "n": 5}])
-    assert reasons(nulls.branches.merge("main", into="other")) == [("t", "schema")]
+    assert reasons(nulls.branches.merge("main", into="other", on_conflict="return")) == [("t", "schema")]
     assert ids(nulls, "other", "t") == [1, 2]
     nulls.delete("t", "id = 2", branch="other")
     nulls.append("t", [{"id": 3, "n": 3}], branch="other")
-    again = nulls.branches.merge("main", into="other", prefer="theirs")
+    again = nulls.branches.merge("main", into="other", prefer="theirs", on_conflict="return")
     assert again.outcome == "merged"
     assert set(ids(nulls, "other", "t")) >= {1, 5}
     check_lake(nulls.catalog)

@@ -126,7 +126,7 @@ def test_rows_merge_by_key(lake: fm.Lake, case: str) -> None:
     act(lake, "main", ours)
     before, newest = state(lake), version(lake)
     planned = lake.branches.merge("dev", dry_run=True)
-    merged = lake.branches.merge("dev")
+    merged = lake.branches.merge("dev", on_conflict="return")
     if expected is not None:
         assert (planned.outcome, merged.outcome) == ("planned", "merged")
         assert planned.tables == merged.tables
@@ -152,7 +152,7 @@ def test_a_side_is_preferred_and_the_other_learns_it(lake: fm.Lake, prefer: str)
     ours: dict[int, str | None] = {1: "main", 2: "main", 3: None, 4: "main"}
     act(lake, "dev", theirs)
     act(lake, "main", ours)
-    assert lake.branches.merge("dev").conflicts_total == 3
+    assert lake.branches.merge("dev", on_conflict="return").conflicts_total == 3
     assert lake.branches.merge("dev", prefer=prefer).outcome == "merged"
     kept = {1: "main", 2: "main"} if prefer == "ours" else {1: "dev", 3: "dev"}
     assert state(lake) == {**kept, 4: "main", 9: "dev"}
@@ -167,7 +167,7 @@ def test_a_side_is_preferred_and_the_other_learns_it(lake: fm.Lake, prefer: str)
 def test_conflicts_are_counted_beyond_the_limit(lake: fm.Lake) -> None:
     for branch in ("dev", "main"):
         lake.merge("users", people(1, 2, 3, name=branch), branch=branch)
-    merged = lake.branches.merge("dev", limit=2)
+    merged = lake.branches.merge("dev", limit=2, on_conflict="return")
     assert (len(merged.conflicts), merged.conflicts_total) == (2, 3)
 
 
@@ -176,7 +176,7 @@ def test_a_conflict_of_one_table_leaves_the_others_alone(lake: fm.Lake) -> None:
         lake.merge("users", people(1, name=branch), branch=branch)
     lake.append("events", people(10), branch="dev")
     lake.create_table("extra", USERS, branch="dev")
-    assert lake.branches.merge("dev").outcome == "conflict"
+    assert lake.branches.merge("dev", on_conflict="return").outcome == "conflict"
     assert ids(lake) == [1, 2, 3]
     assert "extra" not in [table["table"] for table in lake.tables()]
     check_lake(lake.catalog)
@@ -228,7 +228,7 @@ def test_an_overwrite_stands_against_anything(lake: fm.Lake, ours: str, prefer: 
     else:
         lake.delete("events", "id = 1")
     before = ids(lake)
-    merged = lake.branches.merge("dev")
+    merged = lake.branches.merge("dev", on_conflict="return")
     assert [(one.table, one.reason, one.key) for one in merged.conflicts] == [("events", "overwritten", None)]
     assert ids(lake) == before
     assert lake.branches.merge("dev", prefer=prefer).outcome == "merged"
@@ -240,13 +240,13 @@ def test_an_overwrite_stands_against_anything(lake: fm.Lake, ours: str, prefer: 
 def test_an_append_against_an_overwrite_is_a_conflict(lake: fm.Lake) -> None:
     lake.append("events", people(10), branch="dev")
     lake.delete("events", "id = 1")
-    assert [one.reason for one in lake.branches.merge("dev").conflicts] == ["overwritten"]
+    assert [one.reason for one in lake.branches.merge("dev", on_conflict="return").conflicts] == ["overwritten"]
 
 
 def test_one_batch_on_both_sides_is_a_conflict(lake: fm.Lake) -> None:
     lake.append("events", people(10), batch="b1", branch="dev")
     lake.append("events", people(10), batch="b1")
-    assert [one.reason for one in lake.branches.merge("dev").conflicts] == ["batch"]
+    assert [one.reason for one in lake.branches.merge("dev", on_conflict="return").conflicts] == ["batch"]
     assert lake.branches.merge("dev", prefer="ours").outcome == "merged"
     assert ids(lake) == [1, 2, 3, 10]
 
@@ -372,7 +372,7 @@ def test_rows_come_into_the_shape_that_main_took_meanwhile(lake: fm.Lake) -> Non
 def test_two_shapes_are_a_conflict(lake: fm.Lake, prefer: str) -> None:
     for branch, column in (("dev", "theirs"), ("main", "ours")):
         lake.append("events", [{"id": 10, "name": branch, column: 5}], evolve=True, branch=branch)
-    assert [one.reason for one in lake.branches.merge("dev").conflicts] == ["schema"]
+    assert [one.reason for one in lake.branches.merge("dev", on_conflict="return").conflicts] == ["schema"]
     assert lake.branches.merge("dev", prefer=prefer).outcome == "merged"
     table = lake.read_arrow("events").read_all()
     assert table.column_names == ["id", "name", prefer]
@@ -434,7 +434,7 @@ def test_values_of_every_kind_are_compared_and_told(lake: fm.Lake) -> None:
     assert {one["k"]: dict(one["m"])["v"] for one in rows} == {"a": 2.0, "b": 3.0, "c": 1.0}
     for branch, value in (("other", 5.0), ("main", 6.0)):
         lake.merge("rich", [row("a", value)], branch=branch)
-    (conflict,) = lake.branches.merge("other").conflicts
+    (conflict,) = lake.branches.merge("other", on_conflict="return").conflicts
     told = json.loads(json.dumps(conflict.as_dict()))
     assert told["ours"]["day"] == "2026-11-15"
     assert (told["theirs"]["m"]["v"], told["theirs"]["part"]) == (5.0, {"a": 1, "b": ["x", None]})
@@ -525,7 +525,7 @@ def test_a_merge_holds_what_the_source_wrote_meanwhile(lake: fm.Lake) -> None:
 def test_a_conflict_that_came_meanwhile_is_found(lake: fm.Lake) -> None:
     lake.merge("users", people(1, name="dev"), branch="dev")
     with at("branch_merge.built", lambda: lake.merge("users", people(1, name="main"))):
-        assert lake.branches.merge("dev").conflicts_total == 1
+        assert lake.branches.merge("dev", on_conflict="return").conflicts_total == 1
     assert state(lake)[1] == "main"
     check_lake(lake.catalog)
 
@@ -608,7 +608,7 @@ def test_a_merge_that_would_break_a_reference_is_refused(lake: fm.Lake, tmp_path
     lake.delete("customers", "id = 2", branch="other")
     lake.append("orders", [{"number": 1, "customer": 2}])
     before = version(lake)
-    with pytest.raises(fm.Invalid, match="customer"):
+    with pytest.raises(fm.MergeConflict, match="reference"):
         lake.branches.merge("other")
     assert version(lake) == before
     check_lake(lake.catalog)

@@ -150,7 +150,7 @@ def test_a_table_that_is_made_and_evolved_in_one_transaction_can_be_read(lake: f
     with lake.transaction("new") as tx:
         tx.create_table("new", "id long not null", key=["id"])
         tx.append("new", [{"id": 1, "more": "x"}], evolve=True)
-        tx.merge("new", [{"id": 2, "other": 5}], evolve=True)
+        tx.merge("new", [{"id": 2, "more": None, "other": 5}], evolve=True)
     with place.open() as again:
         rows: list[dict[str, Any]] = again.read_arrow("new").read_all().to_pylist()
         assert sorted((row["id"], row["more"], row["other"]) for row in rows) == [(1, "x", None), (2, None, 5)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, inspect, select, text, update
+from sqlalchemy import Connection, insert, inspect, select, text, update
 
 import floodmark as fm
 from floodmark import failpoints
@@ -76,6 +76,7 @@ NOT_IN_FORMAT_1 = {"fm_pins", "fm_turns", "fm_processes", "fm_deletions"} | {
     *("fm_sinks", "fm_sink_tables", "fm_units", "fm_parts", "fm_quarantine", "fm_senders"),
     *("fm_jobs", "fm_chunks", "fm_lines", "fm_merges", "fm_sink_lines"),
     *("fm_spools", "fm_spool_quarantine", "fm_daemon"),
+    "fm_sink_notes",
 }
 
 
@@ -291,13 +292,29 @@ def test_an_older_format_is_served_read_only_as_it_is(place: Place) -> None:
 
 
 SPOOLS = (tables.spools, tables.spool_quarantine, tables.daemon)
+# Columns that format 9 brought.
+NEWER = {"fm_sink_tables": ("epoch_seen",), "fm_senders": ("unit",), "fm_units": ("passed",)}
+
+
+def drop_newer(tx: Connection) -> None:
+    for table, columns in NEWER.items():
+        for column in columns:
+            tx.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
+
+
+def take_out_format_9(tx: Connection) -> None:
+    """What format 9 added to the catalog, so that an older one is as it was."""
+    tables.sink_notes.drop(tx)
+    tx.execute(text("ALTER TABLE fm_senders DROP COLUMN skipped"))
 
 
 def test_a_lake_from_before_spools_has_none_and_no_daemon_until_it_is_migrated(place: Place) -> None:
     prepare(place)
     with database_of(place) as database, database.write() as tx:
+        take_out_format_9(tx)
         for table in SPOOLS:
             table.drop(tx)
+        drop_newer(tx)
         tx.execute(text("UPDATE fm_migrations SET version_num = 'f0007'"))
         tx.execute(update(tables.lake).values(format=7))
     with place.open(read_only=True) as lake:
@@ -319,8 +336,10 @@ def make_format_6(place: Place) -> None:
     with place.open() as lake:
         lake.sinks.add("out", "files", tables="events", path=f"{place.path}-out")
     with database_of(place) as database, database.write() as tx:
+        take_out_format_9(tx)
         for table in (tables.lines, tables.merges, tables.sink_lines, *SPOOLS):
             table.drop(tx)
+        drop_newer(tx)
         tx.execute(text("UPDATE fm_migrations SET version_num = 'f0006'"))
         tx.execute(update(tables.lake).values(format=6))
 

@@ -149,14 +149,6 @@ def test_a_table_that_only_a_branch_has_is_dropped_there(lake: fm.Lake) -> None:
     check_lake(lake.catalog)
 
 
-def test_a_version_with_a_table_that_was_dropped_since_is_no_base_of_a_branch(lake: fm.Lake) -> None:
-    lake.append("events", rows(1))
-    drop(lake)
-    with pytest.raises(fm.Invalid) as caught:
-        lake.catalog.branches.create("dev", version=3, actor="test")
-    assert caught.value.facts["tables"] == "events"
-
-
 # ── new shapes through the door ──
 
 

@@ -55,7 +55,7 @@ def people(lake: fm.Lake) -> fm.Lake:
 def test_a_dropped_table_is_read_by_its_versions_and_goes_with_them(people: fm.Lake) -> None:
     head, location = people.catalog.history.head("people"), location_of(people, "people")
     there = files_of(people, location)
-    dropped = people.apply({"people": {"drop": True}}).version
+    dropped = people.apply({"people": {"drop": True}}, allow_destructive=True).version
     pin = people.catalog.history.pin(dropped - 1, holder="test", reason="a look back")
     for _ in range(2):
         expire_and_sweep(people, deep=True)
@@ -78,7 +78,7 @@ def test_a_dropped_table_is_read_by_its_versions_and_goes_with_them(people: fm.L
 def test_a_grace_that_is_not_over_keeps_a_dropped_table(people: fm.Lake) -> None:
     location = location_of(people, "people")
     there = files_of(people, location)
-    people.apply({"people": {"drop": True}})
+    people.apply({"people": {"drop": True}}, allow_destructive=True)
     people.append("events", rows(1))
     people.maintain.expire(keep="0s")
     assert people.maintain.sweep(grace="1h").outcome == "nothing_to_do"
@@ -90,7 +90,7 @@ def test_a_grace_that_is_not_over_keeps_a_dropped_table(people: fm.Lake) -> None
 def test_a_table_that_is_made_again_is_not_touched_by_the_end_of_the_old_one(people: fm.Lake) -> None:
     old = location_of(people, "people")
     for number in range(3):
-        people.apply({"people": {"drop": True}})
+        people.apply({"people": {"drop": True}}, allow_destructive=True)
         people.create_table("people", EVENTS, key=["id"])
         people.append("people", rows(number, 5))
         people.delete("people", "id = 5")
@@ -127,7 +127,7 @@ def prepare_dropped(place: Place) -> None:
         lake.create_table("people", EVENTS, key=["id"])
         lake.append("people", rows(1, 2))
         lake.delete("people", "id = 1")
-        lake.apply({"people": {"drop": True}})
+        lake.apply({"people": {"drop": True}}, allow_destructive=True)
         lake.append("events", rows(1))
         lake.maintain.expire(keep="0s")
 

@@ -234,7 +234,7 @@ def test_what_a_run_knows_of_another_incarnation_of_a_table_counts_for_nothing(l
     job = lake.catalog.jobs.find("years").id
     for table_id, done in (("of another incarnation", 5), (lake.catalog.history.head("events").table_id, 1)):
         known = Ledger({"events": table_id}, {"events": {3}})
-        assert Outlook.look(room_of(lake), history(Numbers()), job, None, known).processed == done
+        assert Outlook.look(room_of(lake), history(Numbers()), job, None, {}, known).processed == done
 
 
 def test_another_definition_of_a_table_that_has_chunks_is_refused(lake: fm.Lake) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy import update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.unit import ACKNOWLEDGED, QUARANTINED, SEALED, Part, Rules, Shipped, Stopped, Unit
+from floodmark.catalog.unit import ACKNOWLEDGED, QUARANTINED, SEALED, Part, Rules, Settled, Shipped, Stopped, Unit
 from floodmark.errors import Corrupt, Invalid, Unavailable
 from floodmark.export.http import HttpDestination
 from floodmark.export.record import SinkRun
@@ -531,6 +531,12 @@ class ListLog:
     def destination(self) -> str | None:
         return None
 
+    def settled_units(self) -> list[Settled]:
+        return []
+
+    def knows(self, unit: str, epoch: int) -> bool:
+        return True
+
     def settled_until(self) -> int | None:
         return None
 
@@ -540,11 +546,21 @@ class ListLog:
     def acknowledge(self, parts: list[Part], destination: str | None = None) -> None:
         self._put("acknowledge", [replace(part, state=ACKNOWLEDGED) for part in parts])
 
-    def split(self, whole: Part, halves: list[Part]) -> None:
+    def quarantined(self) -> int:
+        return len(self.lines)
+
+    def body_bytes_max(self) -> int | None:
+        return None
+
+    def remember_bytes_max(self, size_bytes: int) -> None: ...
+
+    def note(self, part: Part) -> None: ...
+
+    def split(self, whole: Part, halves: list[Part], *, doubtful: int = 0) -> None:
         del self.known[whole.first, whole.last]
         self._put("split", halves)
 
-    def quarantine(self, part: Part, line: bytes, reason: str) -> None:
+    def quarantine(self, part: Part, line: bytes, reason: str, *, doubtful: int = 0, passed: bool = False) -> None:
         self._put("quarantine", [replace(part, state=QUARANTINED)])
         self.lines.append(line)
 

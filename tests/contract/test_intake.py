@@ -282,7 +282,7 @@ def test_a_table_that_is_gone_keeps_its_rows_in_the_spool_and_stops_no_other(lak
     with intake_of(lake, SLOW) as intake:
         take(lake, intake, "events", *rows(1))
         take(lake, intake, "notes", *rows(2))
-        lake.apply({"events": {"drop": True}})
+        lake.apply({"events": {"drop": True}}, allow_destructive=True)
         lake.create_table("events", EVENTS)
         intake.drain(20)
         old = next(one for one in intake.states() if one["error"])

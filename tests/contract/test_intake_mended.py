@@ -143,7 +143,7 @@ def test_a_key_whose_rows_are_in_is_known_although_the_table_has_changed(lake: f
     rows = body([{"id": 1, "name": "a"}])
     with intake_of(lake) as intake, served(lake, intake=intake) as client:
         assert client.post("/api/tables/events/rows?wait=committed", content=rows, headers=headers).status_code == 200
-        lake.apply({"events": {"columns": {"id": {"type": "long", "required": True}}}})
+        lake.apply({"events": {"columns": {"id": {"type": "long", "required": True}}}}, allow_destructive=True)
         again = client.post("/api/tables/events/rows?wait=committed", content=rows, headers=headers)
         assert (again.status_code, again.json()["outcome"]) == (200, "already_committed")
         # Without the key it is judged by the table as it is, once nobody remembers how it was.

@@ -94,7 +94,7 @@ def test_values_of_every_type_arrive_as_they_are(new_chain: Callable[[int], Chai
         lake.create_table("zoo", ZOO, key=["id"])
     chain.connect(["zoo"])
     source, target = chain.lakes
-    source.merge(
+    source.append(
         "zoo",
         [
             {

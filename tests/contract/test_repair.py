@@ -7,6 +7,7 @@ the audit says what was done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,28 +247,44 @@ def test_two_repairs_at_once_are_one(lake: fm.Lake, place: Place) -> None:
 
 
 @pytest.mark.mostly_sqlite
-def test_all_drifted_tables_are_repaired_at_once_unless_one_needs_a_choice(lake: fm.Lake, place: Place) -> None:
+def test_repair_apply_does_what_is_clear_and_lists_the_rest(lake: fm.Lake, place: Place) -> None:
     by_another(place, "events", lambda table: table.append(theirs(k8="h")))
     add_column(place)
-    version = lake.status()["version"]
+    done = lake.repair(apply=True)
+    assert [(one.table, one.outcome) for one in done] == [("events", "taken_in"), ("people", "unclear")]
+    assert done[1].ways
+    assert lake.status()["drifted"] == ["people"]
     with pytest.raises(fm.Invalid):
-        lake.repair(apply=True)
-    assert lake.status()["version"] == version
-    done = lake.repair(choice="put_back", apply=True)
-    assert [(one.table, one.outcome) for one in done] == [("events", "put_back"), ("people", "put_back")]
+        lake.repair("people", apply=True)
+    (last,) = lake.repair(choice="put_back", apply=True)
+    assert (last.table, last.outcome) == ("people", "put_back")
     goes_on(lake, place, "people")
 
 
 @pytest.mark.mostly_sqlite
-def test_repair_works_while_healing_refuses(place: Place) -> None:
-    """A dead writer's batch waits to be finished on a table that drifted: healing cannot, and every write heals."""
+def test_a_dead_batch_on_a_drifted_table_blocks_writes_to_this_table_only(place: Place) -> None:
+    """It waits for the repair. Every write recovers first, and passes it by."""
     from floodmark.testing.children import run_child, run_killed
 
     run_child(make_people, place)
     assert run_killed(append_a_batch, place, failpoint="append.sealed")
     by_another(place, "people", lambda table: table.append(theirs(k8="h")))
-    with pytest.raises(fm.Corrupt):
-        place.open()
+    with place.open() as lake:
+        lake.create_table("others", PEOPLE)
+        lake.append("others", named(k1="a"))
+        with lake.transaction() as tx:
+            tx.append("others", named(k2="b"))
+        assert state(lake, "others") == {1: "a", 2: "b"}
+        for batch in (None, "other", "monday"):
+            with pytest.raises(fm.Corrupt, match="changed by another writer"):
+                lake.append("people", named(k9="i"), batch=batch)
+        with pytest.raises(fm.Corrupt, match="changed by another writer"):
+            lake.recover()
+        assert len(lake.recover(pass_drifted=True).waiting) == 1
+        before = set(Path(place.path, "tables").rglob("*.*"))
+        lake.recover(pass_drifted=True)
+        assert set(Path(place.path, "tables").rglob("*.*")) == before, "waiting leaves nothing behind"
+        assert lake.audit() == []
     with place.open(heal=False) as lake:
         lake.repair("people", apply=True)
         assert lake.recover().outcome == "healed"

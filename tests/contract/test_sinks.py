@@ -555,7 +555,7 @@ def test_a_replay_is_a_new_epoch_with_other_keys_and_is_counted(lake: fm.Lake, r
 def test_a_sink_that_is_made_again_shares_nothing_with_the_old_one(lake: fm.Lake, receiver: Receiver) -> None:
     lake.append("events", rows(1))
     for _ in range(2):
-        add_http(lake, receiver)
+        add_http(lake, receiver, start="beginning")
         ran(lake)
         lake.sinks.remove("out")
     assert len(receiver.rows) == 2

@@ -173,7 +173,7 @@ def test_a_running_intake_goes_on_by_itself_once_it_was_settled(lake: fm.Lake, f
 @pytest.mark.mostly_sqlite
 def test_the_spool_of_a_table_that_is_gone_is_given_up_only_when_that_is_accepted(lake: fm.Lake, fed: Path) -> None:
     gone = table_id(lake, "events")
-    lake.apply({"events": {"drop": True}})
+    lake.apply({"events": {"drop": True}}, allow_destructive=True)
     lake.create_table("events", EVENTS)
     with intake_of(lake) as intake:
         bring(lake, intake, "events", *rows(7))
@@ -185,7 +185,7 @@ def test_the_spool_of_a_table_that_is_gone_is_given_up_only_when_that_is_accepte
     assert [one["table"] for one in see_spools(lake.catalog)] == ["events"]
     assert ids(lake) == [7]
     # If nothing waits, nobody has to decide anything.
-    lake.apply({"events": {"drop": True}})
+    lake.apply({"events": {"drop": True}}, allow_destructive=True)
     with intake_of(lake) as intake:
         assert {one["state"] for one in intake.states()} == {"ok"}
     assert [(one["state"], one["error"]) for one in see_spools(lake.catalog)] == [("ok", None)]

@@ -764,6 +764,32 @@ def test_without_room_for_its_keys_a_segment_gets_no_successor(folder: Path) -> 
     spool.close()
 
 
+def test_room_for_keys_is_not_spent_while_a_segment_gets_its_successor(folder: Path) -> None:
+    """Full disk: the writer finds the room, the feeder spends it and sees one segment, the writer adds a second."""
+    spool = open_spool(folder, SMALL, Calls(put=no_room))
+    feeders: list[threading.Thread] = []
+
+    def observe(point: str) -> None:
+        if point == "spool.rolled" and len(segments(folder)) == 3:
+            fed = int(segments(folder)[1].name.split(".")[0])
+            feeders.append(threading.Thread(target=spool.forget, args=(fed,)))
+            feeders[0].start()
+            feeders[0].join(0.3)  # it spends the room now, or waits until the segment is there
+
+    failpoints.observer = observe
+    try:
+        while not feeders:
+            fill(spool, 1)
+    finally:
+        failpoints.observer = None
+    feeders[0].join(30)
+    assert len(segments(folder)) == 2
+    assert (folder / "reserve").exists()
+    spool.forget(spool.end)
+    assert len(segments(folder)) == 1
+    spool.close()
+
+
 # ── a look from outside ──
 
 

@@ -21,7 +21,7 @@ from tests.crash.sink_world import EVENTS, PEOPLE, Contents, folded, make
 
 preload("tests.crash.sink_ends", "floodmark.testing.served", "floodmark.ingest.receive")
 
-_ALWAYS = ("held", "opened", "sealed", "acknowledged", "shipped", "settled")
+_ALWAYS = ("held", "opened", "witnessed", "sealed", "acknowledged", "shipped", "settled")
 
 
 class End(Protocol):

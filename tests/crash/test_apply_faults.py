@@ -35,7 +35,7 @@ def wanted(number: int) -> dict[str, Any]:
 class Trial:
     def __init__(self, place: Place) -> None:
         self.lake = place.open(create=True, actor="test", storage=FaultyStorage())
-        self.lake.apply(wanted(0))
+        self.lake.apply(wanted(0), allow_destructive=True)
         self.lake.append("users", [{"id": 1, "name0": "one"}])
         self.number = 0
 
@@ -47,7 +47,7 @@ class Trial:
         before = self.shape()
         file = wanted(self.number + 1)
         try:
-            return self.lake.apply(file).outcome
+            return self.lake.apply(file, allow_destructive=True).outcome
         except fm.CommitUnknown as unknown:
             return "unknown" if self.lake.resolve(unknown.operation) is None else "happened"
         except fm.Unavailable:
@@ -58,7 +58,9 @@ class Trial:
         """Without a fault the same file is applied, or has been."""
         self.number += 1
         done = outcome in ("committed", "happened")
-        assert self.lake.apply(wanted(self.number)).outcome == ("nothing_to_do" if done else "committed")
+        assert self.lake.apply(wanted(self.number), allow_destructive=True).outcome == (
+            "nothing_to_do" if done else "committed"
+        )
         (row,) = self.lake.read_arrow("users").read_all().to_pylist()
         filled = {f"c{one}": one for one in range(1, self.number + 1)}
         assert row == {"id": 1, f"name{self.number}": "one", **filled}

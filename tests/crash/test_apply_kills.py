@@ -53,7 +53,7 @@ NEW = {"users": {"id", "title", "level"}, "orders": {"id", "user"}, "places": {"
 @pytest.fixture
 def made(place: Place) -> Place:
     with place.open(create=True, actor="test") as lake:
-        lake.apply(BEFORE)
+        lake.apply(BEFORE, allow_destructive=True)
         lake.append("users", [{"id": 1, "name": "one"}, {"id": 2, "name": "two"}])
         lake.append("orders", [{"id": 1, "user": 1}])
         lake.append("scrap", [{"id": 1}])
@@ -63,9 +63,9 @@ def made(place: Place) -> Place:
 def apply_in_child(place: Place, rows_come: bool) -> str:
     with place.open(actor="child") as lake:
         if not rows_come:
-            return lake.apply(AFTER).outcome
+            return lake.apply(AFTER, allow_destructive=True).outcome
         with at("apply.sealed", lambda: lake.append("users", [{"id": 3, "name": "three"}])):
-            return lake.apply(AFTER).outcome
+            return lake.apply(AFTER, allow_destructive=True).outcome
 
 
 def shape(lake: fm.Lake) -> dict[str, set[str]]:
@@ -114,7 +114,7 @@ def test_the_old_shape_or_the_new_and_never_a_mixture(made: Place, point: str) -
             if done:
                 check_new(lake, users)
     with made.open(actor="test") as lake:
-        assert lake.apply(AFTER).outcome == ("nothing_to_do" if done else "committed")
+        assert lake.apply(AFTER, allow_destructive=True).outcome == ("nothing_to_do" if done else "committed")
         assert shape(lake) == NEW
         assert seen_by_pyiceberg(made) == NEW
         check_new(lake, users)
@@ -136,7 +136,7 @@ def test_a_writer_that_has_the_lake_open_goes_on_in_the_recovered_shape(made: Pl
         found = {row["id"]: row.get("level") for row in lake.read_arrow("users").read_all().to_pylist()}
         assert set(found) == {1, 2, right["id"]}
         assert set(found.values()) == ({7} if point in DONE else {None})
-        assert lake.apply(AFTER).outcome == ("nothing_to_do" if point in DONE else "committed")
+        assert lake.apply(AFTER, allow_destructive=True).outcome == ("nothing_to_do" if point in DONE else "committed")
         check_lake(lake.catalog)
 
 
@@ -150,7 +150,7 @@ def apply_with_a_turn(place: Place) -> None:
                 lake.append("users", [{"id": next(numbers), "name": "more"}])
 
         failpoints.observer = observe
-        lake.apply(AFTER)
+        lake.apply(AFTER, allow_destructive=True)
 
 
 def turns(lake: fm.Lake) -> int:

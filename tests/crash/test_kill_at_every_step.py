@@ -250,19 +250,26 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         # tests/crash/test_maintain_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("compact", "retain", "sweep", "maintain")),
         *(name for name in FAILPOINTS if name.endswith(".planned_again")),
+        "destination.expired",  # tests/contract/test_iceberg_maintenance.py
+        "destination.swept",
         *(name for name, kind in FAILPOINTS.items() if kind == "unit"),  # tests/crash/test_sink_kills.py
+        "check.put",  # tests/contract/test_sink_check.py
         # tests/crash/test_branch_kills.py, test_apply_kills.py, test_repair_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("branch", "branch_merge", "apply", "repair")),
+        *(name for name, kind in FAILPOINTS.items() if kind == "undrop"),  # tests/crash/test_undrop_kills.py
+        *(name for name, kind in FAILPOINTS.items() if kind == "redo"),  # tests/crash/test_redo_kills.py
         # tests/crash/test_backfill_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("job", "add_column", "fill", "chunk", "prune")),
         *(name for name, kind in FAILPOINTS.items() if kind == "spool"),  # tests/crash/test_spool_kills.py
         # tests/crash/test_feed_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("feed", "accept", "spool_quarantine")),
         *(name for name, kind in FAILPOINTS.items() if kind == "drop"),  # tests/crash/test_drop_kills.py
+        "load.set_aside",  # tests/crash/test_load_aside_kills.py
         *HEAL_POINTS,
         "abandon.fenced",
         "abandon.files_deleted",
         "expire.marked",
+        "give_up.marked",  # tests/crash/test_give_up_kills.py
         "backup.copied",
         "backup.written",
         *(name for name in FAILPOINTS if name.startswith(("init.", "restore."))),

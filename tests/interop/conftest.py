@@ -1,4 +1,4 @@
-"""DuckDB with its Iceberg reader, for the tests that let it read our tables."""
+"""DuckDB with its Iceberg reader, and official Iceberg Java, for the tests that let them read our tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 
 import duckdb
 import pytest
+
+from tests.interop.iceberg_java import iceberg_java
+
+__all__ = ["duck", "iceberg_java"]
 
 
 def extension(name: str) -> str:

@@ -160,7 +160,7 @@ def everybody(lake: fm.Lake, place: Place, duck: duckdb.DuckDBPyConnection) -> l
 def test_all_readers_agree(place: Place, duck: duckdb.DuckDBPyConnection, name: str) -> None:
     kind = KINDS[name]
     with place.open(create=True, actor="test") as lake:
-        lake.apply({"events": BEFORE})
+        lake.apply({"events": BEFORE}, allow_destructive=True)
         lake.append("events", ROWS[:2])
         before = lake.append("events", ROWS[2:]).version
         for branch in ("still", "forked"):
@@ -168,7 +168,7 @@ def test_all_readers_agree(place: Place, duck: duckdb.DuckDBPyConnection, name: 
         before += 1
         lake.append("events", [LATER], branch="forked")
         mark = lake.catalog.history.head("events").sequence
-        applied = lake.apply({"events": kind.wanted})
+        applied = lake.apply({"events": kind.wanted}, allow_destructive=True)
         assert (applied.outcome, applied.version) == ("committed", before + 1)
         now = [kind.now(one) for one in ROWS]
         assert everybody(lake, place, duck) == [now, now, now]
@@ -181,7 +181,7 @@ def test_all_readers_agree(place: Place, duck: duckdb.DuckDBPyConnection, name: 
         lake.delete("events", "id = 2")
         del now[1]
         assert everybody(lake, place, duck) == [now, now, now]
-        assert lake.apply({"events": kind.wanted}).outcome == "nothing_to_do"
+        assert lake.apply({"events": kind.wanted}, allow_destructive=True).outcome == "nothing_to_do"
         # Older versions are what they were.
         assert arrow(lake, before - 1) == ROWS
         assert arrow(lake, before - 2) == ROWS[:2]
@@ -202,10 +202,10 @@ def _changed(lake: fm.Lake, mark: int) -> list[int]:
 
 def test_a_name_that_was_another_columns_before(place: Place, duck: duckdb.DuckDBPyConnection) -> None:
     with place.open(create=True, actor="test") as lake:
-        lake.apply({"events": BEFORE})
+        lake.apply({"events": BEFORE}, allow_destructive=True)
         before = lake.append("events", ROWS).version
-        lake.apply({"events": columns(name=None)})
-        lake.apply({"events": columns(name="long")})
+        lake.apply({"events": columns(name=None)}, allow_destructive=True)
+        lake.apply({"events": columns(name="long")}, allow_destructive=True)
         lake.append("events", [row(LATER, name=7)])
         now = [*(row(one, name=None) for one in ROWS), row(LATER, name=7)]
         assert everybody(lake, place, duck) == [now, now, now]

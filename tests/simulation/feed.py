@@ -20,7 +20,7 @@ from floodmark.maintain.record import Upkept
 
 TABLE = "people"
 SCHEMA = "id long not null, value int, part string"
-Rows = dict[int, tuple[int, str, int]]
+Rows = dict[int, tuple[int | None, str | None, int]]
 KEYS = 40
 
 
@@ -33,11 +33,13 @@ def make(lake: fm.Lake, partition: list[str]) -> None:
 
 def random_operation(dice: random.Random, depth: int = 0) -> dict[str, Any]:
     """One change: a verb, or several of them in a transaction."""
-    verb = dice.choice(["append", "merge", "merge", "merge", "delete", "delete", "overwrite", "transaction"])
+    verb = dice.choice(["append", "merge", "merge", "partial", "delete", "delete", "overwrite", "transaction"])
     if verb == "transaction" and depth == 0:
         return {"verb": verb, "steps": [random_operation(dice, 1) for _ in range(dice.randint(2, 3))]}
     if verb == "delete":
         return {"verb": verb, "where": random_condition(dice)}
+    if verb == "partial":
+        return {"verb": verb, "rows": [random_part(dice, row) for row in as_dicts(random_rows(dice))]}
     if verb == "overwrite" and dice.random() < 0.7:
         part = dice.choice("abc")
         return {"verb": verb, "where": ["part", "=", part], "rows": random_rows(dice, part)}
@@ -49,6 +51,12 @@ def random_operation(dice: random.Random, depth: int = 0) -> dict[str, Any]:
 def random_rows(dice: random.Random, part: str | None = None) -> list[list[Any]]:
     keys = dice.sample(range(KEYS), dice.randint(1, 4))
     return [[key, dice.randint(0, 3), part or "abc"[key % 3]] for key in keys]
+
+
+def random_part(dice: random.Random, row: dict[str, Any]) -> dict[str, Any]:
+    """The row without some columns, never its key."""
+    left_out = dice.choice([("value",), ("part",), ("value", "part"), ()])
+    return {name: value for name, value in row.items() if name not in left_out}
 
 
 def random_condition(dice: random.Random) -> list[Any]:
@@ -91,6 +99,8 @@ def _do(target: Any, step: Mapping[str, Any], **options: Any) -> Any:
     if step["verb"] == "overwrite":
         where = None if step["where"] is None else condition_text(step["where"])
         return target.overwrite(TABLE, as_dicts(step["rows"]), where=where, **options)
+    if step["verb"] == "partial":
+        return target.merge(TABLE, [dict(row) for row in step["rows"]], partial=True, **options)
     return getattr(target, step["verb"])(TABLE, as_dicts(step["rows"]), **options)
 
 
@@ -129,6 +139,14 @@ def apply(rows: Rows, operation: Mapping[str, Any], sequence: int) -> Rows:
             if key not in rows or rows[key][:2] != (value, part)
         }
         return {**rows, **came}
+    if operation["verb"] == "partial":
+        changed: Rows = {}
+        for part in operation["rows"]:
+            had = rows.get(part["id"], (None, None, 0))[:2]
+            has = (part.get("value", had[0]), part.get("part", had[1]))
+            if part["id"] not in rows or has != had:
+                changed[part["id"]] = (*has, sequence)
+        return {**rows, **changed}
     kept = {key: row for key, row in rows.items() if not matches(operation["where"], key, row)}
     if operation["verb"] == "overwrite":
         if there := [row[0] for row in operation["rows"] if row[0] in kept]:
@@ -137,7 +155,7 @@ def apply(rows: Rows, operation: Mapping[str, Any], sequence: int) -> Rows:
     return kept
 
 
-def matches(condition: list[Any] | None, key: int, row: tuple[int, str, int]) -> bool:
+def matches(condition: list[Any] | None, key: int, row: tuple[int | None, str | None, int]) -> bool:
     if condition is None:
         return True
     column, sign, value = condition

@@ -62,10 +62,10 @@ class World:
     # ── actors ──
 
     def merge(self) -> Any:
-        return self._lakes["merge"].branches.merge(self.dev)
+        return self._lakes["merge"].branches.merge(self.dev, on_conflict="return")
 
     def second(self) -> Any:
-        return self._lakes["second"].branches.merge(self.dev)
+        return self._lakes["second"].branches.merge(self.dev, on_conflict="return")
 
     def delete(self) -> Any:
         return self._lakes["delete"].branches.delete(self.dev)
@@ -93,7 +93,7 @@ class World:
         check_lake(judge.catalog)
         self._check_told(run)
         lives = "delete" not in run.actors
-        outcome = judge.branches.merge(self.dev).outcome if lives else ""
+        outcome = judge.branches.merge(self.dev, on_conflict="return").outcome if lives else ""
         there = Counter(row["id"] for row in judge.read_arrow("events").read_all().to_pylist())
         assert max(there.values(), default=1) == 1, "a row is doubled"
         users = self._users()

@@ -248,7 +248,7 @@ class Model:
             expected = Expected("up_to_date", target.state, set())
         version = self.lake.status()["version"]
         try:
-            merged = self.lake.branches.merge(source.name, into=target.name, prefer=prefer)
+            merged = self.lake.branches.merge(source.name, into=target.name, prefer=prefer, on_conflict="return")
         except fm.BelowRetention:
             # Of a parent that is far ahead of where the branch was made from, deletions may not be known any more.
             assert source is child.parent
@@ -365,7 +365,7 @@ class Model:
 
 def merge_in_child(place: Place, source: str, target: str, prefer: str | None) -> None:
     with place.open() as lake:
-        lake.branches.merge(source, into=target, prefer=prefer)
+        lake.branches.merge(source, into=target, prefer=prefer, on_conflict="return")
 
 
 # ── the merge of dicts ──

@@ -228,7 +228,8 @@ class Troubled:
 
     def kill(self) -> None:
         operation, batch = self.next()
-        points = [point for point, kind in FAILPOINTS.items() if kind == operation["verb"]]
+        verb = "merge" if operation["verb"] == "partial" else operation["verb"]
+        points = [point for point, kind in FAILPOINTS.items() if kind == verb]
         run_killed(write_in_child, self.place, operation, batch, failpoint=self.dice.choice(points))
         with self.place.open() as lake:
             version = lake.status()["version"]

@@ -118,7 +118,7 @@ class World:
 # many orders there must be at least. `make soak` allows one more each.
 SCENARIOS = [
     (("batch", "pair"), 2, 1, 50),
-    (("batch", "heal"), 2, 2, 15),
+    (("batch", "heal"), 3, 2, 40),  # three: the batch is sealed between the look of a healer and its fence
     (("pair", "heal"), 2, 1, 15),
     (("batch", "same_batch"), 2, 1, 50),
     (("batch", "pin", "expire"), 1, 1, 40),
@@ -126,6 +126,7 @@ SCENARIOS = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.mostly_sqlite(3)
 @pytest.mark.parametrize("database", DATABASES)
 @pytest.mark.parametrize(("scenario", "on_sqlite", "on_postgresql", "at_least"), SCENARIOS[:-1])

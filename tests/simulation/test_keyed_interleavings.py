@@ -29,6 +29,10 @@ def merge(*rows: list[Any]) -> dict[str, Any]:
     return {"verb": "merge", "rows": list(rows)}
 
 
+def partial(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"verb": "partial", "rows": list(rows)}
+
+
 def append(*rows: list[Any]) -> dict[str, Any]:
     return {"verb": "append", "rows": list(rows)}
 
@@ -53,6 +57,12 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an overwrite, and a row comes into its part": (overwrite(["part", "=", "a"], [1, 0, "a"]), merge([7, 7, "a"])),
     "an overwrite of all, and a merge": (overwrite(None, [5, 5, "b"]), merge([1, 8, "c"], [6, 6, "c"])),
     "two deletes of one row": (delete("id", "=", 1), delete("value", "<", 2)),
+    "two partial merges of other columns of a row": (
+        partial({"id": 1, "value": 7}),
+        partial({"id": 1, "part": "c"}),
+    ),
+    "a partial merge, and its row goes": (partial({"id": 1, "value": 7}), delete("id", "=", 1)),
+    "a partial merge of a new key, and the key comes": (partial({"id": 9, "value": 7}), append([9, 1, "b"])),
     "a transaction that takes back what it merged": (
         {"verb": "transaction", "steps": [merge([1, 6, "b"], [9, 9, "b"]), delete("part", "=", "b")]},
         merge([2, 6, "a"], [1, 1, "a"]),

@@ -57,8 +57,13 @@ APPLY_POINTS, REPAIR_POINTS = (
     [point for point, kind in FAILPOINTS.items() if kind == wanted and not point.endswith(".planned_again")]
     for wanted in ("apply", "repair")
 )
+UNDROP_POINTS = [point for point, kind in FAILPOINTS.items() if kind == "undrop"]
 # What a record passes on its way into its table, once it was acknowledged.
 FEED_POINTS = [*(f"feed.{step}" for step in ("grouped", "fed", "forgotten")), *KILL_POINTS]
+# What a redo of a chunk passes; the chunk is loaded again as part of it.
+REDO_POINTS = [
+    point for point, kind in FAILPOINTS.items() if kind in ("job", "redo", "chunk") and "planned_again" not in point
+]
 HISTORY = "history"
 CHUNK_IDS = 1_000_000
 
@@ -108,6 +113,19 @@ def load_history(lake: fm.Lake, tip: int) -> BackfillRun:
     return lake.backfill.history(HISTORY, source, ["events", "notes"], chunk=2, first=0, workers=1, retries=1)
 
 
+def redo_chunk(lake: fm.Lake, first: int) -> str:
+    """Load a chunk again; refused if the sink has its rows, or is about to."""
+    try:
+        return lake.backfill.redo(HISTORY, first, first + 2).outcome
+    except fm.Invalid as refused:
+        return "refused" if "have been shipped" in refused.message else str(refused)
+
+
+def redo_in_child(place: Place, first: int) -> None:
+    with place.open() as lake:
+        redo_chunk(lake, first)
+
+
 def fill_column(lake: fm.Lake, table: str, column: str) -> BackfillRun:
     return lake.backfill.column(table, column, "name", batch_rows=20, pause="0ms")
 
@@ -119,7 +137,12 @@ def backfill_in_child(place: Place, run: Callable[..., BackfillRun], *arguments:
 
 def apply_in_child(place: Place, wanted: dict[str, Any]) -> None:
     with place.open() as lake:
-        lake.apply(wanted)
+        lake.apply(wanted, allow_destructive=True)
+
+
+def undrop_in_child(place: Place, table: str) -> None:
+    with place.open() as lake:
+        lake.undrop(table)
 
 
 def repair_in_child(place: Place, table: str, choice: str) -> None:
@@ -141,6 +164,8 @@ class Model:
         # Columns that a file declared, with the default that every row has in them.
         self.defaults: dict[str, dict[str, str]] = {}
         self.declared = 0
+        # Tables that were dropped, with what they held.
+        self.dropped: dict[str, list[int]] = {}
         # Backfills that may not be at their end.
         self.started: list[tuple[Any, ...]] = []
         self.shipped = f"{place.path}-shipped"
@@ -166,7 +191,8 @@ class Model:
             [
                 *("write", "write", "write", "kill", "kill", "storage", "database", "again", "create"),
                 *("expire", "compact", "sweep", "maintain", "maintain", "ship", "ship", "chunks", "column"),
-                *("apply", "apply", "foreign", "intake", "intake"),
+                *("redo", "redo"),
+                *("apply", "apply", "foreign", "intake", "intake", "drop", "undrop"),
             ]
         )
         getattr(self, f"step_{kind}")()
@@ -207,9 +233,11 @@ class Model:
 
     def step_again(self) -> None:
         """A batch that is in comes again: nothing happens, and it says so."""
-        if not self.batches:
+        there = self.versions[self.head]
+        known = [one for one in sorted(self.batches.items()) if all(table in there for table in one[1])]
+        if not known:
             return
-        (scope, batch), content = self.random.choice(sorted(self.batches.items()))
+        (scope, batch), content = self.random.choice(known)
         with self.place.open() as lake:
             commit = write(lake, {scope: content[scope]} if scope else content, batch)
             assert commit.outcome == "already_committed"
@@ -318,7 +346,30 @@ class Model:
     def step_chunks(self) -> None:
         """The source of a history has come further: its new chunks are loaded."""
         self.tip += 2 * self.random.randint(1, 2)
+        self.forget_tips()
         self.backfill(CHUNK_POINTS, load_history, self.tip)
+
+    def forget_tips(self) -> None:
+        """A source does not go back: a run that is to be finished asks for the newest tip."""
+        self.started = [one for one in self.started if one[0] is not load_history]
+
+    def step_redo(self) -> None:
+        """The newest chunk is loaded again, whole or killed somewhere; unless the sink has it."""
+        if not self.tip:
+            return
+        with self.place.open() as lake:
+            self.check_backfilled(lake)
+            shipped = lake.sinks.run("out", until_empty=True).outcome if self.random.random() < 0.2 else None
+        if shipped is None and self.random.random() < 0.6:
+            run_killed(redo_in_child, self.place, self.tip - 2, failpoint=self.random.choice(REDO_POINTS))
+        else:
+            with self.place.open() as lake:
+                outcome = redo_chunk(lake, self.tip - 2)
+                assert outcome == "refused" if shipped else outcome in ("redone", "refused")
+        self.forget_tips()
+        self.started.append((load_history, self.tip))
+        with self.place.open() as lake:
+            self.backfilled(lake)
 
     def step_column(self) -> None:
         table = self.random.choice(sorted(self.versions[self.head]))
@@ -349,11 +400,46 @@ class Model:
         if self.random.random() < 0.6:
             run_killed(apply_in_child, self.place, tables, failpoint=self.random.choice(APPLY_POINTS))
         with self.place.open() as lake:
-            lake.apply(tables)
-            assert lake.apply(tables).outcome == "nothing_to_do"
+            lake.apply(tables, allow_destructive=True)
+            assert lake.apply(tables, allow_destructive=True).outcome == "nothing_to_do"
             assert lake.status()["version"] == self.head + 1, "one publish, whoever made it"
         self.happened({name: [] for name in made})
         self.defaults[table] = after
+
+    def step_drop(self) -> None:
+        """Of the tables that nothing follows, one goes."""
+        there = [table for table in self.versions[self.head] if table not in ("events", "notes")]
+        if not there:
+            return
+        table = self.random.choice(sorted(there))
+        with self.place.open() as lake:
+            self.check_backfilled(lake)
+            lake.drop_table(table)
+        self.dropped[table] = self.versions[self.head][table]
+        self.happened({})
+        del self.versions[self.head][table]
+        if self.random.random() < 0.5:
+            self.step_sweep()
+            self.step_undrop()
+
+    def step_undrop(self) -> None:
+        """A table that was dropped comes back, whole or killed somewhere; unless no version that has it is left."""
+        if not self.dropped:
+            return
+        table = self.random.choice(sorted(self.dropped))
+        last = max(version for version in self.versions if table in self.versions[version])
+        if self.random.random() < 0.6 and last not in self.expired:
+            run_killed(undrop_in_child, self.place, table, failpoint=self.random.choice(UNDROP_POINTS))
+        with self.place.open() as lake:
+            if table not in {head.table for head in lake.heads()}:
+                try:
+                    lake.undrop(table)
+                except fm.BelowRetention:
+                    # A sink's unit may hold an older version that has the same state.
+                    assert last in self.expired
+                    return
+            assert lake.status()["version"] == self.head + 1, "one publish, whoever made it"
+        self.happened({table: self.dropped.pop(table)})
 
     def step_foreign(self) -> None:
         """Another writer appends past the door: refused, then taken in or put back, by a repair that may be killed."""
@@ -402,9 +488,22 @@ class Model:
         for commit in reversed(lake.history(limit=1000)):
             if commit.version > self.head:
                 new = [chunk for chunk in chunks if chunk.version == commit.version]
+                if commit.kind == "redo":
+                    self.took_out(commit.message)
+                    continue
                 assert commit.kind == "chunk" if new else commit.kind in ("add_column", "fill")
                 self.happened({one.table: [CHUNK_IDS + 2 * one.chunk, CHUNK_IDS + 2 * one.chunk + 1] for one in new})
         assert lake.status()["version"] == self.head
+
+    def took_out(self, message: str) -> None:
+        """The next version: the last one without the rows of a chunk."""
+        first = int(message.removeprefix(f"{HISTORY}: redo ").partition("..")[0])
+        gone = {CHUNK_IDS + first, CHUNK_IDS + first + 1}
+        self.happened({})
+        content = self.versions[self.head]
+        for table in ("events", "notes"):
+            assert gone <= set(content[table])
+            content[table] = [number for number in content[table] if number not in gone]
 
     def check_backfilled(self, lake: fm.Lake) -> None:
         """Each chunk is there once; every row has what its columns are filled by, whoever wrote it and when."""
@@ -417,12 +516,16 @@ class Model:
             loaded = [number for number in self.versions[self.head][table] if number >= CHUNK_IDS]
             assert sorted(loaded) == list(range(CHUNK_IDS, CHUNK_IDS + self.tip))
         for table, columns in self.columns.items():
+            if table in self.dropped:
+                continue
             for row in lake.read_arrow(table).read_all().to_pylist():
                 assert {row[column] for column in columns} == {row["name"]}, table
 
     def check_declared(self, lake: fm.Lake) -> None:
         """Every row has the defaults of the columns that were declared, under their present names."""
         for table, defaults in self.defaults.items():
+            if table in self.dropped:
+                continue
             named = {one["name"] for one in lake.show(table)["columns"]}
             assert {name for name in named if name.startswith("x")} == set(defaults), table
             for row in lake.read_arrow(table).read_all().to_pylist():

@@ -44,7 +44,7 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[fm.Lake]:
                 for one in range(20)
             ]
             lake.append("events", rows)
-        lake.merge("events", [{"id": 7, "name": "new"}])
+        lake.merge("events", [{"id": 7, "name": "new", "at": None, "tags": None}])
         lake.delete("events", "id in (101, 203)")
         yield lake
 

@@ -38,7 +38,7 @@ AFTER: dict[str, Any] = {
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path) -> Iterator[fm.Lake]:
     with fm.open(tmp_path / "lake", create=True, spark=spark) as lake:
-        lake.apply({"events": BEFORE})
+        lake.apply({"events": BEFORE}, allow_destructive=True)
         for start in (0, 4):
             lake.append(
                 "events",
@@ -62,7 +62,7 @@ def by_arrow(lake: fm.Lake) -> list[dict[str, Any]]:
 def test_spark_reads_the_new_shape_and_the_old_versions(lake: fm.Lake) -> None:
     before, mark = by_arrow(lake), lake.catalog.history.head("events").sequence
     version = lake.status()["version"]
-    lake.apply({"events": AFTER})
+    lake.apply({"events": AFTER}, allow_destructive=True)
     assert lake.changes("events", mark).df.count() == 0, "nothing is new to a follower"
     frame = lake.spark.createDataFrame([(9, "nine", 2**40, 0.1)], "id long, title string, n long, f double")
     lake.append("events", frame)
@@ -85,7 +85,7 @@ def test_much_is_filled_by_tasks(lake: fm.Lake, monkeypatch: pytest.MonkeyPatch)
     for module in (filling, fill):
         monkeypatch.setattr(module, "IN_PROCESS_ROWS_MAX", 0)
     before = lake.read_arrow("events", with_seq=True).read_all()
-    lake.apply({"events": AFTER})
+    lake.apply({"events": AFTER}, allow_destructive=True)
     after = lake.read_arrow("events", with_seq=True).read_all()
     assert {row["level"] for row in after.to_pylist()} == {7}
     for name in ("id", "_seq"):

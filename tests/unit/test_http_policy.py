@@ -85,8 +85,8 @@ def test_waits_double_up_to_a_limit_and_are_spread() -> None:
     assert policy.wait_s(Reply(500), 1, 0, 0.5) == 0
 
 
-def test_asked_for_patience_replaces_the_own() -> None:
-    assert policy.wait_s(Reply(503, retry_after_s=0), 8, 10, 0.9) == 0
+def test_asked_for_patience_is_had_and_never_less_than_the_own() -> None:
+    assert policy.wait_s(Reply(503, retry_after_s=0), 8, 10, 0.9) == 9.5
     assert policy.wait_s(Reply(429, retry_after_s=77), 1, 10, 0.9) == 77
 
 

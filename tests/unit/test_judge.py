@@ -305,7 +305,10 @@ def test_any_rows_are_judged_together_as_they_are_alone(rows: list[Any]) -> None
     together = judged(*rows)
     wrong = [line for line, found in enumerate(alone, start=1) if isinstance(found, WrongRows)]
     if isinstance(together, WrongRows):
-        assert sorted({problem.line for problem in together.problems}) == wrong
+        lines_told = sorted({problem.line for problem in together.problems})
+        # Only the first so many problems are told: later lines may be missing then, and only then.
+        is_cut = len(together.problems) >= PROBLEMS_MAX
+        assert lines_told == (wrong[: len(lines_told)] if is_cut else wrong)
         return
     assert wrong == []
     names = together.column_names

@@ -15,7 +15,7 @@ from floodmark.catalog.references import Reference, reference_property, referrer
 from floodmark.catalog.upkeep import Policy
 from floodmark.evolve.diff import diff
 from floodmark.evolve.file import wanted_tables
-from floodmark.evolve.step import NEEDS_REWRITE, REFUSED, SAFE, Step
+from floodmark.evolve.step import DESTRUCTIVE, NEEDS_REWRITE, REFUSED, SAFE, Step
 from floodmark.evolve.tables import Current, Link, TablePlan, Users
 from floodmark.model import Head
 from floodmark.rows.layout import partition_spec, sort_order
@@ -131,7 +131,7 @@ def test_a_name_that_differs_by_case_only_is_refused() -> None:
 
 def test_drop_table() -> None:
     found = plan({"orders": {"drop": True}}, table("orders", rows=3))["orders"]
-    assert [(step.action, step.kind) for step in found.steps] == [("drop_table", SAFE)]
+    assert [(step.action, step.kind) for step in found.steps] == [("drop_table", DESTRUCTIVE)]
     assert found.drop
     assert steps({"orders": {"drop": True}}) == []
 
@@ -329,7 +329,7 @@ def test_comments() -> None:
 def test_drop_column() -> None:
     there = table("orders", rows=1, properties=dict([fill_property(Fill(5, "note", "'x'"))]))
     found = plan({"orders": {"columns": columns(note=None)}}, there)["orders"]
-    assert [(step.action, step.column, step.kind) for step in found.steps] == [("drop_column", "note", SAFE)]
+    assert [(step.action, step.column, step.kind) for step in found.steps] == [("drop_column", "note", DESTRUCTIVE)]
     assert [name for _, name in names(found)] == ["id", "customer", "ts", "n", "_seq"]
     assert dict(found.properties) == {"floodmark.fill.5": ""}
 
@@ -340,7 +340,7 @@ def test_a_column_that_may_have_been_renamed_is_not_dropped() -> None:
     assert found["drop_column"].kind == REFUSED
     assert "renamed_from = 'note'" in found["drop_column"].way
     said = steps({"orders": wanted | {"dropped": ["note"]}}, table("orders"))
-    assert [(step.action, step.kind) for step in said] == [("drop_column", SAFE), ("add_column", SAFE)]
+    assert [(step.action, step.kind) for step in said] == [("drop_column", DESTRUCTIVE), ("add_column", SAFE)]
 
 
 def referring() -> tuple[Current, Current]:
@@ -378,7 +378,7 @@ def test_a_column_by_which_live_files_are_partitioned_is_not_dropped_with_the_pa
     wanted = {"columns": columns(ts=None), "partition": []}
     assert REFUSED in [step.kind for step in steps({"orders": wanted}, table("orders", partition=["day(ts)"], rows=1))]
     empty = steps({"orders": wanted}, table("orders", partition=["day(ts)"]))
-    assert [(step.action, step.kind) for step in empty] == [("drop_column", SAFE), ("change_partition", SAFE)]
+    assert [(step.action, step.kind) for step in empty] == [("drop_column", DESTRUCTIVE), ("change_partition", SAFE)]
 
 
 # ── defaults ──
@@ -553,7 +553,7 @@ def test_a_table_that_others_refer_to_stays() -> None:
     assert "orders" in step.reason
     for others in ({"orders": {"drop": True}}, {"orders": {"references": {}}}):
         found = steps({"customers": {"drop": True}, **others}, child, parent)
-        assert {step.kind for step in found} == {SAFE}
+        assert {step.kind for step in found} <= {DESTRUCTIVE, SAFE}
     (step,) = steps({"customers": {"retention": "10 rows"}}, child, parent)
     assert (step.action, step.kind) == ("set_retention", REFUSED)
 

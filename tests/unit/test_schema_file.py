@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "a column with a default cannot refer",
     ),
     "dropped and there": ({"t": {"columns": {"a": "int"}, "dropped": ["a"]}}, "is a column, too"),
-    "default of a type": ({"t": {"columns": {"a": {"type": "date", "default": "2026-01-01"}}}}, "backfill column"),
+    "default of a type": ({"t": {"columns": {"a": {"type": "date", "default": "2026-01-01"}}}}, "backfill.column"),
     "default of another type": ({"t": {"columns": {"a": {"type": "int", "default": "1"}}}}, "cannot have this default"),
     "truth is no number": ({"t": {"columns": {"a": {"type": "int", "default": True}}}}, "cannot have this default"),
     "default too large": ({"t": {"columns": {"a": {"type": "int", "default": 2**31}}}}, "fit the type"),

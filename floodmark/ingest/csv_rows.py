@@ -1,0 +1,385 @@
+"""CSV files judged row by row, in this process: which rows do not fit, where they are and why, and the others as Arrow.
+
+It means what `ingest/file_rows.py` means. Two callers: a load that failed asks for the first mistakes of each kind, and
+a load that sets bad rows aside takes the others as a stream. Memory follows a chunk of rows, not the file (I14).
+
+Bad rows go into a file beside the one that they came from, with its header, so that they can be corrected and loaded; a
+second file has the reasons, a line each. Both are durable before the rows that fit are published (I4). Crash before
+that: the files are there and nothing was loaded; the same load writes the same files under the same names.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import glob
+import gzip
+import io
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import zstandard
+from pyarrow import types
+
+from floodmark.errors import Invalid, Unavailable
+from floodmark.failpoints import hit
+from floodmark.ingest.file_rows import CSV_ROW_BYTES_MAX, cast_texts
+from floodmark.rows.convert import NULL_IN_REQUIRED, Column
+from floodmark.rows.schema import nearest
+from floodmark.storage import local_path
+
+CHUNK_ROWS = 10_000
+# Of each kind so many are told; all are counted.
+MISTAKES_SHOWN = 3
+_VALUE_CHARACTERS_MAX = 60
+_NOT_TEXT = "the value is not UTF-8"
+_ENDINGS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".zst": zstandard.open}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is wrong with one row: where it begins, and the column and value unless it is the row as a whole."""
+
+    file: str
+    line: int
+    problem: str
+    column: str | None = None
+    value: str | None = None
+
+    @property
+    def kind(self) -> tuple[str | None, str]:
+        return self.column, self.problem
+
+    def __str__(self) -> str:
+        place = f"line {self.line}" + ("" if self.column is None else f", column {self.column}")
+        value = "" if self.value is None else f" ({self.value})"
+        return f"{place}: {self.problem}{value}"
+
+
+class BadRecords(Invalid):
+    """Rows of CSV files that do not fit; `mistakes` are the first of each kind, `rows` says how many rows."""
+
+    def __init__(self, found: Mistakes) -> None:
+        self.mistakes = tuple(found.first)
+        self.rows = found.rows
+        first = self.mistakes[0]
+        listed = "; ".join(str(one) for one in self.mistakes)
+        kinds = ", ".join(dict.fromkeys(one.column for one in self.mistakes if one.column is not None))
+        super().__init__(
+            f"rows do not fit the table: {listed}",
+            file=first.file,
+            line=first.line,
+            column=kinds or None,
+            value=first.value,
+            count=found.rows,
+            advice="Nothing was loaded. Correct the file, or set these rows aside: --bad-rows set-aside.",
+        )
+
+    @property
+    def kind(self) -> str:
+        return Invalid.__name__  # what a caller knows it as
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "mistakes": [asdict(one) for one in self.mistakes], "rows": self.rows}
+
+
+@dataclass
+class Mistakes:
+    """Mistakes so far: the first of each kind, and how many rows have one."""
+
+    first: list[Mistake] = field(default_factory=list)
+    rows: int = 0
+    _counts: dict[tuple[str | None, str], int] = field(default_factory=dict)
+
+    def add(self, mistake: Mistake) -> None:
+        self.rows += 1
+        seen = self._counts[mistake.kind] = self._counts.get(mistake.kind, 0) + 1
+        if seen <= MISTAKES_SHOWN:
+            self.first.append(mistake)
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    values: list[str]
+
+
+class CsvFiles:
+    """CSV files of a table's rows. `columns` are the table's; with `partial` a file may leave some out."""
+
+    def __init__(
+        self, paths: Sequence[str], columns: Sequence[Column], filled: Collection[str] = (), *, partial: bool = False
+    ) -> None:
+        self._paths = paths
+        self._columns = {column.name: column for column in columns}
+        self._optional = set(self._columns) if partial else set(filled)
+        self.mistakes = Mistakes()
+        # The files of rows that were set aside.
+        self.set_aside: list[str] = []
+        # Those of them that this load made: others are of an earlier one that set the same rows aside.
+        self._made: list[str] = []
+
+    @staticmethod
+    def local_files(paths: Sequence[str]) -> list[str] | None:
+        """The files that are meant, if all of them are on this machine and packed as we unpack; else None."""
+        found: list[str] = []
+        for path in paths:
+            local = local_path(path) if path.startswith("file://") else None if "://" in path else path
+            if local is None:
+                return None
+            matching = sorted(glob.glob(local)) if glob.has_magic(local) and not os.path.exists(local) else [local]
+            for one in matching:
+                inside = sorted(str(file) for file in Path(one).iterdir()) if os.path.isdir(one) else [one]
+                found += [file for file in inside if not os.path.basename(file).startswith((".", "_"))]
+        packed = [os.path.splitext(file)[1] in (".lz4", ".snappy") for file in found]
+        return None if any(packed) or not all(map(os.path.isfile, found)) else found
+
+    def find_mistakes(self) -> BadRecords | None:
+        """Read all of it; what is wrong with it, or None."""
+        for path in self._paths:
+            for _, bad in self._judged(path):
+                for mistake, _ in bad:
+                    self.mistakes.add(mistake)
+        return BadRecords(self.mistakes) if self.mistakes.rows else None
+
+    def good_rows(self) -> pa.RecordBatchReader:
+        """The rows that fit; the others are set aside on the way, whole and durable when the last row was read."""
+        first = next(iter(self._paths))
+        with _opened(first) as text:
+            header = self._header(first, csv.reader(text))
+        schema = pa.schema([pa.field(column.name, column.field.type) for column in header])
+        return pa.RecordBatchReader.from_batches(schema, self._good(schema))
+
+    def forget_set_aside(self) -> None:
+        """Nothing was loaded after all: so nothing was set aside."""
+        for name in self._made:
+            for path in (name, _reasons(name)):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+        self.set_aside, self._made = [], []
+
+    def _good(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for path in self._paths:
+            bad = _BadRows(path)
+            try:
+                for good, wrong in self._judged(path, schema):
+                    for mistake, values in wrong:
+                        self.mistakes.add(mistake)
+                        bad.add(mistake, values)
+                    yield from good.to_batches()
+                name, is_new = bad.finish()
+                self.set_aside += [name] if name else []
+                self._made += [name] if is_new else []
+            finally:
+                bad.close()
+        # Crash here: bad rows are in their files, and nothing is loaded. The same load writes them again.
+        hit("load.set_aside")
+
+    def _judged(
+        self, path: str, schema: pa.Schema | None = None
+    ) -> Iterator[tuple[pa.Table, list[tuple[Mistake, list[str]]]]]:
+        """Chunk by chunk the rows that fit, and the others with what is wrong. The first chunk has the header only."""
+        with _opened(path) as text:
+            records = csv.reader(text, strict=True)
+            header = self._header(path, records)
+            names = [column.name for column in header]
+            if schema is not None and sorted(names) != sorted(schema.names):
+                raise Invalid("the files have different columns", file=path, advice="Load them apart.")
+            rows = _rows(path, records)
+            while chunk := list(islice(rows, CHUNK_ROWS)):
+                good, bad = _judge(path, header, chunk)
+                yield good if schema is None else good.select(schema.names), bad
+
+    def _header(self, path: str, records: Any) -> list[Column]:
+        names: list[str] = next(records, [])
+        for name in names:
+            if names.count(name) > 1:
+                raise Invalid("a column comes twice in the header", file=path, column=name, line=1)
+            if name not in self._columns:
+                advice = nearest(name, list(self._columns))
+                problem = "the files have a column that the table does not have"
+                raise Invalid(problem, file=path, column=name, line=1, advice=advice)
+            if types.is_nested(self._columns[name].field.type):
+                kind = self._columns[name].field.type
+                raise Invalid("CSV cannot hold this column", file=path, column=name, type=kind, advice="Use JSONL.")
+        missing = [name for name in self._columns if name not in names and name not in self._optional]
+        if missing:
+            raise Invalid(
+                "the files lack columns of the table",
+                file=path,
+                columns=",".join(missing),
+                line=1,
+                advice="Add them to the header, with empty values if they are null.",
+            )
+        return [self._columns[name] for name in names]
+
+
+# ── reading ──
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[IO[str]]:
+    csv.field_size_limit(CSV_ROW_BYTES_MAX)
+    opener = _ENDINGS.get(os.path.splitext(path)[1])
+    try:
+        with open(path, "rb") if opener is None else opener(path, "rb") as raw:
+            # Bytes that are no text stay what they are: their row is named, and set aside as it was.
+            yield io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="")
+    except (OSError, EOFError, zstandard.ZstdError) as error:
+        raise Unavailable("a file cannot be read", path=path, cause=error) from error
+
+
+def _rows(path: str, records: Any) -> Iterator[_Row]:
+    """The rows behind the header, each with the line that it begins in. Empty lines are no rows."""
+    before: int = records.line_num
+    try:
+        for values in records:
+            if values:
+                yield _Row(before + 1, values)
+            before = records.line_num
+    except csv.Error as error:
+        # Also a quote that is never closed: it would make one value of the rest of the file.
+        raise Invalid("a row cannot be read as CSV", file=path, line=before + 1, cause=error) from error
+
+
+# ── judging ──
+
+
+def _judge(path: str, header: list[Column], rows: list[_Row]) -> tuple[pa.Table, list[tuple[Mistake, list[str]]]]:
+    found: dict[int, Mistake] = {}
+    for number, row in enumerate(rows):
+        if len(row.values) != len(header):
+            problem = f"the row has another number of values than the header has columns ({len(header)})"
+            found[number] = Mistake(path, row.line, problem, value=f"{len(row.values)} values")
+    for place, column in enumerate(header):
+        whole = [number for number in range(len(rows)) if number not in found]
+        texts = [rows[number].values[place] or None for number in whole]
+        for at, problem in _wrong(texts, column):
+            value = rows[whole[at]].values[place]
+            shown = repr(value.encode(errors="surrogateescape") if problem == _NOT_TEXT else value)
+            shown = shown if len(shown) <= _VALUE_CHARACTERS_MAX else shown[:_VALUE_CHARACTERS_MAX] + "…"
+            found[whole[at]] = Mistake(path, rows[whole[at]].line, problem, column.name, shown)
+    good = [row.values for number, row in enumerate(rows) if number not in found]
+    arrays = []
+    for place, column in enumerate(header):
+        texts_array = pa.chunked_array([pa.array([values[place] or None for values in good], pa.string())])
+        arrays.append(cast_texts(texts_array, column.field.type))
+    table = pa.table(arrays, names=[column.name for column in header])
+    return table, [(found[number], rows[number].values) for number in sorted(found)]
+
+
+def _wrong(texts: list[str | None], column: Column) -> Iterator[tuple[int, str]]:
+    """The places of values that do not fit the column, and why."""
+    clean: list[str | None] = []
+    for at, text in enumerate(texts):
+        if text is None and column.required:
+            yield at, NULL_IN_REQUIRED
+        if text is not None and not text.isascii() and _has_surrogates(text):
+            yield at, _NOT_TEXT
+            text = None
+        clean.append(text)
+    array = pa.array(clean, pa.string())
+    for at in _bad_places(array, column.field.type, 0):
+        yield at, f"the value is not the table's {column.field.type}"
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _bad_places(texts: pa.Array, kind: pa.DataType, start: int) -> Iterator[int]:
+    """All values that do not fit, by halving: quick where few of them are bad."""
+    try:
+        cast_texts(pa.chunked_array([texts]), kind)
+    except pa.ArrowInvalid:
+        if len(texts) == 1:
+            yield start
+            return
+        half = len(texts) // 2
+        yield from _bad_places(texts[:half], kind, start)
+        yield from _bad_places(texts[half:], kind, start + half)
+
+
+# ── setting aside ──
+
+
+class _BadRows:
+    """The file of one file's bad rows, and that of the reasons; made when the first one comes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._files: list[IO[str]] = []
+        self._names: list[str] = []
+
+    def add(self, mistake: Mistake, values: Iterable[str]) -> None:
+        if not self._files:
+            self._begin()
+        csv.writer(self._files[0], lineterminator="\n").writerow(values)
+        self._files[1].write(json.dumps(asdict(mistake), ensure_ascii=False) + "\n")
+
+    def _begin(self) -> None:
+        base = _aside_name(self._path, 1)
+        self._names = [f"{base}.{os.getpid()}.tmp", f"{_reasons(base)}.{os.getpid()}.tmp"]
+        errors = ("surrogateescape", "backslashreplace")
+        try:
+            for name, on_error in zip(self._names, errors, strict=True):
+                self._files.append(open(name, "w", encoding="utf-8", errors=on_error, newline=""))  # noqa: SIM115 - `close` does
+        except OSError as error:
+            raise Unavailable("bad rows cannot be set aside", path=base, cause=error) from error
+        with _opened(self._path) as text:
+            csv.writer(self._files[0], lineterminator="\n").writerow(next(csv.reader(text), []))
+
+    def finish(self) -> tuple[str, bool]:
+        """Make both files durable under names of their own: earlier ones with other rows stay. The name, if any, and
+        whether it is a new one."""
+        if not self._files:
+            return "", False
+        for file in self._files:
+            file.flush()
+            os.fsync(file.fileno())
+        number = 1
+        while (name := Path(_aside_name(self._path, number))).exists() and not _same(str(name), self._names[0]):
+            number += 1
+        is_new = not name.exists()
+        os.replace(self._names[1], _reasons(str(name)))
+        os.replace(self._names[0], name)
+        folder = os.open(name.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return str(name), is_new
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        for name in self._names:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+
+
+def _same(one: str, other: str) -> bool:
+    return Path(one).read_bytes() == Path(other).read_bytes()
+
+
+def _aside_name(path: str, number: int) -> str:
+    base, ending = os.path.splitext(path)
+    base = os.path.splitext(base)[0] if ending in _ENDINGS else base
+    # A name that begins with _ is passed over when the folder is loaded again, here and by Spark.
+    folder, name = os.path.split(base)
+    return os.path.join(folder, f"_{name}.bad-rows{'' if number == 1 else f'-{number}'}.csv")
+
+
+def _reasons(name: str) -> str:
+    return f"{name.removesuffix('.csv')}.reasons.jsonl"

@@ -1,0 +1,174 @@
+"""A Spark that lost its executors or its master reports nothing: a job just waits. Here that wait ends.
+
+While a job runs, a thread looks whether it gets on. A task that runs on a live executor is progress, however long it
+takes; so is planning, which needs no executor. Tasks that are wanted while none runs and none ends, for `stall`
+seconds, mean that no executor is alive: the job is interrupted, and the caller gets `Unavailable`. It undoes what it
+staged as after any error, and the next call gets a session that is built anew (rows/session.py).
+A Connect server that went away is noticed by its client, which repeats its requests for as long as `stall` says. What
+executors the server has is the server's own matter: its other clients' tasks, behind which ours may wait, are not seen
+from here. Looking uses what a classic session offers to onlookers, StatusTracker. A crash here leaves nothing: the
+thread holds no state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from floodmark.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STALL_S = 300.0
+# How often it is looked, at most; a job that ends before the first look is never asked about.
+LOOK_S = 5.0
+# What Spark and its Connect client say of a session that no call can use any more.
+_OVER = (
+    "stopped SparkContext",
+    "SparkContext was shut down",
+    "SparkContext has been shutdown",
+    "StatusCode.UNAVAILABLE",
+    "server side session",
+    "SESSION_NOT_FOUND",
+    "SESSION_CLOSED",
+    "SESSION_CHANGED",
+)
+
+
+@dataclass
+class _Rule:
+    """How long one session may stand still; `own`: it was built here, so it may be built anew."""
+
+    stall_s: float
+    own: bool
+    lost: bool = False
+
+
+# By session and not in it: sessions are Spark's objects, and go when nobody holds them any more.
+_rules: WeakKeyDictionary[SparkSession, _Rule] = WeakKeyDictionary()
+
+
+def is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def watch_session(spark: SparkSession, stall_s: float, *, own: bool) -> None:
+    """From now on, `watched` bounds the waits of this session."""
+    _rules[spark] = _Rule(stall_s, own)
+    if own and is_connect(spark):
+        _bound_retries(spark, stall_s)
+
+
+def is_lost(spark: SparkSession) -> bool:
+    """Whether a call found that this session is of no use any more. Never so of a session that the caller brought."""
+    rule = _rules.get(spark)
+    return rule is not None and rule.lost
+
+
+@contextmanager
+def watched(spark: SparkSession) -> Iterator[None]:
+    """A job inside the block that stands still for too long is interrupted, and ends in `Unavailable`."""
+    rule = _rules.get(spark)
+    if rule is None:
+        yield
+        return
+    watch = _Watch(spark, rule)
+    try:
+        with nullcontext() if is_connect(spark) else watch.running():
+            yield
+    except Exception as error:
+        said = f"{error} {error.__cause__}"
+        if rule.own and (watch.stalled or any(words in said for words in _OVER)):
+            rule.lost = True
+        if watch.stalled:
+            raise _stalled(spark, rule) from error
+        raise
+
+
+def _stalled(spark: SparkSession, rule: _Rule) -> Unavailable:
+    again = "the next call connects anew" if rule.own else "build the Spark session anew if it stays so"
+    return Unavailable(
+        "Spark has no live executor: none ran a task of a waiting job",
+        master=_master(spark),
+        stall_s=round(rule.stall_s),
+        advice=f"Check the master and its workers, then try again: nothing was committed, and {again}.",
+    )
+
+
+def _master(spark: SparkSession) -> str | None:
+    with suppress(Exception):
+        return str(spark.conf.get("spark.master"))
+    return None
+
+
+class _Watch:
+    """One job's onlooker."""
+
+    def __init__(self, spark: SparkSession, rule: _Rule) -> None:
+        self._spark = spark
+        self._rule = rule
+        self._over = threading.Event()
+        self.stalled = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        threading.Thread(target=self._run, name="floodmark-spark-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._over.set()
+
+    def _run(self) -> None:
+        waiting: Hashable = None
+        since_s = time.monotonic()
+        while not self._over.wait(min(LOOK_S, self._rule.stall_s / 4)):
+            seen = self._look()
+            if seen is None or seen != waiting:
+                waiting, since_s = seen, time.monotonic()
+            elif time.monotonic() - since_s >= self._rule.stall_s:
+                self.stalled = True
+                # All jobs of the session: none of them has an executor, and tags are known to their own thread alone.
+                # Again at each look: a query may begin its next job in between.
+                with suppress(Exception):
+                    self._spark.interruptAll()
+
+    def _look(self) -> Hashable:
+        """None while something gets on; else what waits, so that a later look sees whether it still does."""
+        try:
+            tracker = self._spark.sparkContext.statusTracker()
+            found = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        except Exception:  # noqa: BLE001 - whatever it is, the job itself will say it
+            return None
+        return what_waits(
+            (stage.stageId, stage.numTasks, stage.numActiveTasks, stage.numCompletedTasks) for stage in found if stage
+        )
+
+
+def what_waits(stages: Iterable[tuple[int, int, int, int]]) -> Hashable:
+    """The stages (number, tasks, active, completed) if tasks are wanted and none is active; else None."""
+    known = tuple(stages)
+    wanted = any(tasks > completed for _, tasks, _, completed in known)
+    active = any(one[2] for one in known)
+    return tuple((number, completed) for number, _, _, completed in known) if wanted and not active else None
+
+
+def _bound_retries(spark: SparkSession, stall_s: float) -> None:
+    """A Connect client repeats requests to a server that is away for ten minutes by itself: here for `stall`."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    pause_ms = max(50, min(5_000, round(stall_s * 1000 / 10)))
+    policy = DefaultPolicy(
+        max_retries=max(1, round(stall_s * 1000 / pause_ms)),
+        initial_backoff=pause_ms,
+        max_backoff=pause_ms,
+        jitter=0,
+        max_server_retry_delay=pause_ms,
+    )
+    client: Any = spark.client
+    client.set_retry_policies([policy])

@@ -1,0 +1,106 @@
+"""Undrop: a table that main dropped is there again, as it was, by a publish like any other.
+
+begin (the version that has it is held from here on), look again, seal, build, publish. No row is read or written: one
+snapshot over the manifests that the table had. It is the same table by its id; its rows keep their sequences, its marks
+and batch ids go on. References to and from other tables are left out: those went on without it, so whether they still
+hold has to be looked at, which `apply` does when the reference is declared again.
+Crash anywhere before the publish: the table is dropped as before; recovery rolls the operation back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.metadata import TableMetadata
+
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.dropped import Dropped, find_dropped
+from floodmark.catalog.metadata import new_snapshot_id, schema_of
+from floodmark.catalog.references import REFERENCE_PREFIX, REFERRER_PREFIX, references_of, referrers_of
+from floodmark.catalog.riders import PlanAgain
+from floodmark.catalog.seal import UNDROP, Edit
+from floodmark.catalog.shape_riders import UndropRider
+from floodmark.errors import Conflict
+from floodmark.model import Commit
+from floodmark.write.change import Change
+from floodmark.write.intent import Intent
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Undropped:
+    """What came back: rows, the state's version, the version that had dropped it, and columns that refer no more."""
+
+    table: str
+    rows: int
+    state_version: int
+    dropped_version: int
+    references_lost: tuple[str, ...]
+
+
+def undrop(
+    catalog: Catalog,
+    intent: Intent,
+    get_spark: Callable[[], SparkSession],
+    table: str,
+    version: int | None = None,
+    told: Callable[[Undropped], None] | None = None,
+) -> Commit:
+    """Bring a dropped table back; `version` says which one, if several had the name. `told` gets what came back."""
+    seen = _find(catalog, table, version)
+    change = Change.begin(catalog, intent, get_spark, held_version=seen.held_version)
+    try:
+        # From begin on nothing expires that can be read now and is not older than what is held.
+        found = _find(catalog, table, version)
+        if (found.held_version or 0) < change.operation.base_version:
+            raise Conflict("a version expired meanwhile", table=table, advice="Run it again.")
+        metadata = catalog.files.metadata(found.metadata_location)
+        properties, lost = _references(metadata, found)
+        change.give(_edit(found, metadata, properties))
+        state = found.state
+        change.ride(UndropRider(state.table_id, state.table, state.version, found.dropped_version))
+        commit = change.publish(replan=False)
+    except PlanAgain as again:
+        moved = Conflict("the table changed meanwhile", table=table, cause=again.reason, advice="Run it again.")
+        return change.undo(moved)
+    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
+        return change.undo(error)
+    if told is not None:
+        told(Undropped(table, state.rows, state.version, found.dropped_version, lost))
+    return commit
+
+
+def _find(catalog: Catalog, table: str, version: int | None) -> Dropped:
+    with catalog.database.read() as tx:
+        return find_dropped(tx, table, version)
+
+
+def _edit(found: Dropped, metadata: TableMetadata, properties: dict[str, str]) -> Edit:
+    state = found.state
+    return Edit(
+        UNDROP,
+        state.table,
+        state.table_id,
+        metadata.location,
+        state.schema_id,
+        state.spec_id,
+        snapshot=new_snapshot_id(),
+        base_snapshot=state.snapshot,
+        rows_added=state.rows,
+        properties=properties,
+        sequence_above=found.sequence_max,
+    )
+
+
+def _references(metadata: TableMetadata, found: Dropped) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What the table's properties say of no other table any more, and the columns that referred to one."""
+    schema, table_id = schema_of(metadata, found.state), found.state.table_id
+    out = [one for one in references_of(metadata.properties, schema, table_id) if one.parent_id != table_id]
+    into = [one for one in referrers_of(metadata.properties) if one.table_id != table_id]
+    properties = {f"{REFERENCE_PREFIX}{one.field_id}": "" for one in out}
+    properties |= {f"{REFERRER_PREFIX}{one.table_id}.{one.field_id}": "" for one in into}
+    return properties, tuple(schema.find_field(one.field_id).name for one in out)

@@ -1,0 +1,60 @@
+"""What is read from a query's text before Spark sees it: a misspelt table, and where the user's text stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from floodmark.rows.query import misspelt_table
+from floodmark.rows.session import without_noise
+
+TABLES = ["events", "customers"]
+
+
+@pytest.mark.parametrize(
+    ("query", "table", "line", "pos", "meant"),
+    [
+        ("select * from evnts", "evnts", 1, 14, "events"),
+        ("-- all\nselect *\n  from Event e join customers c on true", "Event", 3, 7, "events"),
+        ("select * from events join `custmers` using (id)", "`custmers`", 1, 26, "customers"),
+        ("with a as (select * from evnts) select * from a", "evnts", 1, 25, "events"),
+        ("select (select max(id) from evnts)", "evnts", 1, 28, "events"),
+        ("from evnts select id", "evnts", 1, 5, "events"),
+    ],
+)
+def test_a_table_that_is_misspelt_is_found_with_its_place_and_the_one_meant(
+    query: str, table: str, line: int, pos: int, meant: str
+) -> None:
+    found = misspelt_table(query, TABLES)
+    assert found is not None
+    assert (found.facts["table"], found.facts["line"], found.facts["pos"]) == (table.strip("`"), line, pos)
+    assert meant in found.advice
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from events",
+        "select * from EVENTS, customers",
+        "select extract(day from event) from events",
+        "select trim(both ' ' from event), substring(evnts from 2) from events",
+        "select id is distinct from event from events",
+        "with evnts as (select 1) select * from evnts",
+        "with event(a, b) as (select 1, 2), evnts as (select 2) select * from event join evnts",
+        "select * from event(10)",
+        "select * from other.evnts",
+        "select 'from evnts' /* from evnts */ -- from evnts",
+        "select * from something_else",
+        "select * from values (1) as evnts",
+    ],
+)
+def test_what_may_be_no_table_is_left_to_spark(query: str) -> None:
+    assert misspelt_table(query, TABLES) is None
+
+
+def test_noise_of_the_jvm_is_left_out_and_all_else_is_passed_on() -> None:
+    noise = b"WARNING: Using incubator modules: jdk.incubator.vector\n"
+    bar = b"\r[Stage 3:=======>                                  (12 + 2) / 64]\r" + b" " * 70 + b"\r"
+    assert without_noise(noise) == b""
+    assert without_noise(b"a\n" + noise + b"java.lang.OutOfMemoryError\n") == b"a\njava.lang.OutOfMemoryError\n"
+    assert without_noise(bar + b"kept\n") == b"kept\n"
+    assert without_noise(b"WARNING: something else\n") == b"WARNING: something else\n"
