@@ -8,6 +8,8 @@ A part that fails at every try without a word about its rows (5xx, a timeout) is
 is accepted after it failed, the endpoint works: then the part is halved, down to the row, which is set aside. So an
 endpoint that fails for everything sets no row aside. Halves have other keys: a lake knows rows by their numbers, and is
 asked to pass a row before that is set aside; elsewhere it takes `split_unanswered`, and rows in doubt are counted.
+There, if nothing else shows whether the endpoint works, a part that it accepted is sent again, under its key: the
+control.
 
 Crash model: a crash leaves parts that are sealed and not acknowledged. They may have arrived; they are sent again under
 the same keys. Parts that arrived while another one ended the run are acknowledged before the error is raised.
@@ -24,7 +26,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from floodmark.catalog.unit import QUARANTINED, RETRY, ROWS, SEALED, Part, Shipped, Stopped, Unit, UnitLog, Watch
+from floodmark.catalog.unit import (
+    ACKNOWLEDGED,
+    QUARANTINED,
+    RETRY,
+    ROWS,
+    SEALED,
+    Part,
+    Shipped,
+    Stopped,
+    Unit,
+    UnitLog,
+    Watch,
+)
 from floodmark.catalog.unit_log import refill, rolled_back, stranger
 from floodmark.errors import Corrupt
 from floodmark.export import http_policy as policy
@@ -59,10 +73,19 @@ class HttpDestination:
         """Send what is not acknowledged of a unit; returns when everything is, or set aside."""
         parts = log.parts()
         known = [(part.first, part.last) for part in parts]
-        done = [(part.first, part.last) for part in parts if part.state != SEALED]
+        control = self._control(parts, log)
+        done = [(part.first, part.last) for part in parts if part.state != SEALED and part != control]
         rules = unit.rules
         cut = bodies(shipment, self._storage, rules.part_rows, rules.part_bytes, known, done)
         return self._ship(unit, cut, parts, log, watch)
+
+    def _control(self, parts: list[Part], log: UnitLog) -> Part | None:
+        """The smallest accepted part, if an earlier run failed on others at a foreign endpoint: `Try._send_control`."""
+        suspect = any(part.state == SEALED and (part.detail or part.last - part.first == 1) for part in parts)
+        if not suspect or not self._settings.split_unanswered or log.destination() is not None:
+            return None
+        accepted = [part for part in parts if part.state == ACKNOWLEDGED]
+        return min(accepted, key=lambda part: part.last - part.first, default=None)
 
     def set_aside(self, unit: Unit, part: Part, data: bytes, reason: str, log: UnitLog, watch: Watch) -> int:
         """Set the rows of a part aside by hand; a lake is asked to pass them first. 0 if that lake has them."""
@@ -129,6 +152,9 @@ class Try:
         self._accepted_when_made: dict[int, int] = {}
         self._details = {part.first: json.loads(part.detail) for part in parts if part.state == SEALED and part.detail}
         self._probed = False
+        # The smallest part that the endpoint accepted, of this run or an earlier one.
+        self._control: Parcel | None = None
+        self._control_under_way = False
         self._bytes_max = log.body_bytes_max()
 
     def run(self) -> Shipped:
@@ -146,7 +172,8 @@ class Try:
         if self._failure is not None:
             # The wire is closed. What arrived until then is written down; the rest is sent again by the next run.
             # A row that a lake was asked to pass is asked about again.
-            late = [one for one in self._drain() if isinstance(one, Arrived) and one.parcel.skip is None]
+            arrived = [one for one in self._drain() if isinstance(one, Arrived)]
+            late = [one for one in arrived if one.parcel.skip is None and not one.parcel.is_control]
             self._acknowledge([one for one in late if _delivered(one)])
             raise self._failure
         return self._shipped
@@ -180,12 +207,16 @@ class Try:
     def _take(self, news: list[News]) -> None:
         arrived = [one for one in news if isinstance(one, Arrived)]
         self._under_way -= len(arrived)
+        controls = [one for one in arrived if one.parcel.is_control]
+        arrived = [one for one in arrived if not one.parcel.is_control]
         passed = [one for one in arrived if one.parcel.skip is not None and _delivered(one)]
         arrived = [one for one in arrived if one.parcel.skip is None or not _delivered(one)]
         # What was ready takes the places that are free now, before the catalog is written to.
         if all(_delivered(one) for one in arrived):
             self._send()
         self._acknowledge([one for one in arrived if _delivered(one)])
+        for one in controls:
+            self._take_control(one)
         for one in passed:
             self._set_aside_passed(one)
         for one in arrived:
@@ -209,11 +240,12 @@ class Try:
             known = self._known.pop((part.first, part.last), None)
             if known is None and part.first != self._end:
                 raise self._corrupt("a unit's rows do not fit to the parts that were written down", parcel)
-            if known is not None and known.state != SEALED:
-                self._cutter.release()
-                continue
             if known is not None and known.digest != part.digest:
                 raise self._corrupt("a part of a unit has other bytes than when it was written down", parcel)
+            if known is not None and known.state != SEALED:
+                self._keep_control(parcel)
+                self._cutter.release()
+                continue
             if known is None:
                 new.append(part)
                 self._end = part.last
@@ -267,6 +299,7 @@ class Try:
             for one in group:
                 self._accepted += _ALREADY not in one.reply.text
                 self._count(one)
+                self._keep_control(one.parcel)
                 self._close(one.parcel)
 
     def _count(self, one: Arrived) -> None:
@@ -380,13 +413,13 @@ class Try:
         return patient and (self._may_split or self._may_be_lake)
 
     def _suspect(self, one: Arrived) -> None:
-        """Let a part wait for a witness: one that is accepted from now on, or for a half since it was sent.
+        """Let a part wait for a witness: one that is accepted from now on.
 
-        Halves go out together and have nobody else: an outage that begins between the answers of two of them is the one
-        that is not seen. For other parts it is.
+        For a half that is halved again, or that a lake is asked to pass, one since it was sent is enough: halves go out
+        together, and a wrong guess sets no row aside.
         """
         first = one.parcel.part.first
-        if first not in self._details:
+        if first not in self._details or (one.parcel.rows == 1 and not self._is_lake):
             self._accepted_before[first] = self._accepted
         self._suspects.append(one)
 
@@ -444,6 +477,8 @@ class Try:
             for one in worth:
                 self._divide(one)
             return
+        if self._send_control():
+            return
         first = min(self._suspects, key=lambda one: one.parcel.part.first)
         probes = self._details.get(first.parcel.part.first, {}).get(_PROBES, 0)
         if self._resumed and not self._probed and first.parcel.rows > 1 and probes < PROBES_MAX:
@@ -452,6 +487,35 @@ class Try:
             self._halve(first.parcel, probes=probes + 1, doubtful=0 if self._is_lake else first.parcel.rows)
         else:
             self._fail(first)
+
+    def _keep_control(self, parcel: Parcel) -> None:
+        """Keep the smallest part that was accepted; a retry sends rows one by one and needs none."""
+        if not self._settings.split_unanswered or self._is_lake or self._unit.lane == RETRY:
+            return
+        if self._control is None or parcel.rows < self._control.rows:
+            self._control = replace(parcel, is_control=True)
+
+    def _send_control(self) -> bool:
+        """Send a part that was accepted again, under its key; False if there is none.
+
+        An endpoint that accepts it works now, so what failed before is to blame. Without it, bad rows that are all that
+        is left of their unit would block the sink for ever.
+        """
+        if self._control is None:
+            return False
+        if not self._control_under_way:
+            self._wire.send(self._control)
+            self._under_way += 1
+            self._control_under_way = True
+        return True
+
+    def _take_control(self, one: Arrived) -> None:
+        """Accepted: the suspects are to blame. Not accepted: the endpoint is, and the run ends."""
+        self._control_under_way = False
+        if _delivered(one):
+            self._accepted += 1
+        elif self._suspects:
+            self._fail(self._suspects[0])
 
     def _may_divide(self, one: Arrived, *, alone: bool) -> bool:
         """Whether to go on with a part that failed, though nothing was accepted since it was sent.

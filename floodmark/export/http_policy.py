@@ -207,6 +207,8 @@ class Parcel:
     problem: str | None = None
     # Why its rows are given up: a lake is asked to pass them, and no row is sent.
     skip: str | None = None
+    # It was accepted before, and is sent again to see whether the endpoint works.
+    is_control: bool = False
 
     @property
     def rows(self) -> int:

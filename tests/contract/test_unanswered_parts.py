@@ -141,6 +141,49 @@ def test_several_bad_rows_in_every_part_are_found_over_some_runs(events: fm.Lake
     assert (sorted(aside(events)), ids(receiver)) == ([*bad], [1, 2, 4, 6, 7, 8])
 
 
+@pytest.mark.parametrize("parallel", [1, 3])
+@pytest.mark.parametrize("good", [1, 9])
+def test_bad_rows_that_are_all_that_is_left_of_a_unit_are_found(
+    events: fm.Lake, receiver: Receiver, good: int, parallel: int
+) -> None:
+    bad = range(good, 10)
+    add(events, receiver, part_rows=1, parallel=1, tries=1, split_unanswered=True)
+    # The endpoint is down after it took the good rows: the bad ones are left, and no other part to compare them with.
+    outage = Fault(503, when=lambda request: len(receiver.rows) >= good)
+    receiver.script(Fault(503, when=holds("id", *bad)), outage)
+    for _ in range(3):
+        assert run(events).outcome == "failed"
+    assert (aside(events), ids(receiver)) == ([], [*range(good)])
+    events.sinks.set("web", parallel=parallel)
+    receiver.script(Fault(503, when=holds("id", *bad)))
+    assert run(events, until_empty=True).outcome == "shipped"
+    assert (sorted(aside(events)), ids(receiver)) == ([*bad], [*range(good)])
+
+
+def test_a_part_that_shows_that_the_endpoint_works_is_sent_again_under_its_own_key(
+    events: fm.Lake, receiver: Receiver
+) -> None:
+    add(events, receiver, part_rows=9, parallel=1, tries=1, split_unanswered=True)
+    receiver.script(Fault(500, when=holds("id", 9)))
+    assert run(events).outcome == "shipped"
+    parts = [request.part for request in receiver.requests]
+    assert (parts, aside(events)) == ([(0, 9), (9, 10), (0, 9)], [9])
+    assert (ids(receiver), table_of(events)["rows_doubtful"]) == (list(range(9)), 1)
+
+
+def test_an_outage_between_the_answers_to_two_halves_sets_no_row_aside(events: fm.Lake, receiver: Receiver) -> None:
+    add(events, receiver, part_rows=2, parallel=2, tries=1, split_unanswered=True)
+    down = Fault(503, when=lambda request: 0 in ids(receiver))
+    late = Fault(503, when=lambda request: request.part == (1, 2), delay_s=0.5)
+    receiver.script(Fault(500, when=lambda request: request.part == (0, 2)), late, down)
+    for _ in range(3):
+        assert run(events).outcome == "failed"
+    assert aside(events) == []
+    receiver.script()
+    assert run(events, until_empty=True).outcome == "shipped"
+    assert (ids(receiver), aside(events)) == (list(range(10)), [])
+
+
 def test_a_foreign_endpoint_s_part_is_not_halved_without_being_asked_to(events: fm.Lake, receiver: Receiver) -> None:
     add(events, receiver)
     receiver.script(Fault(500, when=holds("id", BAD)))
