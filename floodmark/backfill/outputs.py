@@ -17,9 +17,8 @@ import pyarrow.compute as pc
 from floodmark import clock
 from floodmark.backfill.spec import CHUNK, Definition, references
 from floodmark.errors import Invalid
-from floodmark.rows.failures import spark_failures
+from floodmark.rows.failures import spark_job
 from floodmark.rows.query import named_tables, run_query
-from floodmark.rows.stall import watched
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,7 +71,7 @@ class Outputs:
         if not is_frame(self._data):
             rows = to_table(self._data)
             return int(rows.num_rows if column is None else pc.count_distinct(rows[column]).as_py())
-        with watched(self._data.sparkSession), spark_failures("Spark could not count the rows of a chunk"):
+        with spark_job(self._data.sparkSession, "Spark could not count the rows of a chunk"):
             return int((self._data if column is None else self._data.select(column).dropna().distinct()).count())
 
     def _frame(self, table: str) -> DataFrame:

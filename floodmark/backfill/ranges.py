@@ -82,22 +82,20 @@ class TableRange:
 
     def count(self, low: int, high: int) -> int:
         """How many rows the range has; only files that lie across its ends are read, and only for them Spark starts."""
-        from floodmark.rows.failures import spark_failures
-        from floodmark.rows.stall import watched
+        from floodmark.rows.failures import spark_job
 
         shares = [(file, self._share(file, low, high)) for file in self._files()]
         across = [file for file, share in shares if share is None]
         found = sum(file.rows for file, share in shares if share)
         if across:
-            with watched(self.get_spark()), spark_failures("the rows of a range cannot be counted"):
+            with spark_job(self.get_spark(), "the rows of a range cannot be counted"):
                 found += self._scan(across).where(self.condition(low, high)).count()
         return found
 
     def has_others(self, low: int, high: int, sequence: int) -> bool:
         """Whether a row of the range came with another sequence; only files that leave it open are read."""
-        from floodmark.rows.failures import spark_failures
+        from floodmark.rows.failures import spark_job
         from floodmark.rows.scan import scan_with_seq
-        from floodmark.rows.stall import watched
 
         inside = [(file, share) for file in self._files() if (share := self._share(file, low, high)) is not False]
         others = [(file, share) for file, share in inside if file.seq_bounds() != (sequence, sequence)]
@@ -108,7 +106,7 @@ class TableRange:
         if not others:
             return False
         condition = f"{self.condition(low, high)} and {SEQ_COLUMN} <> {sequence}"
-        with watched(self.get_spark()), spark_failures("the rows of a range cannot be counted"):
+        with spark_job(self.get_spark(), "the rows of a range cannot be counted"):
             rows = scan_with_seq(
                 self.get_spark(),
                 [file for file, _ in others],
@@ -151,16 +149,15 @@ class TableRange:
         return True if has_renamed_columns(self.catalog.files.metadata(self.head.metadata_location)) else None
 
     def _highest_read(self, files: Sequence[LiveFile]) -> list[int]:
-        from floodmark.rows.failures import spark_failures
+        from floodmark.rows.failures import spark_job
         from floodmark.rows.scan import quoted
-        from floodmark.rows.stall import watched
 
         if not files:
             return []
         name = quoted(self.column.name)
         # A moment with a zone would come as a time of this process's zone.
         value = f"unix_micros({name})" if str(self.column.field_type) == "timestamptz" else name
-        with watched(self.get_spark()), spark_failures("the highest value of a column cannot be read"):
+        with spark_job(self.get_spark(), "the highest value of a column cannot be read"):
             found = self._scan(files).selectExpr(f"max({value})").collect()[0][0]
         if found is None:
             return []

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from floodmark.errors import Invalid, NotFound
 from floodmark.rows.convert import MISSING
-from floodmark.rows.failures import spark_failures
+from floodmark.rows.failures import spark_job
 from floodmark.rows.incoming import LEFT_OUT_ADVICE, PARTS_MAX, Parts
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import nearest
-from floodmark.rows.stall import watched
 from floodmark.storage import local_path
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _beyond_int(spark: SparkSession, paths: Sequence[str], columns: StructType) 
 
     frame = _typed(spark, paths, "json", columns)
     beyond = [f.max(~f.col(_quoted(name)).between(-(2**31), 2**31 - 1)).alias(name) for name in columns.names]
-    with watched(spark), spark_failures("these files cannot be read"):
+    with spark_job(spark, "these files cannot be read"):
         found = frame.agg(*beyond).collect()[0].asDict()
     return [name for name, is_beyond in found.items() if is_beyond]
 
@@ -167,7 +166,7 @@ def _unfinished_elsewhere(spark: SparkSession, paths: Sequence[str]) -> str | No
     compressed = f"lower(path) rlike '[.]({'|'.join(COMPRESSIONS)})$'"
     try:
         files = _read(spark, paths, "binaryFile").where(f"length between 1 and {UNFINISHED_BYTES_MAX}")
-        with spark_failures("these files cannot be read"):
+        with spark_job(spark, "these files cannot be read"):
             cut = files.where(f"not {compressed} and hex(substring(content, -1, 1)) not in ('0A', '0D')").select("path")
             found = cut.limit(1).collect()
     except NotFound:
@@ -181,7 +180,7 @@ def _json_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
     lines = _read(spark, paths, "text").where(f.trim("value") != "")
     lines = lines.withColumn("names", f.array_sort(f.array_distinct(f.json_object_keys("value"))))
-    with spark_failures("these files cannot be read"):
+    with spark_job(spark, "these files cannot be read"):
         other = lines.where(f.col("names").isNull()).limit(1).count()
     if other:
         raise Invalid(
@@ -197,7 +196,7 @@ def _check_lines(spark: SparkSession, paths: Sequence[str], needed: Sequence[str
     from pyspark.sql import functions as f
 
     lacking = [f.sum(f.when(f.array_contains("names", name), 0).otherwise(1)) for name in needed]
-    with spark_failures("these files cannot be read"):
+    with spark_job(spark, "these files cannot be read"):
         counts = _json_lines(spark, paths).agg(*lacking).collect()[0]
     Problems(
         Problem(name, MISSING, int(count), LEFT_OUT_ADVICE) for name, count in zip(needed, counts, strict=True) if count
@@ -210,7 +209,7 @@ def _by_columns(spark: SparkSession, paths: Sequence[str], columns: StructType) 
     from pyspark.sql.types import StructField
 
     lines = _json_lines(spark, paths)
-    with spark_failures("these files cannot be read"):
+    with spark_job(spark, "these files cannot be read"):
         sets = [tuple(row["names"]) for row in lines.select("names").distinct().limit(PARTS_MAX + 1).collect()]
     if len(sets) > PARTS_MAX:
         raise Invalid(
@@ -246,7 +245,8 @@ def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns
     frame = _read(spark, paths, file_format, marked, **options).cache()
     try:
         bad = frame.where(f.col(_BAD_RECORD).isNotNull())
-        count, example = bad.count(), bad.first()
+        with spark_job(spark, "these files cannot be read"):
+            count, example = bad.count(), bad.first()
     finally:
         frame.unpersist()
     if example is None:
@@ -254,7 +254,8 @@ def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns
     text = example[_BAD_RECORD]
     as_text = ", ".join(f"`{name}` string" for name in names)
     parse = f.from_csv if file_format == "csv" else f.from_json
-    raw = spark.range(1).select(parse(f.lit(text), as_text, {"escape": '"'}).alias("raw")).collect()[0]["raw"]
+    with spark_job(spark, "these files cannot be read"):
+        raw = spark.range(1).select(parse(f.lit(text), as_text, {"escape": '"'}).alias("raw")).collect()[0]["raw"]
     lost = [name for name in names if example[name] is None and raw is not None and raw[name] is not None]
     return Invalid(
         "records do not fit the table's types",
@@ -271,7 +272,7 @@ def _csv_options(spark: SparkSession, paths: Sequence[str]) -> dict[str, str]:
     from pyspark.sql import functions as f
 
     quotes = f.length("value") - f.length(f.replace("value", f.lit('"'), f.lit("")))
-    with watched(spark), spark_failures("these files cannot be read"):
+    with spark_job(spark, "these files cannot be read"):
         broken = _read(spark, paths, "text").where(quotes % 2 == 1).limit(1).count()
     return {**_CSV, "multiLine": "true" if broken else "false"}
 
@@ -306,7 +307,7 @@ def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: A
     if schema is not None:
         reader = reader.schema(schema)
     try:
-        with watched(spark), spark_failures("these files cannot be read"):
+        with spark_job(spark, "these files cannot be read"):
             return reader.load([_spark_path(path) for path in paths])
     except Invalid as error:
         if "PATH_NOT_FOUND" in str(error):

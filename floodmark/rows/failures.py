@@ -10,8 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from floodmark.errors import Corrupt, FloodmarkError, Invalid, Unavailable
+from floodmark.rows.stall import watched
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _STATE = re.compile(r"SQLSTATE: (\w{5})")
 _CAUSED = re.compile(r"Caused by: ([^\n]+)")
@@ -26,6 +31,13 @@ _DAMAGE = re.compile(
 _OWN_FILE = re.compile(r"[\w+.-]+:/[^\s\]\[\"']*?/data/[0-9A-HJKMNP-TV-Z]{26}/[\w.-]+?\.parquet")
 _ANY_FILE = re.compile(r"[\w+.-]+:/[^\s\]\[\"']*?\.parquet")
 _NOISE = ("at ", "File ", "... ", "JVM stacktrace", "Traceback")
+
+
+@contextmanager
+def spark_job(spark: SparkSession, message: str, *, lake_files: bool = False) -> Iterator[None]:
+    """Around everything that runs a Spark job: bounds its wait for executors, and turns Spark's errors into ours."""
+    with watched(spark), spark_failures(message, lake_files=lake_files):
+        yield
 
 
 @contextmanager

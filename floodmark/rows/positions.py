@@ -18,11 +18,10 @@ from pyiceberg.types import NestedField
 
 from floodmark.errors import Invalid
 from floodmark.rows.convert import table_shape
-from floodmark.rows.failures import spark_failures
+from floodmark.rows.failures import spark_failures, spark_job
 from floodmark.rows.project import read_file
 from floodmark.rows.scan import SCAN_TASKS_MAX, _by_arrow, scan
 from floodmark.rows.schema import spark_schema, user_fields
-from floodmark.rows.stall import watched
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def count_positions(
 ) -> dict[str, int]:
     """How many rows of each file match; files without any are left out."""
     found = spark_positions(spark, where, files, schema, storage_options=storage_options, arrow=arrow)
-    with watched(spark), spark_failures("Spark could not evaluate this condition", lake_files=True):
+    with spark_job(spark, "Spark could not evaluate this condition", lake_files=True):
         return {row["file"]: row["count"] for row in found.groupBy("file").count().collect()}
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from floodmark.errors import Invalid
-from floodmark.rows.failures import spark_failures
-from floodmark.rows.stall import watched
+from floodmark.rows.failures import spark_failures, spark_job
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -140,7 +139,7 @@ def _names_of_tables(query: str) -> Iterator[re.Match[str]]:
 
 def stream(frame: DataFrame, limit: int | None) -> Iterator[Row]:
     """The rows of a query, at most so many of them; without a limit part by part, so that memory does not follow."""
-    with watched(frame.sparkSession), spark_failures("Spark could not compute this query", lake_files=True):
+    with spark_job(frame.sparkSession, "Spark could not compute this query", lake_files=True):
         if limit is not None:
             yield from frame.limit(limit).collect()
         else:

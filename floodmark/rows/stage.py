@@ -25,11 +25,11 @@ from floodmark.errors import Corrupt, Invalid
 from floodmark.model import TARGET_FILE_BYTES, FileRecord
 from floodmark.rows.convert import Conformer, Shape, table_shape
 from floodmark.rows.dicts import rows_schema, rows_to_table
-from floodmark.rows.failures import spark_failures
+from floodmark.rows.failures import spark_job
 from floodmark.rows.partition import Splitter, parse_spec
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import arrow_type
-from floodmark.rows.stall import is_lost, watched
+from floodmark.rows.stall import is_lost
 from floodmark.rows.statistics import leaves
 from floodmark.rows.tasks import collect_tagged
 from floodmark.rows.translate import struct_from_spark
@@ -313,7 +313,7 @@ def batch_size(df: DataFrame) -> Iterator[None]:
     """Sizes of Arrow batches that suit the DataFrame's columns, unless somebody chose them; put back at the end."""
     spark = df.sparkSession
     # Before the job begins already: a Connect server that is away answers nothing about settings either.
-    with watched(spark), spark_failures("Spark could not stage the rows"), _BATCH_SIZES.held(spark, _sizes_for(df)):
+    with spark_job(spark, "Spark could not stage the rows"), _BATCH_SIZES.held(spark, _sizes_for(df)):
         yield
 
 

@@ -133,10 +133,10 @@ class _Watch:
                 waiting, since_s = seen, time.monotonic()
             elif time.monotonic() - since_s >= self._rule.stall_s:
                 self.stalled = True
-                # All jobs of the session: none of them has an executor, and tags are known to their own thread alone.
-                # Again at each look: a query may begin its next job in between.
+                # All jobs: no stage of the context has an executor. `interruptAll` of the session does not reach the
+                # job that a reader starts to infer a schema. Again at each look: a query may begin its next job.
                 with suppress(Exception):
-                    self._spark.interruptAll()
+                    self._spark.sparkContext.cancelAllJobs()
 
     def _look(self) -> Hashable:
         """None while something gets on; else what waits, so that a later look sees whether it still does."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from floodmark.errors import Corrupt, FloodmarkError, Invalid
-from floodmark.rows.failures import spark_failures
-from floodmark.rows.stall import watched
+from floodmark.rows.failures import spark_job
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +59,7 @@ def collect_tagged(df: DataFrame, tag: str, message: str) -> list[Any]:
     spark = df.sparkSession
     spark.addTag(tag)
     try:
-        with watched(spark), spark_failures(message):
+        with spark_job(spark, message):
             return list(df.collect())
     except FloodmarkError:
         raise
