@@ -18,9 +18,15 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def new_id() -> str:
-    """A ULID: unique, and sorted by the time it was made."""
-    return str(ULID())
+def new_id(after: str | None = None) -> str:
+    """A ULID: unique, and sorted by the time it was made; it sorts behind `after`, also if the clock went back.
+
+    Its random part is always new: two copies of a catalog that go on from the same id must not give the same one.
+    """
+    made = ULID.from_timestamp(now_ms())
+    if after is not None and str(made) <= after:
+        made = ULID.from_timestamp(ULID.from_str(after).milliseconds + 1)
+    return str(made)
 
 
 def parse_time_ms(text: str | datetime) -> int:

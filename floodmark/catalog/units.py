@@ -93,7 +93,7 @@ class Units:
             branch = tables.branches
             version = tx.execute(select(branch.c.head_version).where(branch.c.name == name)).scalar_one()
             unit = Unit(
-                clock.new_id(), lake.incarnation, sink.name, sink.id, mark.epoch, followed.table,
+                self._new_id(tx, sink, followed), lake.incarnation, sink.name, sink.id, mark.epoch, followed.table,
                 followed.table_id, version, mark.mark, sequence, rules, key=key, naming=NAMED_BY_ID,
                 after=self._last(tx, sink, followed, ROWS, mark.epoch),
             )  # fmt: skip
@@ -247,8 +247,8 @@ class Units:
             number = tx.execute(select(state.c.retries).where(mine)).scalar_one()
             epoch = self._mark(tx, sink, followed).epoch
             unit = Unit(
-                clock.new_id(), lake.incarnation, sink.name, sink.id, epoch, followed.table, followed.table_id,
-                lake.version, number, number + 1, rules, RETRY, key, NAMED_BY_ID,
+                self._new_id(tx, sink, followed), lake.incarnation, sink.name, sink.id, epoch, followed.table,
+                followed.table_id, lake.version, number, number + 1, rules, RETRY, key, NAMED_BY_ID,
                 self._last(tx, sink, followed, RETRY, epoch),
             )  # fmt: skip
             self._insert(tx, unit, None)
@@ -277,6 +277,12 @@ class Units:
         if row is None:
             raise Corrupt("the sink's mark is gone", sink=sink.name, table=followed.table)
         return row
+
+    def _new_id(self, tx: Connection, sink: Sink, followed: Followed) -> str:
+        """Behind every earlier one of the table: which unit is past, at a destination, is told by its id (I10)."""
+        row = tables.units
+        mine = and_(row.c.sink == sink.id, row.c.table_id == followed.table_id)
+        return clock.new_id(tx.execute(select(func.max(row.c.id)).where(mine)).scalar())
 
     def _last(self, tx: Connection, sink: Sink, followed: Followed, lane: str, epoch: int) -> str | None:
         """The last unit of the epoch that a receiving lake has a record of: one without rows names the one before."""

@@ -305,7 +305,7 @@ def _all_sent(state: State) -> Iterator[Sent]:
 
 
 def _is_past(unit: str, sent: Sent | None) -> bool:
-    """Whether the table has a later unit of this sink. Ids rise with time; after a clock that went back, files wait."""
+    """Whether the table has a later unit of this sink: ids of units rise, also if the clock went back."""
     return sent is not None and unit < sent.unit
 
 

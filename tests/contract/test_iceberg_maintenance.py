@@ -5,7 +5,8 @@ The destination is a real SQL catalog of PyIceberg in another folder, with anoth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from floodmark.export.iceberg_maintain import Owner, plan_expiry
 from floodmark.maintain.record import SINK_VERBS
 from floodmark.testing.children import preload, run_killed
 from tests.conftest import EVENTS, Place, at, rows
+from tests.contract.test_clock_back import a_day_ahead
 from tests.contract.test_iceberg_sink import Elsewhere
 
 preload("tests.contract.test_iceberg_maintenance")
@@ -189,12 +191,16 @@ def run_sink(place: Place) -> None:
         lake.sinks.run("out")
 
 
-def test_files_of_a_unit_that_was_given_up_go_once_a_later_one_is_there(new_place: Any, there: Elsewhere) -> None:
+@pytest.mark.parametrize("first_clock", [nullcontext, a_day_ahead], ids=["", "clock_went_back"])
+def test_files_of_a_unit_that_was_given_up_go_once_a_later_one_is_there(
+    new_place: Any, there: Elsewhere, first_clock: Callable[[], AbstractContextManager[None]]
+) -> None:
     place: Place = new_place("sqlite")
     with place.open(create=True) as lake:
         lake.create_table("events", EVENTS)
         lake.sinks.add("out", "iceberg", tables="events", catalog=there.properties, keep_snapshots="1d")
-        ship(lake, 1)
+        with first_clock():
+            ship(lake, 1)
         known = files(there)
         assert run_killed(run_sink, place, failpoint="unit.staged")
         left = files(there) - known
