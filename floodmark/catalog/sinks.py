@@ -251,17 +251,17 @@ class Sinks:
         self._heartbeat.disown(run)
         self._heartbeat.start()
 
-    def release(self, sink: str, run: str, error: str | None, wait_ms: int = 0) -> None:
+    def release(self, sink: str, run: str, error: str | None, wait_ms: int | None = None) -> None:
         """Let go of the sink, with how the run ended. Nothing is done if it was taken over meanwhile.
 
-        `wait_ms`: the destination asked to be left alone for so long.
+        `wait_ms`: the destination asked to be left alone for so long; None: what it asked for before still counts.
         """
         row = tables.sinks
         with self._database.write() as tx:
             now = self._database.now_ms(tx)
             values = {"runner_process": None, "runner_run": None, "error": error, "error_ms": now if error else None}
             mine = update(row).where(row.c.id == sink, row.c.runner_run == run)
-            if tx.execute(mine.values(**values)).rowcount == 1:
+            if tx.execute(mine.values(**values)).rowcount == 1 and wait_ms is not None:
                 forget_notes(tx, sink, NOT_BEFORE_MS)
                 if wait_ms:
                     put_note(tx, sink, "", NOT_BEFORE_MS, now + wait_ms, now)

@@ -141,8 +141,7 @@ class Runner:
         except BaseException as error:
             self._release(sink, run, _told(error))
             raise
-        waits_ms = max((_wait_ms(table.error.as_dict()) for table in done if table.error), default=0)
-        self._release(sink, run, _first_error(done), waits_ms)
+        self._release(sink, run, _first_error(done), _waits_ms(done))
         return SinkRun(sink.name, tuple(done))
 
     def retry(self, sink: Sink, table: str, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
@@ -154,7 +153,7 @@ class Runner:
         except BaseException as error:
             self._release(sink, run, _told(error))
             raise
-        self._release(sink, run, _first_error([done]))
+        self._release(sink, run, _first_error([done]), _waits_ms([done]))
         return done
 
     def _retried(self, sink: Sink, table: str, entries: Sequence[Bad], run: str, watch: RunWatch) -> TableRun:
@@ -253,7 +252,7 @@ class Runner:
             paused = False
         return tally.done(PAUSED if paused else STOPPED, self._mark(name, table))
 
-    def _release(self, sink: Sink, run: str, error: dict[str, Any] | None, wait_ms: int = 0) -> None:
+    def _release(self, sink: Sink, run: str, error: dict[str, Any] | None, wait_ms: int | None = None) -> None:
         for _ in range(RELEASES_MAX):
             try:
                 told = None if error is None else json.dumps(error)
@@ -503,6 +502,10 @@ def _wait_ms(error: dict[str, Any]) -> int:
     """For how long the destination asked to be left alone, as far as a run waits for that."""
     asked_s = error["facts"].get("retry_after_s")
     return 0 if asked_s is None else round(min(float(asked_s), RETRY_AFTER_S_KEPT) * 1000)
+
+
+def _waits_ms(done: Sequence[TableRun]) -> int:
+    return max((_wait_ms(table.error.as_dict()) for table in done if table.error), default=0)
 
 
 def _waiting(sink: Sink, waits_ms: int) -> SinkRun:

@@ -449,6 +449,24 @@ def test_retry_after_of_the_last_try_is_honoured_by_the_next_run(
     assert run(events).outcome == "shipped"
 
 
+def test_retry_after_outlives_a_part_that_is_set_aside_by_hand(events: fm.Lake, receiver: Receiver) -> None:
+    add(events, receiver, parallel=1, tries=1)
+    receiver.script(answers(503, retry_after="60"))
+    assert run(events).outcome == "failed"
+    assert events.sinks.set_aside("web", first=0, last=2) == 2
+    assert run(events).outcome == "waiting"
+
+
+def test_retry_after_of_rows_that_are_sent_again_is_honoured_too(events: fm.Lake, receiver: Receiver) -> None:
+    add(events, receiver, parallel=1, tries=1)
+    receiver.script(Fault(422, when=holds("id", BAD)))
+    assert run(events).outcome == "shipped"
+    receiver.script(answers(503, retry_after="60"))
+    assert events.sinks.retry("web").outcome == "failed"
+    events.append("events", rows(10))
+    assert run(events).outcome == "waiting"
+
+
 def test_retry_after_0_does_not_burn_all_tries_at_once() -> None:
     waits = [wait_s(Reply(503, retry_after_s=0.0), tries, 30.0, 0.0) for tries in range(1, 8)]
     assert waits == [wait_s(Reply(503), tries, 30.0, 0.0) for tries in range(1, 8)]
