@@ -240,12 +240,13 @@ class Try:
             known = self._known.pop((part.first, part.last), None)
             if known is None and part.first != self._end:
                 raise self._corrupt("a unit's rows do not fit to the parts that were written down", parcel)
-            if known is not None and known.digest != part.digest:
-                raise self._corrupt("a part of a unit has other bytes than when it was written down", parcel)
             if known is not None and known.state != SEALED:
-                self._keep_control(parcel)
+                if known.state == ACKNOWLEDGED and known.digest == part.digest:
+                    self._keep_control(parcel)
                 self._cutter.release()
                 continue
+            if known is not None and known.digest != part.digest:
+                raise self._corrupt("a part of a unit has other bytes than when it was written down", parcel)
             if known is None:
                 new.append(part)
                 self._end = part.last
