@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-fast lint bench soak docs lock clean
+.PHONY: help setup demo up test test-fast lint bench soak docs dist lock clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,9 +59,14 @@ soak: $(READY) ## long random runs with kills
 docs: $(READY) ## write the generated pages again
 	$(BIN)/python -m docs.generate
 
+dist: $(READY) ## build the wheel and the source package into dist/, and try them in an empty environment
+	@rm -rf dist floodmark.egg-info  # its list of files would be taken over from the last time
+	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
+	$(BIN)/python -m tests.wheel
+
 lock: ## choose versions anew (writes requirements.lock)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-emit-index-url --no-header \
 		--no-annotate pyproject.toml requirements.in -o requirements.lock
 
 clean: ## remove what was made here
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache bench/out
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache bench/out build dist
