@@ -36,7 +36,7 @@ up: $(READY) ## a lake in ./lake: rows over HTTP and from ./drop, shipped to ./o
 SCRATCH = $(shell test -w /dev/shm && test "$$(df -Pk /dev/shm | awk 'END {print $$4}')" -gt 6000000 \
 	&& echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 
-test: lint ## everything that must hold: style, types, layers, tests; gets a Chromium (BROWSER=skip: without)
+test: lint ## everything that must hold: style, spelling, types, layers, tests; gets a Chromium (BROWSER=skip: without)
 	@$(BIN)/python -m tests.browser.chromium
 	@scratch=$$(mktemp -d $(SCRATCH)/floodmark-test-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
 		$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --basetemp "$$scratch/pytest"
@@ -44,9 +44,11 @@ test: lint ## everything that must hold: style, types, layers, tests; gets a Chr
 test-fast: $(READY) ## the tests that start no JVM
 	$(BIN)/python -m pytest tests/unit tests/contract
 
-lint: $(READY) ## style, types, layers
+lint: $(READY) ## style, spelling, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell --skip ./tests
+	$(BIN)/codespell --ignore-words tests/misspelled.txt tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
