@@ -25,8 +25,11 @@ def lake(new_place: Callable[[str], Place], tmp_path: Path) -> Iterator[fm.Lake]
         lake.create_table("events", EVENTS)
         lake.append("events", rows(1, 2))
         lake.sinks.add("out", "files", tables="events", path=str(tmp_path / "out"))
-        storage.fail_at = storage.calls_seen + 1
+        # The first object is the unit's witness, the second one its part.
+        storage.fail_at = storage.calls_seen + 2
         assert lake.sinks.run("out").outcome == "failed"
+        with lake.catalog.database.read() as tx:
+            assert tx.execute(tables.parts.select()).one().state == "sealed"
         check_lake(lake.catalog)
         yield lake
 
