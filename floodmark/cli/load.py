@@ -64,9 +64,9 @@ def run(
     with context.obj.open(read_only=False) as lake:
         new = create and table.lower() not in {head.table.lower() for head in lake.heads(branch)}
         load = _Load(lake, table, branch, files, found_format, mode, partial, evolve and not new, new, schema)
-        rows = load.rows(set_aside=bad_rows == SET_ASIDE)
         note = message or f"{mode} {len(files)} file(s)"
         with load.explained(), staging_progress(context.obj.output) as progress:
+            rows = load.rows(set_aside=bad_rows == SET_ASIDE)
             choices: dict[str, Any] = {"where": where, "last_by": last_by, "evolve": load.evolve, "progress": progress}
             if partial:
                 choices["partial"] = True
@@ -162,6 +162,8 @@ class _Load:
         judged = self._csv_files() if self.file_format == "csv" and not self.evolve else None
         try:
             return None if judged is None else judged.find_mistakes()
+        except Invalid as error:
+            return error  # a row that ends the reading: a quote that is not closed, say
         except FloodmarkError:
             return None
 

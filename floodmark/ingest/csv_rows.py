@@ -3,9 +3,9 @@
 It means what `ingest/file_rows.py` means. Two callers: a load that failed asks for the first mistakes of each kind, and
 a load that sets bad rows aside takes the others as a stream. Memory follows a chunk of rows, not the file (I14).
 
-Bad rows go into a file beside the one that they came from, with its header, so that they can be corrected and loaded; a
-second file has the reasons, a line each. Both are durable before the rows that fit are published (I4). Crash before
-that: the files are there and nothing was loaded; the same load writes the same files under the same names.
+Bad rows go into a folder beside the file that they came from, with its name and header, so that they can be corrected
+and loaded; a second file has the reasons, a line each. Both are durable before the rows that fit are published (I4).
+Crash before that: the files exist and nothing was loaded; the same load writes the same files under the same names.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from floodmark.storage import local_path
 CHUNK_ROWS = 10_000
 # Of each kind so many are told; all are counted.
 MISTAKES_SHOWN = 3
+ASIDE_FOLDER = "_bad-rows"
 _VALUE_CHARACTERS_MAX = 60
 _NOT_TEXT = "the value is not UTF-8"
 _ENDINGS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".zst": zstandard.open}
@@ -163,6 +164,8 @@ class CsvFiles:
             for path in (name, _reasons(name)):
                 with suppress(FileNotFoundError):
                     os.unlink(path)
+            with suppress(OSError):  # others are in it
+                os.rmdir(os.path.dirname(name))
         self.set_aside, self._made = [], []
 
     def _good(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -246,7 +249,13 @@ def _rows(path: str, records: Any) -> Iterator[_Row]:
             before = records.line_num
     except csv.Error as error:
         # Also a quote that is never closed: it would make one value of the rest of the file.
-        raise Invalid("a row cannot be read as CSV", file=path, line=before + 1, cause=error) from error
+        raise Invalid(
+            "a row cannot be read as CSV",
+            file=path,
+            line=before + 1,
+            cause=error,
+            advice="Nothing was loaded. Correct that row: often a quote is not closed.",
+        ) from error
 
 
 # ── judging ──
@@ -333,6 +342,7 @@ class _BadRows:
         self._names = [f"{base}.{os.getpid()}.tmp", f"{_reasons(base)}.{os.getpid()}.tmp"]
         errors = ("surrogateescape", "backslashreplace")
         try:
+            os.makedirs(os.path.dirname(base), exist_ok=True)
             for name, on_error in zip(self._names, errors, strict=True):
                 self._files.append(open(name, "w", encoding="utf-8", errors=on_error, newline=""))  # noqa: SIM115 - `close` does
         except OSError as error:
@@ -354,11 +364,12 @@ class _BadRows:
         is_new = not name.exists()
         os.replace(self._names[1], _reasons(str(name)))
         os.replace(self._names[0], name)
-        folder = os.open(name.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        for place in (name.parent, name.parent.parent):
+            folder = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         return str(name), is_new
 
     def close(self) -> None:
@@ -367,6 +378,9 @@ class _BadRows:
         for name in self._names:
             with suppress(FileNotFoundError):
                 os.unlink(name)
+        if self._names:
+            with suppress(OSError):  # not empty: the rows are in it
+                os.rmdir(os.path.dirname(self._names[0]))
 
 
 def _same(one: str, other: str) -> bool:
@@ -376,9 +390,10 @@ def _same(one: str, other: str) -> bool:
 def _aside_name(path: str, number: int) -> str:
     base, ending = os.path.splitext(path)
     base = os.path.splitext(base)[0] if ending in _ENDINGS else base
-    # A name that begins with _ is passed over when the folder is loaded again, here and by Spark.
+    # A folder whose name begins with _ is passed over when the folder around it is loaded again, here and by Spark; a
+    # file of such a name could not be loaded at all, once its rows are corrected.
     folder, name = os.path.split(base)
-    return os.path.join(folder, f"_{name}.bad-rows{'' if number == 1 else f'-{number}'}.csv")
+    return os.path.join(folder, ASIDE_FOLDER, f"{name}{'' if number == 1 else f'-{number}'}.csv")
 
 
 def _reasons(name: str) -> str:

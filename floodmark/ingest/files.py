@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from floodmark.errors import Invalid, NotFound
 from floodmark.rows.convert import MISSING
-from floodmark.rows.failures import spark_job
+from floodmark.rows.failures import DIGITS_ADVICE, INEXACT, spark_job
 from floodmark.rows.incoming import LEFT_OUT_ADVICE, PARTS_MAX, Parts
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import nearest
 from floodmark.storage import local_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructField, StructType
 
 _BAD_RECORD = "_floodmark_bad_record"
 FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
@@ -34,6 +34,9 @@ _CSV = {"header": "true", "escape": '"'}
 COMPRESSIONS = ("gz", "zst", "bz2", "lz4", "snappy")
 # What is a pattern for Spark.
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
+# A second with more digits behind the point than microseconds, and not only zeros.
+_NANOSECONDS = r":\d\d[.,]\d{6}\d*[1-9]"
+_EXAMPLE_CHARACTERS_MAX = 100
 # Spark has no file in one row that is larger.
 UNFINISHED_BYTES_MAX = 2**31 - 1
 
@@ -125,6 +128,7 @@ def read_files(
         needed = [name for name in columns.names if name not in filled or name in header]
         _check_names(header, needed, all_needed=all_needed)
         types = type(columns)([columns[name] for name in header])
+        _check_times(spark, paths, "csv", types, enforceSchema="false", **options)
         return _typed(spark, paths, "csv", types, enforceSchema="false", **options)
     # Names only: every value as text, so the pass is cheap and no type is guessed.
     names = _read(spark, paths, "json", primitivesAsString="true", mode="FAILFAST").columns
@@ -134,6 +138,7 @@ def read_files(
         # Spark would read such a key as text, and fail where it is used.
         if _OTHER_KEYS.search(columns[name].dataType.json()):
             raise Invalid("in JSON the keys of a map are text", column=name, advice="Load this column from Parquet.")
+    _check_times(spark, paths, "json", columns)
     if partial:
         return _by_columns(spark, paths, columns)
     if merged:
@@ -219,10 +224,10 @@ def _by_columns(spark: SparkSession, paths: Sequence[str], columns: StructType) 
         )
     frames = []
     for names in sorted(sets):
-        shape = type(columns)([StructField(name, columns[name].dataType, True) for name in names])
+        shape = type(columns)([StructField(name, _widened(columns[name].dataType), True) for name in names])
         parsed = f.from_json("value", shape, {"mode": "FAILFAST"}).alias("row")
         same = lines.where(f.col("names") == f.array(*(f.lit(name) for name in names)))
-        frames.append(same.select(parsed).select("row.*"))
+        frames.append(same.select(parsed).select("row.*").select(*(_exact(columns[name]) for name in names)))
     return Parts(tuple(frames))
 
 
@@ -257,13 +262,28 @@ def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns
     with spark_job(spark, "these files cannot be read"):
         raw = spark.range(1).select(parse(f.lit(text), as_text, {"escape": '"'}).alias("raw")).collect()[0]["raw"]
     lost = [name for name in names if example[name] is None and raw is not None and raw[name] is not None]
+    file, line = _place_of(paths, text)
     return Invalid(
         "records do not fit the table's types",
+        file=file,
+        line=line,
         column=",".join(lost) or None,
         count=count,
         example=repr(text)[:200],
         advice="Correct the file; nothing was loaded.",
     )
+
+
+def _place_of(paths: Sequence[str], record: str) -> tuple[str | None, int | None]:
+    """The file and line of a record, of plain files on this machine; None where that cannot be told."""
+    for path in map(_spark_path, paths):
+        if not os.path.isfile(path) or path.lower().endswith(tuple(f".{one}" for one in COMPRESSIONS)):
+            continue
+        with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                if line.rstrip("\r\n") == record.rstrip("\r\n"):
+                    return path, number
+    return None, None
 
 
 def _csv_options(spark: SparkSession, paths: Sequence[str]) -> dict[str, str]:
@@ -283,8 +303,75 @@ def _typed(
     from pyspark.sql.types import StructField
 
     # A reader's schema says what may be there; what must be there is checked, and counted, while staging.
-    lenient = type(columns)([StructField(field.name, field.dataType, True) for field in columns.fields])
-    return _read(spark, paths, file_format, lenient, mode="FAILFAST", **options)
+    lenient = type(columns)([StructField(field.name, _widened(field.dataType), True) for field in columns.fields])
+    frame = _read(spark, paths, file_format, lenient, mode="FAILFAST", **options)
+    return frame.select(*(_exact(field) for field in columns.fields))
+
+
+# ── digits that a column has no room for ──
+
+
+def _widened(kind: DataType) -> DataType:
+    """The type with as many digits behind the point of decimals as fit: Spark's readers round to what they are given.
+
+    A decimal of 38 digits has no wider one: there Spark rounds.
+    """
+    from pyspark.sql.types import ArrayType, DecimalType, MapType, StructField, StructType
+
+    if isinstance(kind, DecimalType):
+        return DecimalType(38, 38 - (kind.precision - kind.scale))
+    if isinstance(kind, ArrayType):
+        return ArrayType(_widened(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _widened(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, StructType):
+        fields = kind.fields
+        return StructType([StructField(one.name, _widened(one.dataType), one.nullable, one.metadata) for one in fields])
+    return kind
+
+
+def _exact(field: StructField) -> Column:
+    """A column as the table has it; a value that would be rounded fails the load."""
+    from pyspark.sql import functions as f
+
+    found, wide = f.col(_quoted(field.name)), _widened(field.dataType)
+    if wide == field.dataType:
+        return found
+    narrow = found.cast(field.dataType)
+    again, text = narrow.cast(wide), f.to_json(f.struct(found.alias(field.name)))
+    # Maps cannot be compared, but as text.
+    same = (
+        f.to_json(f.struct(again.alias(field.name))) == text
+        if "map" in wide.simpleString()
+        else found.eqNullSafe(again)
+    )
+    failure = f.raise_error(f.concat(f.lit(f"{INEXACT}{field.name}: "), f.substring(text, 1, _EXAMPLE_CHARACTERS_MAX)))
+    return f.when(same, narrow).otherwise(failure).alias(field.name)
+
+
+def _check_times(
+    spark: SparkSession, paths: Sequence[str], file_format: str, columns: StructType, **options: str
+) -> None:
+    """Refuse times with more digits than microseconds, which Spark's readers cut; not those inside a list or struct."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructField
+
+    times = [one.name for one in columns.fields if one.dataType.typeName() in ("timestamp", "timestamp_ntz")]
+    if not times:
+        return
+    with spark_job(spark, "these files cannot be read"):
+        if not _read(spark, paths, "text").where(f.col("value").rlike(_NANOSECONDS)).limit(1).count():
+            return
+        kept = columns.names if file_format == "csv" else times
+        texts = type(columns)([StructField(name, StringType(), True) for name in kept])
+        frame = _read(spark, paths, file_format, texts, **options)
+        cut = [f.when(f.col(_quoted(name)).rlike(_NANOSECONDS), f.col(_quoted(name))) for name in times]
+        counts = frame.agg(*(f.count(one) for one in cut), *(f.max(one) for one in cut)).collect()[0]
+    Problems(
+        Problem(name, f"a time has digits beyond microseconds, for example {example}", int(count), DIGITS_ADVICE)
+        for name, count, example in zip(times, counts[: len(times)], counts[len(times) :], strict=True)
+        if count
+    ).raise_invalid()
 
 
 def _check_names(found: Sequence[str], known: Sequence[str], *, all_needed: bool) -> None:
@@ -303,6 +390,7 @@ def _check_names(found: Sequence[str], known: Sequence[str], *, all_needed: bool
 
 
 def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: Any = None, **options: str) -> DataFrame:
+    _check_seen(paths)
     reader = spark.read.format(file_format).options(**options)
     if schema is not None:
         reader = reader.schema(schema)
@@ -313,6 +401,19 @@ def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: A
         if "PATH_NOT_FOUND" in str(error):
             raise NotFound("there is no such file", path=",".join(paths)) from error
         raise
+
+
+def _check_seen(paths: Sequence[str]) -> None:
+    """Spark passes over files of such names without a word, also if they are named one by one."""
+    for path in paths:
+        name = path.rpartition("/")[2]
+        named_file = os.path.isfile(_spark_path(path)) or ("://" in path and "." in name[1:])
+        if name.startswith((".", "_")) and named_file:
+            raise Invalid(
+                "Spark does not read a file whose name begins with _ or a dot",
+                path=path,
+                advice="Give it another name. Nothing was loaded.",
+            )
 
 
 def _spark_path(path: str) -> str:

@@ -30,6 +30,10 @@ _DAMAGE = re.compile(
 # A data file that an operation of a lake wrote, and any Parquet file.
 _OWN_FILE = re.compile(r"[\w+.-]+:/[^\s\]\[\"']*?/data/[0-9A-HJKMNP-TV-Z]{26}/[\w.-]+?\.parquet")
 _ANY_FILE = re.compile(r"[\w+.-]+:/[^\s\]\[\"']*?\.parquet")
+# How the check of a reader names a value that would be rounded: its column and the value follow.
+INEXACT = "FLOODMARK_INEXACT "
+_INEXACT = re.compile(INEXACT + r"(?P<column>.+?): (?P<value>\{[^\n]*?)(?: SQLSTATE|\n|$)")
+DIGITS_ADVICE = "Round it yourself, or give the column more digits. Nothing was loaded."
 _NOISE = ("at ", "File ", "... ", "JVM stacktrace", "Traceback")
 
 
@@ -60,6 +64,13 @@ def spark_error(error: Exception, message: str, *, lake_files: bool = False) -> 
             file=file[0],
             cause=_cause(text),
             advice="Run `floodmark doctor --deep`; restore the file from a copy.",
+        )
+    if inexact := _INEXACT.search(text):
+        return Invalid(
+            "a value has more digits than its column",
+            column=inexact["column"],
+            value=inexact["value"],
+            advice=DIGITS_ADVICE,
         )
     if any(state.startswith(("21", "22", "42")) for state in _STATE.findall(text)):
         return Invalid(message, cause=_cause(text), advice="Correct it: Spark cannot compute its rows.")

@@ -30,6 +30,28 @@ LINES = '{"id": 1, "age": 10}\n{"id": 2, "name": "Bob"}\n\n{"id": 7, "name": "Gu
 FAILS = f"select if(id < {ROWS - 1}, id, raise_error('no more')) as id from big order by id"
 
 
+# One process runs all the commands; the first test waits for it.
+pytestmark = pytest.mark.timeout(600)
+HEAD = "id,amount,at\n"
+FILES = {
+    "rounded.csv": HEAD + "1,1.25,\n2,1.239,\n",
+    "rounded.jsonl": '{"id": 1, "amount": 1.25}\n{"id": 2, "amount": 1.239}\n',
+    "list.jsonl": '{"id": 1, "list": [1.5, 1.25]}\n',
+    "map.jsonl": '{"id": 1, "map": {"x": {"a": 1.25}}}\n',
+    "inside.jsonl": '{"id": 1, "list": [1.50, null], "map": {"x": {"a": 1.50}, "y": null}}\n',
+    "nano.csv": HEAD + "1,1,2026-11-15T10:00:00.123456789Z\n",
+    "nano.jsonl": '{"id": 1, "at": "2026-11-15T10:00:00.123456789Z"}\n',
+    "exact.csv": HEAD + "1,1.2500,2026-11-15T10:00:00.123456000Z\n2,-7,\n",
+    "exact.jsonl": '{"id": 3, "amount": 1.250}\n{"id": 4, "amount": "9999999999.99"}\n',
+    "seen.jsonl": '{"id": -1}\n',
+    "_hidden.jsonl": '{"id": -2}\n',
+    "unclosed.csv": 'id\n1\n"2\n3\n',
+    "malformed.jsonl": '{"id": 1}\n\n{"id": bad}\n',
+    "wrong.jsonl": '{"id": 1}\n{"id": "x"}\n',
+    "_bad-rows/corrected.csv": "id\n1000\n",
+}
+
+
 @dataclass(frozen=True)
 class Done:
     code: int
@@ -63,6 +85,24 @@ COMMANDS: dict[str, list[str]] = {
     "partial append": ["load", "people", "some.csv", "--partial", "--json"],
     "set aside of json": ["load", "people", "lines.jsonl", "--bad-rows", "set-aside", "--json"],
     "people": ["query", "select * from people order by id", "--json"],
+    "rounded csv": ["load", "money", "rounded.csv", "--json"],
+    "rounded lines": ["load", "money", "rounded.jsonl", "--json"],
+    "rounded in a list": ["load", "shares", "list.jsonl", "--json"],
+    "rounded in a map": ["load", "shares", "map.jsonl", "--json"],
+    "exact inside": ["load", "shares", "inside.jsonl", "--json"],
+    "shares": ["query", "select list, map from shares", "--json"],
+    "rounded partly": ["load", "money", "rounded.jsonl", "--mode", "merge", "--partial", "--json"],
+    "nanoseconds csv": ["load", "money", "nano.csv", "--json"],
+    "nanoseconds lines": ["load", "money", "nano.jsonl", "--json"],
+    "exact csv": ["load", "money", "exact.csv", "--json"],
+    "exact lines": ["load", "money", "exact.jsonl", "--json"],
+    "money": ["query", "select id, amount, at from money order by id", "--json"],
+    "hidden": ["load", "big", "_hidden.jsonl", "--json"],
+    "hidden beside others": ["load", "big", "seen.jsonl", "_hidden.jsonl", "--json"],
+    "unclosed": ["load", "big", "unclosed.csv", "--json"],
+    "malformed line": ["load", "big", "malformed.jsonl", "--json"],
+    "wrong type in a line": ["load", "big", "wrong.jsonl", "--json"],
+    "after correction": ["load", "big", "_bad-rows/corrected.csv", "--json"],
 }
 
 
@@ -71,9 +111,14 @@ def make(folder: Path) -> None:
     (folder / "dirty.csv").write_text(DIRTY)
     (folder / "lines.jsonl").write_text(LINES)
     (folder / "some.csv").write_text("age,id\n33,3\n")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     with fm.open(folder / "lake", create=True) as lake:
         lake.create_table("people", "id long not null, name string, age int", key=["id"])
         lake.create_table("big", "id long")
+        lake.create_table("money", "id long not null, amount decimal(12,2), at timestamp", key=["id"])
+        lake.create_table("shares", "id long, list array<decimal(4,1)>, map map<string,struct<a:decimal(4,1)>>")
         lake.append("big", [{"id": number} for number in range(ROWS)])
         lake.append("people", [{"id": 2, "name": "Ben", "age": 2}])
 
@@ -105,7 +150,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(folder: Path) -> dict[str, Done]:
-    answers: dict[str, Done] = Child(run_commands, str(folder)).wait(280)
+    answers: dict[str, Done] = Child(run_commands, str(folder)).wait(580)
     return answers
 
 
@@ -211,9 +256,63 @@ def test_a_dirty_csv_is_refused_with_line_column_and_value_of_the_first_mistakes
 
 def test_bad_rows_are_set_aside_in_a_file_and_the_others_are_loaded(done: dict[str, Done], folder: Path) -> None:
     data = done["dirty set aside"].data
-    assert (data["rows"], data["bad_rows"], data["set_aside"]) == (2, 3, ["_dirty.bad-rows.csv"])
-    assert (folder / "_dirty.bad-rows.csv").read_text() == "id,name,age\n2,Ben,two\n,Dan,4\n5,Eve,old\n"
+    assert (data["rows"], data["bad_rows"], data["set_aside"]) == (2, 3, ["_bad-rows/dirty.csv"])
+    assert (folder / "_bad-rows/dirty.csv").read_text() == "id,name,age\n2,Ben,two\n,Dan,4\n5,Eve,old\n"
     assert done["set aside of json"].code == 2
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("name", "column", "value"),
+    [
+        ("rounded csv", "amount", "1.239"),
+        ("rounded lines", "amount", "1.239"),
+        ("rounded partly", "amount", "1.239"),
+        ("rounded in a list", "list", "1.25"),
+        ("rounded in a map", "map", "1.25"),
+    ],
+)
+def test_a_value_that_would_be_rounded_refuses_the_file(
+    done: dict[str, Done], name: str, column: str, value: str
+) -> None:
+    assert done[name].code == 2
+    facts = done[name].data["error"]["facts"]
+    assert (facts["column"], value in facts["value"]) == (column, True)
+    assert facts.get("line") == ("3" if name == "rounded csv" else None)
+
+
+@pytest.mark.parametrize("name", ["nanoseconds csv", "nanoseconds lines"])
+def test_a_time_that_would_be_cut_refuses_the_file(done: dict[str, Done], name: str) -> None:
+    assert done[name].code == 2
+    error = done[name].data["error"]
+    assert ("123456789" in error["message"], error["facts"]["column"]) == (True, "at")
+
+
+def test_digits_that_are_zero_are_no_loss(done: dict[str, Done]) -> None:
+    assert [done[name].code for name in ("exact csv", "exact lines")] == [0, 0]
+    found = [(row["id"], row["amount"]) for row in done["money"].data["rows"]]
+    assert found == [(1, "1.25"), (2, "-7.00"), (3, "1.25"), (4, "9999999999.99")]
+    assert done["shares"].data["rows"] == [{"list": ["1.5", None], "map": {"x": {"a": "1.5"}, "y": None}}]
+    assert ".123456" in done["money"].data["rows"][0]["at"]
+
+
+def test_a_file_that_spark_would_pass_over_is_refused_by_name(done: dict[str, Done]) -> None:
+    for name in ("hidden", "hidden beside others"):
+        assert done[name].code == 2
+        assert done[name].data["error"]["facts"]["path"] == "_hidden.jsonl"
+
+
+def test_rows_that_were_set_aside_can_be_loaded_when_they_are_corrected(done: dict[str, Done]) -> None:
+    assert (done["after correction"].code, done["after correction"].data["rows"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("unclosed", "3"), ("malformed line", "3"), ("wrong type in a line", "2")], ids=str
+)
+def test_a_row_that_cannot_be_read_is_named_by_file_and_line(done: dict[str, Done], name: str, line: str) -> None:
+    assert done[name].code == 2
+    facts = done[name].data["error"]["facts"]
+    assert (facts["line"], facts["file"].rpartition("/")[2].partition(".")[0]) == (line, name.split()[0])
 
 
 @pytest.mark.parametrize("name", ["merge lines", "merge csv"])

@@ -115,6 +115,7 @@ def test_a_quote_that_is_never_closed_is_refused_with_its_line(tmp_path: Path) -
 
 def test_what_was_set_aside_is_not_loaded_with_its_folder(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,name\n1,x\n")
-    (tmp_path / "_a.bad-rows.csv").write_text("id,name\nx,y\n")
-    (tmp_path / "_a.bad-rows.reasons.jsonl").write_text("{}\n")
+    (tmp_path / "_bad-rows").mkdir()
+    (tmp_path / "_bad-rows/a.csv").write_text("id,name\nx,y\n")
+    (tmp_path / "_bad-rows/a.reasons.jsonl").write_text("{}\n")
     assert CsvFiles.local_files([str(tmp_path)]) == [str(tmp_path / "a.csv")]

@@ -32,7 +32,7 @@ def load(place: Place, file: str, batch: str) -> None:
 def test_bad_rows_are_in_their_file_before_the_others_are_in_the_table(
     place: Place, tmp_path: Path, point: str
 ) -> None:
-    file, aside = tmp_path / "rows.csv", tmp_path / "_rows.bad-rows.csv"
+    file, aside = tmp_path / "rows.csv", tmp_path / "_bad-rows/rows.csv"
     file.write_text("id,name\n1,a\nx,b\n3,c\n")
     run_child(prepare, place)
     assert run_killed(load, place, str(file), "one", failpoint=point)
@@ -45,8 +45,8 @@ def test_bad_rows_are_in_their_file_before_the_others_are_in_the_table(
         check_lake(lake.catalog)
         assert ids(lake) == [1, 3]
     assert aside.read_text() == "id,name\nx,b\n"
-    assert sorted(path.name for path in tmp_path.glob("*rows*")) == [
-        "_rows.bad-rows.csv",
-        "_rows.bad-rows.reasons.jsonl",
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("rows*")) == [
+        "_bad-rows/rows.csv",
+        "_bad-rows/rows.reasons.jsonl",
         "rows.csv",
     ]

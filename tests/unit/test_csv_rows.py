@@ -64,12 +64,12 @@ def test_rows_that_fit_come_through_and_the_others_are_kept_in_a_file_with_the_r
     assert [row["id"] for row in rows] == [1, 7]
     assert (rows[1]["name"], str(rows[1]["amount"]), rows[1]["day"]) == ("Gus", "7.25", None)
     (aside,) = judged.set_aside
-    assert aside == str(tmp_path / "_dirty.bad-rows.csv")
+    assert aside == str(tmp_path / "_bad-rows/dirty.csv")
     assert Path(aside).read_text() == (
         'id,name,amount,day\n2,"two\nlines",much,2026-11-15\n,Cid,3,2026-11-15\n4,Dan,4,tomorrow\n5,Eve,5\n'
         "6,Fay,lots,2026-11-15\n"
     )
-    reasons = [json.loads(line) for line in (tmp_path / "_dirty.bad-rows.reasons.jsonl").read_text().splitlines()]
+    reasons = [json.loads(line) for line in (tmp_path / "_bad-rows/dirty.reasons.jsonl").read_text().splitlines()]
     assert [(one["line"], one["column"]) for one in reasons] == [
         (3, "amount"),
         (5, "id"),
@@ -77,9 +77,9 @@ def test_rows_that_fit_come_through_and_the_others_are_kept_in_a_file_with_the_r
         (7, None),
         (8, "amount"),
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "_dirty.bad-rows.csv",
-        "_dirty.bad-rows.reasons.jsonl",
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")) == [
+        "_bad-rows/dirty.csv",
+        "_bad-rows/dirty.reasons.jsonl",
         "dirty.csv",
     ]
 
@@ -87,13 +87,13 @@ def test_rows_that_fit_come_through_and_the_others_are_kept_in_a_file_with_the_r
 def test_rows_that_were_set_aside_before_are_not_written_over_by_others(tmp_path: Path) -> None:
     other = DIRTY.replace("much", "little")
     for text, number in ((DIRTY, ""), (DIRTY, ""), (other, "-2")):
-        name = f"_dirty.bad-rows{number}.csv"
+        name = f"_bad-rows/dirty{number}.csv"
         judged = files(tmp_path, text)
         judged.good_rows().read_all()
         assert judged.set_aside == [str(tmp_path / name)]
     judged.forget_set_aside()
-    assert not (tmp_path / "_dirty.bad-rows-2.csv").exists()
-    assert (tmp_path / "_dirty.bad-rows.csv").exists()
+    assert not (tmp_path / "_bad-rows/dirty-2.csv").exists()
+    assert (tmp_path / "_bad-rows/dirty.csv").exists()
 
 
 def test_bytes_that_are_no_text_are_a_mistake_and_are_kept_as_they_were(tmp_path: Path) -> None:
