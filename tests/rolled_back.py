@@ -23,7 +23,7 @@ class CatalogCopy:
         if place.catalog is None:
             self._copy_files(Path(place.path), folder)
         else:
-            self._database(f"{self._name}_copy", self._name)
+            self._database(self._copy, self._name)
         if witnesses and (Path(place.path) / FOLDER).exists():
             shutil.copytree(Path(place.path) / FOLDER, folder / FOLDER)
 
@@ -34,7 +34,7 @@ class CatalogCopy:
             self._copy_files(self._folder, Path(self._place.path))
         else:
             self._run(f"DROP DATABASE {self._name} WITH (FORCE)")
-            self._database(self._name, f"{self._name}_copy")
+            self._database(self._name, self._copy)
         if self._witnesses:
             shutil.rmtree(Path(self._place.path) / FOLDER)
             if (self._folder / FOLDER).exists():
@@ -43,6 +43,11 @@ class CatalogCopy:
     @property
     def _name(self) -> str:
         return str(make_url(self._place.catalog or "").database)
+
+    @property
+    def _copy(self) -> str:
+        """One for each folder: a test may keep several."""
+        return f"{self._name}_copy_{self._folder.name}"
 
     def _copy_files(self, source: Path, target: Path) -> None:
         for path in source.glob(f"{SQLITE_NAME}*"):

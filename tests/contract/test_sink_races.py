@@ -211,7 +211,7 @@ def test_the_units_that_are_remembered_are_the_newest_whatever_the_clock_says(
         ran(lake)
     # From here on ids sort before all earlier ones.
     real = clock.new_id
-    monkeypatch.setattr(clock, "new_id", lambda: "0" + real()[1:])
+    monkeypatch.setattr(clock, "new_id", lambda after=None: "0" + real()[1:])
     lake.append("events", rows(100))
     ran(lake)
     sink = lake.catalog.sinks.find("out")
