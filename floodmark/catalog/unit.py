@@ -15,7 +15,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from floodmark.errors import Corrupt
+from floodmark.errors import Corrupt, FloodmarkError
 
 # How rows become bytes. A change of the text or order of rows raises it, and units of the older number are refused.
 ENCODER = 1
@@ -132,6 +132,8 @@ class Shipped:
     size_bytes: int = 0
     parts: int = 0
     quarantined: int = 0
+    # Rows that were sent again are back in quarantine without an answer: the unit is settled, and the run failed.
+    error: FloodmarkError | None = None
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,11 @@ class UnitLog(Protocol):
     def split(self, whole: Part, halves: list[Part], *, doubtful: int = 0) -> None:
         """A part becomes two, both sealed, in one transaction. `doubtful`: rows of it that may arrive twice now."""
 
-    def quarantine(self, part: Part, data: bytes, reason: str, *, doubtful: int = 0, passed: bool = False) -> None:
+    def quarantine(
+        self, part: Part, data: bytes, reason: str | None, *, doubtful: int = 0, passed: bool = False
+    ) -> None:
         """A part is set aside for good: its rows are kept with the reason, one by one. `passed`: a lake was asked to
-        pass them, and has recorded the unit."""
+        pass them, and has recorded the unit. Rows that were sent again keep the reason that they had if it is None."""
 
 
 class Watch(Protocol):

@@ -139,7 +139,9 @@ class Log:
                 raise Corrupt("a part to be halved is not there", unit=self._unit.id, first=whole.first)
             self._insert(tx, halves)
 
-    def quarantine(self, part: Part, data: bytes, reason: str, *, doubtful: int = 0, passed: bool = False) -> None:
+    def quarantine(
+        self, part: Part, data: bytes, reason: str | None, *, doubtful: int = 0, passed: bool = False
+    ) -> None:
         row, bad = tables.parts, tables.quarantine
         with self._writing() as tx:
             now = self._database.now_ms(tx)
@@ -155,8 +157,8 @@ class Log:
             tx.execute(update(unit).where(unit.c.id == self._unit.id).values(**more))
             if self._unit.lane == RETRY:
                 entry = and_(bad.c.retry_unit == self._unit.id, bad.c.retry_position == part.first)
-                again = {"tries": bad.c.tries + 1, "reason": reason, "last_ms": now}
-                tx.execute(update(bad).where(entry).values(**again))
+                again = {"tries": bad.c.tries + 1, "reason": bad.c.reason if reason is None else reason}
+                tx.execute(update(bad).where(entry).values(**again, last_ms=now))
                 return
             same = {"sink": self._unit.sink_id, "table_id": self._unit.table_id, "unit": self._unit.id}
             told = {**same, "reason": reason, "tries": 1, "first_ms": now, "last_ms": now}

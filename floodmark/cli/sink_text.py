@@ -107,7 +107,8 @@ def retry_lines(run: SinkRun) -> list[str]:
     lines = []
     for one in run.tables:
         if one.error is not None:
-            text = f"{one.outcome}: {one.error.kind}: {one.error}"
+            arrived = f"; before that {count_of(one.rows, 'refused row')} arrived" if one.rows else ""
+            text = f"{one.outcome}: {one.error.kind}: {one.error}{arrived}"
         elif one.outcome in (PAUSED, STOPPED):
             text = f"{one.outcome}: nothing was sent" if not one.units else one.outcome
         else:

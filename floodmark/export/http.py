@@ -11,6 +11,9 @@ asked to pass a row before that is set aside; elsewhere it takes `split_unanswer
 There, if nothing else shows whether the endpoint works, a part that it accepted is sent again, under its key: the
 control.
 
+Rows of the quarantine that are sent again go back there if they get no answer, so they block nothing. If the endpoint
+had a word about none of them, they keep the reason that they had, and the try says that it failed.
+
 Crash model: a crash leaves parts that are sealed and not acknowledged. They may have arrived; they are sent again under
 the same keys. Parts that arrived while another one ended the run are acknowledged before the error is raised.
 """
@@ -56,6 +59,8 @@ if TYPE_CHECKING:
 LOOK_S = 0.05
 # How often a part is halved only to have something to compare with, over all runs.
 PROBES_MAX = 4
+# So many rows that are sent again without a word about any of them: the endpoint is down by now, and the try ends.
+SILENT_MAX = 20
 # A body that is refused as too large tells no less than this.
 BODY_BYTES_LEAST = 1024
 # What a lake answers for rows that it has already: no sign that it takes others now.
@@ -156,12 +161,18 @@ class Try:
         self._control: Parcel | None = None
         self._control_under_way = False
         self._bytes_max = log.body_bytes_max()
+        # Of rows that are sent again: whether the endpoint had a word about one (it took or refused it), how many came
+        # back without one since the last word, and what was said instead of one, and how long to wait.
+        self._heard = False
+        self._silent = 0
+        self._unheard: list[tuple[str, float | None]] = []
+        self._gave_back = False
 
     def run(self) -> Shipped:
         # The wire ends first: what is cut after that is sent by nobody.
         with self._cutter, self._wire:
             try:
-                while self._failure is None and (self._cutting or self._ready or self._under_way or self._suspects):
+                while self._goes_on:
                     self._send()
                     if self._under_way or (self._cutting and not self._holds_back):
                         self._take(self._wait())
@@ -176,7 +187,17 @@ class Try:
             late = [one for one in arrived if one.parcel.skip is None and not one.parcel.is_control]
             self._acknowledge([one for one in late if _delivered(one)])
             raise self._failure
+        if self._gave_back or (self._unheard and not self._heard):
+            url = policy.place(self._wire.url)
+            facts = {"sink": self._unit.sink, "table": self._unit.table, "url": url}
+            said, wait_s = self._unheard[0]
+            return replace(self._shipped, error=policy.no_word(said, len(self._unheard), wait_s, facts))
         return self._shipped
+
+    @property
+    def _goes_on(self) -> bool:
+        ended = self._failure is not None or self._gave_back
+        return not ended and bool(self._cutting or self._ready or self._under_way or self._suspects)
 
     def _send(self) -> None:
         # The halves of a suspect go out together, so that the good one is a witness against the other.
@@ -297,6 +318,7 @@ class Try:
                 hit("unit.sent")
             self._log.acknowledge([_with_detail(one) for one in group], destination)
             hit("unit.acknowledged")
+            self._hear()
             for one in group:
                 self._accepted += _ALREADY not in one.reply.text
                 self._count(one)
@@ -330,7 +352,11 @@ class Try:
                 self._remember_size(parcel)
             self._halve(parcel)
         else:
+            self._hear()
             self._quarantine(parcel, policy.reason(reply), reply)
+
+    def _hear(self) -> None:
+        self._heard, self._silent = True, 0
 
     def _fail(self, one: Arrived) -> None:
         """The run ends because of this part."""
@@ -364,7 +390,7 @@ class Try:
             self._log.remember_bytes_max(size_bytes)
 
     def _quarantine(
-        self, parcel: Parcel, reason: str, reply: Reply, *, doubtful: int = 0, passed: bool = False
+        self, parcel: Parcel, reason: str | None, reply: Reply, *, doubtful: int = 0, passed: bool = False
     ) -> None:
         """Set a row aside, unless there are too many by now."""
         if self._is_full(parcel, reply):
@@ -405,8 +431,22 @@ class Try:
 
     @property
     def _holds_back(self) -> bool:
-        """A first run sends nothing more while it is not known whether a part that failed may be halved."""
+        """A first run sends nothing more while it is not known whether a part that failed may be halved.
+
+        Nor are more rows sent again while several of them failed: those under way may show that the endpoint works.
+        """
+        if self._goes_back:
+            return len(self._suspects) >= self._suspects_max
         return bool(self._suspects) and not self._may_split and not self._resumed
+
+    @property
+    def _goes_back(self) -> bool:
+        """Rows of the quarantine that get no answer go back there; a lake is asked to pass them first."""
+        return self._unit.lane == RETRY and self._may_split and not self._is_lake
+
+    @property
+    def _suspects_max(self) -> int:
+        return max(2, self._settings.parallel)
 
     def _is_suspect(self, reply: Reply) -> bool:
         """Whether others are worth sending, to see who is to blame; not if the endpoint wants to be left alone."""
@@ -436,7 +476,7 @@ class Try:
         for one in guilty:
             self._divide(one)
         # Each holds the room of a body; and so many failures in a row are the endpoint's.
-        if len(self._suspects) >= max(2, self._settings.parallel):
+        if len(self._suspects) >= self._suspects_max and not self._goes_back:
             self._decide_without_witness()
 
     def _divide(self, one: Arrived) -> None:
@@ -459,8 +499,30 @@ class Try:
         """The lake answered: it has the row after all, or it will never take it under this number."""
         if _ALREADY in one.reply.text:
             self._acknowledge([one])
-        else:
-            self._quarantine(one.parcel, one.parcel.skip or "", one.reply, passed=True)
+            return
+        why = one.parcel.skip or ""
+        if self._unit.lane == RETRY:
+            self._unheard.append((why, None))
+        keeps_reason = self._unit.lane == RETRY and not self._heard
+        self._quarantine(one.parcel, None if keeps_reason else why, one.reply, passed=True)
+
+    def _give_back(self) -> None:
+        """Rows that were sent again without an answer are in quarantine, and stay there. Nothing is under way.
+
+        If the endpoint had a word about others lately, it is these rows, and the reason is what they got now. Else it
+        may be down: they keep their reason, those not sent yet are not sent, and the try ends. Crash here: rows that
+        are not back yet are sent again under the same keys.
+        """
+        suspects, self._suspects = self._suspects, []
+        self._silent += len(suspects)
+        if self._heard and self._silent <= SILENT_MAX:
+            for one in suspects:
+                self._divide(one)
+            return
+        for one in suspects:
+            self._unheard.append((policy.reason(one.reply), one.reply.retry_after_s))
+            self._quarantine(one.parcel, None, one.reply, doubtful=one.parcel.rows)
+        self._gave_back = True
 
     def _decide_without_witness(self) -> None:
         """Nothing was accepted since these failed: the endpoint may be down, and no row of theirs is to blame.
@@ -470,6 +532,9 @@ class Try:
         """
         if not self._may_split:
             self._fail(self._suspects[0])
+            return
+        if self._goes_back:
+            self._give_back()
             return
         alone = len(self._suspects) == 1 and not (self._cutting or self._ready or self._under_way)
         worth = [one for one in self._suspects if self._may_divide(one, alone=alone)]
@@ -525,7 +590,7 @@ class Try:
         """
         first = one.parcel.part.first
         if self._unit.lane == RETRY:
-            return len(self._suspects) < max(2, self._settings.parallel)  # they are in quarantine, and stay there
+            return len(self._suspects) < self._suspects_max  # they are in quarantine, and stay there
         accepted = self._accepted > self._accepted_when_made.get(first, 0)
         if one.parcel.rows > 1:
             return accepted

@@ -287,6 +287,22 @@ def way_out(sink: str, part: str, *, may_split: bool) -> str:
     )
 
 
+def no_word(said: str, rows: int, wait_s: float | None, facts: dict[str, Any]) -> Unavailable:
+    """Rows that were sent again got no word about them, and are back in quarantine: their unit is over."""
+    if wait_s:
+        facts = {**facts, "retry_after_s": wait_s}
+    return Unavailable(
+        "the endpoint gave no answer about the rows that were sent again",
+        advice=(
+            "They are in quarantine as before, with the reason that they had;"
+            f" `floodmark sink quarantine retry {facts['sink']!r}` sends them again once the endpoint works."
+        ),
+        rows=rows,
+        answer=said,
+        **facts,
+    )
+
+
 def cannot_pass(reply: Reply, facts: dict[str, Any]) -> Unavailable:
     return Unavailable(
         "the lake at the other end does not know how to pass a row by",

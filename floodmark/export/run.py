@@ -16,7 +16,7 @@ from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.sink_state import PAUSED as SINK_PAUSED
 from floodmark.catalog.sink_state import Followed, Sink
-from floodmark.catalog.unit import RETRY, ROWS, SEALED, Part, Stopped, Unit, UnitLog, Watch
+from floodmark.catalog.unit import RETRY, ROWS, SEALED, Part, Shipped, Stopped, Unit, UnitLog, Watch
 from floodmark.catalog.unit_log import choices
 from floodmark.catalog.units import Bad, UnitLimit
 from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, Unavailable, cause_text
@@ -171,6 +171,7 @@ class Runner:
             unit = units.open_retry(sink, followed, rules, again.key, run, again.lines)
             if unit is not None:
                 hit("unit.opened")
+                tally.unheard = None  # of the unit that was open: its rows are in this one
                 self._ship(unit, settings, run, watch, tally)
         except Stopped:
             return self._stopped(sink.name, table, tally)
@@ -178,7 +179,7 @@ class Runner:
             if isinstance(error, WrongSetting):
                 error.advise(sink.name)
             return tally.done(outcome_of(error), self._mark(sink.name, table), error)
-        return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
+        return tally.finished(self._mark(sink.name, table))
 
     def set_aside(self, sink: Sink, table: str, first: int, last: int, reason: str, watch: RunWatch) -> int:
         """Set a part of the open unit aside by hand, in the same epoch; returns its rows. Busy if a run is at work."""
@@ -282,7 +283,7 @@ class Runner:
             elif isinstance(error, Invalid) and tally.opened:
                 error.advice = f"{error.advice} {KEEPS_RULES}".strip()
             return tally.done(outcome_of(error), self._mark(sink.name, table), error)
-        return tally.done(SHIPPED if tally.units else NOTHING_TO_DO, self._mark(sink.name, table))
+        return tally.finished(self._mark(sink.name, table))
 
     def _finish_open(self, sink: Sink, followed: Followed, run: str, watch: RunWatch, tally: _Tally) -> None:
         """What an earlier run left is finished first, as it was written down."""
@@ -324,7 +325,7 @@ class Runner:
         hit("unit.witnessed")
         destination = self._open_destination(settings)
         if unit.lane == RETRY:
-            self._ship_retry(unit, destination, unit_log, watch)
+            tally.unheard = self._ship_retry(unit, destination, unit_log, watch).error
         else:
             shipment = self.shipment(unit)
             watch.begin(unit.table, shipment.rows_max)
@@ -338,14 +339,14 @@ class Runner:
         hit("unit.settled")
         log.get().info("settled", sink=unit.sink, table=unit.table, since=unit.since, until=unit.until, lane=unit.lane)
 
-    def _ship_retry(self, unit: Unit, destination: Destination, unit_log: UnitLog, watch: Watch) -> None:
+    def _ship_retry(self, unit: Unit, destination: Destination, unit_log: UnitLog, watch: Watch) -> Shipped:
         from floodmark.export.http import HttpDestination
 
         if not isinstance(destination, HttpDestination):
             raise Invalid("this kind of sink refuses no rows, so there are none to send again", sink=unit.sink)
         lines = self._catalog.units.retry_lines(unit)
         found = (Body(place, place + 1, 0, line.encode()) for place, line in lines)
-        destination.ship_bodies(unit, found, unit_log, watch)
+        return destination.ship_bodies(unit, found, unit_log, watch)
 
     # ── what is new ──
 
@@ -434,6 +435,9 @@ class _Tally:
     replaced: int | None = None
     # A unit is on its way.
     opened: bool = False
+    # Rows that were sent again are back in quarantine without an answer: their unit is settled, so that they block no
+    # newer ones, and yet the run did not go well.
+    unheard: FloodmarkError | None = None
 
     def add(self, settled: dict[str, int]) -> None:
         self.units += 1
@@ -441,6 +445,11 @@ class _Tally:
         self.deletions += settled["deletions"]
         self.size_bytes += settled["bytes"]
         self.quarantined += settled["quarantined"]
+
+    def finished(self, mark: int | None) -> TableRun:
+        if self.unheard is not None:
+            return self.done(outcome_of(self.unheard), mark, self.unheard)
+        return self.done(SHIPPED if self.units else NOTHING_TO_DO, mark)
 
     def done(self, outcome: str, mark: int | None, error: FloodmarkError | None = None) -> TableRun:
         return TableRun(

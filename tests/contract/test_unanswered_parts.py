@@ -213,13 +213,92 @@ def test_a_retry_that_gets_no_answer_goes_back_to_quarantine_and_does_not_block(
     add(events, receiver, split_unanswered=True)
     receiver.script(Fault(500, when=holds("id", BAD)))
     run(events)
-    assert events.sinks.retry("web").tables[0].quarantined == 1
+    again = events.sinks.retry("web")
+    assert again.tables[0].quarantined == 1
+    # Nothing shows whether the row or the endpoint is to blame: no success, and no block either.
+    assert (again.outcome, again.exit_code, type(again.error)) == ("failed", 4, Unavailable)
     assert (aside(events), table_of(events)["open_unit"]) == ([BAD], None)
     events.append("events", rows(10, 11))
     assert run(events).rows == 2
     receiver.script()
     assert events.sinks.retry("web").rows == 1
     assert ids(receiver) == list(range(12))
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize("bad", [(BAD,), tuple(range(1, 10))], ids=["one", "many"])
+def test_a_retry_at_an_endpoint_that_is_down_fails_and_the_rows_keep_their_reason(
+    events: fm.Lake, receiver: Receiver, bad: tuple[int, ...], parallel: int
+) -> None:
+    add(events, receiver, part_rows=1, parallel=parallel, split_unanswered=True)
+    receiver.script(Fault(422, when=holds("id", *bad), text="boom"))
+    run(events)
+    receiver.script(Fault(drops=True))
+    again = events.sinks.retry("web")
+    assert (again.outcome, again.exit_code, again.rows, type(again.error)) == ("failed", 4, 0, Unavailable)
+    assert again.error is not None
+    assert again.error.facts["answer"].startswith("no answer: ")
+    kept = events.sinks.quarantine("web")
+    assert {entry["reason"].partition(":")[0] for entry in kept} == {"422"}
+    assert (sorted(aside(events)), {entry["retry_unit"] for entry in kept}) == ([*bad], {None})
+    # Those that were sent may be there, and go out under another key next time.
+    assert table_of(events)["rows_doubtful"] == again.tables[0].quarantined
+    events.append("events", rows(10))
+    receiver.script(Fault(422, when=holds("id", *bad)))
+    assert run(events).rows == 1
+    receiver.script()
+    assert events.sinks.retry("web").rows == len(bad)
+    assert ids(receiver) == list(range(11))
+
+
+@pytest.mark.parametrize("word", [None, 422], ids=["accepted", "refused"])
+def test_rows_of_a_retry_without_an_answer_have_a_new_reason_if_the_endpoint_had_a_word_about_another(
+    events: fm.Lake, receiver: Receiver, word: int | None
+) -> None:
+    add(events, receiver, part_rows=1, parallel=2, split_unanswered=True)
+    receiver.script(Fault(422, when=holds("id", 0, 3, 4, 5, 6, BAD)))
+    run(events)
+    fails = Fault(500, when=holds("id", 3, 4, 5, 6, BAD), text="boom")
+    receiver.script(fails, *([] if word is None else [Fault(word, when=holds("id", 0))]))
+    again = events.sinks.retry("web")
+    assert (again.outcome, again.error, again.rows) == ("shipped", None, 1 if word is None else 0)
+    found = {json.loads(entry["line"])["id"]: entry["reason"] for entry in events.sinks.quarantine("web")}
+    assert {found.pop(number) for number in (3, 4, 5, 6, BAD)} == {"500: boom"}
+    assert list(found) == ([] if word is None else [0])
+
+
+def test_a_retry_in_which_the_endpoint_goes_down_ends_before_every_row_was_tried(
+    events: fm.Lake, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("floodmark.export.http.SILENT_MAX", 2)
+    add(events, receiver, part_rows=1, parallel=1, tries=1, split_unanswered=True)
+    receiver.script(Fault(422, when=holds("id", *range(1, 10)), text="boom"))
+    run(events)
+    receiver.script(Fault(503, when=lambda request: 1 in ids(receiver)))
+    again = events.sinks.retry("web")
+    assert (again.outcome, again.rows, type(again.error)) == ("failed", 1, Unavailable)
+    reasons = Counter(entry["reason"].partition(":")[0] for entry in events.sinks.quarantine("web"))
+    assert reasons == {"503": 2, "422": 6}
+    receiver.script()
+    assert events.sinks.retry("web").rows == 8
+    assert ids(receiver) == list(range(10))
+
+
+def test_a_retry_that_was_cut_off_and_gets_no_answer_does_not_block_the_run_that_finishes_it(
+    events: fm.Lake, receiver: Receiver
+) -> None:
+    add(events, receiver, part_rows=1, parallel=1)
+    receiver.script(Fault(422, when=holds("id", BAD)))
+    run(events)
+    receiver.script(Fault(500, when=holds("id", BAD)))
+    assert events.sinks.retry("web").outcome == "failed"
+    events.sinks.set("web", split_unanswered=True)
+    events.append("events", rows(10))
+    done = run(events)
+    # What is new arrived, and the run says that the other did not.
+    assert (done.outcome, done.rows, type(done.error)) == ("failed", 1, Unavailable)
+    assert (aside(events), table_of(events)["mark"]) == ([BAD], table_of(events)["head"])
+    assert run(events).outcome == "nothing_to_do"
 
 
 # ── an endpoint to blame ──
@@ -640,8 +719,10 @@ def test_a_retry_whose_row_a_lake_passed_does_not_block_the_next_one(
     for _ in range(4):
         if run(events).outcome == "shipped":
             break
-    assert aside(events)
-    events.sinks.retry("web")
+    (before,) = events.sinks.quarantine("web")
+    again = events.sinks.retry("web")
+    assert (again.outcome, again.exit_code, again.tables[0].quarantined) == ("failed", 4, 1)
+    assert events.sinks.quarantine("web")[0]["reason"] == before["reason"]
     proxy.fails = lambda found: False
     assert events.sinks.retry("web").outcome == "shipped"
     events.append("events", rows(60))
