@@ -73,6 +73,8 @@ _METHODS = tuple(
         (rf"sink replay {_ARG} --from {_ARG}", r'lake.sinks.replay("\1", start="\2")'),
         (rf"sink (pause|resume|remove|run|check) {_ARG}", r'lake.sinks.\1("\2")'),
         (rf"sink quarantine add {_ARG}[^`]*", r'lake.sinks.set_aside("\1", …)'),
+        (rf"sink remove {_ARG} --apply", r'lake.sinks.remove("\1")'),
+        (rf"sink quarantine (retry|drop) {_ARG}", r'lake.sinks.\1("\2")'),
         (rf"sink quarantine list {_ARG}", r'lake.sinks.quarantine("\1")'),
         (rf"sink (add|set|replay|run) {_ARG}[^`]*", r'lake.sinks.\1("\2", …)'),
         (r"sink (add|set|replay|run|pause|resume|remove|quarantine)\b[^`]*", r"lake.sinks.\1(name, …)"),

@@ -110,8 +110,8 @@ def _dropped(wanted: WantedTable, current: Current | None) -> TablePlan:
     users = current.users
     problem = None
     if users.sinks:
-        names = ", ".join(sorted(users.sinks))
-        problem = (f"sinks follow it: {names}", "Take the table out of the sink, or remove the sink.")
+        names = sorted(users.sinks)
+        problem = (f"sinks follow it: {', '.join(names)}", _without_sinks(names))
     elif users.jobs:
         problem = (f"backfills are not at their end: {', '.join(users.jobs)}", "Let them end, or cancel them.")
     elif users.branches:
@@ -121,6 +121,15 @@ def _dropped(wanted: WantedTable, current: Current | None) -> TablePlan:
         return TablePlan(wanted.name, wanted, current, (step,))
     step = Step(wanted.name, DROP_TABLE, None, DESTRUCTIVE, text)
     return TablePlan(wanted.name, wanted, current, (step,), drop=True)
+
+
+def _without_sinks(names: Sequence[str]) -> str:
+    """The tables of a sink are chosen when it is added, so one that follows others too is added again for those."""
+    commands = ", ".join(f"`floodmark sink remove {name} --apply`" for name in names)
+    return (
+        f"Remove what follows it: {commands}. A sink that follows other tables too comes back for those by"
+        " `floodmark sink add`, with `--start` at the mark that `floodmark sink status` shows before."
+    )
 
 
 # ── a table that stays ──

@@ -489,7 +489,10 @@ def test_a_column_that_a_sink_names_stays(shop: fm.Lake, tmp_path: Any) -> None:
     for changed in ({"name": None}, {"name": None, "title": {"type": "string", "renamed_from": "name"}}):
         (step,) = shop.plan({"customers": columns(CUSTOMERS, **changed)}).refused
         assert step.reason == "the sink out names it"
-    with pytest.raises(fm.Invalid, match="sinks follow it: out"):
+    with pytest.raises(fm.Invalid, match="sinks follow it: out") as followed:
         shop.apply({"customers": {"drop": True}}, allow_destructive=True)
+    # What it advises can be done.
+    assert "`floodmark sink remove out --apply`" in followed.value.advice
+    assert '`lake.sinks.remove("out")`' in str(followed.value)
     assert shop.apply({"customers": columns(CUSTOMERS, country=None)}, allow_destructive=True).outcome == "committed"
     assert shop.sinks.run("out").outcome == "shipped"
