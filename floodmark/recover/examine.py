@@ -132,17 +132,23 @@ def _examine_table(catalog: Catalog, head: Head, known: CurrentTable, base_versi
 
 
 def _examine_versions(catalog: Catalog, *, deep: bool) -> Check:
-    """The files of older versions that can be read. Those of the newest are looked at table by table."""
+    """The files of all versions that can be read. What is wrong with the newest is said table by table."""
     try:
         looked = look_at_history(catalog, deep=deep)
     except FloodmarkError as error:
         return Check("versions", False, str(error))
     older = [fault for fault in looked.faults if not fault.head]
     of = "all" if looked.states_looked == looked.states else f"{looked.states_looked} of"
-    detail = f"{looked.files_looked} files of {of} {looked.states} table states that can be read"
+    detail = f"{looked.files_looked} files of {of} {looked.states} table states"
+    if looked.gone_from_heads and not older:
+        # The lines of those tables say more; that all states can be read must not stand below them.
+        names = ", ".join(dict.fromkeys(fault.table for fault in looked.gone_from_heads))
+        return Check(
+            "versions", False, f"the newest state of {names} cannot be read, see its check; {detail} were looked at"
+        )
     if not older:
         more = "" if deep else "; --deep looks at all of them"
-        return Check("versions", True, f"{detail}{more}")
+        return Check("versions", True, f"{detail} that can be read{more}")
     some = ", ".join(dict.fromkeys(f"{fault.table}: {fault}" for fault in older[:3]))
     return Check(
         "versions",

@@ -168,6 +168,17 @@ def test_doctor_finds_files_that_are_shorter_than_they_were(history: fm.Lake) ->
 
 
 @pytest.mark.mostly_sqlite
+@pytest.mark.parametrize("deep", [False, True])
+def test_doctor_does_not_say_that_all_can_be_read_if_only_the_newest_cannot(history: fm.Lake, deep: bool) -> None:
+    assert versions_check(history, deep=deep).passed
+    (newest,) = data_files(history, 5)
+    newest.write_bytes(newest.read_bytes()[:-3])
+    found = failed(history, deep=deep)
+    assert set(found) == {"versions", "table events"}
+    assert "the newest state of events cannot be read" in found["versions"]
+
+
+@pytest.mark.mostly_sqlite
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
 @pytest.mark.parametrize("kind", ["metadata_location", "manifest_list"])
 def test_doctor_finds_a_version_without_its_metadata(history: fm.Lake, place: Place, kind: str, damage: str) -> None:
