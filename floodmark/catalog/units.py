@@ -169,8 +169,8 @@ class Units:
         query = (
             select(func.sum(changed).label("rows"), func.min(commit.c.committed_ms).label("oldest"))
             .join(commit, commit.c.version == touched.c.version)
-            # What retention takes away is shipped to nobody.
-            .where(newer, changed > 0, commit.c.kind != "retain")
+            # What retention takes away is not shipped; a table that comes back has the rows that it had.
+            .where(newer, changed > 0, commit.c.kind.not_in(("retain", "undrop")))
         )
         with self._database.read() as tx:
             row = tx.execute(query.where(_commits_of(tx, branch))).one()

@@ -113,8 +113,10 @@ def add(
             **wanted.settings,
         )
     waiting = ", ".join(f"{one['table']} from {place_text(one['mark'])}" for one in about["tables"])
-    rows = count_of(sum(one["lag_rows"] for one in about["tables"]), "change")
-    text = f"added {name}: {about['kind']}, {waiting}; {rows} to send with `floodmark sink run {name}`"
+    rows = sum(one["lag_rows"] for one in about["tables"])
+    # A row that was changed several times goes out once.
+    most = f"{'up to ' if rows else ''}{count_of(rows, 'change')}"
+    text = f"added {name}: {about['kind']}, {waiting}; {most} to send with `floodmark sink run {name}`"
     context.obj.output.result({"outcome": "added", **about}, text=text)
 
 

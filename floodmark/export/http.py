@@ -95,7 +95,7 @@ class HttpDestination:
     def set_aside(self, unit: Unit, part: Part, data: bytes, reason: str, log: UnitLog, watch: Watch) -> int:
         """Set the rows of a part aside by hand; a lake is asked to pass them first. 0 if that lake has them."""
         if log.destination() is None:
-            log.quarantine(part, data, reason, doubtful=part.last - part.first)
+            log.quarantine(part, data, reason, doubtful=0 if _PROBES in part.detail else part.last - part.first)
         else:
             log.note(replace(part, detail=json.dumps({_GIVEN_UP: reason})))
             # Crash here: the next run asks the lake to pass these rows, and sets them aside.
@@ -282,7 +282,7 @@ class Try:
         for parcel in ready:
             if parcel.problem is not None:
                 # No destination sees it: its row has no form, or an earlier run found it to blame.
-                doubtful = parcel.rows if parcel.part.first in self._details else 0
+                doubtful = self._doubtful(parcel) if parcel.part.first in self._details else 0
                 self._quarantine(parcel, parcel.problem, Reply(None, parcel.problem), doubtful=doubtful)
             else:
                 self._ready.append(parcel)
@@ -479,15 +479,21 @@ class Try:
         if len(self._suspects) >= self._suspects_max and not self._goes_back:
             self._decide_without_witness()
 
+    def _doubtful(self, parcel: Parcel) -> int:
+        """How many rows more may arrive twice now: those of a half were counted when its part was halved."""
+        counted = _PROBES in self._details.get(parcel.part.first, {})
+        return 0 if counted or self._is_lake else parcel.rows
+
     def _divide(self, one: Arrived) -> None:
         parcel, reply = one.parcel, one.reply
-        doubtful = 0 if self._is_lake else parcel.rows
+        doubtful = self._doubtful(parcel)
         if parcel.rows > 1:
             self._halve(parcel, probes=0, doubtful=doubtful)
             return
         # A row to blame is never sent again under this number: also a run that ends here has found it.
         reason = policy.reason(reply)
-        self._log.note(replace(parcel.part, detail=json.dumps({_GIVEN_UP: reason})))
+        detail = {**self._details.get(parcel.part.first, {}), _GIVEN_UP: reason}
+        self._log.note(replace(parcel.part, detail=json.dumps(detail)))
         # Crash here: the next try sets it aside; a lake is asked to pass it first.
         hit("unit.sealed")
         if self._is_lake:
@@ -521,7 +527,7 @@ class Try:
             return
         for one in suspects:
             self._unheard.append((policy.reason(one.reply), one.reply.retry_after_s))
-            self._quarantine(one.parcel, None, one.reply, doubtful=one.parcel.rows)
+            self._quarantine(one.parcel, None, one.reply, doubtful=self._doubtful(one.parcel))
         self._gave_back = True
 
     def _decide_without_witness(self) -> None:
@@ -550,7 +556,7 @@ class Try:
         if self._resumed and not self._probed and first.parcel.rows > 1 and probes < PROBES_MAX:
             self._probed = True
             self._suspects.remove(first)
-            self._halve(first.parcel, probes=probes + 1, doubtful=0 if self._is_lake else first.parcel.rows)
+            self._halve(first.parcel, probes=probes + 1, doubtful=self._doubtful(first.parcel))
         else:
             self._fail(first)
 

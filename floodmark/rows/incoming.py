@@ -170,7 +170,7 @@ def _checked(data: Any, shape: Shape, needed: Sequence[str], *, evolve: bool, ad
                 problems.append(replace(problem, advice=advice))
     # Other problems alone are left to staging, which sees the values too; a part is staged without the other columns.
     if advice == _KEY or any(problem.problem == MISSING for problem in problems):
-        Problems(problems).raise_invalid()
+        Problems(problems).raise_invalid(in_all=False)
     return data
 
 

@@ -53,8 +53,11 @@ class Problems:
     def all(self) -> tuple[Problem, ...]:
         return tuple(self._found.values())
 
-    def raise_invalid(self) -> None:
-        """Raise one `Invalid` that names every column, if there is any problem."""
+    def raise_invalid(self, *, in_all: bool = True) -> None:
+        """Raise one `Invalid` that names every column, if there is any problem.
+
+        Without `in_all` no count of several problems: one row that lacks three columns is not three rows.
+        """
         if not self._found:
             return
         problems = sorted(self.all(), key=lambda found: (found.column, found.problem))
@@ -74,6 +77,6 @@ class Problems:
         raise Invalid(
             "the rows do not fit the table: " + "; ".join(lines),
             column=", ".join(dict.fromkeys(p.column for p in shown)),
-            count=sum(counts) if counts else None,
+            count=sum(counts) if counts and in_all else None,
             advice=" ".join(dict.fromkeys(p.advice for p in shown if p.advice)),
         )

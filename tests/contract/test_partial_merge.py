@@ -61,6 +61,13 @@ def test_dicts_are_judged_row_by_row_and_the_rows_without_a_column_are_counted(p
     assert (refused.value.facts["column"], refused.value.facts["count"]) == ("age", 2)
 
 
+def test_a_row_without_several_columns_does_not_look_like_several_rows(people: fm.Lake) -> None:
+    with pytest.raises(fm.Invalid) as refused:
+        people.merge("people", [{"id": 1}])
+    assert (refused.value.facts["column"], "count" in refused.value.facts) == ("age, home, name", False)
+    assert refused.value.message.count("(count=1)") == 3
+
+
 def test_a_misspelt_column_is_named_beside_the_one_that_is_missing(people: fm.Lake) -> None:
     with pytest.raises(fm.Invalid, match="no such column") as refused:
         people.merge("people", [{"id": 1, "name": "Ann", "aeg": 3, "home": None}])

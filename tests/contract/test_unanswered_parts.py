@@ -207,6 +207,25 @@ def test_rows_that_may_have_arrived_twice_at_a_foreign_endpoint_are_counted(
     assert (table_of(events)["rows_doubtful"], aside(events)) == (4, [])
 
 
+@pytest.mark.parametrize("way", ["found", "by_hand"])
+def test_rows_of_a_part_that_is_halved_again_and_again_are_counted_once(
+    events: fm.Lake, receiver: Receiver, way: str
+) -> None:
+    add(events, receiver, part_rows=10, parallel=2, tries=1, split_unanswered=True)
+    receiver.script(Fault(500, when=holds("id", BAD)))
+    assert run(events).outcome == "failed"
+    if way == "by_hand":
+        receiver.script(answers(500))
+        run(events)
+        with pytest.raises(Invalid) as wrong:
+            events.sinks.set_aside("web", first=0, last=10)
+        first, last = (int(number) for number in wrong.value.facts["waiting"].split(", ")[-1].split("-"))
+        assert events.sinks.set_aside("web", first=first, last=last) == last - first < 10
+        receiver.script()
+    assert run(events, until_empty=True).outcome == "shipped"
+    assert table_of(events)["rows_doubtful"] == 10
+
+
 def test_a_retry_that_gets_no_answer_goes_back_to_quarantine_and_does_not_block(
     events: fm.Lake, receiver: Receiver
 ) -> None:

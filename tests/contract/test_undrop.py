@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from sqlalchemy import insert, select, update
@@ -411,3 +412,14 @@ def test_an_expired_version_is_not_taken_again_by_its_number(people: fm.Lake) ->
         tx.execute(update(tables.commits).where(tables.commits.c.version == gone - 1).values(state="expired"))
     with pytest.raises(fm.BelowRetention):
         people.undrop("people", version=gone - 1)
+
+
+def test_rows_that_came_back_are_not_counted_once_more_for_a_sink(people: fm.Lake, tmp_path: Path) -> None:
+    people.create_table("papers", EVENTS)
+    people.append("papers", rows(*range(11)))
+    people.drop_table("papers")
+    people.undrop("papers")
+    about = people.sinks.add("out", "files", tables="papers", path=str(tmp_path / "out"))
+    assert [one["lag_rows"] for one in about["tables"]] == [11]
+    assert people.sinks.run("out").rows == 11
+    assert people.sinks.about("out")["tables"][0]["lag_rows"] == 0
