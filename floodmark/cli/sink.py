@@ -26,6 +26,7 @@ from floodmark.cli.sink_text import (
     removal_lines,
     replay_lines,
     run_lines,
+    set_text,
     status_fields,
     status_problems,
     status_rows,
@@ -143,13 +144,13 @@ def set_settings(
     protected: Protected = None,
     set_: Extra = None,
 ) -> None:
-    """Change settings of a sink, from its next unit on. Where its rows go stays: another place is another sink."""
+    """Change settings of a sink. An open unit keeps its rows and parts. Another place is another sink."""
     changed_settings(context.params, {})
     with open_sinks(context, read_only=False) as lake:
         changed = changed_settings(context.params, lake.sinks.about(name)["settings"])
         about = lake.sinks.set(name, **changed)
     shown = ", ".join(f"{key}={about['settings'].get(key, 'default')}" for key in changed)
-    context.obj.output.result({"outcome": "set", **about}, text=f"set {name}: {shown}; from its next unit on")
+    context.obj.output.result({"outcome": "set", **about}, text=f"set {name}: {shown}; {set_text(changed)}")
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from floodmark.cli.output import size_text
@@ -21,6 +21,8 @@ from floodmark.export.record import (
 from floodmark.model import BEGINNING
 from floodmark.report import count_of
 
+# Settings that are written down with a unit (catalog/unit.py, Rules), or that say how large the next one is.
+_SEALED = frozenset({"columns", "where", "format", "compression", "part_rows", "part_bytes", "unit_rows", "unit_bytes"})
 _AGES = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
@@ -127,6 +129,16 @@ def check_lines(found: Mapping[str, Any]) -> list[str]:
         told = ", ".join(f"{name}={value}" for name, value in facts.items())
         lines.append(f"{one['table']}: {one['outcome']}: {error_text(one['error']) if one['error'] else told}")
     return lines
+
+
+def set_text(changed: Iterable[str]) -> str:
+    """From when on changed settings count: a unit that is open keeps what decides its rows and parts."""
+    sealed = [name for name in changed if name in _SEALED]
+    others = [name for name in changed if name not in _SEALED]
+    later, now = "from its next unit on", "from its next run on, also for a unit that is open"
+    if not sealed or not others:
+        return later if sealed else now
+    return f"{', '.join(sealed)} {later}; {', '.join(others)} {now}"
 
 
 # ── state ──

@@ -133,7 +133,11 @@ class LakeSinks:
             )
 
     def set(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Change settings, from the next unit on; None puts one back to its default."""
+        """Change settings; None puts one back to its default.
+
+        Which rows, their format and parts: from the next unit on. How they are sent: from the next run on, also for a
+        unit that is open.
+        """
         sink = self._catalog.sinks.find(name)
         known = json.loads(settings_from_json(sink.kind, sink.settings).to_json())
         chosen = parse_settings(

@@ -324,8 +324,14 @@ def test_a_wrong_section_of_the_settings_file_is_named(made: Path, section: str,
 def test_settings_change_and_the_place_stays(made: Path) -> None:
     sink(made, "add", "out", "--kind", "files", "--table", "users", "--path", "out", "--part-bytes", "1MiB")
     assert sink(made, "set", "out", "--format", "jsonl", "--unprotected").stdout == (
-        "set out: format=jsonl, protected=False; from its next unit on\n"
+        "set out: format=jsonl, protected=False; format from its next unit on; "
+        "protected from its next run on, also for a unit that is open\n"
     )
+    assert sink(made, "set", "out", "--where", "id > 1").stdout.endswith("; from its next unit on\n")
+    assert sink(made, "set", "out", "--protected").stdout.endswith(
+        "; from its next run on, also for a unit that is open\n"
+    )
+    sink(made, "set", "out", "--unprotected", "--set", "where=")
     with fm.open(made / "lake", read_only=True) as lake:
         (consumer,) = lake.show("users")["consumers"]
     assert (consumer["name"], consumer["protected"]) == ("sink:out", False)
