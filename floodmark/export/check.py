@@ -18,6 +18,7 @@ from floodmark.errors import FloodmarkError, Invalid, Unavailable
 from floodmark.export.settings import AnySettings, FilesSettings, HttpSettings, IcebergSettings, WrongSetting
 from floodmark.failpoints import hit
 from floodmark.storage import Storage, join, root_location
+from floodmark.storage.failures import TRY_AGAIN
 
 PROBE_NAME = "_floodmark-check"
 READY, FAILED = "ready", "failed"
@@ -41,7 +42,7 @@ def _probe(storage: Storage, folder: str) -> dict[str, Any]:
     location = join(folder, f"{PROBE_NAME}-{clock.new_id()}")
     data = b"no rows"
     try:
-        storage.put_if_absent(location, data)
+        _put(storage, location, data)
         # Crash here: an object that no reader takes.
         hit("check.put")
         if storage.read(location) != data:
@@ -56,6 +57,16 @@ def _probe(storage: Storage, folder: str) -> dict[str, Any]:
         with suppress(FloodmarkError):
             storage.delete(location)
     return {"place": folder, "written": True}
+
+
+def _put(storage: Storage, location: str, data: bytes) -> None:
+    """Nothing was written there yet, so a path that is wrong is likelier than a disk that needs another try."""
+    try:
+        storage.put_if_absent(location, data)
+    except Unavailable as error:
+        if error.advice == TRY_AGAIN:
+            error.advice = "Check the path of the sink, and that this user may make folders and files there."
+        raise
 
 
 # ── HTTP ──

@@ -16,6 +16,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _TEXT_LENGTH_MAX = 300
+# What a caller that knows more about the location says better.
+TRY_AGAIN = "Try again."
 # What S3 answers in its body; of all that is "404 Not Found", only these codes mean an absent file.
 _ANSWER = re.compile(r"<Code>(\w+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _ABSENT_CODES = frozenset({"NoSuchKey", "NotFound"})
@@ -47,7 +49,7 @@ def local_failure(error: OSError, doing: str, location: str) -> FloodmarkError:
         return not_found(location)
     if error.errno == errno.ENAMETOOLONG:
         return Invalid("the name is too long for this file system", location=location, advice="Use a shorter path.")
-    return Unavailable(f"cannot {doing}", location=location, reason=error.strerror or str(error), advice="Try again.")
+    return Unavailable(f"cannot {doing}", location=location, reason=error.strerror or str(error), advice=TRY_AGAIN)
 
 
 def object_failure(error: Exception, doing: str, location: str) -> FloodmarkError:

@@ -72,6 +72,15 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_first_run(lake: fm.L
     assert (found["all"], found["error"]["kind"]) in (("failed", "Unavailable"), ("failed", "Invalid"))
 
 
+def test_a_path_that_cannot_be_made_is_said_with_what_to_check(lake: fm.Lake, tmp_path: Path) -> None:
+    (tmp_path / "nope").write_text("no folder can be below this")
+    lake.sinks.add("out", "files", tables="events", path=str(tmp_path / "nope" / "x"))
+    error = checked(lake)["error"]
+    assert (error["kind"], "/nope/x" in error["facts"]["location"]) == ("Unavailable", True)
+    assert (error["message"], bool(error["facts"]["reason"])) == ("cannot write", True)
+    assert "Check the path" in error["advice"]
+
+
 def test_killed_in_a_check_a_reader_takes_nothing_of_it(place: Place, lake: fm.Lake, tmp_path: Path) -> None:
     lake.sinks.add("out", "files", tables="events", path=str(tmp_path / "out"))
     lake.close()
