@@ -43,8 +43,8 @@ the command or behind it; what follows `--` is left alone.
 """
 
 ENVIRONMENT = {
-    LAKE_VARIABLE: "the lake, where `--lake` is not given",
-    CATALOG_VARIABLE: "the catalog's URL, where `--catalog` is not given",
+    LAKE_VARIABLE: "the lake, where neither `--lake` nor `[lake] path` of a file that `--config` names says it",
+    CATALOG_VARIABLE: "the catalog's URL, where neither `--catalog` nor `[lake] catalog` of such a file says it",
     "FLOODMARK_LOG": "`debug`, `info`, `warning` (default) or `error`; `debug` also shows traces",
     "FLOODMARK_LOG_FORMAT": "`json` for a JSON object per line instead of logfmt",
     FAILPOINT_VARIABLE: "`name[:N]`: die by SIGKILL at the Nth passing of a failpoint (tests and the demo)",
@@ -132,7 +132,11 @@ def _environment() -> str:
 def _settings() -> str:
     table = [f"| `{name}` | {SETTING_HELP[name]} |" for name in setting_names()]
     lead = f"`{FILE_NAME}` of the working folder, or the file that `--config` names. An unknown key is an error."
-    return "\n".join(["## Settings", "", lead, "", "| key | is |", "|---|---|", *table, ""])
+    order = (
+        "Which lake is meant: `--lake`, else the file that `--config` names (in Python `config=`, or the file that is\n"
+        f"opened), else `{LAKE_VARIABLE}`, else the `{FILE_NAME}` of the working folder. So it is for the catalog."
+    )
+    return "\n".join(["## Settings", "", lead, "", order, "", "| key | is |", "|---|---|", *table, ""])
 
 
 if __name__ == "__main__":

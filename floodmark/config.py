@@ -290,9 +290,21 @@ def is_settings_file(path: str | os.PathLike[str]) -> bool:
     return os.fspath(path).endswith(".toml") and not os.path.isdir(path)
 
 
-def find_lake(given: str | None, settings: Settings) -> str:
-    """The lake that a command means: the option, the environment, the settings file."""
-    path = given or os.environ.get(LAKE_VARIABLE) or settings.lake.path
+def find_lake(given: str | None, settings: Settings, *, named: bool) -> str:
+    """The lake that is meant: as given, else by the settings file that was `named`, the environment, a file found.
+
+    What a person names wins over what a shell still has from yesterday; a file that is only there does not.
+    """
+    path = given or _first(settings.lake.path, os.environ.get(LAKE_VARIABLE), named)
     if not path:
         raise Invalid("no lake was named", advice=f"Use --lake PATH, {LAKE_VARIABLE}, or [lake] path in {FILE_NAME}.")
     return path
+
+
+def find_catalog(given: str | None, settings: Settings, *, named: bool) -> str | None:
+    """The URL of the catalog that is meant, in the order of `find_lake`; None: SQLite in the lake's folder."""
+    return given or _first(settings.lake.catalog, os.environ.get(CATALOG_VARIABLE), named)
+
+
+def _first(in_file: str | None, in_environment: str | None, named: bool) -> str | None:
+    return in_file or in_environment if named else in_environment or in_file

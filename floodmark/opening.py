@@ -20,7 +20,7 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.database import SQLITE_NAME, Database
 from floodmark.catalog.lifecycle import create_catalog, open_catalog, stored_format
 from floodmark.catalog.processes import LEASE_MS
-from floodmark.config import CATALOG_VARIABLE, Settings, find_lake, is_settings_file, load_settings
+from floodmark.config import Settings, find_catalog, find_lake, is_settings_file, load_settings
 from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.failpoints import hit
 from floodmark.lake import Lake
@@ -53,8 +53,8 @@ def open(
     """Open the lake at `path` (a folder or s3://bucket/prefix); make it with create=True.
 
     `path` may also be a settings file (its name ends in .toml), and so may `config`: then lake, catalog, Spark, storage
-    and maintenance are as that file says, and as the commands would use it: what is given here comes first, then
-    FLOODMARK_LAKE and FLOODMARK_CATALOG, then the file. Relative paths start at the working folder.
+    and maintenance are as that file says, and as the commands would use it with --config: what is given here comes
+    first, then the file, then FLOODMARK_LAKE and FLOODMARK_CATALOG. Relative paths start at the working folder.
 
     catalog: a database URL; without one, SQLite in the lake's folder. spark: a session to use; without one, Floodmark
     starts one when rows must move, with `settings` (master and spark.* keys). Opening for writing heals what dead
@@ -108,8 +108,8 @@ def _chosen(
     chosen = Settings()
     if config is not None:
         chosen = load_settings(Path(config))
-        path = find_lake(None if path is None else os.fspath(path), chosen)
-        catalog = catalog or os.environ.get(CATALOG_VARIABLE) or chosen.lake.catalog
+        path = find_lake(None if path is None else os.fspath(path), chosen, named=True)
+        catalog = find_catalog(catalog, chosen, named=True)
     if path is None:
         raise Invalid("no lake was named", advice='Give its path, or config="floodmark.toml".')
     return os.fspath(path), catalog, chosen

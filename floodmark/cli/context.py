@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from floodmark.cli.output import Output
-from floodmark.config import CATALOG_VARIABLE, Settings, find_lake, load_settings
+from floodmark.config import Settings, find_catalog, find_lake, load_settings
 from floodmark.lake import Lake
 from floodmark.opening import open as open_lake
 
@@ -26,11 +25,11 @@ class Context:
 
     @property
     def path(self) -> str:
-        return find_lake(self.lake, self.settings)
+        return find_lake(self.lake, self.settings, named=self.config is not None)
 
     @property
     def catalog_url(self) -> str | None:
-        return self.catalog or os.environ.get(CATALOG_VARIABLE) or self.settings.lake.catalog
+        return find_catalog(self.catalog, self.settings, named=self.config is not None)
 
     def open(self, *, read_only: bool = True, create: bool = False, heal: bool = True) -> Lake:
         return open_lake(

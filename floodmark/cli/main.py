@@ -70,6 +70,7 @@ app.add_typer(sink.app, name="sink")
 app.add_typer(spool.app, name="spool")
 app.add_typer(backfill.app, name="backfill")
 app.add_typer(branch.app, name="branch")
+CONFIG_HELP = "Settings file; its [lake] wins over the environment (default: floodmark.toml here, which does not)."
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 # No address of a database looks like this: it is a property of the catalog that a sink ships to.
 _PROPERTY = re.compile(r"[\w.-]+=")
@@ -87,7 +88,7 @@ def options(
     lake: Annotated[str | None, typer.Option(help="Folder or s3:// address of the lake (or FLOODMARK_LAKE).")] = None,
     catalog: Annotated[str | None, typer.Option(help="Catalog database URL (or FLOODMARK_CATALOG).")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    config: Annotated[Path | None, typer.Option(help="Settings file (default: floodmark.toml).")] = None,
+    config: Annotated[Path | None, typer.Option(help=CONFIG_HELP)] = None,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
     ] = False,

@@ -326,7 +326,17 @@ def test_options_stand_before_or_behind_the_command_and_win_over_environment_and
         assert json.loads(done.stdout)["version"] == 3
     assert "from_environment" in command("status", cwd=made, env=env, code=2).stderr
     assert "from_file" in command("status", cwd=made, code=2).stderr
-    assert answer("status", "--config", "other.toml", cwd=made)["version"] == 3
+    for given in (None, env):
+        assert answer("status", "--config", "other.toml", cwd=made, env=given)["version"] == 3
+    # A file that names no lake leaves it to the environment.
+    (made / "other.toml").write_text("[maintain]\n")
+    assert "from_environment" in command("status", "--config", "other.toml", cwd=made, env=env, code=2).stderr
+
+
+def test_a_file_that_is_named_wins_with_its_catalog_too(made: Path) -> None:
+    (made / "other.toml").write_text(f'[lake]\npath = "lake"\ncatalog = "sqlite:///{made}/lake/catalog.db"\n')
+    env = environment(FLOODMARK_LAKE="elsewhere", FLOODMARK_CATALOG=f"sqlite:///{made}/elsewhere.db")
+    assert answer("status", "--config", "other.toml", cwd=made, env=env)["version"] == 3
 
 
 def test_the_settings_file_of_the_folder_names_the_lake(made: Path) -> None:

@@ -191,6 +191,22 @@ def test_what_is_given_comes_before_the_settings_file(
         assert "elsewhere.db" in repr(lake)
 
 
+@pytest.mark.parametrize("how", ["path", "config"])
+def test_a_settings_file_that_is_named_comes_before_the_environment(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A shell may still have another lake from before: rows must not go there."""
+    monkeypatch.setenv("FLOODMARK_LAKE", str(tmp_path / "from_environment"))
+    monkeypatch.setenv("FLOODMARK_CATALOG", f"sqlite:///{tmp_path}/elsewhere.db")
+    file.write_text(f'[lake]\npath = "{tmp_path}/lake"\ncatalog = "sqlite:///{tmp_path}/own.db"\n')
+    with fm.open(**{how: file}, create=True) as lake:
+        assert lake.location == f"file://{tmp_path}/lake"
+        assert "own.db" in repr(lake)
+    file.write_text("[maintain]\n")
+    with fm.open(**{how: file}, create=True) as lake:
+        assert lake.location == f"file://{tmp_path}/from_environment"
+
+
 def test_a_settings_file_that_is_missing_or_names_no_lake_is_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(fm.NotFound, match="settings file"):
         fm.open(tmp_path / "none.toml", create=True)
