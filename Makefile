@@ -25,12 +25,14 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## the whole story once, killed all the way, and a count
 	$(BIN)/floodmark demo
 
-up: $(READY) ## a lake in ./lake: rows over HTTP and from ./drop, shipped to ./out, with its page
-	@test -e floodmark.toml || cp examples/floodmark.toml floodmark.toml
-	@echo "Settings are in ./floodmark.toml. Once it says its ADDRESS, open that in a browser, and send rows:"
+# All of it in a folder of its own, settings too: other lakes of this folder, as the README makes one, are left alone.
+up: $(READY) ## a lake in ./up/lake: rows over HTTP and from ./up/drop, shipped to ./up/out, with its page
+	@mkdir -p up && { test -e up/floodmark.toml || cp examples/floodmark.toml up/floodmark.toml; }
+	@echo "Settings are in up/floodmark.toml; for commands: $(BIN)/floodmark --config up/floodmark.toml status"
+	@echo "Once it says its ADDRESS, open that in a browser, and send rows:"
 	@echo "  curl --data-binary '{\"id\": 1, \"kind\": \"hello\"}' ADDRESS/api/tables/events/rows"
-	@echo "  echo '{\"id\": 2, \"kind\": \"from a file\"}' > drop/hello.jsonl"
-	@exec $(BIN)/floodmark run --create
+	@echo "  echo '{\"id\": 2, \"kind\": \"from a file\"}' > up/drop/hello.jsonl"
+	@exec $(BIN)/floodmark --config up/floodmark.toml run --create
 
 # Tests wait for syncs more than for anything else: in memory, if there is room, they do not.
 SCRATCH = $(shell test -w /dev/shm && test "$$(df -Pk /dev/shm | awk 'END {print $$4}')" -gt 6000000 \

@@ -3,7 +3,8 @@
 Every error says where in the file: tables, sinks and sources are judged by the rooms that know them, and their refusals
 get the place of the setting that they name. Against the lake: what a source or a sink names must be there, or be
 declared. What is new is made (tables only if they are asked for); what the lake has and the file says otherwise is told
-and left as it is: `floodmark apply` and `floodmark sink set` change it, a start of the daemon does not.
+and left as it is: `floodmark apply` and `floodmark sink set` change it, a start of the daemon does not. It is told with
+what is there, what is declared, and a command that works as it is printed: hints that lead to each other are no help.
 """
 
 from __future__ import annotations
@@ -11,17 +12,29 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from floodmark.config import Settings, SourceSettings, wrong_setting
+from floodmark.catalog.sink_state import Sink
+from floodmark.config import FILE_NAME, Settings, SourceSettings, wrong_setting
 from floodmark.errors import FloodmarkError, Invalid
 from floodmark.evolve.file import WantedTable, wanted_tables
+from floodmark.evolve.step import REFUSED
 from floodmark.export.section import Declared, read_section
-from floodmark.export.settings import KINDS, AnySettings, FilesSettings, check_name, parse_settings, settled_paths
+from floodmark.export.settings import (
+    KINDS,
+    AnySettings,
+    FilesSettings,
+    check_name,
+    parse_settings,
+    settings_from_json,
+    settled_paths,
+)
+from floodmark.export.sinks import PLACE
 from floodmark.lake import Lake
 from floodmark.model import MAIN
 from floodmark.storage import local_path, root_location
@@ -116,8 +129,8 @@ def make_new(declaration: Declaration, settings: Settings, lake: Lake, *, create
                 lake.sinks.add(
                     name, declared.kind, tables=declared.tables, branch=declared.line, **_values(declared.settings)
                 )
-        elif _differs(known[name], sink):
-            told.append(f"sink {name} is set otherwise: `floodmark sink status {name}`, `floodmark sink set {name}`")
+        elif found := _sink_differences(known[name], sink):
+            told.append(_sink_text(name, declared, found, declaration.text.file))
     return told
 
 
@@ -140,13 +153,87 @@ def _table_differences(declaration: Declaration, settings: Settings, lake: Lake)
         return []
     with _placed(declaration.text, "tables"):
         plan = lake.plan(settings.tables, check=False)
-    return [f"table {step.table}: {step.text} (`floodmark plan`, `floodmark apply`)" for step in plan.steps]
+    file = declaration.text.file
+    apply = _command("apply --allow-destructive" if plan.destructive else "apply", file)
+    told = []
+    for step in plan.steps:
+        if step.kind == REFUSED:
+            way = f"it cannot be done as declared: {step.reason}. {step.way}"
+        elif plan.refused:
+            way = "`floodmark apply` does it once the rest of the file can be done"
+        else:
+            way = f"`{_command('plan', file)}` shows it, `{apply}` does it"
+        told.append(f"table {step.table} is declared otherwise: {step.text}; {way}")
+    return told
 
 
-def _differs(known: Any, sink: DeclaredSink) -> bool:
-    stored, said = json.loads(known.settings), json.loads(sink.settings.to_json())
-    tables = {followed.table for followed in known.tables} | set(known.lost)
-    return bool(known.kind != sink.declared.kind or stored != said or tables != set(sink.declared.tables))
+@dataclass(frozen=True)
+class _Difference:
+    setting: str
+    there: Any
+    declared: Any
+
+    def __str__(self) -> str:
+        return f"{self.setting} is {_shown(self.there)} there, and {_shown(self.declared)} in the file"
+
+
+def _sink_differences(known: Sink, sink: DeclaredSink) -> list[_Difference]:
+    """What of a sink the lake has otherwise; of settings with keys of their own, which of these."""
+    declared = sink.declared
+    tables = sorted({followed.table for followed in known.tables} | set(known.lost))
+    pairs: dict[str, tuple[Any, Any]] = {
+        "type": (known.kind, declared.kind),
+        "tables": (tables, sorted(set(declared.tables))),
+        "branch": (known.branch, declared.line),
+    }
+    if known.kind == declared.kind:
+        stored = _by_key(settings_from_json(known.kind, known.settings))
+        said = _by_key(sink.settings)
+        pairs |= {key: (stored.get(key), said.get(key)) for key in sorted({*stored, *said})}
+    return [_Difference(key, *pair) for key, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def _by_key(settings: AnySettings) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in json.loads(settings.to_json()).items():
+        found |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, dict) else {key: value}
+    return found
+
+
+def _sink_text(name: str, declared: Declared, found: list[_Difference], file: str) -> str:
+    fixed = ("type", "tables", "branch", *PLACE[declared.kind])
+    # A key of its own that is only there cannot be taken away by `sink set`.
+    stuck = [one for one in found if one.setting in fixed or ("." in one.setting and one.declared is None)]
+    if stuck:
+        remove = _command(f"sink remove {name} --apply", file)
+        way = (
+            f"{stuck[0].setting} of a sink stays as it is. Let the file say the same, or give the declared one another "
+            f"name; or `{remove}`: then the next start adds it as declared, and it sends all rows again"
+        )
+    else:
+        options = " ".join(_option(one) for one in found)
+        way = f"`{_command(f'sink set {name} {options}', file)}` sets what is declared"
+    return f"sink {name} is declared otherwise: {'; '.join(map(str, found))}. {way[0].upper()}{way[1:]}"
+
+
+def _option(one: _Difference) -> str:
+    """As `floodmark sink set` takes it; without a value it goes back to its default."""
+    if isinstance(one.declared, list):
+        option = {"columns": "--column", "partition": "--partition"}[one.setting]
+        return " ".join(f"{option} {shlex.quote(value)}" for value in one.declared or [""])
+    value = "" if one.declared is None else one.declared
+    return f"--set {shlex.quote(f'{one.setting}={value}')}"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _command(verb: str, file: str) -> str:
+    """A command that means the lake of this file, also from a shell whose environment names another one."""
+    return f"floodmark {verb}" if file in ("", FILE_NAME) else f"floodmark --config {shlex.quote(file)} {verb}"
 
 
 # ── one section ──

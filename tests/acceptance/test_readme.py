@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,56 @@ def test_the_quickstart_of_the_command_line_runs_as_pasted(clone: Path) -> None:
         check_lake(lake.catalog)
         assert ids(lake) == [1, 2, 3]
     assert list((clone / "out").rglob("_unit.json"))
+
+
+def test_make_up_leaves_the_lake_of_the_quickstart_alone_and_takes_the_rows_that_it_says(clone: Path) -> None:
+    """In the same clone and the same shell: tables and sinks of the same names, in other shapes."""
+    with fm.open(clone / "lake", create=True) as lake:
+        lake.create_table("events", "id long, ts timestamp")
+        lake.sinks.add("out", "files", tables=["events"], path=str(clone / "out"))
+        before = lake.status()["version"]
+    (clone / "up").mkdir()
+    text = (ROOT / "examples/floodmark.toml").read_text()
+    (clone / "up/floodmark.toml").write_text(text.replace('"127.0.0.1:8787"', '"127.0.0.1:0"'))
+    lines: list[str] = []
+    shell = started(["bash", "-e"], clone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    stuck = threading.Timer(WAIT_S, os.killpg, (shell.pid, signal.SIGKILL))
+    stuck.start()
+    try:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        shell.stdin.write('export FLOODMARK_LAKE="$PWD/lake"\nmake up\n')
+        shell.stdin.close()
+        address = None
+        for line in shell.stdout:
+            lines.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                address = found[0]
+                break
+        assert address, "".join(lines)
+        assert not [line for line in lines if "otherwise" in line]
+        commands = [line.strip() for line in lines if line.startswith("  ")]
+        assert len(commands) == 2
+        for one in commands:
+            subprocess.run(one.replace("ADDRESS", address), shell=True, cwd=clone, check=True, capture_output=True)
+        end = time.monotonic() + WAIT_S
+        while ids_of(clone / "up/lake") != [1, 2]:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        os.killpg(shell.pid, signal.SIGINT)
+        shell.wait(WAIT_S)
+    finally:
+        stuck.cancel()
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    with fm.open(clone / "lake", read_only=True) as lake:
+        assert lake.status()["version"] == before
+
+
+def ids_of(place: Path) -> list[int]:
+    with fm.open(place, read_only=True) as lake:
+        return ids(lake)
 
 
 @pytest.mark.parametrize("way", ["script", "prompt"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import time
@@ -242,7 +244,58 @@ def test_tables_that_are_declared_otherwise_are_told_and_left_as_they_are(made: 
         pass
     (announced,) = (json.loads(path.read_text()) for path in made.glob("out-*") if path.suffix != ".err")
     (difference,) = announced["differences"]
-    assert difference.startswith("table events: ")
+    assert difference.startswith("table events is declared otherwise: ")
     assert "floodmark plan" in difference
     with fm.open(made / "lake") as lake:
         assert [field.name for field in lake.schema("events").fields if field.name != "_seq"] == ["id", "name"]
+
+
+SINKS = """\
+[sinks.out]
+type = "files"
+tables = ["events"]
+path = "out"
+format = "{format}"
+part_bytes = "{size}"
+[sinks.gone]
+type = "files"
+tables = [{tables}]
+path = "{path}"
+"""
+
+
+def test_sinks_that_are_declared_otherwise_are_told_with_what_differs_and_a_command_that_works(made: Path) -> None:
+    file = made / "other.toml"
+    ways = ("--config", "other.toml")
+    file.write_text(QUICK + SINKS.format(format="parquet", size="1MiB", tables='"events"', path="here"))
+    with running(made, *ways):
+        pass
+    file.write_text(QUICK + SINKS.format(format="jsonl", size="2MiB", tables='"events", "people"', path="there"))
+    with running(made, *ways):
+        pass
+    said = max(made.glob("out-*"), key=lambda path: path.stat().st_mtime_ns if path.suffix != ".err" else 0)
+    out, gone = json.loads(said.read_text())["differences"]
+    assert "format is parquet there, and jsonl in the file" in out
+    assert "part_bytes is 1048576 there, and 2097152 in the file" in out
+    (advised,) = re.findall(r"`floodmark (.*?)`", out)
+    assert advised == "--config other.toml sink set out --set format=jsonl --set part_bytes=2097152"
+    assert "tables is events there, and events, people in the file" in gone
+    assert f"path is {made}/here there, and {made}/there in the file" in gone
+    (removed,) = re.findall(r"`floodmark (.*?)`", gone)
+    for line in (advised, removed):
+        assert command(made, "--lake", "lake", *shlex.split(line))[0] == 0
+    with running(made, *ways):
+        pass
+    said = max(made.glob("out-*"), key=lambda path: path.stat().st_mtime_ns if path.suffix != ".err" else 0)
+    assert json.loads(said.read_text())["differences"] == []
+
+
+def test_a_table_that_cannot_be_as_declared_is_told_with_the_reason_and_the_way(made: Path) -> None:
+    (made / "floodmark.toml").write_text(QUICK + '[tables.events]\nschema = "id long not null, more int"\n')
+    with running(made):
+        pass
+    (announced,) = (json.loads(path.read_text()) for path in made.glob("out-*") if path.suffix != ".err")
+    told = " ".join(announced["differences"])
+    assert "it cannot be done as declared" in told
+    assert "renamed_from" in told
+    assert "`floodmark plan" not in told
