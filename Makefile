@@ -18,7 +18,8 @@ $(READY): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[^ ]+' requirements.lock)"
 	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python requirements.lock
-	$(BIN)/uv pip install --quiet --no-deps --python $(BIN)/python --editable .
+	@# compat: as a path. By a finder it would lose to a folder named like the package, as a clone is to the folder above it.
+	$(BIN)/uv pip install --quiet --no-deps --python $(BIN)/python --config-setting editable_mode=compat --editable .
 	$(BIN)/python -m compileall -q floodmark
 	@touch $(READY)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -240,3 +243,17 @@ def test_words_that_are_let_pass_are_still_needed() -> None:
     terms = PROJECT["tool"]["codespell"]["ignore-words-list"].split(",")
     everything = " ".join(texts.values())
     assert [term for term in terms if not re.search(rf"\b{term}\b", everything)] == []
+
+
+def test_the_package_is_found_from_the_folder_above_a_clone(tmp_path: Path) -> None:
+    """A folder named like it, without code of its own: as the clone is to a Python that starts above it."""
+    (tmp_path / "floodmark").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", "import floodmark; print(floodmark.open.__name__)"],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (0, "open\n"), done.stderr
