@@ -96,7 +96,9 @@ class Output:
         for row in rows:
             table.add_row(*(_text(row.get(column)) for column in shown))
         # Piped output is not cut at the width of a terminal that is not there.
-        Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+        width = None if sys.stdout.isatty() else 200
+        # What people stored is shown as it is: `[x]` is no markup of ours, `:x:` no picture.
+        Console(width=width, highlight=False, markup=False, emoji=False).print(table)
         return [max(len(column), width) for column, width in zip(shown, needed, strict=True)]
 
     def error(self, error: FloodmarkError) -> None:
