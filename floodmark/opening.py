@@ -68,6 +68,8 @@ def open(
     storage = storage or Storage({**chosen.storage, **(storage_options or {})})
     if create:
         _make_folder(storage, location, catalog)
+    else:
+        _check_nothing_lost(storage, location, lambda: _is_new_file(location, catalog))
     database = _database(location, catalog, create=create, read_only=read_only)
     try:
         if create:
@@ -76,7 +78,12 @@ def open(
             for part in ("tables", "operations"):
                 storage.make_folder(join(location, part))
             storage.make_folder(location)  # the database's own name in it is durable too
-        open_catalog(database, location)
+        try:
+            open_catalog(database, location)
+        except NotFound:
+            # A database that knows no lake, beside the files of one: it is lost, not yet to be made.
+            _check_nothing_lost(storage, location, lambda: stored_format(database) is None)
+            raise
         parts = Catalog(database, storage, location, lease_ms)
         sessions = Sessions({**chosen.spark, **(settings or {})}, spark)
         lake = Lake(parts, sessions, actor or _user(), read_only, chosen.maintain)
@@ -163,7 +170,10 @@ def _is_new_file(location: str, catalog: str | None) -> bool:
 
 
 def _check_nothing_lost(storage: Storage, location: str, is_missing: Callable[[], bool]) -> None:
-    """A catalog is made only where no files of a lake are: beside them it would be an empty lake over lost tables."""
+    """A catalog is made only where no files of a lake are: beside them it would be an empty lake over lost tables.
+
+    An open that finds no catalog says so too: "make one" would be the wrong advice to a person who has lost it.
+    """
     if not is_missing():
         return
     parts = [join(location, part) for part in ("tables", "operations")]

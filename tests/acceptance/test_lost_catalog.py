@@ -1,4 +1,5 @@
-"""A catalog that is gone beside the files of its lake: `init` makes no empty lake over them, and says what to do."""
+"""A catalog that is gone beside the files of its lake: `init` makes no empty lake over them; each command says what to
+do."""
 
 from __future__ import annotations
 
@@ -41,6 +42,35 @@ def test_init_refuses_names_what_it_found_and_points_to_restore(lost: Path, capf
     assert "events" in said
     assert "floodmark restore" in said
     assert everything(lost) == before, "nothing is made or changed, also no empty database"
+
+
+@pytest.mark.parametrize("verb", [("status",), ("doctor",), ("load", "events", "rows.jsonl"), ("run", "--check")])
+def test_commands_say_the_same(lost: Path, verb: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    before = everything(lost)
+    (lost.parent / "rows.jsonl").write_text('{"id": 3}\n')
+    given = [str(lost.parent / one) if one == "rows.jsonl" else one for one in verb]
+    with pytest.raises(SystemExit) as ended:
+        main(["--lake", str(lost), *given])
+    assert ended.value.code == (1 if verb == ("doctor",) else 5)  # its own answer: a check failed
+    streams = capfd.readouterr()
+    said = " ".join((streams.err + streams.out).split())
+    assert "found=events" in said
+    assert "floodmark restore" in said
+    assert "floodmark init" not in said
+    assert everything(lost) == before
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_database_without_a_lake_beside_its_files_is_a_lost_one(lost: Path, read_only: bool) -> None:
+    (lost / SQLITE_NAME).touch()
+    with pytest.raises(fm.Corrupt, match="no catalog knows them"):
+        fm.open(lost, read_only=read_only)
+
+
+def test_where_no_files_are_there_is_no_lake(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "none"):
+        with pytest.raises(fm.NotFound, match="there is no lake here"):
+            fm.open(place)
 
 
 def test_open_with_create_refuses_too(lost: Path) -> None:
