@@ -135,8 +135,9 @@ class Shaping(ABC):
 
 def _read(source: Source) -> tuple[tuple[WantedTable, ...], str]:
     from floodmark.evolve.file import read_wanted, tables_of, wanted_tables
+    from floodmark.evolve.plan import GIVEN
 
     if isinstance(source, Mapping):
-        origin = "the tables given"
+        origin = GIVEN
         return wanted_tables(tables_of(source, origin), origin), origin
     return read_wanted(source), os.fspath(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,10 +34,17 @@ def run(
     else:
         show_steps(output, plan)
         if plan.outcome == "planned":
-            command = "floodmark apply --allow-destructive" if plan.destructive else "floodmark apply"
+            command = _apply(context.obj, file, allow=bool(plan.destructive))
             output.note(f"plan {plan.id}: `{command}` does it; --expect {plan.id} does this one or nothing.")
     if plan.refused:
         raise typer.Exit(2)
+
+
+def _apply(context: Context, file: Path | None, *, allow: bool) -> str:
+    """The command for the same tables: without the file's name it would apply others."""
+    where = [] if context.config is None else ["--config", str(context.config)]
+    named = [] if file is None else [str(file)]
+    return shlex.join(["floodmark", *where, "apply", *named, *(["--allow-destructive"] if allow else [])])
 
 
 def declared(context: Context, file: Path | None) -> Path | Mapping[str, Any]:

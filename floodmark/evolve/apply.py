@@ -9,6 +9,7 @@ turn that it held ends with its healing, or with its lease.
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -305,10 +306,13 @@ def _check_steps(refused: Sequence[Step]) -> None:
 
 def _check_destructive(plan: Plan, allowed: bool) -> None:
     if plan.destructive and not allowed:
+        flag = "--allow-destructive"
+        # Of tables out of settings the file is not known here; a command without it could mean another one.
+        again = f"`{shlex.join(['floodmark', 'apply', plan.file, flag])}`" if plan.file else f"{flag} with the command"
         raise Invalid(
             "the plan has steps that lose data" if len(plan.destructive) > 1 else "the plan has a step that loses data",
             steps="; ".join(f"{step.table}: {step.text}" for step in plan.destructive),
-            advice="If that is what you want: `floodmark apply --allow-destructive`, allow_destructive=True in Python.",
+            advice=f"If that is what you want: {again}, allow_destructive=True in Python.",
         )
 
 

@@ -31,6 +31,8 @@ from floodmark.evolve.step import DESTRUCTIVE, REFUSED, Step
 from floodmark.evolve.tables import Current, TablePlan, Users
 from floodmark.model import MAIN, Head
 
+# Where tables come from that no file declares.
+GIVEN = "the tables given"
 _WORD = re.compile(r"\w+")
 
 # Of one table: name, table id, snapshot, schema id, spec id. Without an id there is no such table.
@@ -53,6 +55,11 @@ class Plan:
     @property
     def id(self) -> str:
         return _digest([[step.as_dict() for step in self.steps], self.heads, self.contents])
+
+    @property
+    def file(self) -> str | None:
+        """The file that declares the tables; None if they were given otherwise."""
+        return None if self.origin == GIVEN else self.origin
 
     @property
     def contents(self) -> str:

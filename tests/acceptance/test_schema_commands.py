@@ -128,9 +128,15 @@ def test_steps_that_lose_data_are_named_and_want_allow_destructive(made: Path) -
     planned = command(made, "plan", "less.toml")
     assert "destructive" in planned.stdout
     assert "this loses data" in planned.stderr
-    assert "floodmark apply --allow-destructive" in planned.stderr
+    assert "`floodmark apply less.toml --allow-destructive`" in planned.stderr
     assert [step["kind"] for step in answer(made, "plan", "less.toml")["steps"]] == ["destructive"]
-    command(made, "apply", "less.toml", code=2).says("Invalid", "loses data", "--allow-destructive")
+    command(made, "apply", "less.toml", code=2).says(
+        "Invalid", "loses data", "`floodmark apply less.toml --allow-destructive`"
+    )
+    named = command(made, "--config", "less.toml", "--lake", "lake", "plan")
+    assert "`floodmark --config less.toml apply --allow-destructive`" in named.stderr
+    refused = command(made, "--config", "less.toml", "--lake", "lake", "apply", code=2)
+    refused.says("Invalid", "--allow-destructive with the command")
     assert answer(made, "apply", "less.toml", "--allow-destructive")["outcome"] == "committed"
 
 
