@@ -78,7 +78,7 @@ class Lake(Questions, Shaping):
         self.read_only = read_only
         self.keeping = keeping
         self._healer = Healer(catalog)
-        self._reader = Reader(catalog, sessions.get)
+        self._reader = Reader(catalog, sessions.get, sessions.starts_empty)
 
     def __repr__(self) -> str:
         # Without a question to the catalog: a debugger, a log line or a lake that is closed must not wait or fail.

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from floodmark import clock
 from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.dropped import find_dropped
 from floodmark.catalog.expiry import deletions_floor
-from floodmark.errors import BelowRetention, Corrupt, Invalid, NotFound
+from floodmark.errors import BelowRetention, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.model import BEGINNING, MAIN, Head
 
 if TYPE_CHECKING:
@@ -127,9 +128,14 @@ def _in_time(catalog: Catalog, version: int, batches: Iterator[pa.RecordBatch]) 
 
 
 class Reader:
-    def __init__(self, catalog: Catalog, get_spark: Callable[[], SparkSession]) -> None:
+    """`starts_empty`: whether a session would be started that knows no tables but those that it is shown."""
+
+    def __init__(
+        self, catalog: Catalog, get_spark: Callable[[], SparkSession], starts_empty: Callable[[], bool]
+    ) -> None:
         self._catalog = catalog
         self._get_spark = get_spark
+        self._starts_empty = starts_empty
 
     def read(self, table: str, moment: Moment, *, with_seq: bool) -> DataFrame:
         version = self._resolve(moment)
@@ -153,16 +159,25 @@ class Reader:
         )
 
     def sql(self, query: str, moment: Moment, *, with_seq: bool) -> DataFrame:
-        from floodmark.rows.query import misspelt_table, query_body, run_query
+        from floodmark.rows.query import missing_table, misspelt_table, query_body, run_query
         from floodmark.rows.session import is_spark_running
 
         query_body(query)  # refused before a JVM is started for it
         version = self._resolve(moment)
         state = self._catalog.history.tables_at(version)
+
+        def hint(name: str) -> str | None:
+            return self._dropped_hint(name) if moment == Moment() else None
+
         # A session that runs may have a view of this name: then Spark decides, and what was meant is told afterwards.
         misspelt = None if is_spark_running() else misspelt_table(query, list(state))
         if misspelt is not None:
+            if dropped := hint(misspelt.facts["table"]):
+                raise NotFound(misspelt.message, advice=dropped, **misspelt.facts)
             raise misspelt
+        missing = missing_table(query, list(state), hint) if self._starts_empty() else None
+        if missing is not None:
+            raise missing
         with _readable(self._catalog, version):
             return run_query(
                 self._get_spark(),
@@ -170,7 +185,16 @@ class Reader:
                 {name: (head.table_id, head.snapshot) for name, head in state.items()},
                 lambda table: self._scan(state[table], with_seq),
                 with_seq=with_seq,
+                hint=hint,
             )
+
+    def _dropped_hint(self, table: str) -> str | None:
+        try:
+            with self._catalog.database.read() as tx:
+                find_dropped(tx, table)
+        except FloodmarkError:
+            return None  # never there, or it cannot come back
+        return f"It was dropped: `floodmark undrop {table}` brings it back."
 
     def changes(self, table: str, since: int | None, until: int | None, moment: Moment) -> Changes:
         from floodmark.catalog.live import live_files

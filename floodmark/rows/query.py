@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from floodmark.errors import Invalid
+from floodmark.errors import Invalid, NotFound
 from floodmark.rows.failures import spark_failures, spark_job
 
 if TYPE_CHECKING:
@@ -28,8 +30,13 @@ _TOKENS = re.compile(
 # Names that the query itself gives: of its WITH.
 _OWN = re.compile(r"(`[^`]+`|\w+)\s*(?:\([^()]*\))?\s+as\s*\(", re.IGNORECASE)
 _NO_NAMES = frozenset({"select", "values", "table", "lateral", "with", "from", "unnest", "stream", "only"})
+# Behind these, `from` and `join` are no keywords, or not those of a query: `is distinct from`, `t.from`, `select join`.
+_BEFORE_COLUMNS = frozenset({"distinct", "select", ",", "."})
 _POSITION = re.compile(r"line (\d+)(,? )pos (\d+)")
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
+# So many tables are named to a person who named one that is not there.
+_TABLES_SHOWN = 20
+_PLAIN = re.compile(r"\w+")
 _STARTS = frozenset({"select", "with", "from", "values", "table", "("})
 
 
@@ -40,8 +47,12 @@ def run_query(
     read: Callable[[str], DataFrame],
     *,
     with_seq: bool = False,
+    hint: Callable[[str], str | None] = lambda _: None,
 ) -> DataFrame:
-    """Run `query`; `tables` are the known ones with their identity and snapshot, `read` gives one as a DataFrame."""
+    """Run `query`; `tables` are the known ones with their identity and snapshot, `read` gives one as a DataFrame.
+
+    `hint` is asked what to do about the name of a table that is not there.
+    """
     query_body(query)
     parts = []
     for table in named_tables(query, tables):
@@ -53,7 +64,7 @@ def run_query(
         with spark_failures("Spark does not understand this query"):
             return spark.sql(_with_tables(query, parts))
     except Invalid as error:
-        raise _for_user(error, 1 if parts else 0, query, list(tables)) from error.__cause__
+        raise _for_user(error, 1 if parts else 0, query, list(tables), hint) from error.__cause__
 
 
 def query_body(query: str) -> str:
@@ -84,7 +95,9 @@ def _with_tables(query: str, parts: list[str]) -> str:
     return f"{tables}\n{body}"
 
 
-def _for_user(error: Invalid, added_lines: int, query: str, tables: Sequence[str]) -> Invalid:
+def _for_user(
+    error: Invalid, added_lines: int, query: str, tables: Sequence[str], hint: Callable[[str], str | None]
+) -> Invalid:
     """Spark's complaint with positions in the user's own text, and with the table that was perhaps meant."""
 
     def moved(found: re.Match[str]) -> str:
@@ -92,8 +105,9 @@ def _for_user(error: Invalid, added_lines: int, query: str, tables: Sequence[str
 
     cause = _POSITION.sub(moved, str(error.facts.get("cause", "")))
     advice = error.advice
-    if _NO_TABLE in cause and (meant := misspelt_table(query, tables)) is not None:
-        advice = meant.advice
+    if _NO_TABLE in cause:
+        meant = misspelt_table(query, tables) or missing_table(query, tables, hint)
+        advice = advice if meant is None else meant.advice
     return Invalid(error.message, advice=advice, **{**error.facts, "cause": cause})
 
 
@@ -102,20 +116,56 @@ def misspelt_table(query: str, tables: Sequence[str]) -> Invalid | None:
 
     Names of the query's own WITH, functions, paths and names with a dot are not judged, nor is FROM in a function.
     """
-    known = {table.lower() for table in tables} | {name.strip("`").lower() for name in _OWN.findall(query)} | _NO_NAMES
     folded = {table.lower(): table for table in tables}
-    for found in _names_of_tables(query):
+    for found in _unknown(query, tables):
         name = found[0].strip("`")
-        close = [] if name.lower() in known else difflib.get_close_matches(name.lower(), folded, n=1)
+        close = difflib.get_close_matches(name.lower(), folded, n=1)
         if close:
             return Invalid(
-                "there is no such table",
-                table=name,
-                line=query.count("\n", 0, found.start()) + 1,
-                pos=found.start() - (query.rfind("\n", 0, found.start()) + 1),
-                advice=f"Did you mean {folded[close[0]]}?",
+                "there is no such table", table=name, **_place(query, found), advice=f"Did you mean {folded[close[0]]}?"
             )
     return None
+
+
+def missing_table(query: str, tables: Sequence[str], hint: Callable[[str], str | None]) -> NotFound | None:
+    """A name behind FROM or JOIN that is no table and looks like none of these; needs no Spark.
+
+    Only for a session that has no tables and views of its own yet. `hint`: as of `run_query`.
+    """
+    return next((_no_table(found, query, tables, hint) for found in _unknown(query, tables)), None)
+
+
+def _no_table(found: re.Match[str], query: str, tables: Sequence[str], hint: Callable[[str], str | None]) -> NotFound:
+    name = found[0].strip("`")
+    shown = ", ".join(sorted(tables)[:_TABLES_SHOWN])
+    more = len(tables) - _TABLES_SHOWN
+    there = f"The tables are: {shown}{f', and {more} more: `floodmark tables`' if more > 0 else ''}."
+    advice = hint(name) or (there if tables else "There are no tables yet.")
+    return NotFound("there is no such table", table=name, **_place(query, found), advice=advice)
+
+
+def _place(query: str, found: re.Match[str]) -> dict[str, int]:
+    before = query[: found.start()]
+    return {"line": before.count("\n") + 1, "pos": found.start() - (before.rfind("\n") + 1)}
+
+
+def _unknown(query: str, tables: Sequence[str]) -> Iterator[re.Match[str]]:
+    """The names of tables in a query that are none of these, and that the query does not give itself.
+
+    In doubt a name is left to Spark: a query that it could answer is never refused here.
+    """
+    if "${" in query:
+        return  # Spark puts variables in before it reads the names
+    known = {table.lower() for table in tables} | {name.strip("`").lower() for name in _OWN.findall(query)} | _NO_NAMES
+    tokens = [found for found in _TOKENS.finditer(query) if found.lastgroup != "skipped"]
+    words = [token[0].strip("`").lower() for token in tokens]
+    # With a WITH, any other place of a name may be the one that gives it; before a dot it is only used.
+    gives_names = "with" in words
+    places = Counter(word for word, after in pairwise([*words, ""]) if after != ".")
+    for found in _names_of_tables(query):
+        name = found[0].strip("`").lower()
+        if name not in known and _PLAIN.fullmatch(name) and (not gives_names or places[name] == 1):
+            yield found
 
 
 def _names_of_tables(query: str) -> Iterator[re.Match[str]]:
@@ -131,7 +181,7 @@ def _names_of_tables(query: str) -> Iterator[re.Match[str]]:
             levels.pop()
         elif word == "select":
             levels[-1] = True
-        elif word in ("from", "join") and levels[-1] and (at == 0 or words[at - 1] != "distinct"):
+        elif word in ("from", "join") and levels[-1] and (at == 0 or words[at - 1] not in _BEFORE_COLUMNS):
             name = tokens[at + 1] if at + 1 < len(tokens) else None
             if name is not None and name.lastgroup in ("quoted", "word") and words[at + 2] not in ("(", "."):
                 yield name

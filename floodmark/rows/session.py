@@ -108,6 +108,21 @@ def stall_of(settings: Mapping[str, str]) -> float:
     return found_s
 
 
+# Settings by which a new session may know other tables, and variables that lead to more settings.
+_OTHER_TABLES = (
+    *("spark.sql.catalog", "spark.sql.defaultCatalog", "spark.sql.extensions", "spark.sql.hive"),
+    *("spark.hadoop.", "spark.hive."),
+)
+_OTHER_SETTINGS = (
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+    "SPARK_REMOTE",
+    "PYSPARK_SUBMIT_ARGS",
+    "HIVE_CONF_DIR",
+    "HADOOP_CONF_DIR",
+)
+
+
 class Sessions:
     """Gives the Spark session that a lake works with. `settings` are spark.* keys, `master` and `stall`."""
 
@@ -127,6 +142,16 @@ class Sessions:
     def settings(self) -> dict[str, str]:
         """What a session would be started with."""
         return dict(self._settings)
+
+    def starts_empty(self) -> bool:
+        """Whether `get` would start a session of ours that has no tables but those that it is shown: no metastore, no
+        other catalogs, no server with views of its own. In doubt it is not."""
+        own = self._spark is None and not is_spark_running() and is_local(self._settings)
+        return (
+            own
+            and not any(key.startswith(_OTHER_TABLES) for key in self._settings)
+            and not any(os.environ.get(name) for name in _OTHER_SETTINGS)
+        )
 
     def get(self) -> SparkSession:
         with self._lock:

@@ -21,6 +21,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.cli.main import main
+from floodmark.rows.session import Sessions
 from floodmark.testing.children import Child
 from floodmark.testing.invariants import check_lake
 
@@ -214,6 +215,47 @@ def test_a_misspelt_table_gets_a_suggestion_before_spark_starts(folder: Path, tm
     assert started.returncode == 2
     assert "table=peeple line=2 pos=5" in said
     assert "Did you mean people?" in said
+
+
+def test_a_table_that_is_not_there_is_told_with_those_that_are_before_spark_starts(tmp_path: Path) -> None:
+    with fm.open(tmp_path / "lake", create=True) as lake:
+        for name in ("orders", "returns"):
+            lake.create_table(name, "id long")
+        lake.drop_table("returns")
+    (tmp_path / "none").mkdir()
+    without_java = {"JAVA_HOME": "", "PATH": str(tmp_path / "none")}
+
+    def said(query: str) -> str:
+        started = command("--lake", "lake", "query", query, cwd=tmp_path, env=without_java, stderr=subprocess.PIPE)
+        text: str = started.communicate(timeout=120)[1]
+        assert started.returncode == 2
+        assert "NotFound: there is no such table" in text
+        return text
+
+    assert "The tables are: orders." in said("select count(*) from customers_all")
+    assert "`floodmark undrop returns`" in said("select * from returns")
+
+
+@pytest.mark.parametrize(
+    ("settings", "variable", "empty"),
+    [
+        ({}, "", True),
+        ({"master": "local[2]", "spark.sql.shuffle.partitions": "3"}, "", True),
+        ({"spark.sql.catalogImplementation": "hive"}, "", False),
+        ({"spark.sql.catalog.other": "x"}, "", False),
+        ({"master": "sc://host"}, "", False),
+        ({}, "SPARK_CONF_DIR", False),
+    ],
+)
+def test_what_another_session_may_know_is_left_to_it(
+    settings: dict[str, str], variable: str, empty: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("floodmark.rows.session.is_spark_running", lambda: False)
+    for name in [name for name in os.environ if "SPARK" in name or name.endswith("_CONF_DIR")]:
+        monkeypatch.delenv(name)
+    if variable:
+        monkeypatch.setenv(variable, "/somewhere")
+    assert Sessions(settings).starts_empty() is empty
 
 
 def read_all(terminal: int, into: list[bytes]) -> None:
