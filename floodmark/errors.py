@@ -125,6 +125,9 @@ def without_secrets(text: str) -> str:
     return text
 
 
+_ENDS = (".", "?", "!", ":", ";")
+
+
 class FloodmarkError(Exception):
     """Base of every error that Floodmark raises on purpose."""
 
@@ -146,7 +149,10 @@ class FloodmarkError(Exception):
 
     def __str__(self) -> str:
         facts = " ".join(f"{name}={value}" for name, value in self.facts.items())
-        return " ".join(part for part in (self.message, f"[{facts}]" if facts else "", self._said_advice()) if part)
+        said = f"{self.message} [{facts}]" if facts else self.message
+        advice = self._said_advice()
+        # Two sentences: run together, the advice reads as a part of the message.
+        return f"{said}{'' if said.endswith(_ENDS) else '.'} {advice}" if advice else said
 
     def _said_advice(self) -> str:
         return self.advice if _reads_commands else with_methods(self.advice)

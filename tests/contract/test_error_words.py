@@ -25,6 +25,24 @@ def commands() -> list[str]:
     return sorted(set(re.findall(r"`floodmark [^`\n]*`", text)))
 
 
+@pytest.mark.parametrize(
+    ("message", "facts", "advice", "said"),
+    [
+        ("no lake was named", {}, "Use --lake PATH.", "no lake was named. Use --lake PATH."),
+        ("nothing to set", {"sink": "out"}, "Name one.", "nothing to set [sink=out]. Name one."),
+        ("is it there?", {}, "Look.", "is it there? Look."),
+        ("it is gone.", {}, "Look.", "it is gone. Look."),
+        ("it is gone", {"a": 1}, "", "it is gone [a=1]"),
+    ],
+)
+def test_message_and_advice_are_sentences_of_their_own(
+    message: str, facts: dict[str, Any], advice: str, said: str
+) -> None:
+    error = fm.Invalid(message, advice=advice, **facts)
+    assert str(error) == said
+    assert (error.as_dict()["message"], error.as_dict()["advice"]) == (message, advice)
+
+
 @pytest.mark.parametrize("raised", ["missing lake", "missing table"])
 def test_an_error_in_python_names_the_method_and_on_the_command_line_the_command(tmp_path: Path, raised: str) -> None:
     method, name, arguments = {
