@@ -7,6 +7,10 @@ are read by themselves, and both are compared with what was sent. The exit code 
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -128,5 +132,12 @@ def _say(output: Output, folder: Path, wanted: Wanted, ends: list[dict[str, Any]
     ways = ", ".join(f"{count} by {way}" for way, count in came.items())
     output.result(data, text=f"\nrows in: {data['rows_in']} ({ways}); {data['retired']} retired from the lake by age")
     output.rows(ends, ["where", "rows_out", "lost", "doubled"], name="ends", empty="")
-    look = f"floodmark --config {folder}/floodmark.toml"
+    look = f"{program()} --config {folder}/floodmark.toml"
     output.result(data, text=f"\nlook around:  {look} status\n              {look} run    # then open the page")
+
+
+def program() -> str:
+    """How to start it again: by its name, or as it was started where a shell would not find that."""
+    started = sys.argv[0]
+    is_script = os.path.basename(started) == "floodmark"
+    return shlex.quote(started) if is_script and shutil.which("floodmark") is None else "floodmark"

@@ -83,3 +83,19 @@ def test_the_verdict_sees_what_is_lost_and_what_is_doubled(
     end = demo.count_end("an end", orders, customers, frozenset({1, 2, 3}), {7: 5})
     assert (end["lost"], end["doubled"]) == (lost, doubled)
     assert demo.exit_code([end]) == (1 if lost or doubled else 0)
+
+
+@pytest.mark.parametrize(
+    ("started", "found", "named"),
+    [
+        (".venv/bin/floodmark", None, ".venv/bin/floodmark"),
+        (".venv/bin/floodmark", "/usr/bin/floodmark", "floodmark"),
+        ("/x/floodmark/cli/main.py", None, "floodmark"),
+    ],
+)
+def test_its_last_lines_name_a_program_that_a_shell_finds(
+    started: str, found: str | None, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started, "demo"])
+    monkeypatch.setattr("shutil.which", lambda _: found)
+    assert demo.program() == named
