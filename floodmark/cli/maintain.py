@@ -267,7 +267,9 @@ def _end(context: typer.Context, done: Upkept, lines: Sequence[str]) -> None:
 
 
 def _summary(done: Upkept) -> str:
-    """The overall outcome, and how many records have which."""
+    """The overall outcome, and how many records have which, unless nothing was to do at all."""
+    if done.outcome == NOTHING_TO_DO:
+        return "nothing to do"
     counts = Counter(record.outcome.replace("_", " ") for record in done.records)
     return f"{done.outcome}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}"
 
