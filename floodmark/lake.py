@@ -52,7 +52,7 @@ Progress = Callable[[int, int], None]
 class Lake(Questions, Shaping):
     """A lake that is open. `floodmark.open` opens one; close it, or use it in a `with` block.
 
-    Tables     create_table, adopt, plan, apply, tables, show, schema
+    Tables     create_table, drop_table, undrop, adopt, plan, apply, tables, show, schema
     Write      append, merge, delete, overwrite, transaction (several tables, one version)
     Read       read and sql (Spark), read_arrow (no Spark), changes
     Ask        status, health, history, audit

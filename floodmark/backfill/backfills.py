@@ -45,6 +45,9 @@ class LakeBackfills:
         self._room = Room(catalog, reader, get_spark, actor, get_ready)
         self._catalog = catalog
 
+    def __repr__(self) -> str:
+        return f"<lake.backfill of {self._catalog.location}: history, column, list, show, cancel, resume>"
+
     # ── history ──
 
     def history(

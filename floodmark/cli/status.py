@@ -24,6 +24,8 @@ def _for_people(status: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in status.items() if name != "blocking"}
     if status["last_maintenance"] is not None:
         shown["last_maintenance"] = [_last(verb, run) for verb, run in status["last_maintenance"].items()]
+    # What it says of tasks and files is a line of its own here.
+    shown["health"] = status["health"].replace("see `floodmark status`", "see below")
     shown["sinks"] = [sink_line(sink) for sink in status["sinks"]]
     shown["spools"] = [_spool_line(spool) for spool in status["spools"]]
     shown["daemon"] = None if status["daemon"] is None else _daemon_text(status["daemon"])

@@ -66,6 +66,9 @@ class Keeper:
         # What is done where a call does not say otherwise.
         self._keeping = keeping
 
+    def __repr__(self) -> str:
+        return f"<lake.maintain of {self._catalog.location}: run, compact, retain, expire, sweep>"
+
     # ── the verbs ──
 
     def compact(

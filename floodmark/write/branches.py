@@ -35,6 +35,9 @@ class LakeBranches:
         self._actor = actor
         self._ready = ready
 
+    def __repr__(self) -> str:
+        return f"<lake.branches of {self._catalog.location}: create, merge, diff, list, delete>"
+
     def create(
         self,
         name: str,

@@ -64,6 +64,13 @@ def shot(name: str) -> Path:
     return SHOTS / f"{name}.png"
 
 
+def lefts(page: Page, selector: str) -> list[float]:
+    """Where the text of each begins."""
+    script = "all => all.map(one => one.getBoundingClientRect().left + parseFloat(getComputedStyle(one).paddingLeft))"
+    found: list[float] = page.locator(selector).evaluate_all(script)
+    return found
+
+
 @pytest.fixture
 def page(world: World, look: Look) -> Page:
     page = look(f"{world.url}/login").page
@@ -85,6 +92,8 @@ def test_bad_files_of_a_drop_folder_are_named_in_status_with_line_reason_and_pla
     assert code == 0
     assert "bad file bad.csv, line 3: a value is not the table's int64" in text
     assert f"(in {place})" in text
+    assert "see below" in text
+    assert "`floodmark status`" not in text
 
 
 def test_drop_folders_are_among_the_sources_and_name_their_bad_files(page: Page, world: World) -> None:
@@ -125,6 +134,9 @@ def test_a_tables_name_leads_to_its_schema_partitions_files_history_and_sample_r
     # What is in a row is shown, never interpreted.
     expect(page.locator("#sample tbody")).to_contain_text("<b>")
     expect(page.locator("#history tbody tr", has_text="collector")).to_contain_text("+30")
+    for part in ("columns", "sample", "partitions", "files", "history"):
+        heads, cells = (lefts(page, f"#{part} {row} > *") for row in ("thead tr", "tbody tr:first-child"))
+        assert heads == cells, part
     check_accessible(page)
     page.screenshot(path=shot("table"), full_page=True)
     page.set_viewport_size({"width": 375, "height": 800})

@@ -141,6 +141,19 @@ def test_apply_names_a_misspelt_section_and_knows_a_table_named_tables(lake: fm.
     assert {"tables", "columns"} <= {one["table"] for one in lake.tables()}
 
 
+@pytest.mark.parametrize("name", ["maintain", "backfill", "branches"])
+def test_what_a_lake_has_below_it_says_what_it_can_do(lake: fm.Lake, name: str) -> None:
+    part = getattr(lake, name)
+    shown = repr(part)
+    assert shown.startswith(f"<lake.{name} of {lake.location}: ")
+    for verb in shown.rpartition(": ")[2].rstrip(">").split(", "):
+        assert callable(getattr(part, verb))
+
+
+def test_the_overview_of_a_lake_names_what_drops_a_table_and_brings_it_back() -> None:
+    assert "drop_table, undrop" in str(fm.Lake.__doc__)
+
+
 # ── a settings file opens a lake ──
 
 SETTINGS = """
