@@ -3,7 +3,7 @@
 Every error says where in the file: tables, sinks and sources are judged by the rooms that know them, and their refusals
 get the place of the setting that they name. Against the lake: what a source or a sink names must be there, or be
 declared. What is new is made (tables only if they are asked for); what the lake has and the file says otherwise is told
-and left as it is: `floodmark apply` and `floodmark sink set` change it, a start of the daemon does not. It is told with
+and left as it is: `floodmark apply` and `floodmark sink set` change it, a start of the daemon does not. It is said with
 what is there, what is declared, and a command that works as it is printed: hints that lead to each other are no help.
 """
 
@@ -155,7 +155,7 @@ def _table_differences(declaration: Declaration, settings: Settings, lake: Lake)
         plan = lake.plan(settings.tables, check=False)
     file = declaration.text.file
     apply = _command("apply --allow-destructive" if plan.destructive else "apply", file)
-    told = []
+    said = []
     for step in plan.steps:
         if step.kind == REFUSED:
             way = f"it cannot be done as declared: {step.reason}. {step.way}"
@@ -163,8 +163,8 @@ def _table_differences(declaration: Declaration, settings: Settings, lake: Lake)
             way = "`floodmark apply` does it once the rest of the file can be done"
         else:
             way = f"`{_command('plan', file)}` shows it, `{apply}` does it"
-        told.append(f"table {step.table} is declared otherwise: {step.text}; {way}")
-    return told
+        said.append(f"table {step.table} is declared otherwise: {step.text}; {way}")
+    return said
 
 
 @dataclass(frozen=True)
