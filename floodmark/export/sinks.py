@@ -80,6 +80,9 @@ class LakeSinks:
     def _open(self, settings: AnySettings) -> Destination:
         return open_destination(settings, self._catalog.storage, self._get_spark)
 
+    def __repr__(self) -> str:
+        return f"<lake.sinks of {self._catalog.location}: add, run, status, set, check, pause, resume, remove>"
+
     # ── what they are ──
 
     def add(

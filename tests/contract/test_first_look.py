@@ -141,7 +141,7 @@ def test_apply_names_a_misspelt_section_and_knows_a_table_named_tables(lake: fm.
     assert {"tables", "columns"} <= {one["table"] for one in lake.tables()}
 
 
-@pytest.mark.parametrize("name", ["maintain", "backfill", "branches"])
+@pytest.mark.parametrize("name", ["maintain", "backfill", "branches", "sinks"])
 def test_what_a_lake_has_below_it_says_what_it_can_do(lake: fm.Lake, name: str) -> None:
     part = getattr(lake, name)
     shown = repr(part)
