@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         MergeConflict,
         NotFound,
         TooNew,
+        TooOld,
         Unavailable,
     )
     from floodmark.evolve.plan import Plan
@@ -59,6 +60,7 @@ __all__ = [
     "Repair",
     "TableCommit",
     "TooNew",
+    "TooOld",
     "Transaction",
     "Unavailable",
     "open",

@@ -262,3 +262,9 @@ class TooNew(FloodmarkError):
     """The lake was made by a newer Floodmark: upgrade."""
 
     exit_code = 5
+
+
+class TooOld(FloodmarkError):
+    """The lake was made by a Floodmark from before the first release: take its rows out with that one."""
+
+    exit_code = 5

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from floodmark import failpoints
+from floodmark.catalog.backup import read_backup
 from floodmark.catalog.backup import restore as restore_catalog
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.database import SQLITE_NAME, Database
@@ -135,10 +136,12 @@ def restore(
     source = root_location(os.fspath(path))
     if not storage.exists(source):
         raise NotFound("there is no such backup", path=path)
+    # Before anything is made: a backup that is refused leaves nothing behind.
+    backup = read_backup(storage, source, location)
     storage.make_folder(location)
     database = _database(location, catalog, create=True, read_only=False)
     try:
-        restored = restore_catalog(database, storage, source, location)
+        restored = restore_catalog(database, backup)
     finally:
         database.close()
     with open(into, read_only=True, catalog=catalog, storage_options=storage_options) as lake:

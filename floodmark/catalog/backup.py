@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, MetaData, Table, insert, inspect, select, update
@@ -20,7 +21,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.lifecycle import stored_format, upgrade
 from floodmark.catalog.riders import AuditRider
-from floodmark.errors import Corrupt, Invalid, TooNew
+from floodmark.errors import Corrupt, Invalid, TooNew, TooOld
 from floodmark.failpoints import hit
 from floodmark.storage import Storage
 
@@ -64,8 +65,16 @@ def _lines(tx: Connection, header: dict[str, Any]) -> Iterator[bytes]:
             yield json.dumps({"table": name, "row": dict(row)}).encode() + b"\n"
 
 
-def restore(database: Database, storage: Storage, source: str, location: str) -> dict[str, Any]:
-    """Make the catalog of the lake at `location` from a backup. One transaction: all of it or nothing."""
+@dataclass(frozen=True)
+class Backup:
+    """A whole backup that this code can restore: what its first line says, and a line of JSON for each row."""
+
+    header: dict[str, Any]
+    rows: list[bytes]
+
+
+def read_backup(storage: Storage, source: str, location: str) -> Backup:
+    """The backup of the lake at `location`. One that is damaged, of another lake or of an unknown format is refused."""
     lines = storage.read(source).splitlines(keepends=True)
     header = _check(lines, source)
     if header["location"] != location:
@@ -75,6 +84,12 @@ def restore(database: Database, storage: Storage, source: str, location: str) ->
             backup_location=header["location"],
             advice="A lake's paths are absolute: restore it where it was.",
         )
+    return Backup(header, lines[1:-1])
+
+
+def restore(database: Database, backup: Backup) -> dict[str, Any]:
+    """Make the catalog of the lake from its backup. One transaction: all of it or nothing."""
+    header = backup.header
     if stored_format(database) is not None:
         raise Invalid(
             "there is a catalog already",
@@ -85,14 +100,14 @@ def restore(database: Database, storage: Storage, source: str, location: str) ->
     with database.write() as tx:
         upgrade(tx, f"f{header['format']:04d}")
         hit("restore.tables_made")
-        _insert(tx, lines[1:-1])
+        _insert(tx, backup.rows)
         hit("restore.copied")
         now = database.now_ms(tx)
         tx.execute(update(tables.lake).values(incarnation=incarnation))
         _give_up_unfinished(tx, now)
         # Crash here: the transaction is undone; run the restore again.
         hit("restore.stamped")
-    return {**header, "incarnation": incarnation, "backup_incarnation": header["incarnation"], "rows": len(lines) - 2}
+    return {**header, "incarnation": incarnation, "backup_incarnation": header["incarnation"], "rows": len(backup.rows)}
 
 
 def _check(lines: list[bytes], source: str) -> dict[str, Any]:
@@ -107,6 +122,15 @@ def _check(lines: list[bytes], source: str) -> dict[str, Any]:
         raise Corrupt("this backup is damaged", source=source, advice="Use another one.")
     if known > BACKUP_FORMAT or header["format"] > tables.FORMAT:
         raise TooNew("this backup was made by a newer Floodmark", source=source, advice="Upgrade Floodmark.")
+    if header["format"] < tables.OLDEST_FORMAT:
+        raise TooOld(
+            "this backup was made by a Floodmark from before the first release",
+            source=source,
+            format=header["format"],
+            format_known=tables.FORMAT,
+            advice="Restore it with the Floodmark that made it, export the rows, and load them into a new lake; "
+            "nothing was changed.",
+        )
     return header
 
 

@@ -1,7 +1,8 @@
 """Making a catalog, knowing its format, and bringing an older one up to date.
 
-The format stamp is in fm_lake. Older: migrated when opened for writing, under the database's lock, so that of two
-processes one migrates and the other finds it done. Newer: refused. Read-only: an older one is served as it is.
+The format stamp is in fm_lake. Newer than this code, or from before the first release: refused, for reading too, and
+left as it is. Older: migrated when opened for writing, under the database's lock, so that of two processes one migrates
+and the other finds it done; read-only it is served as it is.
 Crash model: a migration is one transaction; a crash leaves the old format, and the next open migrates again.
 """
 
@@ -17,11 +18,13 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.processes import is_dead
-from floodmark.errors import Busy, Corrupt, NotFound, TooNew
+from floodmark.errors import Busy, Corrupt, NotFound, TooNew, TooOld
 from floodmark.failpoints import hit
 from floodmark.model import MAIN
 
 MIGRATION_LOCK = 0x466C6F6F  # any constant: PostgreSQL's advisory lock for makers and migrators
+# Alembic's scripts. A test sets a folder with one script more, to see a migration at work; nothing else sets this.
+SCRIPTS = Path(__file__).parent / "migrations"
 
 
 def stored_format(database: Database) -> int | None:
@@ -33,7 +36,10 @@ def stored_format(database: Database) -> int | None:
 def create_catalog(database: Database, location: str) -> None:
     """Make the tables and the lake's row, unless another process was quicker."""
     with _maker(database) as tx:
-        if _stored_format(tx) is not None:
+        found = _stored_format(tx)
+        if found is not None:
+            # Before anything is made beside it: what is refused stays as it is.
+            check_format(found)
             return
         upgrade(tx, "head")
         hit("init.tables_made")
@@ -63,13 +69,7 @@ def open_catalog(database: Database, location: str) -> None:
     found = stored_format(database)
     if found is None:
         raise NotFound("there is no lake here", location=location, advice="Make one with `floodmark init`.")
-    if found > tables.FORMAT:
-        raise TooNew(
-            "this lake was made by a newer Floodmark",
-            format=found,
-            format_known=tables.FORMAT,
-            advice="Upgrade Floodmark on this machine; nothing was changed.",
-        )
+    check_format(found)
     if found < tables.FORMAT and not database.read_only:
         _migrate(database)
     with database.read() as tx:
@@ -83,13 +83,32 @@ def open_catalog(database: Database, location: str) -> None:
         )
 
 
+def check_format(found: int) -> None:
+    """Refuse a lake whose format this code cannot serve, and does not know how to migrate."""
+    if found > tables.FORMAT:
+        raise TooNew(
+            "this lake was made by a newer Floodmark",
+            format=found,
+            format_known=tables.FORMAT,
+            advice="Upgrade Floodmark on this machine; nothing was changed.",
+        )
+    if found < tables.OLDEST_FORMAT:
+        raise TooOld(
+            "this lake was made by a Floodmark from before the first release",
+            format=found,
+            format_known=tables.FORMAT,
+            advice="Open it with the Floodmark that made it, export its rows, and load them into a new lake; "
+            "nothing was changed.",
+        )
+
+
 def upgrade(tx: Connection, revision: str) -> None:
     """Run Alembic's scripts up to `revision` inside this transaction."""
     from alembic import command
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
     config.attributes["connection"] = tx
     command.upgrade(config, revision)
 

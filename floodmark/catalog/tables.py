@@ -15,7 +15,9 @@ from floodmark.catalog.job_tables import make_chunks, make_jobs
 from floodmark.catalog.spool_tables import make_daemon, make_spool_quarantine, make_spools
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 9
+FORMAT = 10
+# The format of the first release. An older one is refused; those from here on are migrated.
+OLDEST_FORMAT = 10
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -381,16 +383,15 @@ senders = Table(
     Column("until", BigInteger, nullable=False),
     # The rows of the open unit that are in, as a JSON list of [first, last).
     Column("ranges", Text, nullable=False),
-    # The newest unit's identity; None if its sender did not say so.
-    Column("unit", String(26)),
     Column("version", BigInteger, nullable=False),
     Column("updated_ms", BigInteger, nullable=False),
-    # Those among them that the sender gave up: they are not in the table, and never come under this unit.
+    # Ranges that the sender gave up: their rows are not in the table, and never come under this unit.
     Column("skipped", Text),
+    # The newest unit's identity; None if its sender did not say so.
+    Column("unit", String(26)),
 )
 
-# What a sink learned or lost, as numbers (catalog/sink_notes.py); of the whole sink where `table_id` is empty. It is a
-# table of its own: fm_sinks and fm_sink_tables are read as they are from catalogs of an older format.
+# What a sink learned or lost, as numbers (catalog/sink_notes.py); of the whole sink where `table_id` is empty.
 sink_notes = Table(
     "fm_sink_notes",
     metadata,

@@ -10,11 +10,9 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -385,18 +383,6 @@ def test_a_lake_without_jobs_says_so(made: Path) -> None:
     assert backfill(made, "list").stdout == "no jobs\n"
     assert asked(made, "list") == {"jobs": []}
     assert answer(made, "status")["jobs"] == []
-
-
-def test_a_lake_of_an_older_format_has_no_jobs(made: Path) -> None:
-    with closing(sqlite3.connect(made / "lake" / "catalog.db")) as database, database:
-        for name in ("jobs", "chunks"):
-            database.execute(f"DROP TABLE fm_{name}")
-        database.execute("UPDATE fm_lake SET format = 5")
-    assert asked(made, "list", "--all") == {"jobs": []}
-    status = answer(made, "status")
-    assert (status["format"], status["jobs"], status["health"]) == (5, [], "fine")
-    for verb in ("show", "resume", "coverage"):
-        backfill(made, verb, "years", code=2).says("NotFound", "no such job")
 
 
 def test_jobs_that_are_over_are_listed_with_all(made: Path) -> None:

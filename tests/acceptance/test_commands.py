@@ -26,6 +26,7 @@ from floodmark.failpoints import FAILPOINTS
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
+from tests.contract.test_older_formats import EVERY_OLDER, everything, make_older
 
 STATUS_KEYS = [
     *("lake", "catalog", "format", "incarnation", "version", "branches", "tables", "rows", "files", "bytes"),
@@ -312,6 +313,22 @@ def test_a_newer_lake_is_exit_code_5(made: Path) -> None:
     data = answer("status", "--lake", "lake", cwd=made, code=5)
     assert data["error"]["kind"] == "TooNew"
     assert "Upgrade" in command("tables", "--lake", "lake", cwd=made, code=5).stderr
+
+
+@pytest.mark.whole
+@EVERY_OLDER
+def test_a_lake_from_before_the_first_release_is_exit_code_5(tmp_path: Path, number: int) -> None:
+    place = Place(str(tmp_path / "lake"), None)
+    make_older(place, number)
+    there = everything(place)
+    error = answer("status", "--lake", "lake", cwd=tmp_path, code=5)["error"]
+    assert (error["kind"], error["facts"]) == ("TooOld", {"format": str(number), "format_known": str(tables.FORMAT)})
+    said = command("status", "--lake", "lake", cwd=tmp_path, code=5).stderr
+    assert said.startswith("floodmark: TooOld: this lake was made by a Floodmark from before the first release")
+    assert "export its rows" in said
+    for arguments in (("init",), ("recover",), ("sink", "list"), ("spool", "list"), ("maintain", "--dry-run")):
+        assert answer(*arguments, "--lake", "lake", cwd=tmp_path, code=5)["error"]["kind"] == "TooOld"
+    assert everything(place) == there
 
 
 # ── which lake ──

@@ -512,23 +512,6 @@ def test_what_the_last_run_left_alone_is_not_due(made: Path) -> None:
     assert due not in answer(made, "show", "parts")["due"]
 
 
-def test_a_lake_of_an_older_format_is_shown_as_far_as_it_knows(made: Path) -> None:
-    with closing(sqlite3.connect(made / "lake" / "catalog.db")) as database, database:
-        for name in ("fm_expired", "fm_upkeep", "fm_consumers", "fm_maintenance"):
-            database.execute(f"DROP TABLE {name}")
-        database.execute("UPDATE fm_lake SET format = 3")
-    status = answer(made, "status")
-    assert (status["format"], status["health"], status["versions"], status["due"]) == (3, "fine", 10, [])
-    assert (status["small_files"], status["expired_states"], status["last_maintenance"]) == (None, None, None)
-    shown = answer(made, "show", "events")
-    assert (shown["rows"], shown["small_files"], shown["orphan_files"], shown["snapshots"]) == (17, None, None, 8)
-    assert (shown["retention"], shown["consumers"]) == (None, [])
-    assert command(made, "status").lines[-1].split() == ["health", "fine"]
-    for arguments in ((), ("sweep",), ("retain",)):
-        maintain(made, *arguments, "--dry-run", code=2).says("Invalid", "format=3", "floodmark recover")
-    maintain(made, "history", code=2).says("Invalid", "format=3")
-
-
 # ── wrong input ──
 
 

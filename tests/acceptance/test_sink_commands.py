@@ -769,18 +769,3 @@ def test_only_the_destination_of_an_iceberg_sink_can_be_compacted(
     still: Path, arguments: tuple[str, ...], kind: str, word: str
 ) -> None:
     command(still, "maintain", *arguments, code=2).says(kind, word)
-
-
-# ── an older lake ──
-
-
-def test_a_lake_of_an_older_format_has_no_sinks(made: Path) -> None:
-    with closing(sqlite3.connect(made / "lake" / "catalog.db")) as database, database:
-        for name in ("sinks", "sink_tables", "units", "parts", "quarantine", "senders"):
-            database.execute(f"DROP TABLE fm_{name}")
-        database.execute("UPDATE fm_lake SET format = 4")
-    assert answer(made, "sink", "list") == answer(made, "sink", "status") == {"sinks": []}
-    status = answer(made, "status")
-    assert (status["format"], status["sinks"], status["health"]) == (4, [], "fine")
-    for arguments in (("status", "out"), ("run", "out", "--dry-run"), ("remove", "out"), ("run", "--all", "--dry-run")):
-        sink(made, *arguments, code=2).says("Invalid", "format=4", "floodmark recover")

@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert, inspect, select, text, update
+from sqlalchemy import UniqueConstraint, insert, inspect, text, update
 
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.database import SQLITE_NAME, Database
-from floodmark.catalog.lifecycle import MIGRATION_LOCK, register, stored_format, upgrade
+from floodmark.catalog.lifecycle import MIGRATION_LOCK, stored_format
 from floodmark.catalog.processes import this_process
 from floodmark.storage import root_location
 from floodmark.testing.children import Child, run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
+from tests.later_floodmark import later_floodmark, later_scripts
 
 
 @contextmanager
@@ -69,43 +70,6 @@ def prepare(place: Place) -> None:
     with place.open(create=True, actor="test") as lake:
         lake.create_table("events", EVENTS)
         lake.append("events", rows(1, 2), batch="first")
-
-
-NOT_IN_FORMAT_1 = {"fm_pins", "fm_turns", "fm_processes", "fm_deletions"} | {
-    *("fm_expired", "fm_upkeep", "fm_consumers", "fm_maintenance"),
-    *("fm_sinks", "fm_sink_tables", "fm_units", "fm_parts", "fm_quarantine", "fm_senders"),
-    *("fm_jobs", "fm_chunks", "fm_lines", "fm_merges", "fm_sink_lines"),
-    *("fm_spools", "fm_spool_quarantine", "fm_daemon"),
-    "fm_sink_notes",
-}
-
-
-def make_format_1(place: Place) -> None:
-    """A genuine catalog of format 1 with a table and rows: its own tables, filled with the rows of a newer one."""
-    donor = Place(place.path, None)
-    prepare(donor)
-    with database_of(donor) as database, database.read() as tx:
-        stored = {
-            table.name: [
-                {name: value for name, value in row.items() if (table.name, name) != ("fm_sources", "position")}
-                for row in tx.execute(select(table)).mappings()
-            ]
-            for table in tables.metadata.sorted_tables
-            if table.name not in NOT_IN_FORMAT_1
-        }
-    for left in Path(place.path).glob(f"{SQLITE_NAME}*"):
-        left.unlink()
-    with database_of(place) as database, database.write() as tx:
-        upgrade(tx, "f0001")
-        register(tx, root_location(place.path), database.now_ms(tx))
-        for table in tables.metadata.sorted_tables:
-            if table.name in stored:
-                tx.execute(table.delete())
-            if stored.get(table.name):
-                tx.execute(table.insert(), stored[table.name])
-        tx.execute(update(tables.lake).values(format=1))
-    with database_of(place) as database, database.read() as tx:
-        assert not inspect(tx).has_table("fm_pins")
 
 
 # ── making and opening ──
@@ -192,14 +156,47 @@ def test_a_lake_lives_at_a_path_with_spaces_and_letters_of_any_script(place: Pla
         assert name in lake.show("events")["location"]
 
 
+# ── the tables ──
+
+
+def test_the_tables_of_a_new_lake_are_those_that_the_code_names(place: Place) -> None:
+    """What a migration makes, and what tables.py says of it: written twice, since a migration is never changed."""
+    prepare(place)
+    with database_of(place) as database, database.read() as tx:
+        found = inspect(tx)
+        assert set(found.get_table_names()) == {*tables.metadata.tables, "fm_migrations"}
+        for name, table in tables.metadata.tables.items():
+            dialect = database.engine.dialect
+            wanted = [(one.name, one.type.compile(dialect), one.nullable) for one in table.columns]
+            there = found.get_columns(name)
+            assert [(one["name"], one["type"].compile(dialect), one["nullable"]) for one in there] == wanted, name
+            key = [column.name for column in table.primary_key]
+            assert found.get_pk_constraint(name)["constrained_columns"] == key, name
+            once = [one for one in table.constraints if isinstance(one, UniqueConstraint)]
+            unique = sorted(one["column_names"] for one in found.get_unique_constraints(name))
+            assert unique == sorted([column.name for column in one.columns] for one in once), name
+            indexes = {str(one["name"]): one["column_names"] for one in found.get_indexes(name)}
+            named = {str(one.name): [column.name for column in one.columns] for one in table.indexes}
+            assert {index: indexes.get(index) for index in named} == named, name
+
+
 # ── older formats ──
 
 
-def test_the_tables_after_a_migration_are_those_of_a_new_lake(place: Place, new_place: Callable[[str], Place]) -> None:
-    make_format_1(place)
-    place.open().close()
+@pytest.fixture
+def scripts(tmp_path: Path) -> str:
+    """Of a later Floodmark, which has one migration more: to it, the lakes of these tests are older ones."""
+    return later_scripts(tmp_path / "scripts")
+
+
+def test_the_tables_after_a_migration_are_those_of_a_new_lake(
+    place: Place, new_place: Callable[[str], Place], scripts: str
+) -> None:
+    prepare(place)
     fresh = new_place("postgresql" if place.catalog else "sqlite")
-    prepare(fresh)
+    with later_floodmark(scripts):
+        place.open().close()
+        prepare(fresh)
 
     def shape(where: Place) -> dict[str, Any]:
         with database_of(where) as database, database.read() as tx:
@@ -214,11 +211,12 @@ def test_the_tables_after_a_migration_are_those_of_a_new_lake(place: Place, new_
             }
 
     assert shape(place) == shape(fresh)
+    assert "fm_later" in shape(place)
 
 
-def test_an_older_format_is_migrated_when_opened_for_writing(place: Place) -> None:
-    make_format_1(place)
-    with place.open() as lake:
+def test_an_older_format_is_migrated_when_opened_for_writing(place: Place, scripts: str) -> None:
+    prepare(place)
+    with later_floodmark(scripts), place.open() as lake:
         assert lake.status()["format"] == tables.FORMAT
         assert ids(lake) == [1, 2]
         assert lake.append("events", rows(9), batch="first").outcome == "already_committed"
@@ -226,63 +224,69 @@ def test_an_older_format_is_migrated_when_opened_for_writing(place: Place) -> No
         assert ids(lake) == [1, 2, 3]
         assert lake.status()["pins"] == 0
         check_lake(lake.catalog)
+    # From what was there before the open.
+    assert [rows_total for _, rows_total in content(place)["fm_later"]] == [2]
 
 
-def append_and_tell(place: Place, number: int, ready: str) -> list[str]:
+def append_and_tell(place: Place, number: int, ready: str, scripts: str) -> list[str]:
     """Open, append one row, and tell which migration steps this process passed."""
     passed: list[str] = []
     failpoints.observer = passed.append
     Path(ready).touch()
-    with place.open() as lake:
+    with later_floodmark(scripts), place.open() as lake:
         lake.append("events", rows(number))
     return [name for name in passed if name.startswith("migrate.")]
 
 
-def test_two_processes_that_migrate_at_once_migrate_once(place: Place, tmp_path: Path) -> None:
-    make_format_1(place)
+def test_two_processes_that_migrate_at_once_migrate_once(place: Place, tmp_path: Path, scripts: str) -> None:
+    prepare(place)
     ready = [tmp_path / "ready1", tmp_path / "ready2"]
     with database_of(place) as database:
         with database.write() as tx:
             if place.catalog is not None:
                 tx.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
-            children = [Child(append_and_tell, place, 3 + n, str(ready[n])) for n in range(2)]
+            children = [Child(append_and_tell, place, 3 + n, str(ready[n]), scripts) for n in range(2)]
             while not all(path.exists() for path in ready):
                 time.sleep(0.01)
             time.sleep(1)  # both have seen the old format by now, and wait for this lock
         passed = sorted((child.wait() for child in children), key=len)
     assert passed == [["migrate.locked"], ["migrate.locked", "migrate.migrated"]]
-    with place.open() as lake:
+    with later_floodmark(scripts), place.open() as lake:
         assert ids(lake) == [1, 2, 3, 4]
         check_lake(lake.catalog)
 
 
-def open_for_writing(place: Place) -> None:
-    place.open().close()
+def open_for_writing(place: Place, scripts: str) -> None:
+    with later_floodmark(scripts):
+        place.open().close()
 
 
 @pytest.mark.parametrize("point", ["migrate.locked", "migrate.migrated"])
-def test_a_migration_that_is_killed_leaves_the_old_format_and_runs_again(place: Place, point: str) -> None:
-    make_format_1(place)
-    before = content(place)
-    assert run_killed(open_for_writing, place, failpoint=point)
+def test_a_migration_that_is_killed_leaves_the_old_format_and_runs_again(
+    place: Place, point: str, scripts: str
+) -> None:
+    prepare(place)
+    before, older = content(place), tables.FORMAT
+    assert run_killed(open_for_writing, place, scripts, failpoint=point)
     assert content(place) == before
-    with place.open(read_only=True) as lake:
-        assert lake.status()["format"] == 1
+    with later_floodmark(scripts), place.open(read_only=True) as lake:
+        assert lake.status()["format"] == older
         assert ids(lake) == [1, 2]
-    run_child(open_for_writing, place)
-    with place.open() as lake:
-        assert lake.status()["format"] == tables.FORMAT
+    run_child(open_for_writing, place, scripts)
+    with later_floodmark(scripts), place.open() as lake:
+        assert lake.status()["format"] == tables.FORMAT == older + 1
         assert ids(lake) == [1, 2]
         lake.append("events", rows(3))
         check_lake(lake.catalog)
 
 
-def test_an_older_format_is_served_read_only_as_it_is(place: Place) -> None:
-    make_format_1(place)
-    before, files_before = content(place), files(place)
-    with place.open(read_only=True) as lake:
+def test_an_older_format_is_served_read_only_as_it_is(place: Place, scripts: str) -> None:
+    prepare(place)
+    settle_wal(place)
+    before, files_before, older = content(place), files(place), tables.FORMAT
+    with later_floodmark(scripts), place.open(read_only=True) as lake:
         status = lake.status()
-        assert (status["format"], status["pins"], status["health"]) == (1, 0, "fine")
+        assert (status["format"], status["pins"], status["health"]) == (older, 0, "fine")
         assert ids(lake) == ids(lake, version=2) == [1, 2]
         assert [commit.version for commit in lake.history()] == [2, 1]
         assert lake.tables()[0]["rows"] == 2
@@ -291,94 +295,43 @@ def test_an_older_format_is_served_read_only_as_it_is(place: Place) -> None:
     assert files(place) == files_before
 
 
-SPOOLS = (tables.spools, tables.spool_quarantine, tables.daemon)
-# Columns that format 9 brought.
-NEWER = {"fm_sink_tables": ("epoch_seen",), "fm_senders": ("unit",), "fm_units": ("passed",)}
-
-
-def drop_newer(tx: Connection) -> None:
-    for table, columns in NEWER.items():
-        for column in columns:
-            tx.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
-
-
-def take_out_format_9(tx: Connection) -> None:
-    """What format 9 added to the catalog, so that an older one is as it was."""
-    tables.sink_notes.drop(tx)
-    tx.execute(text("ALTER TABLE fm_senders DROP COLUMN skipped"))
-
-
-def test_a_lake_from_before_spools_has_none_and_no_daemon_until_it_is_migrated(place: Place) -> None:
+def test_nothing_is_migrated_under_a_writer_that_is_at_work(place: Place, scripts: str) -> None:
     prepare(place)
-    with database_of(place) as database, database.write() as tx:
-        take_out_format_9(tx)
-        for table in SPOOLS:
-            table.drop(tx)
-        drop_newer(tx)
-        tx.execute(text("UPDATE fm_migrations SET version_num = 'f0007'"))
-        tx.execute(update(tables.lake).values(format=7))
-    with place.open(read_only=True) as lake:
-        assert (lake.catalog.spools.all(), lake.catalog.spools.quarantine()) == ([], [])
-        assert (lake.catalog.spools.get("none"), lake.catalog.daemon.seen()) == (None, None)
-        assert (lake.status()["format"], lake.status()["health"], ids(lake)) == (7, "fine", [1, 2])
-    with place.open() as lake:
-        lake.catalog.daemon.take("http://127.0.0.1:1")
-        seen = lake.catalog.daemon.seen()
-        assert seen is not None
-        assert seen["alive"]
-        assert lake.catalog.spools.all() == []
-        check_lake(lake.catalog)
-
-
-def make_format_6(place: Place) -> None:
-    """A catalog of format 6 with a table and rows: branches were what came next."""
-    prepare(place)
-    with place.open() as lake:
-        lake.sinks.add("out", "files", tables="events", path=f"{place.path}-out")
-    with database_of(place) as database, database.write() as tx:
-        take_out_format_9(tx)
-        for table in (tables.lines, tables.merges, tables.sink_lines, *SPOOLS):
-            table.drop(tx)
-        drop_newer(tx)
-        tx.execute(text("UPDATE fm_migrations SET version_num = 'f0006'"))
-        tx.execute(update(tables.lake).values(format=6))
-
-
-def test_a_lake_from_before_branches_has_main_and_gets_branches_when_it_is_migrated(place: Place) -> None:
-    make_format_6(place)
-    with place.open(read_only=True) as lake:
-        assert [branch.name for branch in lake.catalog.branches.list()] == ["main"]
-        assert ids(lake) == ids(lake, version=2) == [1, 2]
-        assert [commit.version for commit in lake.catalog.history.commits(branch="main")] == [2, 1]
-        assert [(sink["branch"], sink["tables"][0]["lag_rows"]) for sink in lake.sinks.status()] == [("main", 2)]
-        with pytest.raises(fm.NotFound):
-            lake.catalog.branches.get("dev")
-    with place.open() as lake:
-        assert lake.sinks.about("out")["branch"] == "main"
-        lake.catalog.branches.create("dev", actor="test")
-        assert lake.append("events", rows(1, 2), batch="first", branch="dev").outcome == "already_committed"
-        lake.append("events", rows(3), branch="dev")
-        assert (ids(lake), ids(lake, version=3)) == ([1, 2], [1, 2, 3])
-        check_lake(lake.catalog)
-
-
-def test_nothing_is_migrated_under_a_writer_that_is_at_work(place: Place) -> None:
-    make_format_1(place)
     me = this_process()
     with database_of(place) as database:
         row = {**asdict(me), "id": "01OLD", "lease_ms": 60_000}
         with database.write() as tx:
             tx.execute(insert(tables.processes).values(**row, beat_ms=database.now_ms(tx)))
         before = content(place)
-        with pytest.raises(fm.Busy, match="older Floodmark") as caught:
+        with later_floodmark(scripts), pytest.raises(fm.Busy, match="older Floodmark") as caught:
             place.open()
         assert caught.value.facts["holder"] == f"{me.host}:{me.pid}"
         assert content(place) == before
         with database.write() as tx:
             tx.execute(update(tables.processes).values(started="another process of this pid"))
-    with place.open() as lake:
+    with later_floodmark(scripts), place.open() as lake:
         assert lake.status()["format"] == tables.FORMAT
         check_lake(lake.catalog)
+
+
+def test_a_backup_of_an_older_format_is_restored_as_it_is_and_migrated_when_opened_for_writing(
+    place: Place, new_place: Callable[[str], Place], tmp_path: Path, scripts: str
+) -> None:
+    prepare(place)
+    older = tables.FORMAT
+    with place.open() as lake:
+        lake.backup(tmp_path / "older.backup")
+    for left in Path(place.path).glob(f"{SQLITE_NAME}*"):
+        left.unlink()
+    lost = Place(place.path, new_place("postgresql").catalog if place.catalog else None)
+    with later_floodmark(scripts):
+        assert fm.restore(tmp_path / "older.backup", lost.path, catalog=lost.catalog)["format"] == older
+        with lost.open(read_only=True) as lake:
+            assert (lake.status()["format"], ids(lake)) == (older, [1, 2])
+        with lost.open() as lake:
+            assert (lake.status()["format"], ids(lake)) == (tables.FORMAT, [1, 2])
+            assert lake.append("events", rows(9), batch="first").outcome == "already_committed"
+            check_lake(lake.catalog)
 
 
 # ── newer formats ──

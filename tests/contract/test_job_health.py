@@ -19,7 +19,6 @@ from floodmark.serve import work as served_work
 from floodmark.serve.tokens import new_token, token_hash
 from floodmark.testing.children import run_child, run_killed
 from tests.conftest import Place, ids, rows
-from tests.contract.test_catalog_lifecycle import make_format_1
 from tests.contract.test_jobs import find, now_ms, set_job, start, start_and_die
 from tests.contract.test_receive_http import lines, post, served, told
 
@@ -153,13 +152,6 @@ def test_what_else_is_wrong_is_said_after_it(place: Place, lake: fm.Lake) -> Non
     spoil_spec(lake)
     assert health(lake).startswith("not ready: jobs cannot be read (")
     assert "; recovery pending: 1 dead operation(s); " in health(lake)
-
-
-def test_an_older_format_has_no_jobs_and_is_well(place: Place) -> None:
-    make_format_1(place)
-    with place.open(read_only=True) as lake:
-        status = lake.status()
-        assert (status["jobs"], status["jobs_error"], status["health"]) == ([], None, "fine")
 
 
 # ── over HTTP ──

@@ -31,7 +31,6 @@ from floodmark.testing.invariants import check_lake
 from floodmark.write.intent import Intent
 from floodmark.write.verbs import write
 from tests.conftest import Place, at, ids, rows
-from tests.contract.test_catalog_lifecycle import make_format_1
 
 pytestmark = pytest.mark.mostly_sqlite(3)
 
@@ -729,17 +728,7 @@ def test_figures_of_every_kind_can_be_shown(lake: fm.Lake) -> None:
     json.dumps(find(lake).as_dict())
 
 
-# ── older formats, read-only ──
-
-
-def test_an_older_format_has_no_jobs_and_no_chunks(place: Place) -> None:
-    make_format_1(place)
-    with place.open(read_only=True) as lake:
-        assert (lake.catalog.jobs.all(), lake.catalog.chunks.of("x")) == ([], [])
-        with pytest.raises(NotFound, match="no such job"):
-            find(lake)
-    with place.open() as lake:
-        assert find(lake, start(lake).id).status == "running"
+# ── read-only ──
 
 
 def test_a_read_only_lake_shows_jobs_and_changes_none(place: Place, lake: fm.Lake) -> None:

@@ -33,7 +33,6 @@ from floodmark.serve.server import Server, bound
 from floodmark.serve.serving import Serving
 from floodmark.serve.tokens import token_hash
 from tests.conftest import EVENTS, Place, rows
-from tests.contract.test_catalog_lifecycle import make_format_1
 from tests.contract.test_jobs import find, set_job, start
 from tests.intake_world import bring, intake_of
 
@@ -150,17 +149,6 @@ def test_the_overview_has_its_shape_on_every_database(place: Place) -> None:
         shapes.Overview.model_validate_json(json.dumps(found), strict=True)
         assert (found["status"]["rows"], found["tables"][0]["rows"], len(found["commits"])) == (7, 5, 5)
         assert Figures(lake.catalog).totals()["events", "added"] == 5
-
-
-def test_a_lake_of_an_older_format_answers_what_it_knows(new_place: Callable[[str], Place]) -> None:
-    old = new_place("sqlite")
-    make_format_1(old)
-    with old.open(read_only=True) as lake:
-        found = plain(overview(lake))
-        shapes.Overview.model_validate_json(json.dumps(found), strict=True)
-        status = found["status"]
-        assert (status["spools"], status["daemon"], status["quarantined"], status["health"]) == ([], None, 0, "fine")
-        assert (found["sinks"], found["jobs"], found["tables"][0]["small_files"]) == ([], [], None)
 
 
 def test_commits_come_in_pages_and_by_table(lake: fm.Lake, client: httpx.Client) -> None:
