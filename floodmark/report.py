@@ -1,7 +1,7 @@
 """What the lake says about itself: from the catalog alone, without Spark. The command, HTTP and the page share it.
 
 Nothing here changes anything. `look` reads once what several answers are made of; `lake_status` and `lake_tables` are
-such answers. A lake of an older format, which is served as it is, has nothing of what came later: that is empty.
+such answers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from floodmark.errors import Corrupt
 from floodmark.model import MAIN, AuditRow, Head
 from floodmark.report_health import Health, Troubles, judge
 from floodmark.report_jobs import JobsSeen, see_jobs
-from floodmark.report_sinks import SINKS_FORMAT, see_sinks
+from floodmark.report_sinks import see_sinks
 from floodmark.report_spools import see_spools
 from floodmark.report_tables import table_details, table_lines
 from floodmark.report_upkeep import (
     DEFAULTS,
-    MAINTAINED_FORMAT,
     UpkeepSeen,
     count_of,
     due_now,
@@ -41,8 +40,6 @@ from floodmark.report_upkeep import (
 
 __all__ = [
     "DEFAULTS",
-    "MAINTAINED_FORMAT",
-    "SINKS_FORMAT",
     "audit_line",
     "count_of",
     "lake_health",
@@ -51,9 +48,6 @@ __all__ = [
     "look",
     "table_details",
 ]
-
-# The format since which a catalog knows of spools and of its daemon.
-SPOOLS_FORMAT = 8
 
 
 @dataclass(frozen=True)
@@ -72,15 +66,14 @@ class Look:
 
 def look(catalog: Catalog) -> Look:
     row = catalog.lake_row()
-    takes_rows = row.format >= SPOOLS_FORMAT
-    upkeep = see_upkeep(catalog, row.format)
+    upkeep = see_upkeep(catalog)
     return Look(
         row,
         catalog.history.heads(),
         upkeep,
         see_sinks(catalog, upkeep.newest),
-        see_spools(catalog) if takes_rows else [],
-        catalog.daemon.seen() if takes_rows else None,
+        see_spools(catalog),
+        catalog.daemon.seen(),
         see_jobs(catalog),
         sorted(drifted_tables(catalog.database)),
     )
@@ -122,7 +115,7 @@ def lake_status(
         "small_files": small,
         "small_file_ratio": ratio(small, files),
         "versions": catalog.expiry.count_live(),
-        "expired_states": catalog.expiry.count_dead(0, age_s_max=age_s_max) if upkeep.known else None,
+        "expired_states": catalog.expiry.count_dead(0, age_s_max=age_s_max),
         "last_commit": clock.format_time(commits[0].committed_ms) if commits else None,
         "running": running,
         "pending": pending,
@@ -130,8 +123,8 @@ def lake_status(
         "drifted": seen.drifted,
         "pins": catalog.pin_count(),
         "healed": healed,
-        "last_maintenance": last_of_each_verb(upkeep, heads) if upkeep.known else None,
-        "due": due_now(catalog, heads, upkeep, keeping, age_s_max) if upkeep.known else [],
+        "last_maintenance": last_of_each_verb(upkeep, heads),
+        "due": due_now(catalog, heads, upkeep, keeping, age_s_max),
         "sinks": seen.sinks,
         "spools": seen.spools,
         "quarantined": sum(one["quarantined"] for one in (*seen.sinks, *seen.spools)),
@@ -148,7 +141,7 @@ def lake_tables(
 ) -> list[dict[str, Any]]:
     """Every table of a branch in one line, by name."""
     if branch != MAIN:
-        return table_lines(catalog, catalog.history.heads(branch), UpkeepSeen(known=False), (), (), keeping)
+        return table_lines(catalog, catalog.history.heads(branch), UpkeepSeen(), (), (), keeping)
     seen = seen or look(catalog)
     return table_lines(catalog, seen.heads, seen.upkeep, seen.spools, seen.drifted, keeping)
 

@@ -13,9 +13,6 @@ from floodmark.errors import BelowRetention, Corrupt
 from floodmark.export import record as sink_record
 from floodmark.maintain.record import SINK_VERBS
 
-# The format since which a catalog knows of sinks.
-SINKS_FORMAT = 5
-
 
 def see_sinks(catalog: Catalog, records: Sequence[Maintenance]) -> list[dict[str, Any]]:
     """Each sink in short. `lag_ms` is that of the table furthest behind; `maintenance`: the last of each."""

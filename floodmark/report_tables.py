@@ -130,11 +130,11 @@ def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFA
 
 
 def _table_upkeep(catalog: Catalog, head: Head, keeping: MaintainSettings) -> dict[str, Any]:
-    upkeep = see_upkeep(catalog, catalog.lake_row().format)
+    upkeep = see_upkeep(catalog)
     small = upkeep.small_files.get(head.table_id)
     policy = upkeep.policies.get(head.table_id, Policy())
     mine = [record for record in upkeep.newest if record.table_id == head.table_id]
-    orphans = _orphans(catalog, head) if upkeep.known else None
+    orphans = _orphans(catalog, head)
     return {
         "small_files": small,
         "small_file_ratio": ratio(small, head.files),
@@ -150,7 +150,7 @@ def _table_upkeep(catalog: Catalog, head: Head, keeping: MaintainSettings) -> di
                 "lag": max(0, head.sequence - one.mark),
                 "protected": one.protected,
             }
-            for one in (catalog.upkeep.consumers(head.table_id) if upkeep.known else ())
+            for one in catalog.upkeep.consumers(head.table_id)
         ],
         "last_maintenance": {record.verb: summary(record) for record in mine},
         "due": due_of_table(head, upkeep, keeping, database_ms(catalog)),

@@ -1,7 +1,6 @@
 """What the lake says of its maintenance: what ran last, what failed, and what is due, from the catalog alone.
 
-What is due is a hint, by the figures that commits keep: maintenance itself looks closer, and may find nothing to do. A
-lake of an older format, which is served as it is, has no such figures: they are None.
+What is due is a hint, by the figures that commits keep: maintenance itself looks closer, and may find nothing to do.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from floodmark.config import MaintainSettings
 from floodmark.maintain.record import COMPACT, FAILED, REFUSED, RETAIN, VERBS
 from floodmark.model import Head
 
-# The format since which a catalog knows of maintenance.
-MAINTAINED_FORMAT = 4
 # Time goes on and rows grow old: a policy is looked after this often.
 RETAIN_EVERY_MS = 24 * 3_600_000
 DEFAULTS = MaintainSettings()
@@ -28,7 +25,6 @@ DEFAULTS = MaintainSettings()
 class UpkeepSeen:
     """What the catalog knows of maintenance, by table id; `newest` has the last record of each verb and table."""
 
-    known: bool
     newest: Sequence[Maintenance] = ()
     small_files: Mapping[str, int | None] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
@@ -38,12 +34,10 @@ class UpkeepSeen:
         return next((one for one in self.newest if (one.verb, one.table_id) == (verb, table_id)), None)
 
 
-def see_upkeep(catalog: Catalog, stored_format: int) -> UpkeepSeen:
-    if stored_format < MAINTAINED_FORMAT:
-        return UpkeepSeen(known=False)
+def see_upkeep(catalog: Catalog) -> UpkeepSeen:
     upkeep = catalog.upkeep
-    sinks = {sink.name for sink in catalog.sinks.all()} if stored_format > MAINTAINED_FORMAT else ()
-    return UpkeepSeen(True, upkeep.newest(), upkeep.small_files(), upkeep.policies(), sinks)
+    sinks = {sink.name for sink in catalog.sinks.all()}
+    return UpkeepSeen(upkeep.newest(), upkeep.small_files(), upkeep.policies(), sinks)
 
 
 def unanswered(upkeep: UpkeepSeen, heads: Sequence[Head]) -> list[Maintenance]:

@@ -105,9 +105,6 @@ class Catalog:
 
     def pin_count(self) -> int:
         with self.database.read() as tx:
-            # A read-only open serves format 1 as it is, which has no pins.
-            if tx.execute(select(tables.lake.c.format)).scalar_one() < 2:
-                return 0
             return int(tx.execute(select(func.count()).select_from(tables.pins)).scalar_one())
 
     def close(self) -> None:

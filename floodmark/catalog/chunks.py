@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.job_rows import check_job, knows_jobs
+from floodmark.catalog.job_rows import check_job
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, Rider
 from floodmark.catalog.sink_state import CONSUMER, OPEN
 from floodmark.errors import Conflict, Invalid
@@ -45,8 +45,6 @@ class Chunks:
         row = tables.chunks
         query = select(row).where(_of_job(job, within)).order_by(row.c.chunk, row.c.table_name)
         with self._database.read() as tx:
-            if not knows_jobs(tx):
-                return []
             return [
                 ChunkState(one.chunk, one.table_name, one.table_id, one.state, one.rows_total, one.version, one.done_ms)
                 for one in tx.execute(query)
@@ -57,14 +55,14 @@ class Chunks:
         row = tables.chunks
         query = select(row.c.table_name, row.c.table_id, row.c.chunk).where(_of_job(job, within), row.c.state == DONE)
         with self._database.read() as tx:
-            return [(one[0], one[1], one[2]) for one in tx.execute(query)] if knows_jobs(tx) else []
+            return [(one[0], one[1], one[2]) for one in tx.execute(query)]
 
     def newest(self, job: str, table: str, table_id: str) -> int | None:
         """The highest number of a chunk that was loaded into this incarnation of a table."""
         row = tables.chunks
         mine = _of_job(job) & (row.c.table_name == table) & (row.c.table_id == table_id)
         with self._database.read() as tx:
-            return tx.execute(select(func.max(row.c.chunk)).where(mine)).scalar() if knows_jobs(tx) else None
+            return tx.execute(select(func.max(row.c.chunk)).where(mine)).scalar()
 
     def has_done(self, job: str, table: str, table_id: str) -> bool:
         """Whether any chunk of a job is done for this incarnation of a table."""
@@ -72,7 +70,7 @@ class Chunks:
         mine = (row.c.table_name == table) & (row.c.table_id == table_id) & (row.c.state == DONE)
         query = select(row.c.chunk).where(_of_job(job), mine).limit(1)
         with self._database.read() as tx:
-            return knows_jobs(tx) and tx.execute(query).first() is not None
+            return tx.execute(query).first() is not None
 
 
 def _of_job(job: str, within: range | None = None) -> ColumnElement[bool]:

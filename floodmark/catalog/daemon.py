@@ -16,7 +16,6 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.processes import Heartbeat, is_dead, this_process
-from floodmark.catalog.spools import knows_spools
 from floodmark.errors import Busy, Fenced
 
 THE_ONE = 1
@@ -89,8 +88,6 @@ class DaemonHold:
     def seen(self) -> dict[str, Any] | None:
         """The daemon as anybody sees it, or None if there is none. `alive` is False for one that died."""
         with self._database.read() as tx:
-            if not knows_spools(tx):
-                return None
             row = tx.execute(_LOOKING).first()
             if row is None:
                 return None

@@ -337,8 +337,6 @@ def _merge_marks(tx: Connection) -> Iterable[tuple[str, int]]:
 def deletions_floor(database: Database, table_id: str) -> int:
     """Deletions at or below this sequence are gone: who is further behind cannot be told what was deleted."""
     with database.read() as tx:
-        if tx.execute(select(tables.lake.c.format)).scalar_one() < 4:
-            return BEGINNING  # served read-only as it is: nothing was ever swept in it
         floor = tx.execute(select(tables.upkeep.c.deletions_floor).where(tables.upkeep.c.table_id == table_id)).scalar()
     return BEGINNING if floor is None else int(floor)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, insert, select, true, union_all
+from sqlalchemy import Connection, and_, delete, func, insert, select, union_all
 
 from floodmark import clock
 from floodmark.catalog import tables
@@ -22,7 +22,7 @@ from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, DeletionsFile,
 LIVE, EXPIRED = "live", "expired"
 # SQLite takes 500 selects in one.
 VERSIONS_PER_STATEMENT = 100
-# What a reader needs of a deletions file: there in every format that has them.
+# What a reader needs of a deletions file.
 DELETIONS_FILE = (
     tables.deletions.c.location,
     tables.deletions.c.sequence,
@@ -215,11 +215,8 @@ class History:
         """The deletions files of a table with a sequence in (since, until], committed on the line of this head."""
         file, commit = tables.deletions, tables.commits
         with self._database.read() as tx:
-            stored = tx.execute(select(tables.lake.c.format)).scalar_one()
-            if stored < 3:
-                return []  # served read-only as it is: nothing was deleted in it
             # Those below the floor are as good as gone: a sweep may have begun to delete them.
-            there = file.c.below_ms.is_(None) if stored >= 4 else true()
+            there = file.c.below_ms.is_(None)
             # By the commit that left this state, not by the branch that shows it: a name may be given again.
             parts = _line_of(tx, head.version)
             if not parts:

@@ -1,7 +1,6 @@
 """Rows of fm_jobs: how they are found, and each as a Job.
 
-What cannot be understood is Corrupt, by the name of its job, and kept. A catalog of an older format, which is served
-read-only as it is, has no jobs.
+What cannot be understood is Corrupt, by the name of its job, and kept.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ from sqlalchemy import Connection, or_, select
 from floodmark.catalog import tables
 from floodmark.catalog.job import Job
 from floodmark.errors import Corrupt, Fenced, NotFound
-
-# The format since which a catalog knows of jobs.
-JOBS_FORMAT = 6
 
 
 def _looking() -> Any:
@@ -71,11 +67,6 @@ def to_job(row: Any, alive: bool, now_ms: int) -> Job:
     )
 
 
-def knows_jobs(tx: Connection) -> bool:
-    """Whether the catalog's format has jobs; an older one, which is served read-only as it is, has none."""
-    return bool(tx.execute(select(tables.lake.c.format)).scalar_one() >= JOBS_FORMAT)
-
-
 def find_id(tx: Connection, name: str) -> str | None:
     """The id of a job by its name or, if none is called so, by its id."""
     job = tables.jobs
@@ -86,7 +77,7 @@ def find_id(tx: Connection, name: str) -> str | None:
 
 def no_job(tx: Connection, name: str) -> NotFound:
     newest = select(tables.jobs.c.name).order_by(tables.jobs.c.id.desc()).limit(10)
-    known = tx.execute(newest).scalars().all() if knows_jobs(tx) else ()
+    known = tx.execute(newest).scalars().all()
     return NotFound(
         "there is no such job", job=name, jobs=",".join(known) or "none", advice="`floodmark backfill list` shows them."
     )

@@ -20,7 +20,7 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.job import CANCELLED, FAILED, PENDING, RUNNING, UNKNOWN, Job
-from floodmark.catalog.job_rows import LOOKING, check_job, find_id, knows_jobs, no_job, to_job
+from floodmark.catalog.job_rows import LOOKING, check_job, find_id, no_job, to_job
 from floodmark.catalog.processes import Heartbeat, is_dead
 from floodmark.catalog.riders import AuditRider
 from floodmark.errors import Busy, Conflict, Corrupt, Invalid, Unavailable
@@ -58,15 +58,13 @@ class Jobs:
     def all(self) -> list[Job]:
         """Every job, newest first."""
         with self._database.read() as tx:
-            if not knows_jobs(tx):
-                return []  # served read-only as it is: it has no jobs
             now = self._database.now_ms(tx)
             return [self._to_job(row, now) for row in tx.execute(LOOKING)]
 
     def find(self, name: str) -> Job:
         """A job by its name or, if none is called so, by its id."""
         with self._database.read() as tx:
-            known = find_id(tx, name) if knows_jobs(tx) else None
+            known = find_id(tx, name)
             if known is None:
                 raise no_job(tx, name)
             return self._to_job(tx.execute(LOOKING.where(tables.jobs.c.id == known)).one(), self._database.now_ms(tx))

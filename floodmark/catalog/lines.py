@@ -3,7 +3,7 @@
 A line is a branch's own commits, from when it was made to when it was deleted, and below them its parent's up to where
 it left it. Commits carry the branch's name; a name may be given again, so a commit belongs to the line that had the
 name then. Main is the line that all others come from; it has no row. A branch is gone only if the row of its line says
-that it ended: what no row knows is Corrupt, never gone. Lakes of older formats, served read-only, have main alone.
+that it ended: what no row knows is Corrupt, never gone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from floodmark.errors import Corrupt, NotFound
 from floodmark.model import MAIN
 
 LIVING, ENDED = "live", "ended"
-# The first format that has the tables of branches.
-FORMAT_WITH_LINES = 7
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,6 @@ class Lines:
 
     @classmethod
     def read(cls, tx: Connection) -> Lines:
-        if tx.execute(select(tables.lake.c.format)).scalar_one() < FORMAT_WITH_LINES:
-            return cls(())
         row = tables.lines
         found = tx.execute(select(row).order_by(row.c.born_version, row.c.id)).mappings()
         lines = [Line(**{field.name: one[field.name] for field in fields(Line)}) for one in found]

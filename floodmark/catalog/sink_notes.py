@@ -12,7 +12,6 @@ from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from floodmark.catalog import tables
 
-FORMAT_WITH_NOTES = 9
 # Of the whole sink.
 NOT_BEFORE_MS, BODY_BYTES_MAX = "not_before_ms", "body_bytes_max"
 # Of one table.

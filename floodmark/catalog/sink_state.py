@@ -20,8 +20,6 @@ from floodmark.model import MAIN
 ACTIVE, PAUSED = "active", "paused"
 OPEN, SETTLED, GIVEN_UP = "open", "settled", "given_up"
 CONSUMER = "sink:"
-# Nothing that only newer formats have: an older one is served read-only as it is.
-NOT_LOOKED_AT = ("sink", "epoch_seen")
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,8 @@ def _pointer_known() -> Any:
     )
 
 
-def _looking(*, lines: bool) -> Any:
-    """Everything about sinks and their tables in one query, a row per table. `lines`: the catalog has branches."""
+def _looking() -> Any:
+    """Everything about sinks and their tables in one query, a row per table."""
     sink, lake = tables.sinks, tables.lake
     followed, head, consumer = tables.sink_tables, tables.heads, tables.consumers
     pointer = tables.iceberg_tables
@@ -128,19 +126,16 @@ def _looking(*, lines: bool) -> Any:
         pointer.c.table_name == head.c.table_name,
     )
     main: ColumnElement[str] = literal_column(f"'{MAIN}'", String)
-    line, joined = tables.lines, sink.join(lake, lake.c.id == 1)
-    if lines:
-        joined = joined.join(tables.sink_lines, tables.sink_lines.c.sink == sink.c.id, isouter=True)
-        joined = joined.join(line, line.c.id == tables.sink_lines.c.line, isouter=True)
+    line, follows = tables.lines, tables.sink_lines
     # The name of a branch that ended may be another's by now.
     other = case((line.c.ended_version.is_(None), line.c.name))
-    branch = case((tables.sink_lines.c.line.is_(None), main), else_=other) if lines else main
+    branch = case((follows.c.line.is_(None), main), else_=other)
     return (
         select(
             sink,
             branch.label("branch"),
             lake.c.incarnation.label("lake"),
-            *(column for column in followed.c if column.name not in NOT_LOOKED_AT),
+            *(column for column in followed.c if column.name != "sink"),
             consumer.c.mark,
             consumer.c.epoch,
             head.c.table_id.label("head_id"),
@@ -150,7 +145,9 @@ def _looking(*, lines: bool) -> Any:
             rows.c.id.label("open_unit"),
             retry.c.id.label("retry_unit"),
         )
-        .select_from(joined)
+        .select_from(sink.join(lake, lake.c.id == 1))
+        .join(follows, follows.c.sink == sink.c.id, isouter=True)
+        .join(line, line.c.id == follows.c.line, isouter=True)
         .join(followed, followed.c.sink == sink.c.id, isouter=True)
         .join(head, and_(head.c.branch == branch, head.c.table_name == followed.c.table_name), isouter=True)
         .join(pointer, named, isouter=True)
@@ -162,8 +159,8 @@ def _looking(*, lines: bool) -> Any:
 
 
 # Built once: making the statement takes longer than running it.
-LOOKING = {lines: _looking(lines=lines) for lines in (False, True)}
-LOOKING_FOR_ONE = {lines: query.where(tables.sinks.c.name == bindparam("name")) for lines, query in LOOKING.items()}
+LOOKING = _looking()
+LOOKING_FOR_ONE = LOOKING.where(tables.sinks.c.name == bindparam("name"))
 
 
 def to_sink(rows: Sequence[Any]) -> Sink:

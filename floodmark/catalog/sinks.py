@@ -18,12 +18,11 @@ from sqlalchemy import Connection, and_, delete, func, insert, select, update
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.lines import FORMAT_WITH_LINES, Lines
+from floodmark.catalog.lines import Lines
 from floodmark.catalog.processes import Heartbeat, is_dead
 from floodmark.catalog.riders import AuditRider
 from floodmark.catalog.sink_notes import (
     BODY_BYTES_MAX,
-    FORMAT_WITH_NOTES,
     NOT_BEFORE_MS,
     ROWS_LOST,
     ROWS_LOST_SAID,
@@ -51,36 +50,25 @@ class Sinks:
         self._heartbeat = heartbeat
         # Runs of this process: its heartbeat vouches for no other.
         self._running: set[str] = set()
-        # Whether the catalog has branches: an older format, served as it is, has not; once it has, it stays so.
-        self._has_lines = False
 
     # ── looking ──
 
     def find(self, name: str) -> Sink:
         """A sink with all that decides whether it has anything to do: one view, no write."""
         with self._database.read() as tx:
-            rows = tx.execute(LOOKING_FOR_ONE[self._lines(tx)], {"name": name}).all()
+            rows = tx.execute(LOOKING_FOR_ONE, {"name": name}).all()
             if not rows:
                 raise _no_sink(tx, name)
             return to_sink(rows)
 
     def all(self) -> list[Sink]:
         with self._database.read() as tx:
-            if tx.execute(select(tables.lake.c.format)).scalar_one() < 5:
-                return []  # served read-only as it is: it has no sinks
-            rows = tx.execute(LOOKING[self._lines(tx)]).all()
+            rows = tx.execute(LOOKING).all()
             return [to_sink(list(mine)) for _, mine in groupby(rows, key=lambda row: row.name)]
-
-    def _lines(self, tx: Connection) -> bool:
-        if not self._has_lines:
-            self._has_lines = tx.execute(select(tables.lake.c.format)).scalar_one() >= FORMAT_WITH_LINES
-        return self._has_lines
 
     def notes(self, sink: str) -> dict[tuple[str, str], int]:
         """What a sink learned and lost, by table id (empty: of the whole sink) and name."""
         with self._database.read() as tx:
-            if tx.execute(select(tables.lake.c.format)).scalar_one() < FORMAT_WITH_NOTES:
-                return {}  # served read-only as it is
             return read_notes(tx, sink)
 
     def take_lost(self, sink: str) -> dict[str, int]:

@@ -19,16 +19,9 @@ from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.errors import Conflict, NotFound
 
-SPOOLS_FORMAT = 8
-
 HELD = "held"
 RETRIED = "retried"
 DROPPED = "dropped"
-
-
-def knows_spools(tx: Connection) -> bool:
-    """Whether the catalog has spools and a daemon: an older format, served read-only as it is, has not."""
-    return bool(tx.execute(select(tables.lake.c.format)).scalar_one() >= SPOOLS_FORMAT)
 
 
 @dataclass(frozen=True)
@@ -84,14 +77,12 @@ class Spools:
     def all(self) -> list[SpoolRow]:
         """Every spool, by the name of its table."""
         with self._database.read() as tx:
-            if not knows_spools(tx):
-                return []
             row = tables.spools
             return [_to_spool(one) for one in tx.execute(select(row).order_by(row.c.table_name, row.c.table_id))]
 
     def get(self, table_id: str) -> SpoolRow | None:
         with self._database.read() as tx:
-            return _find(tx, table_id) if knows_spools(tx) else None
+            return _find(tx, table_id)
 
     def quarantine(self, table_id: str | None = None, *, state: str | None = HELD) -> list[PutAside]:
         """What was put aside, the oldest first; of one table or all, in one state or all (None)."""
@@ -102,13 +93,13 @@ class Spools:
         if state is not None:
             query = query.where(row.c.state == state)
         with self._database.read() as tx:
-            return [_to_aside(one) for one in tx.execute(query)] if knows_spools(tx) else []
+            return [_to_aside(one) for one in tx.execute(query)]
 
     def put_aside(self, entry: str) -> PutAside:
         """One of them by its id."""
         row = tables.spool_quarantine
         with self._database.read() as tx:
-            found = tx.execute(select(row).where(row.c.id == entry)).first() if knows_spools(tx) else None
+            found = tx.execute(select(row).where(row.c.id == entry)).first()
         if found is None:
             raise NotFound(
                 "nothing in quarantine has this id",

@@ -38,7 +38,7 @@ from floodmark.maintain.record import (
     SINK_VERBS,
     Upkept,
 )
-from floodmark.report import DEFAULTS, MAINTAINED_FORMAT, count_of
+from floodmark.report import DEFAULTS, count_of
 
 T = TypeVar("T")
 
@@ -245,13 +245,6 @@ def _maintain_destinations(
 @contextmanager
 def _keeper(context: typer.Context, read_only: bool) -> Iterator[Keeper]:
     with context.obj.open(read_only=read_only, heal=False) as lake:
-        stored = lake.catalog.lake_row().format
-        if stored < MAINTAINED_FORMAT:
-            raise Invalid(
-                "the lake's format is older than maintenance",
-                format=stored,
-                advice="Any write brings it up to date, and so does `floodmark recover`.",
-            )
         yield lake.maintain
 
 

@@ -1,16 +1,13 @@
-"""What the commands of sinks begin and end with: a lake that knows sinks, and the exit code of their runs."""
+"""What the commands of sinks begin and end with: the lake, and the exit code of their runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
-from floodmark.errors import Invalid
 from floodmark.export.record import REFUSED, STOPPED, SinkRun, worst
-from floodmark.report import SINKS_FORMAT
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -20,18 +17,10 @@ STOPPED_CODE = 130
 REFUSED_CODE = 5
 
 
-@contextmanager
-def open_sinks(context: typer.Context, *, read_only: bool = True) -> Iterator[Lake]:
+def open_sinks(context: typer.Context, *, read_only: bool = True) -> Lake:
     """The lake; every verb of sinks that writes heals by itself first."""
-    with context.obj.open(read_only=read_only, heal=False) as lake:
-        stored = lake.catalog.lake_row().format
-        if stored < SINKS_FORMAT:
-            raise Invalid(
-                "the lake's format is older than sinks",
-                format=stored,
-                advice="Any write brings it up to date, and so does `floodmark recover`.",
-            )
-        yield lake
+    opened: Lake = context.obj.open(read_only=read_only, heal=False)
+    return opened
 
 
 def exit_with(runs: Sequence[SinkRun]) -> None:

@@ -5,15 +5,13 @@ Questions and plans open the lake read-only and change nothing (I17); what canno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from floodmark import clock
-from floodmark.catalog.spools import HELD, SPOOLS_FORMAT, PutAside
+from floodmark.catalog.spools import HELD, PutAside
 from floodmark.errors import Invalid
 from floodmark.ingest.spool_accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
 from floodmark.report import count_of
@@ -40,17 +38,9 @@ DOING = {
 }
 
 
-@contextmanager
-def _open(context: typer.Context, *, read_only: bool = True) -> Iterator[Lake]:
-    with context.obj.open(read_only=read_only, heal=False) as lake:
-        stored = lake.catalog.lake_row().format
-        if stored < SPOOLS_FORMAT:
-            raise Invalid(
-                "the lake's format is older than spools",
-                format=stored,
-                advice="Any write brings it up to date, and so does `floodmark recover`.",
-            )
-        yield lake
+def _open(context: typer.Context, *, read_only: bool = True) -> Lake:
+    opened: Lake = context.obj.open(read_only=read_only, heal=False)
+    return opened
 
 
 @app.command("list")

@@ -22,8 +22,7 @@ def run(context: typer.Context) -> None:
 def _for_people(status: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields, each a line; what blocks is the first part of health."""
     shown = {name: value for name, value in status.items() if name != "blocking"}
-    if status["last_maintenance"] is not None:
-        shown["last_maintenance"] = [_last(verb, run) for verb, run in status["last_maintenance"].items()]
+    shown["last_maintenance"] = [_last(verb, run) for verb, run in status["last_maintenance"].items()]
     # What it says of tasks and files is a line of its own here.
     shown["health"] = status["health"].replace("see `floodmark status`", "see below")
     shown["sinks"] = [sink_line(sink) for sink in status["sinks"]]

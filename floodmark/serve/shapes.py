@@ -158,7 +158,7 @@ class Status(Shape):
     small_files: int | None
     small_file_ratio: float | None
     versions: int
-    expired_states: int | None
+    expired_states: int
     last_commit: str | None
     running: list[str]
     pending: list[str]
@@ -166,7 +166,7 @@ class Status(Shape):
     drifted: list[str]
     pins: int
     healed: dict[str, int]
-    last_maintenance: dict[str, LastRun | None] | None
+    last_maintenance: dict[str, LastRun | None]
     due: list[str]
     sinks: list[SinkLine]
     spools: list[Spool]

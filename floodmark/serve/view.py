@@ -2,7 +2,7 @@
 
 Figures are passed on as they are, so that the page, the command, the API and the metrics agree. What is added is
 judgement: how well each thing is, in which order things come, and what to run next. What is missing in the overview,
-because it could not be read or the lake is older, is shown as not known, never as none.
+because it could not be read, is shown as not known, never as none.
 """
 
 from __future__ import annotations
