@@ -108,8 +108,7 @@ def spec_from_job(job: Job, source: Source | None = None) -> HistorySpec:
     geometry, column, settings = kept_parts(job)
     tables = {table: _definition(job.name, table, kept) for table, kept in settings["tables"].items()}
     try:
-        # A job of an earlier version has no manifest.
-        kept = {name: settings[name] for name in _KEPT if name != "manifest" or name in settings}
+        kept = {name: settings[name] for name in _KEPT}
     except KeyError as error:
         raise Corrupt("the kept settings of a job cannot be understood", job=job.name, missing=error) from error
     return HistorySpec(

@@ -27,8 +27,6 @@ TAKE = "take"
 # The table comes back as the branch had it last: one snapshot over those manifests.
 UNDROP = "undrop"
 ACTIONS = frozenset({WRITE, CREATE, DROP, TAKE, UNDROP})
-# What older seals call a write that only adds files.
-_OLDER_ACTIONS = {"append": WRITE}
 
 
 @dataclass(frozen=True)
@@ -111,14 +109,12 @@ class Edit:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Edit:
         values = dict(data)
-        values["action"] = _OLDER_ACTIONS.get(data["action"], data["action"])
         if values["action"] not in ACTIONS:
             raise ValueError(f"unknown action {data['action']!r}")
         for name in ("added", "deletions"):
-            values[name] = tuple(FileRecord.from_dict(record) for record in data.get(name, ()))
-        values["removed"] = tuple(RemovedFile(**file) for file in data.get("removed", ()))
-        values["needed"] = tuple(data.get("needed", ()))
-        values.setdefault("rows_added", sum(record.rows for record in values["added"]))
+            values[name] = tuple(FileRecord.from_dict(record) for record in data[name])
+        values["removed"] = tuple(RemovedFile(**file) for file in data["removed"])
+        values["needed"] = tuple(data["needed"])
         return cls(**values)
 
 

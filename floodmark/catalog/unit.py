@@ -22,8 +22,6 @@ ENCODER = 1
 # The lanes of a sink: what is new in a table, and rows of its quarantine that are sent again.
 ROWS, RETRY = "rows", "retry"
 SEALED, ACKNOWLEDGED, QUARANTINED = "sealed", "acknowledged", "quarantined"
-# How a unit's keys are made: of ids and the range, or of the unit's random id. An open unit keeps what it has (I8).
-NAMED_BY_RANGE, NAMED_BY_ID = 1, 2
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Unit:
-    """The rows of one table with a sequence in (since, until], as they are at `version`, for one sink."""
+    """The rows of one table with a sequence in (since, until], as they are at `version`, for one sink.
+
+    `id` tells it from every other unit, also from one of a catalog that was rolled back.
+    """
 
     id: str
     lake: str
@@ -57,15 +58,8 @@ class Unit:
     lane: str = ROWS
     # The columns of the table's key: whoever takes the rows must mean the same by a row.
     key: tuple[str, ...] = ()
-    # Records of older formats do not say so.
-    naming: int = NAMED_BY_RANGE
     # The last unit of this epoch before this one that brought rows: what the destination has to end with.
     after: str | None = None
-
-    @property
-    def identity(self) -> str | None:
-        """What tells this unit from every other, also from one of a catalog that was rolled back; None: too old."""
-        return self.id if self.naming == NAMED_BY_ID else None
 
     @property
     def sender(self) -> str:
@@ -78,9 +72,7 @@ class Unit:
 
     def part_key(self, first: int, last: int) -> str:
         """The idempotency key of the part that holds the rows [first, last): the same at every try."""
-        who = f"{self.sender}/{self.epoch}/{self.range}" if self.identity is None else self.identity
-        name = f"{who}/{first}-{last}"
-        return f"fm-{hashlib.sha256(name.encode()).hexdigest()}"
+        return f"fm-{hashlib.sha256(f'{self.id}/{first}-{last}'.encode()).hexdigest()}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -103,8 +95,6 @@ class Unit:
                 encoder_known=ENCODER,
                 advice="Finish it with that version, or open a new epoch with `floodmark sink replay`.",
             )
-        if unit.naming not in (NAMED_BY_RANGE, NAMED_BY_ID):
-            raise Corrupt("the keys of a unit are made in an unknown way", unit=unit.id, naming=unit.naming)
         return unit
 
 

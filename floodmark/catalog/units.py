@@ -21,7 +21,7 @@ from floodmark.catalog.database import Database
 from floodmark.catalog.history import LIVE
 from floodmark.catalog.lines import Lines, on_parts
 from floodmark.catalog.sink_state import CONSUMER, GIVEN_UP, OPEN, SETTLED, Followed, Sink
-from floodmark.catalog.unit import NAMED_BY_ID, RETRY, ROWS, Rules, Unit
+from floodmark.catalog.unit import RETRY, ROWS, Rules, Unit
 from floodmark.catalog.unit_log import Log, check_held, open_row
 from floodmark.errors import BelowRetention, Conflict, Corrupt, NotFound
 from floodmark.model import BEGINNING, MAIN
@@ -94,7 +94,7 @@ class Units:
             version = tx.execute(select(branch.c.head_version).where(branch.c.name == name)).scalar_one()
             unit = Unit(
                 self._new_id(tx, sink, followed), lake.incarnation, sink.name, sink.id, mark.epoch, followed.table,
-                followed.table_id, version, mark.mark, sequence, rules, key=key, naming=NAMED_BY_ID,
+                followed.table_id, version, mark.mark, sequence, rules, key=key,
                 after=self._last(tx, sink, followed, ROWS, mark.epoch),
             )  # fmt: skip
             self._insert(tx, unit, self._pin(tx, unit))
@@ -248,7 +248,7 @@ class Units:
             epoch = self._mark(tx, sink, followed).epoch
             unit = Unit(
                 self._new_id(tx, sink, followed), lake.incarnation, sink.name, sink.id, epoch, followed.table,
-                followed.table_id, lake.version, number, number + 1, rules, RETRY, key, NAMED_BY_ID,
+                followed.table_id, lake.version, number, number + 1, rules, RETRY, key,
                 self._last(tx, sink, followed, RETRY, epoch),
             )  # fmt: skip
             self._insert(tx, unit, None)

@@ -125,7 +125,7 @@ class FilesDestination:
             if not entry.location.endswith(f"/{MANIFEST}"):
                 continue
             there = FileUnit.from_json(entry.location.removesuffix(f"/{MANIFEST}"), self._storage.read(entry.location))
-            if there.folder != own or there.unit != (unit.identity or ""):
+            if there.folder != own or there.unit != unit.id:
                 raise rolled_back(unit, there.unit or there.folder, manifest=entry.location)
         self._check_there(unit, root, log.settled_units())
 
@@ -205,7 +205,7 @@ class FilesDestination:
             shipment.key,
             shipment.reading.shipped.model_dump_json(),
             objects,
-            unit.identity or "",
+            unit.id,
         )
         location, text = join(folder, MANIFEST), complete.to_json().encode()
         if not self._storage.put_if_absent(location, text):

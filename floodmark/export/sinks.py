@@ -31,7 +31,6 @@ from floodmark.export.settings import (
     HTTP,
     ICEBERG,
     AnySettings,
-    HttpSettings,
     IcebergSettings,
     WrongSetting,
     check_name,
@@ -232,8 +231,6 @@ class LakeSinks:
         notes = self._catalog.sinks.notes(sink.id)
         waits_until = notes.get(("", NOT_BEFORE_MS))
         settings = json.loads(sink.settings)
-        # Settings that were stored before this limit have its default.
-        total_max = HttpSettings.quarantine_total_max if sink.kind == HTTP else None
         about = {
             "sink": sink.name,
             "kind": sink.kind,
@@ -244,7 +241,7 @@ class LakeSinks:
             "error": None if sink.error is None else json.loads(sink.error),
             "error_at": None if sink.error_ms is None else clock.format_time(sink.error_ms),
             "quarantined": sum(bad.values()),
-            "quarantine_total_max": settings.get("quarantine_total_max", total_max),
+            "quarantine_total_max": settings.get("quarantine_total_max"),
             "waits_until": None if waits_until is None else clock.format_time(waits_until),
             "body_bytes_max": notes.get(("", BODY_BYTES_MAX)),
             "lost": sink.lost,

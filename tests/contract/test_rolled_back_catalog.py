@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 import floodmark as fm
 from floodmark.catalog import tables
@@ -293,7 +293,7 @@ def manifests_of(end: End) -> list[Path]:
 
 
 @pytest.mark.mostly_sqlite
-def test_an_open_unit_of_an_older_format_keeps_its_keys_and_its_manifest(place: Place, new_end: NewEnd) -> None:
+def test_a_unit_that_was_left_open_is_known_by_its_id_to_endpoints_and_in_files(place: Place, new_end: NewEnd) -> None:
     web, files = new_end("http"), new_end("files")
     assert isinstance(web, HttpEnd)
     begin(place, web)
@@ -303,20 +303,16 @@ def test_an_open_unit_of_an_older_format_keeps_its_keys_and_its_manifest(place: 
         for name in (SINK, "files"):
             with at("unit.opened", lose), pytest.raises(Lost):
                 lake.sinks.run(name)
-        with lake.catalog.database.write() as tx:
-            for row in tx.execute(select(tables.units)).all():
-                record = json.loads(row.record)
-                assert (record.pop("naming"), record.pop("after")) == (2, None)
-                tx.execute(update(tables.units).where(tables.units.c.id == row.id).values(record=json.dumps(record)))
+        unit, filed = row_of(lake, SINK, 0), row_of(lake, "files", 0)
         shipped(lake)
         assert lake.sinks.run("files", until_empty=True).outcome == "shipped"
         (request,) = web.receiver.requests
-        name = f"{request.headers['floodmark-sender']}/0/{request.headers['floodmark-unit']}/0-1"
-        assert request.key == f"fm-{hashlib.sha256(name.encode()).hexdigest()}"
-        assert "floodmark-unit-id" not in request.headers
-        assert "unit" not in json.loads(manifests_of(files)[0].read_text())
+        assert request.key == f"fm-{hashlib.sha256(f'{unit}/0-1'.encode()).hexdigest()}"
+        assert request.headers["floodmark-unit-id"] == unit
+        assert "floodmark-after" not in request.headers
+        assert json.loads(manifests_of(files)[0].read_text())["unit"] == filed
         ship(lake, 2)
-        assert web.receiver.requests[-1].headers["floodmark-after"] == row_of(lake, SINK, 0)
+        assert web.receiver.requests[-1].headers["floodmark-after"] == unit
         check_lake(lake.catalog)
 
 

@@ -141,6 +141,7 @@ def test_headers_name_the_part_and_say_how_it_is_packed() -> None:
         "Floodmark-Epoch": "3",
         "Floodmark-Unit": "-1..9",
         "Floodmark-Part": "0-5",
+        "Floodmark-Unit-Id": "u",
         "Floodmark-Key": "id,a%2Cb",
         "User-Agent": "floodmark/1.2",
     }
