@@ -4,16 +4,12 @@ Three threads: the caller's decides and writes to the catalog, one cuts bodies o
 the requests. So a stop is seen while an answer is awaited. Boundaries and digests of a part are written down before it
 is sent; a known part whose bytes are others now is never sent. Memory is bounded by `parallel` bodies and one (I14).
 
-A part that fails at every try without a word about its rows (5xx, a timeout) is suspect, and waits. Only if another one
-is accepted after it failed, the endpoint works: then the part is halved, down to the row, which is set aside. So an
-endpoint that fails for everything sets no row aside. Halves have other keys: a lake knows rows by their numbers, and is
-asked to pass a row before that is set aside; elsewhere it takes `split_unanswered`, and rows in doubt are counted.
-There, if nothing else shows whether the endpoint works, a part that it accepted is sent again, under its key: the
-control.
-
-Rows of the quarantine that are sent again go back there if they get no answer, so they block nothing. If the endpoint
-had a word about none of them, they keep the reason that they had, and the try says that it failed.
-
+A part that fails at every try without a word about its rows (5xx, a timeout) is suspect. If another one is accepted
+after that, the endpoint works: the part is halved, down to the row, which is set aside. So an endpoint that fails for
+everything sets no row aside. Halves have other keys: a lake knows rows by their numbers, and is asked to pass a row
+before that is set aside; elsewhere it takes `split_unanswered`, and where nothing else is left to send, a part that was
+accepted is sent again under its key: the control. Rows of the quarantine that are sent again go back there if they get
+no answer; if there was no word about any of them, they keep their reason, and the try fails.
 Crash model: a crash leaves parts that are sealed and not acknowledged. They may have arrived; they are sent again under
 the same keys. Parts that arrived while another one ended the run are acknowledged before the error is raised.
 """
