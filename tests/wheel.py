@@ -28,7 +28,7 @@ NEEDED = (
     "floodmark/py.typed",
     "floodmark/rows/log4j2.properties",
     "floodmark/catalog/migrations/script.py.mako",
-    "floodmark/catalog/migrations/versions/f0001_lake.py",
+    "floodmark/catalog/migrations/versions/f0010_lake.py",
     "floodmark/serve/pages/",
     "floodmark/serve/static/",
     f"{INFO}licenses/LICENSE",
