@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from floodmark.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from floodmark.catalog.branches import Branch
     from floodmark.errors import (
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from floodmark.recover.repair import Repair
     from floodmark.write.branch_records import BranchDiff, Merged
     from floodmark.write.transaction import Transaction
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AuditRow",

@@ -19,19 +19,20 @@ from floodmark import clock
 from floodmark.catalog.backup import backup as backup_catalog
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.riders import Rider
+from floodmark.commit.intent import Intent, batch_rider, stream_rider
+from floodmark.commit.recovery import resolve
 from floodmark.config import MaintainSettings
+from floodmark.engine import Engine
 from floodmark.errors import FloodmarkError, Invalid
 from floodmark.model import MAIN, Commit, HealReport
 from floodmark.questions import Questions
-from floodmark.reading import Changes, Moment, Reader
-from floodmark.recover.heal import Healer
-from floodmark.recover.resolve import resolve
+from floodmark.reading import Changes, Moment
 from floodmark.report import DEFAULTS
 from floodmark.rows.session import Sessions
 from floodmark.shaping import Shaping
 from floodmark.shown import html_table
 from floodmark.storage import root_location
-from floodmark.write.intent import Intent, batch_rider, stream_rider
+from floodmark.write.options import WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,13 +73,13 @@ class Lake(Questions, Shaping):
         read_only: bool,
         keeping: MaintainSettings = DEFAULTS,
     ) -> None:
+        self.engine = Engine(catalog, sessions, actor, read_only)
         self.catalog = catalog
         self.sessions = sessions
         self.actor = actor
         self.read_only = read_only
         self.keeping = keeping
-        self._healer = Healer(catalog)
-        self._reader = Reader(catalog, sessions.get, sessions.starts_empty)
+        self._reader = self.engine.reader
 
     def __repr__(self) -> str:
         # Without a question to the catalog: a debugger, a log line or a lake that is closed must not wait or fail.
@@ -124,7 +125,7 @@ class Lake(Questions, Shaping):
         from floodmark.write.verbs import create
 
         shape = plan_table(name, schema, key=key, partition=partition, sort=sort, properties=properties or {})
-        self._ready_to_write()
+        self.engine.get_ready()
         existing = {head.table.lower(): head.table for head in self.heads(branch)}
         if name.lower() in existing:
             if if_not_exists:
@@ -136,7 +137,7 @@ class Lake(Questions, Shaping):
             )
         intent = self._intent("create_table", actor, message or f"create {name}", branch=branch)
         try:
-            return create(self.catalog, intent, self.sessions.get, shape)
+            return create(self.engine, intent, shape)
         except Invalid:
             if if_not_exists and name.lower() in {head.table.lower() for head in self.heads(branch)}:
                 return self._unchanged("create_table", branch)  # another process was quicker
@@ -152,9 +153,9 @@ class Lake(Questions, Shaping):
         """
         from floodmark.write.verbs import adopt
 
-        self._ready_to_write()
+        self.engine.get_ready()
         intent = self._intent("adopt", actor, message or f"adopt {location}")
-        return adopt(self.catalog, intent, self.sessions.get, name, root_location(location), key)
+        return adopt(self.engine, intent, name, root_location(location), key)
 
     # ── writing ──
 
@@ -178,7 +179,7 @@ class Lake(Questions, Shaping):
         do not have are null. `progress(files, bytes)` is called now and then while rows are staged.
         """
         intent = self._intent("append", actor, message, batch_rider(table, batch, branch), branch)
-        return self._write(intent, table, data, evolve=evolve, progress=progress)
+        return self._write(intent, table, data, WriteOptions(evolve=evolve, progress=progress))
 
     def merge(
         self,
@@ -206,8 +207,14 @@ class Lake(Questions, Shaping):
         from floodmark.write.verbs import check_order
 
         intent = self._intent("merge", actor, message, batch_rider(table, batch, branch), branch)
-        options = {"order": check_order(on_duplicate, order), "skip_unchanged": skip_unchanged, "partial": partial}
-        return self._write(intent, table, data, **options, evolve=evolve, progress=progress)
+        options = WriteOptions(
+            order=check_order(on_duplicate, order),
+            skip_unchanged=skip_unchanged,
+            evolve=evolve,
+            partial=partial,
+            progress=progress,
+        )
+        return self._write(intent, table, data, options)
 
     def delete(
         self,
@@ -222,7 +229,7 @@ class Lake(Questions, Shaping):
     ) -> Commit:
         """Delete the rows that a condition (Spark SQL) matches; files without such a row are left as they are."""
         intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch)
-        return self._write(intent, table, None, where=where, progress=progress)
+        return self._write(intent, table, None, WriteOptions(where=where, progress=progress))
 
     def overwrite(
         self,
@@ -239,13 +246,13 @@ class Lake(Questions, Shaping):
     ) -> Commit:
         """Put these rows in the place of all rows, or of those that `where` matches; then they must match it too."""
         intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch)
-        return self._write(intent, table, data, where=where, evolve=evolve, progress=progress)
+        return self._write(intent, table, data, WriteOptions(where=where, evolve=evolve, progress=progress))
 
     def plan_delete(self, table: str, where: str, *, branch: str = MAIN) -> dict[str, Any]:
         """What delete would do now: rows that match, files to rewrite. Changes nothing."""
         from floodmark.write.dry_run import count_where
 
-        return count_where(self.catalog, self.sessions.get, self._head(table, branch), where)
+        return count_where(self.engine, self._head(table, branch), where)
 
     def stream_writer(
         self, table: str, *, mode: str = "append", query: str | None = None, branch: str = MAIN, **options: Any
@@ -260,7 +267,7 @@ class Lake(Questions, Shaping):
         def write(data: Any, query_id: str, batch_id: int) -> Commit:
             rider = stream_rider(table, query_id, batch_id, branch)
             intent = self._intent(mode, None, f"stream batch {batch_id}", rider, branch)
-            return self._write(intent, table, data, **options)
+            return self._write(intent, table, data, WriteOptions(**options))
 
         self._head(table, branch)
         return StreamWriter(write, mode, query, options)
@@ -269,14 +276,14 @@ class Lake(Questions, Shaping):
         """Take rows of another system, with the changes they tell (`_change`), once by their `sender` or `key`."""
         from floodmark.ingest.receive import receive
 
-        self._ready_to_write()
-        return receive(self.catalog, self.sessions.get, actor or self.actor, table, rows, **options)
+        self.engine.get_ready()
+        return receive(self.engine, actor or self.actor, table, rows, **options)
 
-    def _write(self, intent: Intent, table: str, data: Any, **options: Any) -> Commit:
+    def _write(self, intent: Intent, table: str, data: Any, options: WriteOptions) -> Commit:
         from floodmark.write.verbs import write
 
-        self._ready_to_write()
-        return write(self.catalog, intent, self.sessions.get, table, data, **options)
+        self.engine.get_ready()
+        return write(self.engine, intent, table, data, options)
 
     def transaction(
         self,
@@ -294,7 +301,7 @@ class Lake(Questions, Shaping):
         from floodmark.write.transaction import Transaction
 
         intent = self._intent("transaction", actor, message, batch_rider(batch_table, batch, branch), branch)
-        return Transaction(self.catalog, intent, self._ready_to_write, self.sessions.get)
+        return Transaction(self.engine, intent)
 
     # ── reading ──
 
@@ -357,7 +364,7 @@ class Lake(Questions, Shaping):
         """Try a change on the side: create, list, diff, merge and delete branches of the whole lake."""
         from floodmark.write.branches import LakeBranches
 
-        return LakeBranches(self.catalog, self.sessions.get, self.actor, self._ready_to_write)
+        return LakeBranches(self.engine)
 
     # ── table health ──
 
@@ -366,21 +373,21 @@ class Lake(Questions, Shaping):
         """Compaction, retention, expiry and sweep; each call returns its records, with a named outcome."""
         from floodmark.maintain.keeper import Keeper
 
-        return Keeper(self.catalog, self.sessions.get, self.actor, self._ready_to_write, self.keeping)
+        return Keeper(self.engine, self.keeping)
 
     @cached_property
     def sinks(self) -> LakeSinks:
         """Ways out: sinks that ship each row once."""
         from floodmark.export.sinks import LakeSinks
 
-        return LakeSinks(self.catalog, self._reader, self.sessions.get, self._ready_to_write, self.actor)
+        return LakeSinks(self.engine)
 
     @cached_property
     def backfill(self) -> LakeBackfills:
         """Long work in small steps: years of history, a new column for old rows; and its jobs."""
         from floodmark.backfill.backfills import LakeBackfills
 
-        return LakeBackfills(self.catalog, self._reader, self.sessions.get, self.actor, self._ready_to_write)
+        return LakeBackfills(self.engine)
 
     # ── recovery ──
 
@@ -389,8 +396,8 @@ class Lake(Questions, Shaping):
 
         An operation that waits for the repair of a table is Corrupt here, unless `pass_drifted`.
         """
-        self._writable()
-        return self._healer.heal(look_again=True, discard=discard, pass_drifted=pass_drifted)
+        self.engine.check_writable()
+        return self.engine.healer.heal(look_again=True, discard=discard, pass_drifted=pass_drifted)
 
     def repair(self, table: str | None = None, *, choice: str | None = None, apply: bool = False) -> list[Repair]:
         """Tables that another writer moved past the door: what happened, and with `apply`, make them the lake's again.
@@ -402,9 +409,9 @@ class Lake(Questions, Shaping):
         from floodmark.recover.repair import preview, repair_all
 
         if not apply:
-            return preview(self.catalog, self.sessions.get, table, choice)
-        self._writable()
-        return repair_all(self.catalog, self.sessions.get, self.actor, table, choice)
+            return preview(self.engine, table, choice)
+        self.engine.check_writable()
+        return repair_all(self.engine, table, choice)
 
     def give_up_unreadable(self, *, apply: bool = False) -> GivenUp:
         """Versions whose files are missing or damaged: which they are, and with `apply`, let them expire now.
@@ -414,12 +421,12 @@ class Lake(Questions, Shaping):
         from floodmark.recover.history_files import give_up
 
         if apply:
-            self._writable()
+            self.engine.check_writable()
         return give_up(self.catalog, self.actor, apply=apply)
 
     def resolve(self, operation: str) -> Commit | None:
         """After CommitUnknown: the operation's commit, or None if it never happened and never will."""
-        return resolve(self.catalog, None if self.read_only else self._healer, operation)
+        return resolve(self.catalog, None if self.read_only else self.engine.healer, operation)
 
     # ── the catalog ──
 
@@ -438,15 +445,6 @@ class Lake(Questions, Shaping):
         self.close()
 
     # ── inside ──
-
-    def _writable(self) -> None:
-        if self.read_only:
-            raise Invalid("this lake was opened read-only", location=self.location, advice="Open it for writing.")
-
-    def _ready_to_write(self) -> None:
-        """What every write does first: heal what dead processes left."""
-        self._writable()
-        self._healer.heal()
 
     def _intent(
         self, kind: str, actor: str | None, message: str, batch: Rider | None = None, branch: str = MAIN

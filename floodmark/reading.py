@@ -7,7 +7,7 @@ Spark starts when rows must move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,11 +20,12 @@ from floodmark.catalog.dropped import find_dropped
 from floodmark.catalog.expiry import deletions_floor
 from floodmark.errors import BelowRetention, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.model import BEGINNING, MAIN, Head
+from floodmark.rows.session import Sessions
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from floodmark.rows.changes import ChangePlan
 
@@ -58,7 +59,7 @@ class Changes:
     table_id: str = field(repr=False)
     _by_arrow: bool | None = field(repr=False)
     _catalog: Catalog = field(repr=False)
-    _get_spark: Callable[[], SparkSession] = field(repr=False)
+    _sessions: Sessions = field(repr=False)
 
     @property
     def empty(self) -> bool:
@@ -70,7 +71,7 @@ class Changes:
         from floodmark.rows.changes import changes_dataframe
 
         options = self._catalog.storage.options
-        return changes_dataframe(self._get_spark(), self.plan, storage_options=options, arrow=self._by_arrow)
+        return changes_dataframe(self._sessions.get(), self.plan, storage_options=options, arrow=self._by_arrow)
 
     def arrow(self) -> pa.RecordBatchReader:
         """The changes as a stream of Arrow batches, in this process."""
@@ -128,14 +129,9 @@ def _in_time(catalog: Catalog, version: int, batches: Iterator[pa.RecordBatch]) 
 
 
 class Reader:
-    """`starts_empty`: whether a session would be started that knows no tables but those that it is shown."""
-
-    def __init__(
-        self, catalog: Catalog, get_spark: Callable[[], SparkSession], starts_empty: Callable[[], bool]
-    ) -> None:
+    def __init__(self, catalog: Catalog, sessions: Sessions) -> None:
         self._catalog = catalog
-        self._get_spark = get_spark
-        self._starts_empty = starts_empty
+        self._sessions = sessions
 
     def read(self, table: str, moment: Moment, *, with_seq: bool) -> DataFrame:
         version = self._resolve(moment)
@@ -175,12 +171,12 @@ class Reader:
             if dropped := hint(misspelt.facts["table"]):
                 raise NotFound(misspelt.message, advice=dropped, **misspelt.facts)
             raise misspelt
-        missing = missing_table(query, list(state), hint) if self._starts_empty() else None
+        missing = missing_table(query, list(state), hint) if self._sessions.starts_empty() else None
         if missing is not None:
             raise missing
         with _readable(self._catalog, version):
             return run_query(
-                self._get_spark(),
+                self._sessions.get(),
                 query,
                 {name: (head.table_id, head.snapshot) for name, head in state.items()},
                 lambda table: self._scan(state[table], with_seq),
@@ -224,7 +220,7 @@ class Reader:
         _check_floor(self._catalog, table, head.table_id, since)
         plan = plan_changes(schema, files, deletions, since_number, last)
         return Changes(
-            table, since, last, version, plan, head.table_id, self._by_arrow(head), self._catalog, self._get_spark
+            table, since, last, version, plan, head.table_id, self._by_arrow(head), self._catalog, self._sessions
         )
 
     def _check_not_drifted(self, head: Head) -> None:
@@ -253,9 +249,9 @@ class Reader:
         schema, options, arrow = self.schema(head), self._catalog.storage.options, self._by_arrow(head)
         if with_seq:
             files = live_files(self._catalog.files, head, schema)
-            return scan_with_seq(self._get_spark(), files, schema, storage_options=options, arrow=arrow)
+            return scan_with_seq(self._sessions.get(), files, schema, storage_options=options, arrow=arrow)
         paths = self._catalog.files.data_files(head)
-        return scan(self._get_spark(), paths, schema, storage_options=options, arrow=arrow)
+        return scan(self._sessions.get(), paths, schema, storage_options=options, arrow=arrow)
 
     def _by_arrow(self, head: Head) -> bool | None:
         """True for a table with renamed columns: Spark matches columns by id, but pushes filters down by name."""

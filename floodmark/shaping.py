@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from floodmark.catalog.catalog import Catalog
+from floodmark.commit.intent import Intent
+from floodmark.engine import Engine
 from floodmark.errors import Conflict
 from floodmark.model import Commit
-from floodmark.rows.session import Sessions
-from floodmark.write.intent import Intent
 
 if TYPE_CHECKING:
     from floodmark.evolve.file import WantedTable
@@ -24,7 +24,7 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 
 class Shaping(ABC):
     catalog: Catalog
-    sessions: Sessions
+    engine: Engine
 
     def plan(self, source: Source, *, check: bool = True) -> Plan:
         """What it takes to give main the tables that a file declares, in steps.
@@ -62,7 +62,7 @@ class Shaping(ABC):
         from floodmark.evolve.apply import apply_plan
         from floodmark.evolve.plan import Plan, make_plan
 
-        self._ready_to_write()
+        self.engine.get_ready()
         again: Callable[[], Plan] | None = None
         if isinstance(source, Plan):
             plan = source
@@ -80,8 +80,7 @@ class Shaping(ABC):
             )
         intent = self._intent("apply", actor, message or f"apply {plan.origin}")
         return apply_plan(
-            self.catalog,
-            self.sessions.get,
+            self.engine,
             intent,
             plan,
             again=again,
@@ -100,7 +99,7 @@ class Shaping(ABC):
 
         Refused while a sink follows it, a backfill works on it, a branch has it, or a table refers to it.
         """
-        self._ready_to_write()
+        self.engine.get_ready()
         self.catalog.history.head(table)
         wanted = {table: {"drop": True}}
         return self.apply(wanted, allow_destructive=True, actor=actor, message=message or f"drop {table}")
@@ -122,12 +121,9 @@ class Shaping(ABC):
         """
         from floodmark.write.undrop import undrop
 
-        self._ready_to_write()
+        self.engine.get_ready()
         intent = self._intent("undrop", actor, message or f"undrop {table}")
-        return undrop(self.catalog, intent, self.sessions.get, table, version, told)
-
-    @abstractmethod
-    def _ready_to_write(self) -> None: ...
+        return undrop(self.catalog, intent, table, version, told)
 
     @abstractmethod
     def _intent(self, kind: str, actor: str | None, message: str) -> Intent: ...

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import floodmark as fm
 from floodmark.backfill.geometry import Chunk, Geometry
@@ -14,16 +14,14 @@ from floodmark.backfill.history import HistorySpec, run_history
 from floodmark.backfill.progress import Step
 from floodmark.backfill.record import BackfillRun
 from floodmark.backfill.run import Room
+from floodmark.rows.session import Sessions
+from tests.without_spark import NO_SPARK
 
 Row = dict[str, Any]
 
 
-def no_spark() -> NoReturn:
-    raise AssertionError("rows in memory need no Spark")
-
-
-def room_of(lake: fm.Lake, get_spark: Callable[[], Any] = no_spark) -> Room:
-    return Room(lake.catalog, lake._reader, get_spark, "test", lake._ready_to_write)
+def room_of(lake: fm.Lake, sessions: Sessions = NO_SPARK) -> Room:
+    return Room(replace(lake.engine, sessions=sessions, actor="test"))
 
 
 def number_rows(chunk: Chunk) -> list[Row]:

@@ -7,7 +7,7 @@ nothing. Looking needs no Spark.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,14 @@ from floodmark import clock
 from floodmark.backfill.progress import Step
 from floodmark.backfill.record import BackfillRun
 from floodmark.backfill.run import Room
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.job import COLUMN, HISTORY, UNKNOWN, Job
+from floodmark.engine import Engine
 from floodmark.errors import Invalid
 from floodmark.model import Commit
-from floodmark.reading import Reader
 from floodmark.shown import JobFacts, Listing
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from floodmark.backfill.column import ColumnSpec
     from floodmark.backfill.history import HistorySpec
@@ -34,16 +33,9 @@ BATCH_BYTES = 256 * 1024 * 1024
 
 
 class LakeBackfills:
-    def __init__(
-        self,
-        catalog: Catalog,
-        reader: Reader,
-        get_spark: Callable[[], SparkSession],
-        actor: str,
-        get_ready: Callable[[], None],
-    ) -> None:
-        self._room = Room(catalog, reader, get_spark, actor, get_ready)
-        self._catalog = catalog
+    def __init__(self, engine: Engine) -> None:
+        self._room = Room(engine)
+        self._catalog = engine.catalog
 
     def __repr__(self) -> str:
         return f"<lake.backfill of {self._catalog.location}: history, column, list, show, cancel, resume>"
@@ -64,7 +56,7 @@ class LakeBackfills:
         from floodmark.backfill.history import run_history
 
         spec = self.history_spec(name, source, tables, **options)
-        return run_history(self._patient(give_up), spec, actor or self._room.actor, progress)
+        return run_history(self._patient(give_up), spec, actor or self._room.engine.actor, progress)
 
     def history_spec(
         self,
@@ -147,7 +139,7 @@ class LakeBackfills:
         from floodmark.backfill.redo import redo
 
         job, options = self._of_kind(name, HISTORY), _redo_options(force, all_rows, source)
-        return redo(self._room, job, first, last, actor or self._room.actor, progress, **options)
+        return redo(self._room, job, first, last, actor or self._room.engine.actor, progress, **options)
 
     def redo_plan(
         self, name: str, first: Any, last: Any, *, force: bool = False, all_rows: bool = False, source: Any = None
@@ -190,7 +182,7 @@ class LakeBackfills:
         from floodmark.backfill.column import run_column
 
         spec = self.column_spec(table, column, expression, **options)
-        return run_column(self._room, spec, actor or self._room.actor, progress)
+        return run_column(self._room, spec, actor or self._room.engine.actor, progress)
 
     def column_spec(
         self,
@@ -220,7 +212,7 @@ class LakeBackfills:
         """Let a column be filled by its expression no more: writers compute nothing, what is unfilled stays null."""
         from floodmark.backfill.unbind import unbind
 
-        return unbind(self._room, table, column, actor or self._room.actor)
+        return unbind(self._room, table, column, actor or self._room.engine.actor)
 
     # ── jobs ──
 
@@ -248,7 +240,7 @@ class LakeBackfills:
         from floodmark.backfill import column, history
         from floodmark.backfill.unbind import end_unbound
 
-        job, actor = self._catalog.jobs.find(name), actor or self._room.actor
+        job, actor = self._catalog.jobs.find(name), actor or self._room.engine.actor
         room = replace(self._patient(give_up), stop=stop)
         if job.kind == COLUMN:
             ended = end_unbound(room, job)
@@ -265,12 +257,12 @@ class LakeBackfills:
 
     def cancel(self, name: str) -> dict[str, Any]:
         """Ask a job to stop after the batch or chunk it is at; what is done stays."""
-        self._room.get_ready()
+        self._room.engine.get_ready()
         return JobFacts(self._catalog.jobs.cancel(name).as_dict())
 
     def ack(self, name: str) -> dict[str, Any]:
         """Say that a failure was seen: the job needs no attention any more."""
-        self._room.get_ready()
+        self._room.engine.get_ready()
         return JobFacts(self._catalog.jobs.acknowledge(name).as_dict())
 
     def _patient(self, give_up: str) -> Room:

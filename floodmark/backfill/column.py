@@ -36,6 +36,7 @@ from floodmark.catalog.job_rows import vanished
 from floodmark.catalog.jobs import Held
 from floodmark.catalog.live import LiveFile, live_files
 from floodmark.catalog.metadata import schema_of
+from floodmark.commit.intent import Intent
 from floodmark.errors import CommitUnknown, Conflict, Corrupt, Fenced, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.model import MAIN, Head
 from floodmark.reading import Moment
@@ -43,7 +44,6 @@ from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.fill import expression_type
 from floodmark.rows.schema import arrow_schema, arrow_type
 from floodmark.write.add_column import add_column, can_bind_anew, find_column, unbind_column
-from floodmark.write.intent import Intent
 
 if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 def run_column(room: Room, spec: ColumnSpec, actor: str, callback: Step | None) -> BackfillRun:
     """Add the column if it is not there, and fill all rows that lack it. Input that is wrong changes nothing."""
-    room.get_ready()
+    room.engine.get_ready()
     found, job = _look_and_find(room, spec)
     pinned = spec.pinned(found.head.table_id)
     kind = found.kind or _type_of(room, spec, found)
@@ -192,11 +192,11 @@ def _type_of(room: Room, spec: ColumnSpec, found: _Found) -> IcebergType:
     """The type that the new column will have; Invalid if there cannot be such a column."""
 
     def read(name: str) -> DataFrame:
-        return room.reader.read(name, Moment(), with_seq=False)
+        return room.engine.reader.read(name, Moment(), with_seq=False)
 
     known = find_column(found.schema, spec.column)
     schema = Schema(*(field for field in found.schema.fields if field is not known))
-    kind = expression_type(room.get_spark, schema, spec.table, spec.expression, read)
+    kind = expression_type(room.engine.sessions, schema, spec.table, spec.expression, read)
     if known is not None and not arrow_type(kind).equals(arrow_type(known.field_type)):
         raise Invalid(
             "the table has a column of this name and of another type",
@@ -303,7 +303,7 @@ class _Run:
         batch = next(plan_batches(found.unfilled, limits))
         work = Work(self._spec.table, found.head.table_id, found.fill, self._spec.announce, self._held, self._intent)
         try:
-            done = FillBatch(self._room, work, progress.check).run(batch, self._parts, take_turn=turn)
+            done = FillBatch(self._room, work, batch, self._parts, progress.check, take_turn=turn).run()
         except Conflict as conflict:
             self._count_lost(conflict)
             return
@@ -335,7 +335,7 @@ def _patiently(room: Room, held: Held, progress: Progress, work: Callable[[], T]
     for tries in range(1, TRIES_MAX + 1):
         try:
             if tries > 1:
-                room.get_ready()
+                room.engine.get_ready()
             return work()
         except (Unavailable, CommitUnknown, Fenced) as error:
             if tries == TRIES_MAX:

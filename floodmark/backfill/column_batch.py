@@ -1,6 +1,6 @@
 """One batch of a column backfill: some files of a table, rewritten with the new column and published.
 
-One operation, through the same door as every write: begin, rewrite, seal, publish. Rows and their sequences stay (I6),
+One publication. Rows and their sequences stay (I6),
 unless they are announced: then they come with the commit's sequence. As many rows come out as went in, and as many
 nulls in every other column, or it is `Corrupt`. An append or a write to other files meanwhile: the new list is built on
 it. A file gone meanwhile is lost to this batch, with those that were rewritten together with it; the others are
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from floodmark import clock, log
+from floodmark import clock
 from floodmark.backfill.column_plan import Batch
 from floodmark.backfill.run import Room
 from floodmark.catalog.chunks import FillRider
@@ -24,7 +24,9 @@ from floodmark.catalog.journal import Operation
 from floodmark.catalog.live import LiveFile, live_files
 from floodmark.catalog.metadata import new_snapshot_id, schema_of
 from floodmark.catalog.riders import PlanAgain
-from floodmark.catalog.seal import WRITE, Edit, RemovedFile, Seal
+from floodmark.catalog.seal import WRITE, Edit, RemovedFile
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
 from floodmark.errors import Conflict, Corrupt
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
@@ -35,8 +37,6 @@ from floodmark.rows.fill import run_fill
 from floodmark.rows.rewrite import Source
 from floodmark.rows.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX
 from floodmark.rows.stage import StageTarget, stage_batches
-from floodmark.write.intent import Intent
-from floodmark.write.undo import delete_files, undo
 from floodmark.write.working import check_records
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
 KIND = "fill"
-# A turn is held while files are read and written, as by a change that plans again (write/change.py).
-TURN_MS = 60_000
 _ADVICE = "Nothing was changed. Run `floodmark doctor`."
 
 
@@ -99,60 +97,66 @@ class _State:
         return Source.of(file, absent=absent_fields(file, self.fills, self.schema))
 
 
-class FillBatch:
-    """Runs one batch. `check` is called between two files and may raise: then nothing has happened."""
+class FillBatch(PublishPlan):
+    """One batch. `parts`: what Spark fills comes in so many parts, lost or published each. `take_turn`: writers let it
+    by. `check` is called between two files and may raise: then nothing has happened."""
 
-    def __init__(self, room: Room, work: Work, check: Callable[[], None]) -> None:
+    # Its caller asks for the turn, for a batch that fills nothing again and again.
+    takes_turn = False
+
+    def __init__(
+        self, room: Room, work: Work, batch: Batch, parts: int, check: Callable[[], None], *, take_turn: bool = False
+    ) -> None:
         self._room = room
         self._catalog = room.catalog
         self._work = work
+        self._batch = batch
+        self._parts = parts
         self._check = check
+        self._take_turn = take_turn
+        self._snapshot = new_snapshot_id()
+        self._state: _State
+        self._head: Head
+        # What is left to publish: what was sealed last, if a publish's reply was lost.
+        self._rewritten: Sequence[_Rewritten] = ()
         self._used_spark = False
-        # Files were staged that will not be published.
-        self._leftovers = False
         self._lost = 0
-        # What was sealed last: what a publish whose reply was lost has brought.
-        self._sealed: Sequence[_Rewritten] = ()
 
-    def run(self, batch: Batch, parts: int, *, take_turn: bool = False) -> Done:
-        """`parts`: what Spark fills comes in so many parts, lost or published each. `take_turn`: writers let it by."""
+    def run(self) -> Done:
+        commit = publish(self._catalog, self._work.intent, self)
+        if commit.operation is None:
+            return Done(lost=self._lost)
+        return Done(sum(one.filled for one in self._rewritten), self._lost, commit)
+
+    def start(self) -> Start:
         read = self._catalog.files.metadata
-        location = self._catalog.at_head(self._work.table, lambda head: read(head.metadata_location).location)
-        intent = self._work.intent
-        operation = self._catalog.journal.begin(
-            KIND, branch=intent.branch, actor=intent.actor, message=intent.message, table_locations=[location]
-        )
-        # Crash here: a row in the journal, no file; healing rolls it back.
-        hit("fill.begun")
-        try:
-            if take_turn:
-                self._catalog.door.turns.take(operation.id, [self._work.table_id], TURN_MS)
-            # Read after begin: from there on the operation holds what it reads.
-            state = self._read(operation)
-            rewritten = self._rewrite(operation, state, batch, parts)
-            # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
-            hit("fill.rewritten")
-            commit = self._publish(operation, state, rewritten)
-            if commit is None:
-                self._give_up(operation)
-                return Done(lost=self._lost)
-        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-            # It returns if reading tells that the batch is published after all.
-            commit = undo(self._catalog, operation, error, certain=not self._used_spark)
-        finally:
-            self._catalog.journal.active.discard(operation.id)
-        return Done(sum(one.filled for one in self._sealed), self._lost, commit)
+        return Start([self._catalog.at_head(self._work.table, lambda head: read(head.metadata_location).location)])
+
+    def stage(self, work: Publication) -> None:
+        if self._take_turn:
+            work.take_turn([self._work.table_id])
+        # Read after begin: from there on the operation holds what it reads.
+        self._state = self._read(work.operation)
+        self._head = self._state.head
+        self._rewritten = self._rewrite(work.operation, self._state, self._batch, self._parts)
+        # Crash here: files in the operation's own folder; recovery deletes them (I3, I10).
+        hit("fill.rewritten")
+        check_records([record for one in self._rewritten for record in one.records], self._state.target.folder)
+
+    @property
+    def used_spark(self) -> bool:
+        return self._used_spark
 
     # ── read ──
 
-    def _head(self) -> Head:
+    def _look(self) -> Head:
         head = self._catalog.history.head(self._work.table, self._work.intent.branch)
         if head.table_id != self._work.table_id:
             raise Conflict("the table was made again meanwhile", table=self._work.table)
         return head
 
     def _read(self, operation: Operation) -> _State:
-        head = self._head()
+        head = self._look()
         metadata = self._catalog.files.metadata(head.metadata_location)
         schema = schema_of(metadata, head)
         target = StageTarget(
@@ -190,7 +194,7 @@ class FillBatch:
         before, self._used_spark = self._used_spark, True  # until it is known: an error must not say that it was not
         filled, used_spark = run_fill(
             self._catalog.storage,
-            self._room.get_spark,
+            self._room.engine.sessions,
             f"floodmark-{operation.id}",
             state.target,
             sources,
@@ -198,7 +202,9 @@ class FillBatch:
             table=self._work.table,
             source_schema=state.schema,
             # At the version that this operation holds: no file of it can go while it is read.
-            tables=lambda name: self._room.reader.read(name, Moment(version=operation.base_version), with_seq=False),
+            tables=lambda name: self._room.engine.reader.read(
+                name, Moment(version=operation.base_version), with_seq=False
+            ),
         )
         self._used_spark = before or used_spark
         _check_same(state, sources, files, filled.records)
@@ -223,53 +229,22 @@ class FillBatch:
         _check_same(state, [source], (file,), records)
         return _Rewritten((file,), tuple(records))
 
-    # ── seal and publish ──
+    # ── plan ──
 
-    def _publish(self, operation: Operation, state: _State, rewritten: Sequence[_Rewritten]) -> Commit | None:
-        """Publish what was rewritten; without files that went meanwhile. None if there is nothing left of it."""
-        snapshot, head = new_snapshot_id(), state.head
-        check_records([record for one in rewritten for record in one.records], state.target.folder)
-        while rewritten:
-            self._sealed = rewritten
-            seal = self._seal(state, head, rewritten, snapshot)
-            sealed_apart = self._catalog.journal.seal(operation, seal)
-            # Crash here: undone by a healer; the next round fills these files.
-            hit("fill.sealed")
-            leftovers = self._used_spark or self._leftovers or sealed_apart
-            try:
-                return self._catalog.door.publish(
-                    operation, seal, points=KIND, leftovers=leftovers, recheck=_rows_do_not_matter
-                )
-            except PlanAgain as again:
-                log.get(operation.id, kind=KIND).info("planning again", table=self._work.table, reason=again.reason)
-                rewritten, head = self._still_live(head, rewritten)
-                # Crash here: the old seal, whose files are not all live; no healer publishes it.
-                hit("fill.planned_again")
-        return None
-
-    def _still_live(self, before: Head, rewritten: Sequence[_Rewritten]) -> tuple[list[_Rewritten], Head]:
-        """What can be published yet, on the table's new head. Of another shape, the staged files are not right."""
-        head = self._head()
-        same = (head.schema_id, head.spec_id) == (before.schema_id, before.spec_id)
-        files = set(self._catalog.files.data_files(head)) if same else set()
-        live = [one for one in rewritten if one.paths <= files]
-        if len(live) == len(rewritten):
-            live = []  # refused for a reason that is not seen here: it is not tried blindly
-        self._lost += sum(len(one.files) for one in rewritten) - sum(len(one.files) for one in live)
-        self._leftovers = True
-        return live, head
-
-    def _seal(self, state: _State, head: Head, rewritten: Sequence[_Rewritten], snapshot: int) -> Seal:
+    def plan(self) -> Planned:
+        rewritten, head = self._rewritten, self._head
+        if not rewritten:
+            return Planned()
         filled, unfilled = sum(one.filled for one in rewritten), sum(one.unfilled for one in rewritten)
         announced = self._work.announce and filled > 0
         edit = Edit(
             WRITE,
             self._work.table,
             self._work.table_id,
-            state.location,
+            self._state.location,
             head.schema_id,
             head.spec_id,
-            snapshot=snapshot,
+            snapshot=self._snapshot,
             added=tuple(record for one in rewritten for record in one.records),
             removed=tuple(
                 RemovedFile(file.path, file.rows, file.size_bytes) for one in rewritten for file in one.files
@@ -280,13 +255,21 @@ class FillBatch:
             base_snapshot=head.snapshot,
         )
         # Not repeatable: what a dead run sealed is undone, and its rows are filled by the next run.
-        return Seal((edit,), (FillRider(self._work.held.id, self._work.held.run, filled, unfilled),))
+        return Planned((edit,), (FillRider(self._work.held.id, self._work.held.run, filled, unfilled),))
 
-    def _give_up(self, operation: Operation) -> None:
-        """Nothing to publish: the staged files go at once, and the turn."""
-        fenced, _ = self._catalog.journal.abandon(operation.id)
-        if fenced is not None:
-            delete_files(self._catalog, fenced, certain=not self._used_spark)
+    def recheck(self, edit: Edit, head: Head) -> None:
+        """Whatever rows came meanwhile: the files that are replaced are live, and each row gets its own value."""
+
+    def plan_again(self, lost: PlanAgain) -> None:
+        """Go on with what can be published yet, on the new head. Of another shape, the staged files are not right."""
+        before, self._head = self._head, self._look()
+        same = (self._head.schema_id, self._head.spec_id) == (before.schema_id, before.spec_id)
+        files = set(self._catalog.files.data_files(self._head)) if same else set()
+        live = [one for one in self._rewritten if one.paths <= files]
+        if len(live) == len(self._rewritten):
+            live = []  # refused for a reason that is not seen here: it is not tried blindly
+        self._lost += sum(len(one.files) for one in self._rewritten) - sum(len(one.files) for one in live)
+        self._rewritten = live
 
 
 class _Rows:
@@ -355,7 +338,3 @@ def _other_rows(files: Sequence[LiveFile], rows: int) -> Corrupt:
         rows_expected=sum(file.rows for file in files),
         advice=_ADVICE,
     )
-
-
-def _rows_do_not_matter(edit: Edit, head: Head) -> None:
-    """Whatever rows came meanwhile: the files that are replaced are live, and each row gets its own value."""

@@ -20,10 +20,10 @@ from floodmark.backfill.geometry import TIME, Geometry, Value, span_us
 from floodmark.backfill.paths import absolute_path
 from floodmark.catalog.catalog import Catalog
 from floodmark.errors import Invalid, NotFound, Unavailable
+from floodmark.rows.session import Sessions
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyspark.sql import SparkSession
 
 TIP_BYTES_MAX = 1024
 _FILE_ADVICE = "Write it beside, then rename it into its place: so it is always whole."
@@ -38,7 +38,7 @@ class Context:
     """
 
     catalog: Catalog
-    get_spark: Callable[[], SparkSession]
+    sessions: Sessions
     geometry: Geometry
     schema: Callable[[], Schema | None]
     filled: Callable[[], Sequence[str]] = tuple

@@ -56,7 +56,7 @@ def run_history(room: Room, spec: HistorySpec, actor: str, callback: Step | None
     check_spec(room, spec)
     source = bound(room, spec)
     job = _find_job(room, spec)
-    room.get_ready()
+    room.engine.get_ready()
     # Until this run has asked the source, what the one before it was told counts.
     settings = settings_with_tip(spec, _kept(spec, job))
     held = room.catalog.jobs.start(spec.name, HISTORY, list(spec.tables), spec.pinned(), settings, CHUNKS, actor)
@@ -222,7 +222,7 @@ class Run:
         # What came of the last try is asked of the catalog.
         self._ledger = None
         with suppress(Unavailable):
-            self._room.get_ready()
+            self._room.engine.get_ready()
 
     def _is_back(self) -> None:
         if self._away_since:
@@ -305,7 +305,7 @@ class Run:
         for attempt in self._tries("pruning"):
             with attempt:
                 if attempt.retry_state.attempt_number > 1:
-                    room.get_ready()
+                    room.engine.get_ready()
                     outlook = Outlook.look(room, spec, self._held.id, tip, self._settings)
                     self._ledger = outlook.ledger
                 pruned = prune(room, spec, self._held.id, self._actor, outlook.ledger, outlook.floor, self._brake.check)
@@ -366,13 +366,13 @@ def bound(room: Room, spec: HistorySpec) -> Source:
 
     def schema() -> Any:
         found = head()
-        return None if found is None else room.reader.schema(found)
+        return None if found is None else room.engine.reader.schema(found)
 
     def filled() -> Sequence[str]:
         found = head()
-        return () if found is None else room.reader.filled_columns(found)
+        return () if found is None else room.engine.reader.filled_columns(found)
 
-    return bind(spec.source, Context(room.catalog, room.get_spark, spec.geometry, schema, filled))
+    return bind(spec.source, Context(room.catalog, room.engine.sessions, spec.geometry, schema, filled))
 
 
 def _find_job(room: Room, spec: HistorySpec) -> Job | None:

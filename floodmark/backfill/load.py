@@ -21,14 +21,15 @@ from floodmark.backfill.run import Room
 from floodmark.backfill.sources import Source, explain
 from floodmark.backfill.spec import HistorySpec, has_column, table_range
 from floodmark.catalog.chunks import DONE, ChunkRider, LoadedChunk, LoadedTable
-from floodmark.catalog.riders import AlreadyCommitted
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import publish
 from floodmark.errors import Invalid
 from floodmark.model import MAIN, FileRecord, Head
 from floodmark.rows.bundle import Bundle
 from floodmark.rows.scan import scan
 from floodmark.rows.schema import user_fields
 from floodmark.write.change import Change
-from floodmark.write.intent import Intent
+from floodmark.write.options import WriteOptions
 from floodmark.write.step import APPEND, MERGE
 
 KIND = "chunk"
@@ -52,7 +53,7 @@ class Loader:
         """Load a chunk into the tables that miss it. Later tries ask the catalog first what came of those before."""
         number, tables, now = planned.chunk.number, planned.tables, ledger
         if tries > 1:
-            self._room.get_ready()
+            self._room.engine.get_ready()
             now = Ledger.read(self._room.catalog, self._job, list(self._spec.tables), number)
             tables = now.missing(number)
         if tables:
@@ -112,16 +113,12 @@ class Loader:
         message = f"{self._spec.name}: {'chunk ' if len(chunks) == 1 else ''}{names}"
         known = rider(ledger.table_ids, [dict.fromkeys(tables, 0)] * len(chunks))
         intent = Intent(KIND, MAIN, self._actor, message, known)
-        try:
-            change = Change.begin(self._room.catalog, intent, self._room.get_spark, tables)
-        except AlreadyCommitted:
-            return
-        try:
+
+        def fill(change: Change) -> None:
             rows = stage(change)
             change.identify(rider({table: change.table_id(table) for table in tables}, rows))
-            change.publish()
-        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-            change.undo(error)
+
+        publish(self._room.catalog, intent, Change(self._room.engine, intent, fill, tables))
 
     # ── several at once ──
 
@@ -147,7 +144,7 @@ class Loader:
         if len(tables) != 1 or self._spec.tables[tables[0]] is not None:
             return False
         head = self._room.catalog.history.head(tables[0])
-        return not self._is_keyed(tables[0]) and not self._room.reader.filled_columns(head)
+        return not self._is_keyed(tables[0]) and not self._room.engine.reader.filled_columns(head)
 
     def _stage_bundle(
         self, change: Change, chunks: Sequence[Chunk], table: str, bundle: Bundle
@@ -183,10 +180,10 @@ class Loader:
 
     def _not_brought(self, head: Head, tables: Sequence[str]) -> list[str]:
         """Columns that a table fills by itself and that others, which take the rows as they are, do not have."""
-        schema = self._room.reader.schema
+        schema = self._room.engine.reader.schema
         known = [schema(self._room.catalog.history.head(table)) for table in tables if table in self._spec.plain_tables]
         others = [{column.name for column in user_fields(one)} for one in known]
-        filled = self._room.reader.filled_columns(head)
+        filled = self._room.engine.reader.filled_columns(head)
         return [name for name in filled if any(name not in columns for columns in others)]
 
     def _is_as_loaded(self, now: TableRange, number: int) -> bool:
@@ -216,7 +213,7 @@ class Loader:
         # Staged for a table as they are, the rows are computed once anyway.
         uses = 1 if whole and is_frame(data) else len(tables) + counted
         rows: dict[str, int] = {}
-        with Outputs(spec.tables, data, self._room.get_spark, uses) as outputs:
+        with Outputs(spec.tables, data, self._room.engine.sessions, uses) as outputs:
             if counted:
                 self._checks.rows(chunk, outputs.count())
                 if spec.rows_exact and spec.column is not None:
@@ -224,7 +221,7 @@ class Loader:
                     self._checks.every(chunk, outputs.count(spec.column))
             for table in [*whole, *(table for table in tables if table not in whole)]:
                 verb, options = self._verb(table)
-                rows[table] = change.write(verb, table, outputs.of(table), **options)
+                rows[table] = change.write(verb, table, outputs.of(table), options)
                 records = change.staged(table)
                 # Computed rows too, if they say where they are: by that a floor takes them out, and a range reads them.
                 if table in plain or has_column(self._room, table, spec):
@@ -244,7 +241,7 @@ class Loader:
         return rows
 
     def _is_keyed(self, table: str) -> bool:
-        return bool(self._room.reader.schema(self._room.catalog.history.head(table)).identifier_field_ids)
+        return bool(self._room.engine.reader.schema(self._room.catalog.history.head(table)).identifier_field_ids)
 
     def _is_read_again(self, tables: Sequence[str], data: Any) -> bool:
         """Whether others of these tables are computed from what was staged for the first."""
@@ -253,11 +250,11 @@ class Loader:
 
     def _staged_rows(self, table: str, records: Iterable[FileRecord]) -> Any:
         catalog = self._room.catalog
-        schema = self._room.reader.schema(catalog.history.head(table))
+        schema = self._room.engine.reader.schema(catalog.history.head(table))
         paths = [record.path for record in records]
-        return scan(self._room.get_spark(), paths, schema, storage_options=catalog.storage.options)
+        return scan(self._room.engine.sessions.get(), paths, schema, storage_options=catalog.storage.options)
 
-    def _verb(self, table: str) -> tuple[str, dict[str, Any]]:
+    def _verb(self, table: str) -> tuple[str, WriteOptions]:
         """How rows come into a table. With a key, history never takes the place of what is newer.
 
         By the range column the newest row of a key counts, whatever comes first. Without it, chunks that come newest
@@ -266,7 +263,7 @@ class Loader:
         """
         spec = self._spec
         if not self._is_keyed(table):
-            return APPEND, {}
+            return APPEND, WriteOptions()
         if has_column(self._room, table, spec):
-            return MERGE, {"order": spec.column, "newest_by": spec.column, "whole_rows": False}
-        return MERGE, {"newest_by": "" if spec.newest_first else None, "whole_rows": False}
+            return MERGE, WriteOptions(order=spec.column, newest_by=spec.column, whole_rows=False)
+        return MERGE, WriteOptions(newest_by="" if spec.newest_first else None, whole_rows=False)

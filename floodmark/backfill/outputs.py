@@ -8,7 +8,7 @@ it; threads that share a session never meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from floodmark.backfill.spec import CHUNK, Definition, references
 from floodmark.errors import Invalid
 from floodmark.rows.failures import spark_job
 from floodmark.rows.query import named_tables, run_query
+from floodmark.rows.session import Sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,12 +32,10 @@ def is_frame(data: Any) -> bool:
 class Outputs:
     """What comes into each table, by its definition, for one chunk. Used in a `with` block."""
 
-    def __init__(
-        self, definitions: Mapping[str, Definition], data: Any, get_spark: Callable[[], SparkSession], uses: int
-    ) -> None:
+    def __init__(self, definitions: Mapping[str, Definition], data: Any, sessions: Sessions, uses: int) -> None:
         """`uses`: how often the rows are asked for, at most; if more than once, they are computed once."""
         self._definitions = definitions
-        self._get_spark = get_spark
+        self._sessions = sessions
         self._data = _reusable(data) if uses > 1 else data
         self._kept: DataFrame | None = None
         self._frames: dict[str, DataFrame] = {}
@@ -50,7 +49,7 @@ class Outputs:
 
     def __exit__(self, *_: object) -> None:
         for view in self._views:
-            self._get_spark().catalog.dropTempView(view)
+            self._sessions.get().catalog.dropTempView(view)
         if self._kept is not None:
             self._kept.unpersist()
 
@@ -82,17 +81,17 @@ class Outputs:
     def _computed(self, table: str) -> DataFrame:
         definition = CHUNK if table == CHUNK else self._definitions[table]
         if table == CHUNK:
-            return self._data if is_frame(self._data) else to_frame(self._get_spark(), self._data)
+            return self._data if is_frame(self._data) else to_frame(self._sessions.get(), self._data)
         if definition is None:
             return self._frame(CHUNK)
         if callable(definition):
             return definition(self._frame(CHUNK))
-        named = references(table, definition, self._definitions, self._get_spark)
+        named = references(table, definition, self._definitions, self._sessions)
         named += named_tables(definition, {CHUNK: None})
         # By their places, since not every name of a table can be part of a view's name.
         tables = {name: (f"{self._token}{len(self._views) + place}", None) for place, name in enumerate(named)}
         self._views += [f"_floodmark_{token}_0" for token, _ in tables.values()]
-        return run_query(self._get_spark(), definition, tables, self._frame)
+        return run_query(self._sessions.get(), definition, tables, self._frame)
 
 
 def _reusable(data: Any) -> Any:

@@ -28,6 +28,8 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.chunks import PruneRider
 from floodmark.catalog.live import LiveFile
 from floodmark.catalog.riders import MarksRider, Rider
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import publish
 from floodmark.errors import Conflict
 from floodmark.maintain.policy import Share, share_up_to, span
 from floodmark.model import BEGINNING, MAIN
@@ -36,7 +38,7 @@ from floodmark.rows.project import read_file
 from floodmark.rows.rewrite import ALL, BY_POSITIONS, Result, Rewrite, Source
 from floodmark.rows.schema import user_fields
 from floodmark.write.change import Change
-from floodmark.write.intent import Intent
+from floodmark.write.options import WriteOptions
 from floodmark.write.step import RETAIN, Removed, TableState
 
 if TYPE_CHECKING:
@@ -120,16 +122,15 @@ def _prune_table(room: Room, spec: HistorySpec, intent: Intent, rider: PruneRide
     geometry, table = spec.geometry, rider.table
     # Before the table is looked at: a chunk that comes after is not taken for one that goes.
     rider = replace(rider, version=room.catalog.history.resolve())
-    change = Change.begin(room.catalog, replace(intent, batch=rider), room.get_spark, [table])
-    try:
+    intent = replace(intent, batch=rider)
+
+    def fill(change: Change) -> None:
         if change.table_id(table) != rider.table_id:
             raise Conflict("the table was made again", table=table)
         ends = [(geometry.ends(low)[0], geometry.ends(high - 1)[1]) for low, high in rider.chunks]
-        pruning = Pruning(room.catalog, str(spec.column), ends)
-        change.write(RETAIN, table, remover=pruning)
-        change.publish()
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        change.undo(error)
+        change.write(RETAIN, table, options=WriteOptions(remover=Pruning(room.catalog, str(spec.column), ends)))
+
+    publish(room.catalog, intent, Change(room.engine, intent, fill, [table]))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ not read. Rows without a value in the column are in no range. Reading changes no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -16,11 +16,12 @@ from floodmark.backfill.geometry import NUMBER, TIME, Geometry
 from floodmark.catalog.catalog import Catalog
 from floodmark.errors import Invalid
 from floodmark.model import SEQ_COLUMN, Head
+from floodmark.rows.session import Sessions
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from floodmark.catalog.live import LiveFile
 
@@ -33,16 +34,14 @@ class TableRange:
     """One table at one head, by its range column. All ends are inner values, the upper one exclusive."""
 
     catalog: Catalog = field(repr=False)
-    get_spark: Callable[[], SparkSession] = field(repr=False)
+    sessions: Sessions = field(repr=False)
     geometry: Geometry
     head: Head
     schema: Schema = field(repr=False)
     column: NestedField
 
     @classmethod
-    def at_head(
-        cls, catalog: Catalog, get_spark: Callable[[], SparkSession], geometry: Geometry, table: str, column: str
-    ) -> TableRange:
+    def at_head(cls, catalog: Catalog, sessions: Sessions, geometry: Geometry, table: str, column: str) -> TableRange:
         """The table as it is now. `Invalid` if the column is not there, or not of the history's kind."""
         from floodmark.catalog.metadata import schema_of
         from floodmark.rows.schema import require_name, user_fields
@@ -62,7 +61,7 @@ class TableRange:
                 range_of=geometry.unit,
                 advice=f"Columns that can: {', '.join(fitting) or 'none'}.",
             )
-        return cls(catalog, get_spark, geometry, head, schema, found)
+        return cls(catalog, sessions, geometry, head, schema, found)
 
     @property
     def by_day(self) -> bool:
@@ -88,7 +87,7 @@ class TableRange:
         across = [file for file, share in shares if share is None]
         found = sum(file.rows for file, share in shares if share)
         if across:
-            with spark_job(self.get_spark(), "the rows of a range cannot be counted"):
+            with spark_job(self.sessions.get(), "the rows of a range cannot be counted"):
                 found += self._scan(across).where(self.condition(low, high)).count()
         return found
 
@@ -106,9 +105,9 @@ class TableRange:
         if not others:
             return False
         condition = f"{self.condition(low, high)} and {SEQ_COLUMN} <> {sequence}"
-        with spark_job(self.get_spark(), "the rows of a range cannot be counted"):
+        with spark_job(self.sessions.get(), "the rows of a range cannot be counted"):
             rows = scan_with_seq(
-                self.get_spark(),
+                self.sessions.get(),
                 [file for file, _ in others],
                 self.schema,
                 storage_options=self.catalog.storage.options,
@@ -134,7 +133,7 @@ class TableRange:
         from floodmark.rows.scan import scan
 
         return scan(
-            self.get_spark(),
+            self.sessions.get(),
             [file.path for file in files],
             self.schema,
             storage_options=self.catalog.storage.options,
@@ -157,7 +156,7 @@ class TableRange:
         name = quoted(self.column.name)
         # A moment with a zone would come as a time of this process's zone.
         value = f"unix_micros({name})" if str(self.column.field_type) == "timestamptz" else name
-        with spark_job(self.get_spark(), "the highest value of a column cannot be read"):
+        with spark_job(self.sessions.get(), "the highest value of a column cannot be read"):
             found = self._scan(files).selectExpr(f"max({value})").collect()[0][0]
         if found is None:
             return []

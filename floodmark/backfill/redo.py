@@ -39,6 +39,8 @@ from floodmark.catalog.jobs import Held
 from floodmark.catalog.live import LiveFile, live_files
 from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.riders import Rider
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import publish
 from floodmark.errors import BelowRetention, CommitUnknown, FloodmarkError, Incomplete, Invalid
 from floodmark.maintain.policy import Share
 from floodmark.model import BEGINNING, MAIN, SEQ_COLUMN, Commit
@@ -47,7 +49,7 @@ from floodmark.rows.rewrite import BY_POSITIONS, Rewrite
 from floodmark.rows.schema import user_fields
 from floodmark.storage import Storage
 from floodmark.write.change import Change
-from floodmark.write.intent import Intent
+from floodmark.write.options import WriteOptions
 from floodmark.write.step import RETAIN, Removed, TableState
 
 KIND = "redo"
@@ -141,7 +143,7 @@ class _Asked:
             if not chunks:
                 continue
             column = self.spec.column if has_column(room, table, self.spec) else None
-            keyed = bool(room.reader.schema(head).identifier_field_ids)
+            keyed = bool(room.engine.reader.schema(head).identifier_field_ids)
             sequences = {one.chunk: _sequence(room, one) for one in chunks}
             going = _Going(table, head.table_id, column, keyed, chunks, sequences)
             if column is None:
@@ -382,7 +384,7 @@ def redo(
 ) -> BackfillRun:
     """Take the chunks of [first, last) out and load them again. What is refused changes nothing. Busy if a run has the
     job."""
-    room.get_ready()
+    room.engine.get_ready()
     asked, source = _ask(room, job, first, last, **options)
     planned = _plan(room, asked)
     kept = json.loads(job.spec)
@@ -429,17 +431,16 @@ def _take_out(
     ]
     rider = RedoRider(clock.new_id(), asked.job.id, held.run, tuple(redone), _unshipped(asked, going))
     intent = Intent(KIND, MAIN, actor, f"{asked.job.name}: redo {asked.range}", rider)
-    change = Change.begin(room.catalog, intent, room.get_spark, [one.table for one in going])
-    try:
-        told = {}
+    told = {}
+
+    def fill(change: Change) -> None:
         for one in going:
             remover = _Redoing(asked, one, room.catalog.storage)
-            change.write(RETAIN, one.table, remover=remover)
+            change.write(RETAIN, one.table, options=WriteOptions(remover=remover))
             told[one.table] = _told(remover.found, _shipped_to(room, one))
         change.identify(replace(rider, detail=_audit_text(asked, actor, told)))
-        commit = change.publish()
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        commit = change.undo(error)
+
+    commit = publish(room.catalog, intent, Change(room.engine, intent, fill, [one.table for one in going]))
     return {**planned, "tables": told, "version": commit.version}, commit
 
 

@@ -19,30 +19,30 @@ from floodmark.catalog import job as states
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.job import FAILING_SINCE, PASSING
 from floodmark.catalog.jobs import Held
+from floodmark.engine import Engine
 from floodmark.errors import Fenced, FloodmarkError, Incomplete, without_secrets
-from floodmark.reading import Reader
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 TEXT_CHARACTERS_MAX = 2_000
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a backfill works with: the lake's parts, and `get_ready`, which heals before a write.
+    """What a backfill works with: the lake's engine, and what its caller wants.
 
     `stop`, once it is set, ends a run after the chunk or batch that it is at, and leaves the job interrupted. While its
     source is away, a run that follows it tries again for give_up_s.
     """
 
-    catalog: Catalog
-    reader: Reader
-    get_spark: Callable[[], SparkSession]
-    actor: str
-    get_ready: Callable[[], None]
+    engine: Engine
     stop: threading.Event | None = None
     give_up_s: float = 86_400.0
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.engine.catalog
 
 
 class TimedOut(Incomplete):

@@ -199,7 +199,7 @@ class PathSource:
 
         if self.format != "csv" or self.unfinished == ACCEPT:
             return
-        cut = unfinished_csv(in_context(self._context).get_spark, paths)
+        cut = unfinished_csv(in_context(self._context).sessions, paths)
         if cut is not None:
             raise Invalid(
                 "the last line of a CSV file has no end: the file may be cut there",
@@ -212,7 +212,7 @@ class PathSource:
     def read(self, chunk: Chunk) -> DataFrame:
         from floodmark.rows.scan import empty
 
-        spark, columns, paths = in_context(self._context).get_spark(), self._columns(), self.paths(chunk)
+        spark, columns, paths = in_context(self._context).sessions.get(), self._columns(), self.paths(chunk)
         self._check_finished(chunk, paths)
         try:
             return self._load(spark, paths, columns)
@@ -236,7 +236,7 @@ class PathSource:
     def explain(self, chunk: Chunk) -> Invalid | None:
         from floodmark.ingest.files import explain
 
-        spark, columns = in_context(self._context).get_spark(), self._columns()
+        spark, columns = in_context(self._context).sessions.get(), self._columns()
         there = _there(spark, self.paths(chunk))
         return explain(spark, there, self.format, columns) if there and columns is not None else None
 
@@ -357,7 +357,7 @@ class TableSource:
 
     def _now(self) -> TableRange:
         context = in_context(self._context)
-        return TableRange.at_head(context.catalog, context.get_spark, context.geometry, self.table, self.column)
+        return TableRange.at_head(context.catalog, context.sessions, context.geometry, self.table, self.column)
 
 
 # ── a function ──

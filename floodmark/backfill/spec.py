@@ -20,9 +20,10 @@ from floodmark.catalog.job import Job
 from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.rows.query import named_tables, query_body
 from floodmark.rows.relations import relations
+from floodmark.rows.session import Sessions
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 # The view that a definition knows the chunk's rows by.
 CHUNK = "chunk"
@@ -206,9 +207,7 @@ def _check_numbers(spec: HistorySpec) -> None:
         )
 
 
-def references(
-    table: str, definition: str, tables: Mapping[str, Definition], get_spark: Callable[[], SparkSession]
-) -> list[str]:
+def references(table: str, definition: str, tables: Mapping[str, Definition], sessions: Sessions) -> list[str]:
     """The other tables of the job that a definition reads; their names stand for their rows of the chunk.
 
     A column may be called like a table: that is no reading of it.
@@ -216,7 +215,7 @@ def references(
     named = named_tables(definition, {name: None for name in tables if name != table})
     if not named:
         return []
-    read = {name.lower() for name in relations(query_body(definition), [CHUNK, *tables], get_spark)}
+    read = {name.lower() for name in relations(query_body(definition), [CHUNK, *tables], sessions)}
     return [name for name in named if name.lower() in read]
 
 
@@ -238,7 +237,7 @@ def _check_references(room: Room, spec: HistorySpec) -> None:
     for table, definition in spec.tables.items():
         if not isinstance(definition, str):
             continue
-        read = relations(query_body(definition), names, room.get_spark)
+        read = relations(query_body(definition), names, room.engine.sessions)
         if strange := [name for name in read if name.lower() not in names]:
             raise Invalid(
                 "a definition reads what is neither the chunk nor a table of the job",
@@ -293,7 +292,7 @@ def no_tip(job: str) -> Invalid:
 
 
 def table_range(room: Room, geometry: Geometry, table: str, column: str) -> TableRange:
-    return TableRange.at_head(room.catalog, room.get_spark, geometry, table, column)
+    return TableRange.at_head(room.catalog, room.engine.sessions, geometry, table, column)
 
 
 def has_column(room: Room, table: str, spec: HistorySpec) -> bool:

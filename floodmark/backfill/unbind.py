@@ -26,17 +26,17 @@ from floodmark.catalog.job import CANCELLED, DONE, INTERRUPTED, Job
 from floodmark.catalog.job_end import EndRider
 from floodmark.catalog.jobs import Held
 from floodmark.catalog.metadata import schema_of
+from floodmark.commit.intent import Intent
 from floodmark.errors import Fenced, Invalid, NotFound
 from floodmark.model import MAIN, Commit, Head
 from floodmark.write.add_column import bound_column, can_bind_anew, find_column, unbind_column
-from floodmark.write.intent import Intent
 
 T = TypeVar("T")
 
 
 def unbind(room: Room, table: str, column: str, actor: str) -> Commit:
     """`Invalid` if no expression fills it, `Busy` if a run is filling it. A job that is not done ends as cancelled."""
-    room.get_ready()
+    room.engine.get_ready()
     jobs = room.catalog.jobs
     column = _at_head(room, table, lambda metadata, schema, head: bound_column(metadata, schema, head, column).name)
     intent = Intent("add_column", MAIN, actor, f"unbind {table}.{column}")
@@ -68,7 +68,7 @@ def end_unbound(room: Room, job: Job) -> BackfillRun | None:
             return False
         return not can_bind_anew(room.catalog, metadata, head, field)
 
-    room.get_ready()
+    room.engine.get_ready()
     try:
         if not _at_head(room, table, is_over):
             return None

@@ -30,7 +30,7 @@ def run(
             if all(check.passed for check in stores):
                 checks += examine_lake(lake.catalog, deep=deep)
             if deep:
-                checks += examine_executors(lake.sessions.get, __version__, lake.location, lake.catalog.storage.options)
+                checks += examine_executors(lake.sessions, __version__, lake.location, lake.catalog.storage.options)
     except FloodmarkError as error:
         checks.append(Check("lake", False, str(error)))
     _show(context.obj.output, checks)

@@ -115,7 +115,7 @@ def _check_cluster(context: typer.Context, lake: Lake) -> None:
 
     if is_local(context.obj.settings.spark):
         return
-    found = examine_executors(lake.sessions.get, __version__, lake.location, lake.catalog.storage.options)
+    found = examine_executors(lake.sessions, __version__, lake.location, lake.catalog.storage.options)
     bad = [check for check in found if not check.passed]
     if bad:
         raise Unavailable(

@@ -13,12 +13,13 @@ from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from floodmark import __version__, clock
+from floodmark import clock
 from floodmark.errors import FloodmarkError, Invalid, Unavailable
 from floodmark.export.settings import AnySettings, FilesSettings, HttpSettings, IcebergSettings, WrongSetting
 from floodmark.failpoints import hit
 from floodmark.storage import Storage, join, root_location
 from floodmark.storage.failures import TRY_AGAIN
+from floodmark.version import __version__
 
 PROBE_NAME = "_floodmark-check"
 READY, FAILED = "ready", "failed"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from floodmark.catalog.unit import Shipped, Unit, UnitLog, Watch
 from floodmark.export.settings import AnySettings, FilesSettings, HttpSettings
+from floodmark.rows.session import Sessions
 from floodmark.rows.shipment import Shipment
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 
 class Destination(Protocol):
@@ -19,15 +19,15 @@ class Destination(Protocol):
         """Bring every part of the unit that is not acknowledged yet to its place, and acknowledge it."""
 
 
-def open_destination(settings: AnySettings, storage: Storage, get_spark: Callable[[], SparkSession]) -> Destination:
+def open_destination(settings: AnySettings, storage: Storage, sessions: Sessions) -> Destination:
     if isinstance(settings, HttpSettings):
         from floodmark.export.http import HttpDestination
 
-        return HttpDestination(settings, storage, get_spark)
+        return HttpDestination(settings, storage, sessions)
     if isinstance(settings, FilesSettings):
         from floodmark.export.files import FilesDestination
 
-        return FilesDestination(settings, storage, get_spark)
+        return FilesDestination(settings, storage, sessions)
     from floodmark.export.iceberg import IcebergDestination
 
-    return IcebergDestination(settings, storage, get_spark)
+    return IcebergDestination(settings, storage, sessions)

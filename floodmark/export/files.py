@@ -17,7 +17,7 @@ How rows become objects is in floodmark/rows/parts.py, how they are read in floo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,10 @@ from floodmark.errors import Corrupt, Unavailable
 from floodmark.export.file_units import MANIFEST, FileUnit
 from floodmark.export.settings import FilesSettings
 from floodmark.failpoints import hit
+from floodmark.rows.session import Sessions
 from floodmark.storage import Storage, join, root_location
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from floodmark.rows.parts import PartObject, PartTarget
     from floodmark.rows.shipment import Piece, Shipment
 
@@ -77,11 +76,11 @@ def _range_name(since: int, until: int) -> str:
 class FilesDestination:
     """Ships units into a folder or bucket. `storage` is the lake's; the destination has its own if it is set so."""
 
-    def __init__(self, settings: FilesSettings, storage: Storage, get_spark: Callable[[], SparkSession]) -> None:
+    def __init__(self, settings: FilesSettings, storage: Storage, sessions: Sessions) -> None:
         self._path = root_location(settings.path)
         self._lake = storage
         self._storage = Storage(settings.storage) if settings.storage else storage
-        self._get_spark = get_spark
+        self._sessions = sessions
 
     def ship(self, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch) -> Shipped:
         """Bring every row of the unit into its folder, and its manifest last. Nothing ships: nothing is written."""
@@ -174,7 +173,7 @@ class FilesDestination:
         rows = [piece for piece in pieces if not piece.has_deletions]
         size = WAVE_PIECES_MIN
         if len(rows) > size:
-            size = max(size, WAVE_ROUNDS * task_slots(self._get_spark()))
+            size = max(size, WAVE_ROUNDS * task_slots(self._sessions.get()))
         for start in range(0, len(rows), size):
             yield _Wave(rows[start : start + size], in_spark=True)
         yield from _waves_here([piece for piece in pieces if piece.has_deletions])
@@ -184,7 +183,7 @@ class FilesDestination:
 
         if not wave.in_spark:
             return write_here(wave.pieces, target, self._lake, self._storage)
-        return write_with_spark(self._get_spark(), wave.pieces, target, self._lake.options, f"floodmark-{unit.id}")
+        return write_with_spark(self._sessions.get(), wave.pieces, target, self._lake.options, f"floodmark-{unit.id}")
 
     def _finish(self, unit: Unit, shipment: Shipment, folder: str, objects: tuple[PartObject, ...]) -> None:
         if not objects:

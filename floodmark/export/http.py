@@ -20,7 +20,7 @@ import json
 import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -45,11 +45,12 @@ from floodmark.export.http_policy import Parcel, Reply
 from floodmark.export.http_wire import CLOSE_S_MAX, Arrived, News, Wire
 from floodmark.export.settings import HttpSettings
 from floodmark.failpoints import hit
+from floodmark.rows.session import Sessions
 from floodmark.rows.shipment import Body, Shipment, bodies
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 # How long a stop may go unseen while nothing else happens.
 LOOK_S = 0.05
@@ -66,7 +67,7 @@ _PROBES, _GIVEN_UP = "probes", "given_up"
 
 
 class HttpDestination:
-    def __init__(self, settings: HttpSettings, storage: Storage, get_spark: Callable[[], SparkSession]) -> None:
+    def __init__(self, settings: HttpSettings, storage: Storage, sessions: Sessions) -> None:
         self._settings = settings
         self._storage = storage
 

@@ -20,12 +20,12 @@ from types import TracebackType
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
-from floodmark import __version__
 from floodmark.catalog.unit import Unit
 from floodmark.errors import Invalid
 from floodmark.export import http_policy as policy
 from floodmark.export.http_policy import Parcel, Reply
 from floodmark.export.settings import HttpSettings, WrongSetting
+from floodmark.version import __version__
 
 DESTINATION_HEADER = "Floodmark-Destination"
 NEWEST_HEADER = "Floodmark-Newest"

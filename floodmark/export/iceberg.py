@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,13 +35,13 @@ from floodmark.failpoints import hit
 from floodmark.model import FileRecord
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.runner import Runner
+from floodmark.rows.session import Sessions
 from floodmark.rows.shipment import Shipment
 from floodmark.rows.stage import StageTarget
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyspark.sql import SparkSession
 
 # How often a commit is tried while others commit to the same table, and how long to wait in between, at most.
 TRIES_MAX = 12
@@ -52,9 +51,9 @@ WHOLE = Part(0, 1)
 
 
 class IcebergDestination:
-    def __init__(self, settings: IcebergSettings, storage: Storage, get_spark: Callable[[], SparkSession]) -> None:
+    def __init__(self, settings: IcebergSettings, storage: Storage, sessions: Sessions) -> None:
         self.settings = settings
-        self.get_spark = get_spark
+        self.sessions = sessions
         self.source = storage
 
     @cached_property
@@ -95,7 +94,7 @@ class _Attempt:
         self._shipment = shipment
         self._log = log
         self._watch = watch
-        self._runner = Runner(self._place.storage, destination.get_spark, self.id)
+        self._runner = Runner(self._place.storage, destination.sessions, self.id)
         # One per sink and table of the lake: several of them may ship into one table.
         self._property = unit_property(unit.sink_id, unit.table_id)
         self._folders: tuple[str, ...] = ()
@@ -241,7 +240,7 @@ class _Attempt:
             self._destination.source,
             target,
             self._place.storage,
-            self._destination.get_spark,
+            self._destination.sessions,
             f"floodmark-{self.id}",
             self._watch,
         )

@@ -38,14 +38,13 @@ from floodmark.rows.project import read_file
 from floodmark.rows.rewrite import Source
 from floodmark.rows.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX
 from floodmark.rows.schema import user_fields
+from floodmark.rows.session import Sessions
 from floodmark.rows.stage import StageTarget, stage_batches
 from floodmark.rows.tasks import run_tasks
 from floodmark.storage import Storage
 from floodmark.write.working import check_records
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from floodmark.export.iceberg import IcebergDestination
 
 # What one commit brings: the less it is, the less a ship that comes meanwhile undoes.
@@ -82,7 +81,7 @@ def compact_destination(
         state = place.load(table)
         if state is not None:
             table_id = state.id
-            work = _Compaction(place, table, destination.get_spark, progress, sink[1])
+            work = _Compaction(place, table, destination.sessions, progress, sink[1])
             work.run(run, state, files_min, dry_run, hopeless)
     run.detail["sink"] = sink[0]
     record = run.maintenance(actor, started_ms)
@@ -100,14 +99,14 @@ class _Compaction:
         self,
         place: Place,
         table: str,
-        get_spark: Callable[[], SparkSession],
+        sessions: Sessions,
         progress: Progress | None,
         sink_id: str,
     ) -> None:
         self._place = place
         self._sink_id = sink_id
         self._table = table
-        self._get_spark = get_spark
+        self._sessions = sessions
         self._progress = progress
 
     def run(self, run: Run, state: State, files_min: int, dry_run: bool, hopeless: Collection[str]) -> None:
@@ -229,7 +228,9 @@ class _Compaction:
 
         tasks = [group.to_json() for group in groups]
         tag = f"floodmark-{clock.new_id()}"
-        texts = run_tasks(self._get_spark(), work, tasks, tag=tag, message="Spark could not gather the table's files")
+        texts = run_tasks(
+            self._sessions.get(), work, tasks, tag=tag, message="Spark could not gather the table's files"
+        )
         found = dict(json.loads(text) for text in texts)
         if len(texts) != len(groups) or set(found) != {group.number for group in groups}:
             raise Corrupt("Spark did not give one result for every group", groups=len(groups), results=len(texts))

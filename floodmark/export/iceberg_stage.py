@@ -8,7 +8,7 @@ once the unit is committed. Rows that the table cannot hold are Invalid, by colu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from floodmark.rows.deletions import DeletionsWriter
 from floodmark.rows.problems import Problems
 from floodmark.rows.rewrite import BY_KEY, Rewrite, Source
 from floodmark.rows.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX, Runner
+from floodmark.rows.session import Sessions
 from floodmark.rows.shipment import Piece, Shipment
 from floodmark.rows.stage import StageTarget, stage_batches
 from floodmark.rows.tasks import run_tasks
@@ -35,7 +36,6 @@ from floodmark.write.prune import may_hold_keys
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
-    from pyspark.sql import SparkSession
 
 # About what one task stages.
 PIECE_BYTES = 64 * 1024 * 1024
@@ -87,7 +87,7 @@ def stage_unit(
     source: Storage,
     target: StageTarget,
     storage: Storage,
-    get_spark: Callable[[], SparkSession],
+    sessions: Sessions,
     tag: str,
     watch: Watch,
 ) -> Staged:
@@ -108,7 +108,7 @@ def stage_unit(
     rows = sorted((piece for piece in pieces if not piece.has_deletions), key=lambda piece: -piece.size_bytes)
     tasks = [piece.to_json() for piece in rows]
     staged = Staged()
-    for text in run_tasks(get_spark(), work, tasks, tag=tag, message="Spark could not stage the unit's rows"):
+    for text in run_tasks(sessions.get(), work, tasks, tag=tag, message="Spark could not stage the unit's rows"):
         staged += Staged.from_json(text)
     watch.progress(staged.rows, staged.size_bytes)
     for piece in pieces:

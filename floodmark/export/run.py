@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock, log
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.sink_state import PAUSED as SINK_PAUSED
 from floodmark.catalog.sink_state import Followed, Sink
 from floodmark.catalog.unit import RETRY, ROWS, SEALED, Part, Shipped, Stopped, Unit, UnitLog, Watch
 from floodmark.catalog.unit_log import choices
 from floodmark.catalog.units import Bad, UnitLimit
+from floodmark.engine import Engine
 from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, Unavailable, cause_text
 from floodmark.export.following import check_followed, is_current, lost_tables
 from floodmark.export.http_policy import too_many_in_all
@@ -39,7 +39,7 @@ from floodmark.export.settings import AnySettings, HttpSettings, WrongSetting, p
 from floodmark.export.watch import RunWatch
 from floodmark.failpoints import hit
 from floodmark.model import BEGINNING, MAIN
-from floodmark.reading import Changes, Moment, Reader
+from floodmark.reading import Changes, Moment
 from floodmark.rows.ndjson import holds
 from floodmark.rows.shipment import Body, Shipment, bodies, plan_shipment
 
@@ -59,15 +59,12 @@ KEEPS_RULES = "The unit that is open keeps its columns and filter; `floodmark si
 class Runner:
     def __init__(
         self,
-        catalog: Catalog,
-        reader: Reader,
+        engine: Engine,
         open_destination: Callable[[AnySettings], Destination],
-        get_ready: Callable[[], None],
     ) -> None:
-        self._catalog = catalog
-        self._reader = reader
+        self._engine = engine
+        self._catalog = engine.catalog
         self._open_destination = open_destination
-        self._get_ready = get_ready
 
     # ── a run ──
 
@@ -86,7 +83,7 @@ class Runner:
         try:
             if idle and not self._catalog.witnesses.compare(sink):
                 return _nothing(sink)
-            self._get_ready()
+            self._engine.get_ready()
             # Before a mark moves: a catalog that was rolled back knows less than storage.
             return self._run(sink, watch, until_empty, self._catalog.witnesses.compare(sink, trim=True))
         except Invalid:
@@ -165,7 +162,9 @@ class Runner:
             settings = settings_from_json(sink.kind, sink.settings)
             self._finish_open(sink, followed, run, watch, tally)
             # While the sink is held: what is newer than these rows cannot overtake them.
-            again = current_lines(self._reader, self._catalog.storage, table, settings, entries, sink.branch or MAIN)
+            again = current_lines(
+                self._engine.reader, self._catalog.storage, table, settings, entries, sink.branch or MAIN
+            )
             tally.replaced = self._catalog.units.drop_quarantined(sink, again.replaced)
             rules, units = settings.rules(), self._catalog.units
             unit = units.open_retry(sink, followed, rules, again.key, run, again.lines)
@@ -353,7 +352,7 @@ class Runner:
     def shipment(self, unit: Unit) -> Shipment:
         """The rows of a unit, from the version that it pinned."""
         since = None if unit.since == BEGINNING else unit.since
-        found = self._reader.changes(unit.table, since, unit.until, Moment(version=unit.version))
+        found = self._engine.reader.changes(unit.table, since, unit.until, Moment(version=unit.version))
         if found.table_id != unit.table_id:
             raise Corrupt("the table of a unit is another one at its version", unit=unit.id, table=unit.table)
         return plan_shipment(found.plan, unit.rules.columns, unit.rules.where)
@@ -385,7 +384,7 @@ class Runner:
     def _new(self, sink: Sink, followed: Followed) -> Changes:
         mark, moment = followed.mark if followed.mark is not None else BEGINNING, Moment(branch=sink.branch or MAIN)
         try:
-            return self._reader.changes(followed.table, None if mark == BEGINNING else mark, None, moment)
+            return self._engine.reader.changes(followed.table, None if mark == BEGINNING else mark, None, moment)
         except BelowRetention as error:
             error.advice = choices(sink.name, followed.table, mark=False)
             raise

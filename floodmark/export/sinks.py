@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock, log
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.sink_notes import BODY_BYTES_MAX, NOT_BEFORE_MS, ROWS_DOUBTFUL, ROWS_LOST
 from floodmark.catalog.sink_state import ACTIVE, PAUSED, Followed, Sink
 from floodmark.catalog.units import Bad
 from floodmark.catalog.upkeep import Maintenance
+from floodmark.engine import Engine
 from floodmark.errors import Busy, FloodmarkError, Invalid, NotFound
 from floodmark.export.check import FAILED, READY, check_destination
 from floodmark.export.destination import Destination, open_destination
@@ -44,13 +44,11 @@ from floodmark.failpoints import hit
 from floodmark.maintain.keeper import Progress as KeeperProgress
 from floodmark.maintain.record import SINK_COMPACT, SINK_EXPIRE, SINK_VERBS, Upkept
 from floodmark.model import BEGINNING, MAIN, Head
-from floodmark.reading import Moment, Reader
+from floodmark.reading import Moment
 from floodmark.rows.shipment import plan_shipment
 from floodmark.shown import Listing, SinkFacts
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from floodmark.export.iceberg import IcebergDestination
     from floodmark.export.iceberg_maintain import Owner
 
@@ -61,23 +59,13 @@ PLACE = {HTTP: (), FILES: ("path",), ICEBERG: ("namespace", "table")}
 
 
 class LakeSinks:
-    def __init__(
-        self,
-        catalog: Catalog,
-        reader: Reader,
-        get_spark: Callable[[], SparkSession],
-        get_ready: Callable[[], None],
-        actor: str,
-    ) -> None:
-        self._catalog = catalog
-        self._actor = actor
-        self._reader = reader
-        self._get_spark = get_spark
-        self._get_ready = get_ready
-        self._runner = Runner(catalog, reader, self._open, get_ready)
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._catalog = engine.catalog
+        self._runner = Runner(engine, self._open)
 
     def _open(self, settings: AnySettings) -> Destination:
-        return open_destination(settings, self._catalog.storage, self._get_spark)
+        return open_destination(settings, self._catalog.storage, self._engine.sessions)
 
     def __repr__(self) -> str:
         return f"<lake.sinks of {self._catalog.location}: add, run, status, set, check, pause, resume, remove>"
@@ -105,7 +93,7 @@ class LakeSinks:
         names = [tables] if isinstance(tables, str) else list(dict.fromkeys(tables))
         if not names:
             raise Invalid("a sink follows at least one table", sink=name)
-        self._get_ready()
+        self._engine.get_ready()
         heads = [self._catalog.history.head(table, branch) for table in names]
         for head in heads:
             self._check_rows(head, chosen)
@@ -152,7 +140,7 @@ class LakeSinks:
                 setting=moved[0],
                 advice="Add a sink for the new place; `--start head` if the rows are there already.",
             )
-        self._get_ready()
+        self._engine.get_ready()
         for followed in sink.tables:
             if followed.head_id == followed.table_id:
                 self._check_rows(self._head(sink, followed.table), chosen)
@@ -161,22 +149,22 @@ class LakeSinks:
 
     def pause(self, name: str) -> bool:
         """No run ships anything until resumed; one that is under way stops at its next step. False: it was paused."""
-        self._get_ready()
+        self._engine.get_ready()
         return self._catalog.sinks.set_state(name, PAUSED)
 
     def resume(self, name: str) -> bool:
         """Let a paused sink ship again. False: it was not paused."""
-        self._get_ready()
+        self._engine.get_ready()
         return self._catalog.sinks.set_state(name, ACTIVE)
 
     def remove(self, name: str) -> None:
         """Forget a sink, its marks and its quarantine; what it sent stays where it is. Busy while it runs."""
-        self._get_ready()
+        self._engine.get_ready()
         self._catalog.sinks.remove(name)
 
     def replay(self, name: str, *, start: str | int, table: str | None = None) -> dict[str, Any]:
         """Open a new epoch of one table (or all): rows newer than `start` are sent again. Explicit, and counted."""
-        self._get_ready()
+        self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
         settings = settings_from_json(sink.kind, sink.settings)
         names = [*(followed.table for followed in sink.tables), *sink.lost] if table is None else [table]
@@ -361,8 +349,8 @@ class LakeSinks:
         if keep is not None:
             clock.parse_duration_ms(keep)
         if not dry_run:
-            self._get_ready()
-        destination = IcebergDestination(settings, self._catalog.storage, self._get_spark)
+            self._engine.get_ready()
+        destination = IcebergDestination(settings, self._catalog.storage, self._engine.sessions)
         records = [
             self._maintained(sink, one, destination, verb, files_min, keep, dry_run, progress)
             for one in ([sink.table(table)] if table is not None else sink.tables)
@@ -385,7 +373,7 @@ class LakeSinks:
         from floodmark.export.iceberg_maintain import DestinationKeeper, Owner
 
         owner = Owner(sink.name, sink.id, followed.table_id)
-        keeper = DestinationKeeper(destination, followed.table, owner, self._actor)
+        keeper = DestinationKeeper(destination, followed.table, owner, self._engine.actor)
         if verb == SINK_COMPACT:
             record = compact_destination(
                 destination,
@@ -394,7 +382,7 @@ class LakeSinks:
                 dry_run,
                 hopeless=self._could_not_improve(owner),
                 sink=(sink.name, sink.id),
-                actor=self._actor,
+                actor=self._engine.actor,
                 progress=None if progress is None else partial(progress, verb, followed.table),
             )
         elif verb == SINK_EXPIRE:
@@ -423,7 +411,7 @@ class LakeSinks:
 
     def retry(self, name: str, *, ids: Sequence[str] | None = None, stop: threading.Event | None = None) -> SinkRun:
         """Send refused rows again, as they are now; those that a newer state replaced are let go."""
-        self._get_ready()
+        self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
         found = self._chosen(sink, ids)
         watch = RunWatch(stop or threading.Event())
@@ -452,7 +440,7 @@ class LakeSinks:
         For a part that fails at every try. The epoch and the mark stay; the next run goes on behind it. A lake is asked
         to pass the rows first; 0 if it has them after all.
         """
-        self._get_ready()
+        self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
         if table is None:
             opened = [one.table for one in sink.tables if one.open_unit or one.retry_unit]
@@ -465,7 +453,7 @@ class LakeSinks:
 
     def drop(self, name: str, *, ids: Sequence[str] | None = None) -> int:
         """Let refused rows go for good: all, or those with these ids. Returns how many."""
-        self._get_ready()
+        self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
         return self._catalog.units.drop_quarantined(sink, [entry.id for entry in self._chosen(sink, ids)])
 
@@ -480,7 +468,7 @@ class LakeSinks:
 
     def _check_rows(self, head: Head, settings: AnySettings) -> None:
         """Columns and filter fit the table: said now, not in the middle of a run."""
-        found = self._reader.changes(head.table, None, BEGINNING, Moment(branch=head.branch))
+        found = self._engine.reader.changes(head.table, None, BEGINNING, Moment(branch=head.branch))
         check_text(plan_shipment(found.plan, settings.columns, settings.where), settings, head.table)
 
 

@@ -267,8 +267,7 @@ class _Trial:
     def check(self, lines: Sequence[tuple[int, str]]) -> None:
         rows = self.read(lines)
         try_receive(
-            self._lake.catalog,
-            self._lake.sessions.get,
+            self._lake.engine,
             actor_of([self._record], self._lake.actor),
             self._table,
             rows.data,

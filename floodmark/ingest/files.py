@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from floodmark.errors import Invalid, NotFound
@@ -19,6 +19,7 @@ from floodmark.rows.failures import DIGITS_ADVICE, INEXACT, spark_job
 from floodmark.rows.incoming import LEFT_OUT_ADVICE, PARTS_MAX, Parts
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import nearest
+from floodmark.rows.session import Sessions
 from floodmark.storage import local_path
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def read_files(
     return _typed(spark, paths, "json", columns)
 
 
-def unfinished_csv(get_spark: Callable[[], SparkSession], paths: Sequence[str]) -> str | None:
+def unfinished_csv(sessions: Sessions, paths: Sequence[str]) -> str | None:
     """A CSV file whose last line has no end, if there is one: it may be cut there, and no other line tells.
 
     Files of this machine that are named one by one are looked at here, all others by Spark, which reads them for it. A
@@ -164,7 +165,7 @@ def unfinished_csv(get_spark: Callable[[], SparkSession], paths: Sequence[str]) 
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) not in (b"\n", b"\r"):
                     return path
-    return _unfinished_elsewhere(get_spark(), others) if others else None
+    return _unfinished_elsewhere(sessions.get(), others) if others else None
 
 
 def _unfinished_elsewhere(spark: SparkSession, paths: Sequence[str]) -> str | None:

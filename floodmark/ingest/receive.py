@@ -8,8 +8,7 @@ finishes them. An error means that nothing of the rows is in the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,11 @@ from pyiceberg.schema import Schema
 
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.metadata import schema_of
-from floodmark.catalog.riders import AlreadyCommitted, Rider
+from floodmark.catalog.riders import Rider
 from floodmark.catalog.senders import SenderRider, is_skipped
+from floodmark.commit.intent import Intent, batch_rider
+from floodmark.commit.publication import publish, rehearse
+from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
 from floodmark.model import MAIN, SEQ_COLUMN, Commit, Head
 from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
@@ -33,12 +35,12 @@ from floodmark.rows.schema import nearest
 from floodmark.rows.stage import in_memory_batches
 from floodmark.storage import join
 from floodmark.write.change import Change
-from floodmark.write.intent import Intent, batch_rider
+from floodmark.write.options import WriteOptions
 from floodmark.write.prune import key_fields
 from floodmark.write.step import APPEND, DELETE_KEYS, MERGE
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 SENDER_CHARACTERS_MAX = 200
 NUMBER_MAX = 2**63 - 1
@@ -92,8 +94,7 @@ class _Part:
 
 
 def receive(
-    catalog: Catalog,
-    get_spark: Callable[[], SparkSession],
+    engine: Engine,
     actor: str,
     table: str,
     rows: Any,
@@ -112,6 +113,7 @@ def receive(
     the dicts hold JSON's forms of values. `evolve` adds columns that the table does not have; without it they are
     Invalid.
     """
+    catalog = engine.catalog
     head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
     if sender is not None:
         rider = sender.rider(head.table_id)
@@ -121,17 +123,14 @@ def receive(
     _check_part(part, schema, table, sender)
     kind = MERGE if schema.identifier_field_ids else APPEND
     told = message or ("received" if sender is None else f"received from {sender.name}")
-    try:
-        change = Change.begin(catalog, Intent(kind, MAIN, actor, told, rider), get_spark, [table])
-    except AlreadyCommitted as already:
-        return _as_skipped(catalog, rider, catalog.history.commit(already.version, outcome="already_committed"))
-    try:
+    intent = Intent(kind, MAIN, actor, told, rider)
+
+    def fill(change: Change) -> None:
         if sender is not None and sender.skip:
             _check_writable(catalog, change)
         _write(change, table, table_id or head.table_id, kind, part, evolve=evolve)
-        commit = change.publish()
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        commit = change.undo(error)
+
+    commit = publish(catalog, intent, Change(engine, intent, fill, [table]))
     return _as_skipped(catalog, rider, commit)
 
 
@@ -154,8 +153,7 @@ def _as_skipped(catalog: Catalog, rider: Rider | None, commit: Commit) -> Commit
 
 
 def try_receive(
-    catalog: Catalog,
-    get_spark: Callable[[], SparkSession],
+    engine: Engine,
     actor: str,
     table: str,
     rows: Any,
@@ -165,22 +163,17 @@ def try_receive(
     from_json: bool = False,
 ) -> None:
     """Raise what `receive` would refuse these rows for. They are staged and taken back: nothing is published."""
+    catalog = engine.catalog
     head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
     part = _taken_apart(rows, schema, evolve=evolve, from_json=from_json)
     _check_part(part, schema, table, None)
     kind = MERGE if schema.identifier_field_ids else APPEND
-    change = Change.begin(catalog, Intent(kind, MAIN, actor, "tried"), get_spark, [table])
-    try:
+    intent = Intent(kind, MAIN, actor, "tried")
+
+    def fill(change: Change) -> None:
         _write(change, table, table_id or head.table_id, kind, part, evolve=evolve)
-        change.check()
-        raise _Tried
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        with suppress(_Tried):
-            change.undo(error)
 
-
-class _Tried(Exception):
-    """All is well: what was only tried is undone."""
+    rehearse(catalog, intent, Change(engine, intent, fill, [table]))
 
 
 def _write(change: Change, table: str, table_id: str, kind: str, part: _Part, *, evolve: bool) -> None:
@@ -189,7 +182,7 @@ def _write(change: Change, table: str, table_id: str, kind: str, part: _Part, *,
         raise Conflict("the table was made again meanwhile", table=table)
     if part.rows or not part.deletions:
         # A sender's rows are whole by contract: a column that it leaves out is null (docs/http.md).
-        change.write(kind, table, part.upserts, evolve=evolve, whole_rows=False)
+        change.write(kind, table, part.upserts, WriteOptions(evolve=evolve, whole_rows=False))
     if part.deletions:
         change.write(DELETE_KEYS, table, part.deletes)
 

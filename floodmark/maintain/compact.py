@@ -1,7 +1,7 @@
 """Compaction: many small files become few, while everybody reads and writes on.
 
-One operation per batch of groups, through the same door as every write: begin, rewrite (row counts and a multiset
-checksum of the rows are compared by reading the new files back), seal, publish. Rows and their sequences stay (I6). An
+One publication per batch of groups. Row counts and a multiset checksum of the rows are compared by reading the new
+files back. Rows and their sequences stay (I6). An
 append or a write to other files meanwhile: the new list is built on it. An input file gone: that group ends in
 conflict, its staged files are deleted, the others are published; nothing is retried blindly. Crash anywhere: the old
 files or the new, never both, never neither; a healer undoes what was not published.
@@ -11,27 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from floodmark import log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.fills import absent_fields, fills_of
 from floodmark.catalog.journal import Operation
 from floodmark.catalog.live import live_files
 from floodmark.catalog.metadata import new_snapshot_id, schema_of, small_file_bytes, target_file_bytes
 from floodmark.catalog.riders import PlanAgain
-from floodmark.catalog.seal import WRITE, Edit, RemovedFile, Seal
+from floodmark.catalog.seal import WRITE, Edit, RemovedFile
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.engine import Engine
 from floodmark.errors import Conflict
 from floodmark.failpoints import hit
 from floodmark.maintain.plan import CompactionPlan, FileGroup, plan_compaction
 from floodmark.maintain.record import BELOW_THRESHOLD, COMPACT, CONFLICT, NOTHING_TO_DO, PARTIAL
 from floodmark.model import Commit, FileRecord, Head
-from floodmark.write.intent import Intent
-from floodmark.write.undo import delete_files, undo
 from floodmark.write.working import check_records
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 KIND = COMPACT
 # What one publish brings: a long run makes progress, and a lost race costs this much.
@@ -97,8 +94,7 @@ def plan_table(catalog: Catalog, head: Head, *, files_min: int) -> CompactionPla
 
 
 def compact(
-    catalog: Catalog,
-    get_spark: Callable[[], SparkSession],
+    engine: Engine,
     intent: Intent,
     head: Head,
     plan: CompactionPlan,
@@ -108,7 +104,8 @@ def compact(
     """Rewrite the planned groups, batch by batch, and count in `done`. `progress(groups done, groups in all)`."""
     finished = 0
     for batch in _batches(plan.groups):
-        _Batch(catalog, get_spark, intent, head).run(batch, done)
+        work = _Batch(engine, intent, head, batch, done)
+        work.count(publish(engine.catalog, intent, work))
         finished += len(batch)
         if progress is not None:
             progress(finished, len(plan.groups))
@@ -133,70 +130,97 @@ class _Rewritten:
     records: tuple[FileRecord, ...]
 
 
-class _Batch:
+class _Batch(PublishPlan):
     """One operation: some groups rewritten and published together."""
 
+    # Writers do not wait for it: a group that lost a race is left to the next run.
+    takes_turn = False
+
     def __init__(
-        self, catalog: Catalog, get_spark: Callable[[], SparkSession], intent: Intent, planned_on: Head
+        self, engine: Engine, intent: Intent, planned_on: Head, groups: Sequence[FileGroup], done: Compacted
     ) -> None:
-        self._catalog = catalog
-        self._get_spark = get_spark
-        self._intent = intent
+        self._engine = engine
+        self._catalog = engine.catalog
+        self._branch = intent.branch
         self._table = planned_on.table
         self._table_id = planned_on.table_id
+        self._wanted = groups
+        self._done = done
+        self._snapshot = new_snapshot_id()
+        self._head: Head
+        # What is left to publish: what was sealed last, if a publish's reply was lost.
+        self._groups: Sequence[_Rewritten] = ()
         self._used_spark = False
-        # Files were staged that will not be published.
         self._leftovers = False
-        # What was sealed last: what a publish whose reply was lost has brought.
-        self._sealed: Sequence[_Rewritten] = ()
 
-    def run(self, groups: Sequence[FileGroup], done: Compacted) -> None:
+    def start(self) -> Start:
         read = self._catalog.files.metadata
-        location = self._catalog.at_head(self._table, lambda head: read(head.metadata_location).location)
-        operation = self._catalog.journal.begin(
-            KIND,
-            branch=self._intent.branch,
-            actor=self._intent.actor,
-            message=self._intent.message,
-            table_locations=[location],
-        )
-        # Crash here: a row in the journal, no file; healing rolls it back.
-        hit("compact.begun")
-        try:
-            # Read after begin: from there on the operation holds what it reads.
-            head = self._head()
-            files = set(self._catalog.files.data_files(head))
-            live = [group for group in groups if group.paths <= files]
-            done.conflicts += len(groups) - len(live)
-            rewritten = self._rewrite(operation, head, live)
-            # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
-            hit("compact.rewritten")
-            better = [one for one in rewritten if len(one.records) < len(one.group.files)]
-            done.hopeless += [one.group.fingerprint for one in rewritten if one not in better]
-            self._leftovers = len(better) < len(rewritten)
-            commit = self._publish(operation, head, better, done)
-            if commit is None:
-                self._give_up(operation)
-                return
-        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-            # It returns if reading tells that the groups are published after all.
-            commit = undo(self._catalog, operation, error, certain=not self._used_spark)
-        finally:
-            self._catalog.journal.active.discard(operation.id)
-        _count(done, self._sealed, commit)
+        return Start([self._catalog.at_head(self._table, lambda head: read(head.metadata_location).location)])
 
-    def _head(self) -> Head:
-        head = self._catalog.history.head(self._table, self._intent.branch)
+    def stage(self, work: Publication) -> None:
+        # Read after begin: from there on the operation holds what it reads.
+        self._head = self._look()
+        files = set(self._catalog.files.data_files(self._head))
+        live = [group for group in self._wanted if group.paths <= files]
+        self._done.conflicts += len(self._wanted) - len(live)
+        rewritten = self._rewrite(work.operation, live)
+        # Crash here: files in the operation's own folder; recovery deletes them (I3, I10).
+        hit("compact.rewritten")
+        self._groups = [one for one in rewritten if len(one.records) < len(one.group.files)]
+        self._done.hopeless += [one.group.fingerprint for one in rewritten if one not in self._groups]
+        self._leftovers = len(self._groups) < len(rewritten)
+
+    def plan(self) -> Planned:
+        return Planned((self._edit(),) if self._groups else ())
+
+    def recheck(self, edit: Edit, head: Head) -> None:
+        """Whatever rows came meanwhile: the files that are replaced are live, and their rows are the same."""
+
+    def plan_again(self, lost: PlanAgain) -> None:
+        """Go on without the groups whose files went meanwhile."""
+        before, self._head = self._head, self._look()
+        # Of another shape, the staged files are not what a new write would be: all of them conflict.
+        same = (self._head.schema_id, self._head.spec_id) == (before.schema_id, before.spec_id)
+        files = set(self._catalog.files.data_files(self._head)) if same else set()
+        live = [one for one in self._groups if one.group.paths <= files]
+        self._done.conflicts += len(self._groups) - len(live)
+        if len(live) == len(self._groups):
+            raise Conflict("the table kept changing under this compaction", table=self._table) from lost
+        self._groups = live
+
+    @property
+    def used_spark(self) -> bool:
+        return self._used_spark
+
+    @property
+    def leftovers(self) -> bool:
+        return self._leftovers
+
+    def count(self, commit: Commit) -> None:
+        if commit.operation is None:
+            return  # nothing was left to publish
+        groups, done = self._groups, self._done
+        done.groups += len(groups)
+        done.files_in += sum(len(one.group.files) for one in groups)
+        done.files_out += sum(len(one.records) for one in groups)
+        done.bytes_in += sum(one.group.size_bytes for one in groups)
+        done.bytes_out += sum(record.size_bytes for one in groups for record in one.records)
+        done.rows += sum(one.group.rows for one in groups)
+        done.versions.append(commit.version)
+
+    def _look(self) -> Head:
+        head = self._catalog.history.head(self._table, self._branch)
         if head.table_id != self._table_id:
             raise Conflict("the table was dropped or made again meanwhile", table=self._table, advice="Run it again.")
         return head
 
-    def _rewrite(self, operation: Operation, head: Head, groups: Sequence[FileGroup]) -> list[_Rewritten]:
+    def _rewrite(self, operation: Operation, groups: Sequence[FileGroup]) -> list[_Rewritten]:
         # Late: whoever only plans does not wait for what moves rows.
         from floodmark.rows.gather import Group, run_groups
         from floodmark.rows.rewrite import Source
         from floodmark.rows.stage import StageTarget
 
+        head = self._head
         metadata = self._catalog.files.metadata(head.metadata_location)
         schema = schema_of(metadata, head)
         fills = fills_of(metadata.properties, schema)
@@ -216,44 +240,13 @@ class _Batch:
         ]
         self._used_spark = True  # until it is known that it was not: an error in the middle must not say so
         gathered, self._used_spark = run_groups(
-            self._catalog.storage, self._get_spark, f"floodmark-{operation.id}", target, work
+            self._catalog.storage, self._engine.sessions, f"floodmark-{operation.id}", target, work
         )
         check_records([record for one in gathered for record in one.records], folder)
         return [_Rewritten(groups[one.number], one.records) for one in gathered]
 
-    def _publish(
-        self, operation: Operation, head: Head, groups: Sequence[_Rewritten], done: Compacted
-    ) -> Commit | None:
-        """Publish these groups; without those whose files went meanwhile. None if there is nothing left of it."""
-        snapshot = new_snapshot_id()
-        while groups:
-            self._sealed = groups
-            edit = self._edit(head, groups, snapshot)
-            sealed_apart = self._catalog.journal.seal(operation, Seal((edit,)))
-            hit("compact.sealed")
-            leftovers = self._used_spark or self._leftovers or sealed_apart
-            try:
-                commit = self._catalog.door.publish(
-                    operation, Seal((edit,)), points=KIND, leftovers=leftovers, recheck=_rows_do_not_matter
-                )
-            except PlanAgain as again:
-                log.get(operation.id, kind=KIND).info("planning again", table=self._table, reason=again.reason)
-                before, head = head, self._head()
-                # Of another shape, the staged files are not what a new write would be: all of them conflict.
-                same = (head.schema_id, head.spec_id) == (before.schema_id, before.spec_id)
-                files = set(self._catalog.files.data_files(head)) if same else set()
-                live = [one for one in groups if one.group.paths <= files]
-                done.conflicts += len(groups) - len(live)
-                # Crash here: the old seal, whose files are not all live; no healer publishes it.
-                hit("compact.planned_again")
-                if len(live) == len(groups):
-                    raise Conflict("the table kept changing under this compaction", table=self._table) from again
-                groups, self._leftovers = live, True
-                continue
-            return commit
-        return None
-
-    def _edit(self, head: Head, groups: Sequence[_Rewritten], snapshot: int) -> Edit:
+    def _edit(self) -> Edit:
+        head, groups = self._head, self._groups
         metadata = self._catalog.files.metadata(head.metadata_location)
         return Edit(
             WRITE,
@@ -262,7 +255,7 @@ class _Batch:
             metadata.location,
             head.schema_id,
             head.spec_id,
-            snapshot=snapshot,
+            snapshot=self._snapshot,
             added=tuple(record for one in groups for record in one.records),
             removed=tuple(
                 RemovedFile(file.path, file.rows, file.size_bytes) for one in groups for file in one.group.files
@@ -271,23 +264,3 @@ class _Batch:
             same_rows=True,
             base_snapshot=head.snapshot,
         )
-
-    def _give_up(self, operation: Operation) -> None:
-        """Nothing to publish: the staged files go at once."""
-        fenced, _ = self._catalog.journal.abandon(operation.id)
-        if fenced is not None:
-            delete_files(self._catalog, fenced, certain=not self._used_spark)
-
-
-def _rows_do_not_matter(edit: Edit, head: Head) -> None:
-    """Whatever rows came meanwhile: the files that are replaced are live, and their rows are the same."""
-
-
-def _count(done: Compacted, groups: Sequence[_Rewritten], commit: Commit) -> None:
-    done.groups += len(groups)
-    done.files_in += sum(len(one.group.files) for one in groups)
-    done.files_out += sum(len(one.records) for one in groups)
-    done.bytes_in += sum(one.group.size_bytes for one in groups)
-    done.bytes_out += sum(record.size_bytes for one in groups for record in one.records)
-    done.rows += sum(one.group.rows for one in groups)
-    done.versions.append(commit.version)

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from floodmark import clock, log
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.drifted import drifted_tables
 from floodmark.catalog.upkeep import Maintenance, Policy
+from floodmark.commit.intent import Intent
 from floodmark.config import MaintainSettings
+from floodmark.engine import Engine
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid
 from floodmark.failpoints import hit
 from floodmark.maintain.record import (
@@ -35,11 +36,8 @@ from floodmark.maintain.record import (
     Upkept,
 )
 from floodmark.model import MAIN, Head
-from floodmark.write.intent import Intent
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from floodmark.maintain.sweep import Doomed, Swept
 
 # verb, table, how far, of how much (0: nobody can tell)
@@ -53,16 +51,11 @@ class Keeper:
 
     def __init__(
         self,
-        catalog: Catalog,
-        get_spark: Callable[[], SparkSession],
-        actor: str,
-        ready: Callable[[], None],
+        engine: Engine,
         keeping: MaintainSettings = DEFAULTS,
     ) -> None:
-        self._catalog = catalog
-        self._get_spark = get_spark
-        self._actor = actor
-        self._ready = ready
+        self._engine = engine
+        self._catalog = engine.catalog
         # What is done where a call does not say otherwise.
         self._keeping = keeping
 
@@ -198,7 +191,7 @@ class Keeper:
         from floodmark.maintain.policy import check_policy
         from floodmark.write import refusals
 
-        self._ready()
+        self._engine.get_ready()
         head = self._catalog.history.head(table)
         metadata = self._catalog.files.metadata(head.metadata_location)
         referrers = referrers_of(metadata.properties) if retention is not None else ()
@@ -232,7 +225,7 @@ class Keeper:
         told = None if progress is None else lambda count, total: progress(COMPACT, head.table, count, total)
         done = Compacted(hopeless=list(plan.hopeless))
         try:
-            compact(self._catalog, self._get_spark, intent, head, plan, done, told)
+            compact(self._engine, intent, head, plan, done, told)
         finally:
             run.outcome = done.outcome(plan)
             run.detail |= done.as_dict()
@@ -252,9 +245,7 @@ class Keeper:
         table, policy = run.head.table, policies[run.head.table_id]
         options: dict[str, Any] = {"now_ms": now_ms, "force": force}
         if dry_run:
-            plan = self._at_head(
-                run, lambda head: plan_retention(self._catalog, self._get_spark, head, policy, **options)
-            )
+            plan = self._at_head(run, lambda head: plan_retention(self._engine, head, policy, **options))
             run.detail = plan.as_dict()
             run.outcome = PLANNED if plan.rows_going else (PROTECTED if plan.rows_protected else NOTHING_TO_DO)
             return
@@ -263,7 +254,7 @@ class Keeper:
         # What it raises is undone, so it may be done again on a head that moved.
         run.outcome, run.detail = self._at_head(
             run,
-            lambda head: retain(self._catalog, self._get_spark, intent, head, policy, **options, progress=told),
+            lambda head: retain(self._engine, intent, head, policy, **options, progress=told),
         )
 
     def _expire(self, run: Run, window_ms: int, dry_run: bool) -> None:
@@ -353,7 +344,7 @@ class Keeper:
         """
         if not dry_run:
             try:
-                self._ready()
+                self._engine.get_ready()
             except Corrupt as error:
                 return Upkept((self._record(Run(verb, None).failed(error, REFUSED), self._now_ms()),))
         records = []
@@ -367,13 +358,13 @@ class Keeper:
                 with run.told():
                     work(run)
             if dry_run:
-                records.append(run.maintenance(self._actor, started_ms))
+                records.append(run.maintenance(self._engine.actor, started_ms))
             else:
                 records.append(self._record(run, started_ms))
         return Upkept(tuple(records))
 
     def _record(self, run: Run, started_ms: int) -> Maintenance:
-        record = run.maintenance(self._actor, started_ms)
+        record = run.maintenance(self._engine.actor, started_ms)
         try:
             record = replace(record, ended_ms=self._now_ms())
             self._catalog.upkeep.record(record)
@@ -389,7 +380,7 @@ class Keeper:
             return self._catalog.database.now_ms(tx)
 
     def _intent(self, kind: str, message: str) -> Intent:
-        return Intent(kind, MAIN, self._actor, message)
+        return Intent(kind, MAIN, self._engine.actor, message)
 
 
 def _drifted(head: Head) -> Corrupt:

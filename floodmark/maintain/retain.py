@@ -20,6 +20,8 @@ from floodmark.catalog.live import LiveFile, live_files
 from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.riders import MarksRider, PlanAgain, Rider
 from floodmark.catalog.upkeep import Consumer, Policy
+from floodmark.commit.intent import Intent
+from floodmark.engine import Engine
 from floodmark.errors import Conflict
 from floodmark.maintain.policy import (
     SEQUENCE_MAX,
@@ -37,12 +39,12 @@ from floodmark.model import BEGINNING, Head
 from floodmark.rows.rewrite import ALL, BY_TIME, Rewrite, Rewritten
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget
-from floodmark.write.intent import Intent
+from floodmark.write.options import WriteOptions
 from floodmark.write.step import RETAIN, Removed, TableState
 from floodmark.write.verbs import write
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 RETAINED, PROTECTED, NOTHING_TO_DO = "retained", "protected", "nothing_to_do"
 
@@ -82,8 +84,7 @@ class RetentionPlan:
 
 
 def plan_retention(
-    catalog: Catalog,
-    get_spark: Callable[[], SparkSession],
+    engine: Engine,
     head: Head,
     policy: Policy,
     *,
@@ -91,13 +92,12 @@ def plan_retention(
     force: bool = False,
 ) -> RetentionPlan:
     """What `retain` would do to the table at this head. Reads rows where statistics do not tell; writes nothing."""
-    retention = Retention(catalog, head.table_id, policy, now_ms, force)
-    return retention.look(_state(catalog, get_spark, head))
+    retention = Retention(engine.catalog, head.table_id, policy, now_ms, force)
+    return retention.look(_state(engine, head))
 
 
 def retain(
-    catalog: Catalog,
-    get_spark: Callable[[], SparkSession],
+    engine: Engine,
     intent: Intent,
     head: Head,
     policy: Policy,
@@ -111,12 +111,12 @@ def retain(
     retained: rows went. protected: rows are due, and all of them wait for a consumer. nothing_to_do: none is due.
     `progress(files, bytes)` is called now and then while files are rewritten.
     """
-    retention = Retention(catalog, head.table_id, policy, now_ms, force)
-    state = _state(catalog, get_spark, head)
+    retention = Retention(engine.catalog, head.table_id, policy, now_ms, force)
+    state = _state(engine, head)
     made: tuple[int, int] | None = None
     if retention.may_go(state):
         intent = replace(intent, kind=RETAIN)
-        commit = write(catalog, intent, get_spark, head.table, None, remover=retention, progress=progress)
+        commit = write(engine, intent, head.table, None, WriteOptions(remover=retention, progress=progress))
         if commit.tables:
             made = commit.version, commit.table(head.table).rows_deleted
     else:
@@ -127,13 +127,14 @@ def retain(
     return plan.outcome, {**plan.as_dict(), "version": version, "rows_removed": rows}
 
 
-def _state(catalog: Catalog, get_spark: Callable[[], SparkSession], head: Head) -> TableState:
+def _state(engine: Engine, head: Head) -> TableState:
     """The table to be looked into, not to be written."""
+    catalog = engine.catalog
     metadata = catalog.files.metadata(head.metadata_location)
     schema = schema_of(metadata, head)
     target = StageTarget("", schema.model_dump_json(), "", storage_options=catalog.storage.options)
     files = live_files(catalog.files, head, schema)
-    return TableState(head, metadata, schema, files, Runner(catalog.storage, get_spark, "plan"), target)
+    return TableState(head, metadata, schema, files, Runner(engine.storage, engine.sessions, "plan"), target)
 
 
 class Retention:

@@ -6,7 +6,7 @@ import importlib.metadata
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,11 @@ from floodmark.catalog.processes import is_dead
 from floodmark.errors import FloodmarkError, NotFound
 from floodmark.model import MAIN, CurrentTable, Head
 from floodmark.recover.history_files import look_at_head, look_at_history, versions_text
-from floodmark.rows.session import check_java
+from floodmark.rows.session import Sessions, check_java
 from floodmark.storage.probe import is_remote, probe_bucket
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,12 @@ def examine_store(root: str, options: Mapping[str, str]) -> list[Check]:
     return [Check("store", True, f"{root} can be read and written, and honours conditional puts")]
 
 
-def examine_executors(
-    get_spark: Callable[[], SparkSession], version: str, root: str, options: Mapping[str, str]
-) -> list[Check]:
+def examine_executors(sessions: Sessions, version: str, root: str, options: Mapping[str, str]) -> list[Check]:
     """A task on every executor of Spark: one line each, or why there is no answer."""
     from floodmark.rows.executors import ask_executors
 
     try:
-        found = ask_executors(get_spark(), version, root, options)
+        found = ask_executors(sessions.get(), version, root, options)
     except FloodmarkError as error:
         return [Check("spark", False, str(error))]
     # Several executors may share a host: they are numbered there.

@@ -35,11 +35,12 @@ from floodmark.rows.project import held_fields
 from floodmark.rows.rewrite import ALL, BY_KEY, Result, Rewrite, Source
 from floodmark.rows.runner import Runner
 from floodmark.rows.schema import user_fields
+from floodmark.rows.session import Sessions
 from floodmark.rows.stage import StageTarget, stage_in_process
 from floodmark.write.prune import key_fields
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 # So many rows are compared one by one in memory, to tell new ones from those that were only written anew.
 COMPARED_ROWS_MAX = 1_000_000
@@ -91,7 +92,7 @@ class _Hashes:
 @dataclass(frozen=True)
 class ForeignRows:
     catalog: Catalog
-    get_spark: Callable[[], SparkSession] = field(repr=False)
+    sessions: Sessions = field(repr=False)
     current: CurrentTable
     drift: Drift
 
@@ -254,7 +255,7 @@ class ForeignRows:
 
     @cached_property
     def _runner(self) -> Runner:
-        return Runner(self.catalog.storage, self.get_spark, f"repair-{self.current.head.table_id}")
+        return Runner(self.catalog.storage, self.sessions, f"repair-{self.current.head.table_id}")
 
     @property
     def used_spark(self) -> bool:

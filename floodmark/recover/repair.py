@@ -10,7 +10,7 @@ for it. Crash before the publish: healing rolls it back, with one audit row; aft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,19 +28,20 @@ from floodmark.catalog.drift import (
     ways_text,
 )
 from floodmark.catalog.drifted import drifted_tables, with_names
-from floodmark.catalog.journal import Operation
 from floodmark.catalog.metadata import new_snapshot_id
 from floodmark.catalog.riders import AuditRider, PlanAgain
-from floodmark.catalog.seal import WRITE, Edit, Seal
+from floodmark.catalog.seal import WRITE, Edit
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.engine import Engine
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, CurrentTable
 from floodmark.recover.foreign_rows import ForeignRows, TakenIn
 from floodmark.recover.history_files import Looked, look_at_head, look_at_history, versions_text
-from floodmark.write.undo import undo
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 KIND = "repair"
 EXTERNAL = "external"
@@ -49,8 +50,6 @@ NOTHING_TO_DO, PLANNED, UNCLEAR = "nothing_to_do", "planned", "unclear"
 FILES_GONE = "files_gone"
 NOT_THE_SAME = "its snapshots say that files were only written anew, and the rows are not those of before"
 DONE = {TAKE_IN: "taken_in", PUT_BACK: "put_back"}
-
-GetSpark = Callable[[], "SparkSession"]
 
 
 @dataclass(frozen=True)
@@ -113,18 +112,19 @@ class _Judged:
         return bool(rows_moved) and not self.misfit and (not self.drift.unclear or self.drift.takeable)
 
 
-def preview(catalog: Catalog, get_spark: GetSpark, table: str | None = None, choice: str | None = None) -> list[Repair]:
+def preview(engine: Engine, table: str | None = None, choice: str | None = None) -> list[Repair]:
     """What a repair would do, of one table or of all that drifted. Writes nothing (I17).
 
     A table that did not drift, and whose files are missing or damaged, is named too: no repair brings those back.
     """
     _check_choice(choice)
+    catalog = engine.catalog
     found = drifted_tables(catalog.database)
     if table is not None and table not in found:
         return [_undrifted(catalog, table)]
     if table is not None:
         found = {table: found[table]}
-    planned = [_planned(_judge(catalog, get_spark, name, branches), choice) for name, branches in found.items()]
+    planned = [_planned(_judge(engine, name, branches), choice) for name, branches in found.items()]
     return planned if table is not None else [*planned, *_damaged(catalog, found)]
 
 
@@ -152,28 +152,27 @@ def _damaged(catalog: Catalog, drifted: Collection[str]) -> list[Repair]:
     return [_undrifted(catalog, name) for name in names if name in there]
 
 
-def repair(catalog: Catalog, get_spark: GetSpark, actor: str, table: str, choice: str | None = None) -> Repair:
+def repair(engine: Engine, table: str, choice: str | None = None) -> Repair:
     """Make a drifted table Floodmark's again. Invalid if somebody has to choose first, or chose what cannot be."""
     _check_choice(choice)
+    catalog = engine.catalog
     branches = drifted_tables(catalog.database).get(table)
     if branches is None:
         return _undrifted(catalog, table)
-    judged = _judge(catalog, get_spark, table, branches)
+    judged = _judge(engine, table, branches)
     planned = _planned(judged, choice)
     if planned.choice is None:
         raise _undecided(planned)
-    commit = _publish(catalog, judged, planned.choice, actor)
+    commit = _publish(catalog, judged, planned.choice, engine.actor)
     return replace(planned, outcome=DONE[planned.choice], version=commit.version)
 
 
-def repair_all(
-    catalog: Catalog, get_spark: GetSpark, actor: str, table: str | None = None, choice: str | None = None
-) -> list[Repair]:
+def repair_all(engine: Engine, table: str | None = None, choice: str | None = None) -> list[Repair]:
     """Repair one table, or all that drifted, one publish each. Of all, what needs a choice is left and returned."""
-    planned = preview(catalog, get_spark, table, choice)
+    planned = preview(engine, table, choice)
     if table is not None and planned[0].outcome == UNCLEAR:
         raise _undecided(planned[0])
-    return [one if one.outcome == UNCLEAR else repair(catalog, get_spark, actor, one.table, choice) for one in planned]
+    return [one if one.outcome == UNCLEAR else repair(engine, one.table, choice) for one in planned]
 
 
 def _undecided(planned: Repair) -> FloodmarkError:
@@ -202,8 +201,9 @@ def _branch_of(catalog: Catalog, table: str) -> str:
     return catalog.history.head(table).branch
 
 
-def _judge(catalog: Catalog, get_spark: GetSpark, table: str, branches: list[str]) -> _Judged:
+def _judge(engine: Engine, table: str, branches: list[str]) -> _Judged:
     """Look at the branch that the other writer wrote on; at main, or the first that has the table, if at none."""
+    catalog = engine.catalog
     current = catalog.history.current_tables(branches[0], [table])[table]
     moved = [branch for branch in branches if branch in moved_branches(catalog.files, current)]
     if moved and moved[0] != branches[0]:
@@ -212,11 +212,11 @@ def _judge(catalog: Catalog, get_spark: GetSpark, table: str, branches: list[str
     if drift is None:
         raise Conflict("the table was repaired meanwhile", table=table, advice="Look again.")
     drift = with_names(catalog.database, drift, catalog.files.metadata(current.pointer_known).location)
-    rows = ForeignRows(catalog, get_spark, current, drift)
+    rows = ForeignRows(catalog, engine.sessions, current, drift)
     if drift.happened == REWRITTEN and rows.new_rows is None:
         # Then it is not what its snapshot says.
         drift = replace(drift, happened=OVERWRITTEN, unclear=NOT_THE_SAME, takeable=True)
-        rows = ForeignRows(catalog, get_spark, current, drift)
+        rows = ForeignRows(catalog, engine.sessions, current, drift)
     takeable = (drift.added or drift.removed) and (not drift.unclear or drift.takeable)
     return _Judged(current, drift, rows, rows.misfit() if takeable else "", look_at_history(catalog, table, deep=True))
 
@@ -304,35 +304,50 @@ def _left_behind(judged: _Judged) -> str:
 
 
 def _publish(catalog: Catalog, judged: _Judged, choice: str, actor: str) -> Commit:
-    location = judged.rows.metadata.location
     if choice != TAKE_IN:
         _check_files(catalog, judged)
     detail = f"{judged.drift.table}: {happened_text(judged.drift)} (asked by {actor})"
-    operation = catalog.journal.begin(
+    intent = Intent(
         KIND,
-        branch=judged.drift.branch,
-        actor=EXTERNAL if choice == TAKE_IN else actor,
-        message=f"{'take in' if choice == TAKE_IN else 'put back'} {detail}",
-        table_locations=[location],
+        judged.drift.branch,
+        EXTERNAL if choice == TAKE_IN else actor,
+        f"{'take in' if choice == TAKE_IN else 'put back'} {detail}",
     )
-    # Crash here: a row in the journal, no file; healing rolls it back.
-    hit(f"{KIND}.begun")
-    try:
-        taken = None
-        if choice == TAKE_IN:
-            taken = judged.rows.take(operation.folder(location, "data"))
-        # Crash here: keys that went, and rows staged anew, in the operation's own folder; healing deletes them.
+    return publish(catalog, intent, _Repairing(catalog, judged, choice, detail))
+
+
+class _Repairing(PublishPlan):
+    """Not repeatable, since the other writer may have gone on: after a crash, recovery rolls it back."""
+
+    def __init__(self, catalog: Catalog, judged: _Judged, choice: str, detail: str) -> None:
+        self._catalog = catalog
+        self._judged = judged
+        self._choice = choice
+        self._audit = AuditRider(KIND, "drifted", DONE[choice], detail)
+        self._location = judged.rows.metadata.location
+        self._taken: TakenIn | None = None
+
+    def start(self) -> Start:
+        return Start([self._location])
+
+    def stage(self, work: Publication) -> None:
+        if self._choice == TAKE_IN:
+            self._taken = self._judged.rows.take(work.operation.folder(self._location, "data"))
+        # Crash here: keys that went, and rows staged anew, in the operation's own folder; recovery deletes them.
         hit(f"{KIND}.rewritten")
-        seal = Seal((_edit(judged, location, taken), *_depended(catalog, judged, choice)))
-        sealed_apart = catalog.journal.seal(operation, seal)
-        # Crash here: not repeatable, since the other writer may have gone on; healing rolls it back.
-        hit(f"{KIND}.sealed")
-        audit = AuditRider(KIND, "drifted", DONE[choice], detail)
-        return _through_the_door(catalog, operation, seal, audit, leftovers=sealed_apart or judged.rows.used_spark)
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        return undo(catalog, operation, error, certain=not judged.rows.used_spark)
-    finally:
-        catalog.journal.active.discard(operation.id)
+
+    def plan(self) -> Planned:
+        edit = _edit(self._judged, self._location, self._taken)
+        return Planned((edit, *_depended(self._catalog, self._judged, self._choice)), audit=self._audit)
+
+    def plan_again(self, lost: PlanAgain) -> None:
+        raise Conflict(
+            "the table changed while it was repaired", table=lost.table, reason=lost.reason, advice="Look again."
+        ) from lost
+
+    @property
+    def used_spark(self) -> bool:
+        return self._judged.rows.used_spark
 
 
 def _check_files(catalog: Catalog, judged: _Judged) -> None:
@@ -348,17 +363,6 @@ def _check_files(catalog: Catalog, judged: _Judged) -> None:
             problem=gone[0].problem,
             advice="Nothing was changed. Bring them back from a copy of the storage, then repair the table.",
         )
-
-
-def _through_the_door(
-    catalog: Catalog, operation: Operation, seal: Seal, audit: AuditRider, *, leftovers: bool
-) -> Commit:
-    try:
-        return catalog.door.publish(operation, seal, points=KIND, audit=audit, leftovers=leftovers)
-    except PlanAgain as again:
-        raise Conflict(
-            "the table changed while it was repaired", table=again.table, reason=again.reason, advice="Look again."
-        ) from again
 
 
 def _depended(catalog: Catalog, judged: _Judged, choice: str) -> list[Edit]:

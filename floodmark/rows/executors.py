@@ -62,18 +62,18 @@ def ask_executors(
         # Each executor has a folder of its own for its blocks: where several share a host, that tells them apart.
         found = {"host": socket.gethostname(), "name": os.environ.get("SPARK_LOCAL_DIRS", ""), "version": ""}
         try:
-            import floodmark
+            from floodmark.version import __version__
 
-            found["version"] = floodmark.__version__
+            found["version"] = __version__
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             found["problem"] = f"Floodmark cannot be imported there ({type(error).__name__}: {error})"
         else:
-            if floodmark.__version__ == version:
+            if __version__ == version:
                 from floodmark.rows.executors import writing_problem
 
                 found["problem"] = writing_problem(root, storage_options)
             else:
-                found["problem"] = f"Floodmark {floodmark.__version__} is there, and {version} here"
+                found["problem"] = f"Floodmark {__version__} is there, and {version} here"
         time.sleep(max(0.0, hold_s - (time.monotonic() - began_s)))
         texts = pyarrow.array([json.dumps(found)], pyarrow.string())
         yield pyarrow.RecordBatch.from_arrays([texts], names=["body"])

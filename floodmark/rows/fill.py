@@ -33,6 +33,7 @@ from floodmark.rows.problems import Problems
 from floodmark.rows.rewrite import Source
 from floodmark.rows.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX, TASKS_MAX
 from floodmark.rows.schema import user_fields
+from floodmark.rows.session import Sessions
 from floodmark.rows.stage import StageTarget, stage_batches
 from floodmark.rows.tasks import run_tasks
 from floodmark.storage import Storage
@@ -88,7 +89,7 @@ class FillPlan:
 
 def run_fill(
     storage: Storage,
-    get_spark: Callable[[], SparkSession],
+    sessions: Sessions,
     tag: str,
     target: StageTarget,
     sources: Sequence[Source],
@@ -112,13 +113,13 @@ def run_fill(
         if not plan.plain:
             from floodmark.rows.fill_query import fill_by_query
 
-            done.append(fill_by_query(get_spark(), tag, plan, members, tables))
+            done.append(fill_by_query(sessions.get(), tag, plan, members, tables))
             used_spark = True
         elif _is_little(members):
             with storage.batch():
                 done += [fill_source(plan, source, storage) for source in members]
         else:
-            done += _run_tasks(get_spark(), tag, plan, members)
+            done += _run_tasks(sessions.get(), tag, plan, members)
             used_spark = True
     filled = _together(done)
     if filled.rows != sum(source.rows for source in sources):
@@ -235,7 +236,7 @@ def _from_dict(values: dict[str, Any]) -> Filled:
 
 
 def expression_type(
-    get_spark: Callable[[], SparkSession],
+    sessions: Sessions,
     schema: Schema,
     table: str,
     expression: str,
@@ -249,4 +250,4 @@ def expression_type(
         return plain.kind
     from floodmark.rows.fill_query import query_type
 
-    return query_type(get_spark(), schema, table, expression, tables)
+    return query_type(sessions.get(), schema, table, expression, tables)

@@ -28,12 +28,13 @@ from floodmark.rows.checksum import RowChecksum
 from floodmark.rows.merge_sort import sorted_batches
 from floodmark.rows.rewrite import Source
 from floodmark.rows.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX
+from floodmark.rows.session import Sessions
 from floodmark.rows.stage import StageTarget, stage_batches
 from floodmark.rows.tasks import run_tasks
 from floodmark.storage import Storage, join
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 SORT_BYTES_MAX = 128 * 1024 * 1024
 # Small files come in small batches; what is done to a batch costs the same for more rows.
@@ -78,7 +79,7 @@ class Gathered:
 
 def run_groups(
     storage: Storage,
-    get_spark: Callable[[], SparkSession],
+    sessions: Sessions,
     tag: str,
     target: StageTarget,
     groups: Sequence[Group],
@@ -105,7 +106,7 @@ def run_groups(
     # The largest first: the last task to start should not be the longest.
     largest = sorted(groups, key=lambda group: -sum(source.size_bytes for source in group.sources))
     tasks = [group.to_json() for group in largest]
-    texts = run_tasks(get_spark(), work, tasks, tag=tag, message="Spark could not gather the table's files")
+    texts = run_tasks(sessions.get(), work, tasks, tag=tag, message="Spark could not gather the table's files")
     found = sorted((Gathered.from_dict(json.loads(text)) for text in texts), key=lambda one: one.number)
     if [one.number for one in found] != sorted(group.number for group in groups):
         raise Corrupt("Spark did not give one result for every group", groups=len(groups), results=len(found))

@@ -7,11 +7,12 @@ and only if all that it reads is known: everything else is Spark's to say.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from floodmark.rows.failures import spark_failures
+from floodmark.rows.session import Sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,7 @@ _OWN_NAMES = re.compile(r"CTE \[(.*?)\]$")
 _COMPUTED = "PlanWithUnresolvedIdentifier"
 
 
-def relations(query: str, known: Iterable[str], get_spark: Callable[[], SparkSession]) -> list[str]:
+def relations(query: str, known: Iterable[str], sessions: Sessions) -> list[str]:
     """The names that a query reads from, as it writes them, without what it names itself by WITH.
 
     Spark is asked only if the words leave a doubt, or something that is not `known` may be read.
@@ -47,7 +48,7 @@ def relations(query: str, known: Iterable[str], get_spark: Callable[[], SparkSes
     if found is not None:
         return found
     with spark_failures("Spark does not understand this query"):
-        return parsed_relations(get_spark(), query)
+        return parsed_relations(sessions.get(), query)
 
 
 def parsed_relations(spark: SparkSession, query: str) -> list[str]:

@@ -20,12 +20,13 @@ from floodmark import clock
 from floodmark.model import FileRecord
 from floodmark.rows.packed import pack_positions
 from floodmark.rows.rewrite import BY_KEY, Completed, Result, Rewrite, Rewriter, Rewritten, Source
+from floodmark.rows.session import Sessions
 from floodmark.rows.tasks import collect_tagged, run_tasks
 from floodmark.rows.where import Where
 from floodmark.storage import Storage, join
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from floodmark.catalog.fills import Fill
     from floodmark.rows.stage import StageTarget
@@ -40,9 +41,9 @@ LOOKS_AT_ONCE = 8
 class Runner:
     """Runs rewrites for one operation. `used_spark` tells afterwards whether tasks may have left files behind."""
 
-    def __init__(self, storage: Storage, get_spark: Callable[[], SparkSession], operation: str) -> None:
+    def __init__(self, storage: Storage, sessions: Sessions, operation: str) -> None:
         self._storage = storage
-        self._get_spark = get_spark
+        self._sessions = sessions
         self._tag = f"floodmark-{operation}"
         self.used_spark = False
 
@@ -86,7 +87,7 @@ class Runner:
             return _rewrite_task(text, task)
 
         found = run_tasks(
-            self._get_spark(), work, tasks, tag=self._tag, message="Spark could not rewrite the table's files"
+            self._sessions.get(), work, tasks, tag=self._tag, message="Spark could not rewrite the table's files"
         )
         result = Result()
         for body in found:
@@ -112,7 +113,7 @@ class Runner:
         try:
             filled, used_spark = run_fill(
                 self._storage,
-                self._get_spark,
+                self._sessions,
                 self._tag,
                 target,
                 sources,
@@ -132,7 +133,7 @@ class Runner:
         if not where.plain:
             from floodmark.rows.where import check_where
 
-            check_where(self._get_spark(), where, schema)
+            check_where(self._sessions.get(), where, schema)
 
     def find_positions(
         self, where: Where, files: Sequence[str], schema: Schema, folder: str, *, arrow: bool | None = None
@@ -145,7 +146,7 @@ class Runner:
 
         self.used_spark = True
         options = self._storage.options
-        matches = spark_positions(self._get_spark(), where, files, schema, storage_options=options, arrow=arrow)
+        matches = spark_positions(self._sessions.get(), where, files, schema, storage_options=options, arrow=arrow)
 
         def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return _store_positions(batches, folder, options)

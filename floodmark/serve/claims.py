@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from floodmark.commit.intent import BATCH_CHARACTERS_MAX
 from floodmark.errors import Conflict, Invalid
 from floodmark.ingest.receive import Sender
-from floodmark.write.intent import BATCH_CHARACTERS_MAX
 
 SENDER, EPOCH, UNIT, PART = "Floodmark-Sender", "Floodmark-Epoch", "Floodmark-Unit", "Floodmark-Part"
 # The unit's identity, that of the unit before it, and, in an answer, the newest that is here: epoch, until, identity.

@@ -16,26 +16,22 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IcebergType, NestedField
 
-from floodmark import log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.fills import Fill, absent_fields, fill_property, fills_of, is_unbound, unbound_property
-from floodmark.catalog.journal import Operation
 from floodmark.catalog.live import live_files
 from floodmark.catalog.metadata import new_snapshot_id, schema_of
 from floodmark.catalog.references import references_of
-from floodmark.catalog.riders import AlreadyCommitted, PlanAgain, Rider
-from floodmark.catalog.seal import WRITE, Edit, Seal
+from floodmark.catalog.riders import Rider
+from floodmark.catalog.seal import WRITE, Edit
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import Planned, PublishPlan, Start, publish
 from floodmark.errors import Conflict, Invalid
-from floodmark.failpoints import hit
 from floodmark.model import Commit, Head
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.schema import arrow_schema, arrow_type, user_fields
-from floodmark.write.intent import Intent
 from floodmark.write.shaped import planned_metadata
-from floodmark.write.undo import undo
 
 KIND = "add_column"
-PLANS_MAX = 12
 
 
 def add_column(
@@ -51,66 +47,56 @@ def add_column(
 
     One that was unbound from its expression, and that no file holds, is bound anew if it has the same type.
     """
-    return _change(
-        catalog,
-        intent,
-        table,
-        riders,
-        lambda head, snapshot: _edit(catalog, head, snapshot, name, kind, fill_expression),
-    )
+
+    def edit(head: Head, snapshot: int) -> Edit:
+        return _edit(catalog, head, snapshot, name, kind, fill_expression)
+
+    return publish(catalog, intent, _Reshape(catalog, intent, table, riders, edit))
 
 
 def unbind_column(catalog: Catalog, intent: Intent, table: str, name: str, riders: Sequence[Rider] = ()) -> Commit:
     """Let the column be filled by its expression no more. `Invalid` if it is not."""
-    return _change(catalog, intent, table, riders, lambda head, snapshot: _unbound(catalog, head, snapshot, name))
+
+    def edit(head: Head, snapshot: int) -> Edit:
+        return _unbound(catalog, head, snapshot, name)
+
+    return publish(catalog, intent, _Reshape(catalog, intent, table, riders, edit))
 
 
-def _change(
-    catalog: Catalog, intent: Intent, table: str, riders: Sequence[Rider], plan: Callable[[Head, int], Edit]
-) -> Commit:
-    location = catalog.at_head(
-        table, lambda head: catalog.files.metadata(head.metadata_location).location, intent.branch
-    )
-    try:
-        operation = catalog.journal.begin(
-            KIND,
-            branch=intent.branch,
-            actor=intent.actor,
-            message=intent.message,
-            batch=intent.batch,
-            table_locations=[location],
+class _Reshape(PublishPlan):
+    """A table's new shape without a row, planned on its head each time."""
+
+    # It reads no rows, so it is planned in a moment: writers need not wait for it.
+    takes_turn = False
+
+    def __init__(
+        self, catalog: Catalog, intent: Intent, table: str, riders: Sequence[Rider], edit: Callable[[Head, int], Edit]
+    ) -> None:
+        self._catalog = catalog
+        self._branch = intent.branch
+        self._table = table
+        self._riders = riders
+        self._edit = edit
+        self._snapshot = new_snapshot_id()
+        self._table_id: str | None = None
+
+    def start(self) -> Start:
+        read = self._catalog.files.metadata
+        return Start(
+            [self._catalog.at_head(self._table, lambda head: read(head.metadata_location).location, self._branch)]
         )
-    except AlreadyCommitted as already:
-        return catalog.history.commit(already.version, outcome="already_committed")
-    # Crash here: a row in the journal, no file; healing rolls it back.
-    hit(f"{KIND}.begun")
-    batch = () if intent.batch is None else (intent.batch,)
-    try:
-        first = catalog.history.head(table, intent.branch)
-        snapshot = new_snapshot_id()
-        for plans in range(1, PLANS_MAX + 1):
-            head = catalog.history.head(table, intent.branch)
-            if head.table_id != first.table_id:
-                raise Conflict("the table was dropped or made again meanwhile", table=table)
-            seal = Seal((plan(head, snapshot),), (*batch, *riders), repeatable=bool(batch))
-            try:
-                return _publish(catalog, operation, seal, leftovers=plans > 1)
-            except PlanAgain as again:
-                log.get(operation.id, kind=KIND).info("planning again", table=table, reason=again.reason)
-                # Crash here: the seal for a shape that the table does not have any more; no healer publishes it.
-                hit(f"{KIND}.planned_again")
-        raise Conflict("the table's shape kept changing", table=table, plans=PLANS_MAX, advice="Run it again.")
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        return undo(catalog, operation, error, certain=True)
-    finally:
-        catalog.journal.active.discard(operation.id)
 
+    def plan(self) -> Planned:
+        head = self._catalog.history.head(self._table, self._branch)
+        if head.table_id != (self._table_id or head.table_id):
+            raise Conflict("the table was dropped or made again meanwhile", table=self._table)
+        self._table_id = head.table_id
+        return Planned((self._edit(head, self._snapshot),), tuple(self._riders))
 
-def _publish(catalog: Catalog, operation: Operation, seal: Seal, *, leftovers: bool) -> Commit:
-    sealed_apart = catalog.journal.seal(operation, seal)
-    # Crash here: a repeatable operation is finished by a healer, any other is undone.
-    hit(f"{KIND}.sealed")
-    return catalog.door.publish(operation, seal, points=KIND, leftovers=leftovers or sealed_apart)
+    def kept_changing(self) -> Conflict:
+        return Conflict(
+            "the table's shape kept changing", table=self._table, plans=self.plans_max, advice="Run it again."
+        )
 
 
 def _edit(catalog: Catalog, head: Head, snapshot: int, name: str, kind: IcebergType, expression: str | None) -> Edit:

@@ -12,15 +12,13 @@ Crash before the publish: healing rolls it back, for nobody was told anything; a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
-from floodmark import log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.edges import KEPT, REPLACED, Edge, merged_sequences, since_sequence
 from floodmark.catalog.fills import fills_of
@@ -29,6 +27,9 @@ from floodmark.catalog.merge_rider import MergeRider
 from floodmark.catalog.metadata import new_snapshot_id
 from floodmark.catalog.riders import PlanAgain
 from floodmark.catalog.seal import TAKE, Edit
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.engine import Engine
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.failpoints import hit
 from floodmark.model import Head
@@ -67,19 +68,17 @@ from floodmark.write.branch_records import (
 from floodmark.write.branch_rows import Conflicts, Counted, KeyedMerge, KeyedRows, Unseen, Writer, written_values
 from floodmark.write.branch_unkeyed import append_rows, overwrite_rows, replace_rows
 from floodmark.write.branch_view import BranchView, SideFiles, TableSides, look, same_ground, schema_at
-from floodmark.write.change import PLAN_TURN_MS, Change
-from floodmark.write.intent import Intent
+from floodmark.write.change import Change
+from floodmark.write.options import WriteOptions
 from floodmark.write.prune import key_fields
 from floodmark.write.refusals import Offends
 from floodmark.write.step import DELETE_KEYS, MERGE
 from floodmark.write.table import TableChange
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 KIND = "branch_merge"
 TRIES_MAX = 5
-TRIES_BEFORE_TURN = 2
+# Rows of the source come with new sequences, also where the target has equal ones.
+REWRITE_EQUAL = WriteOptions(skip_unchanged=False)
 
 
 @dataclass(frozen=True)
@@ -92,36 +91,13 @@ class Wish:
     limit: int = 1000
 
 
-def merge(catalog: Catalog, get_spark: Callable[[], SparkSession], wish: Wish, intent: Intent) -> Merged:
-    first = catalog.branches.edge(wish.source, wish.target)
-    for tries in range(1, TRIES_MAX + 1):
-        with _deletion_is_conflict(catalog, first):
-            view = _look(catalog, wish, first)
-            if _is_known(view):
-                return Merged(UP_TO_DATE, wish.source, wish.target)
-            held = min(view.edge.common_version, view.edge.source_head)
-            change = Change.begin(catalog, intent, get_spark, held_version=held)
-        try:
-            with _deletion_is_conflict(catalog, first):
-                merged = _merge(catalog, change, view, wish, tries)
-        except PlanAgain as again:
-            log.get(change.operation.id, kind=KIND).info("planning again", table=again.table, reason=again.reason)
-            _give_up(change)
-            # Crash here: the operation is undone, nothing else was begun.
-            hit(f"{KIND}.planned_again")
-            continue
-        except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-            return Merged(MERGED, wish.source, wish.target, change.undo(error))
-        if merged.outcome == IN_CONFLICT:
-            _give_up(change)
-        return merged
-    raise Conflict(
-        "the branches kept changing under this merge",
-        source=wish.source,
-        target=wish.target,
-        tries=TRIES_MAX,
-        advice="Run it again when there are fewer writers.",
-    )
+def merge(engine: Engine, wish: Wish, intent: Intent) -> Merged:
+    catalog = engine.catalog
+    plan = _Merge(engine, wish, intent, catalog.branches.edge(wish.source, wish.target))
+    with _deletion_is_conflict(catalog, plan.first):
+        commit = publish(catalog, intent, plan)
+    merged = plan.merged
+    return replace(merged, commit=commit) if merged.outcome == MERGED else merged
 
 
 def plan_merge(catalog: Catalog, wish: Wish) -> Merged:
@@ -136,11 +112,79 @@ def plan_merge(catalog: Catalog, wish: Wish) -> Merged:
 # ── one try ──
 
 
-def _look(catalog: Catalog, wish: Wish, first: Edge) -> BranchView:
-    view = look(catalog, wish.source, wish.target)
-    if (view.edge.source.id, view.edge.target.id) != (first.source.id, first.target.id):
-        raise Conflict("a branch was deleted and made again meanwhile", source=wish.source, target=wish.target)
-    return view
+class _Merge(PublishPlan):
+    stages_again = True
+    plans_max = TRIES_MAX
+
+    def __init__(self, engine: Engine, wish: Wish, intent: Intent, first: Edge) -> None:
+        self._engine = engine
+        self._catalog = engine.catalog
+        self._wish = wish
+        self._intent = intent
+        # The two branches as they were asked for: others of their names are not meant.
+        self.first = first
+        self.merged = Merged(UP_TO_DATE, wish.source, wish.target)
+        self._view: BranchView
+        self._change: Change | None = None
+
+    def start(self) -> Start | None:
+        wish, first = self._wish, self.first
+        self._view = view = look(self._catalog, wish.source, wish.target)
+        if (view.edge.source.id, view.edge.target.id) != (first.source.id, first.target.id):
+            raise Conflict("a branch was deleted and made again meanwhile", source=wish.source, target=wish.target)
+        if _is_known(view):
+            self.merged = Merged(UP_TO_DATE, wish.source, wish.target)
+            return None
+        table_ids = [one.facts.source.table_id for one in view.tables if one.facts.source is not None]
+        return Start(held_version=min(view.edge.common_version, view.edge.source_head), turn=table_ids)
+
+    def stage(self, work: Publication) -> None:
+        wish, edge = self._wish, self._view.edge
+        # From begin on the versions are held that this view was read at; if it is still true, it stays so.
+        if not same_ground(self._catalog.branches.edge(wish.source, wish.target), edge):
+            raise PlanAgain(wish.source, "the branch moved before the operation was begun")
+        self._change = change = Change(self._engine, self._intent)
+        change.stage(work)
+        stage = _Stage(self._catalog, self._view, wish, change)
+        tables, conflicts = stage.run()
+        if not conflicts.total:
+            _look_for_orphans(change, conflicts)
+        self.merged = _outcome(MERGED, wish, tables, conflicts)
+        change.ride(
+            MergeRider(
+                source=edge.source.id,
+                source_name=edge.source.name,
+                source_version=edge.source_head,
+                target=edge.target.id,
+                child=edge.child.id,
+                common_version=edge.common_version,
+                source_since=edge.source_since,
+                settled=stage.settled,
+            )
+        )
+
+    def plan(self) -> Planned:
+        # With conflicts nothing is published: they are the answer.
+        if self._change is None or self.merged.outcome == IN_CONFLICT:
+            return Planned()
+        return self._change.plan()
+
+    def kept_changing(self) -> Conflict:
+        return Conflict(
+            "the branches kept changing under this merge",
+            source=self._wish.source,
+            target=self._wish.target,
+            tries=TRIES_MAX,
+            advice="Run it again when there are fewer writers.",
+        )
+
+    @property
+    def used_spark(self) -> bool:
+        return self._change is not None and self._change.used_spark
+
+    @property
+    def leftovers(self) -> bool:
+        return self._change is not None and self._change.leftovers
 
 
 def _is_known(view: BranchView) -> bool:
@@ -148,36 +192,6 @@ def _is_known(view: BranchView) -> bool:
     if view.edge.source_head == view.edge.source_since:
         return True
     return all(plan_table(one.facts).kind == NOTHING for one in view.tables)
-
-
-def _merge(catalog: Catalog, change: Change, view: BranchView, wish: Wish, tries: int) -> Merged:
-    edge = view.edge
-    # From begin on the versions are held that this view was read at; if it is still true, it stays so.
-    if not same_ground(catalog.branches.edge(wish.source, wish.target), edge):
-        raise PlanAgain(wish.source, "the branch moved before the operation was begun")
-    if tries > TRIES_BEFORE_TURN:
-        table_ids = [one.facts.source.table_id for one in view.tables if one.facts.source is not None]
-        catalog.door.turns.take(change.operation.id, table_ids, PLAN_TURN_MS)
-    stage = _Stage(catalog, view, wish, change)
-    tables, conflicts = stage.run()
-    if not conflicts.total:
-        _look_for_orphans(change, conflicts)
-    if conflicts.total:
-        return _outcome(IN_CONFLICT, wish, tables, conflicts)
-    change.ride(
-        MergeRider(
-            source=edge.source.id,
-            source_name=edge.source.name,
-            source_version=edge.source_head,
-            target=edge.target.id,
-            child=edge.child.id,
-            common_version=edge.common_version,
-            source_since=edge.source_since,
-            settled=stage.settled,
-        )
-    )
-    commit = change.publish(replan=False)
-    return replace(_outcome(MERGED, wish, tables, conflicts), commit=commit)
 
 
 def _look_for_orphans(change: Change, conflicts: Conflicts) -> None:
@@ -196,18 +210,6 @@ def _outcome(outcome: str, wish: Wish, tables: list[TableDiff], conflicts: Confl
         found = tuple(conflicts.found)
         return Merged(IN_CONFLICT, wish.source, wish.target, conflicts=found, conflicts_total=conflicts.total)
     return Merged(outcome, wish.source, wish.target, tables=tuple(tables))
-
-
-class _GivenUp(Exception):
-    """Not an error: the operation is to be undone, and its caller goes on."""
-
-
-def _give_up(change: Change) -> None:
-    try:
-        change.undo(_GivenUp())
-    except _GivenUp:
-        return
-    raise Corrupt("an operation that was never published is", operation=change.operation.id)
 
 
 @contextmanager
@@ -383,11 +385,11 @@ class _Stage:
             return merge.counted
         schema = row_schema(files.schema)
         names = [name for name in schema.names if name not in lacking]
-        self._change.write(MERGE, table.name, _reader(schema, names, merge.upserts()), skip_unchanged=False)
+        self._change.write(MERGE, table.name, _reader(schema, names, merge.upserts()), REWRITE_EQUAL)
         self._change.write(DELETE_KEYS, table.name, _reader(schema, list(table.key), merge.deletions()))
         if self._wish.prefer == OURS:
             kept = _reader(schema, schema.names, merge.kept(table.tell_deleted))
-            self._change.write(MERGE, table.name, kept, skip_unchanged=False)
+            self._change.write(MERGE, table.name, kept, REWRITE_EQUAL)
         return merge.counted
 
     def _unseen(self, files: SideFiles) -> Unseen | None:

@@ -7,33 +7,28 @@ What only looks (list, get, diff, a dry run) works on a lake that is open read-o
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from floodmark import clock
 from floodmark.catalog.branches import Branch
-from floodmark.catalog.catalog import Catalog
+from floodmark.commit.intent import Intent
+from floodmark.engine import Engine
 from floodmark.errors import Invalid, MergeConflict
 from floodmark.write.branch_plan import OURS, THEIRS
 from floodmark.write.branch_records import IN_CONFLICT, BranchDiff, Merged
-from floodmark.write.intent import Intent
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 # What a merge does about conflicts.
 RAISE, RETURN = "raise", "return"
 
 
 class LakeBranches:
-    def __init__(
-        self, catalog: Catalog, get_spark: Callable[[], SparkSession], actor: str, ready: Callable[[], None]
-    ) -> None:
-        self._catalog = catalog
-        self._get_spark = get_spark
-        self._actor = actor
-        self._ready = ready
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._catalog = engine.catalog
 
     def __repr__(self) -> str:
         return f"<lake.branches of {self._catalog.location}: create, merge, diff, list, delete>"
@@ -48,8 +43,10 @@ class LakeBranches:
     ) -> Branch:
         """Make a branch from the head of `source` (main), from a version, or from how it was at a time."""
         at_ms = None if at is None else clock.parse_time_ms(at)
-        self._ready()
-        return self._catalog.branches.create(name, source=source, version=version, at_ms=at_ms, actor=self._actor)
+        self._engine.get_ready()
+        return self._catalog.branches.create(
+            name, source=source, version=version, at_ms=at_ms, actor=self._engine.actor
+        )
 
     def list(self) -> builtins.list[Branch]:
         """Every branch, with its base and head."""
@@ -61,7 +58,7 @@ class LakeBranches:
 
     def delete(self, name: str) -> Branch:
         """End a branch: what was never merged goes with its versions' window. A merge under way ends in Conflict."""
-        self._ready()
+        self._engine.get_ready()
         return self._catalog.branches.delete(name)
 
     def diff(self, name: str, *, table: str | None = None, limit: int = 20) -> BranchDiff:
@@ -104,9 +101,9 @@ class LakeBranches:
         wish = Wish(name, target, prefer, limit)
         if dry_run:
             return plan_merge(self._catalog, wish)
-        intent = Intent(KIND, target, actor or self._actor, message)
-        self._ready()
-        merged = merge(self._catalog, self._get_spark, wish, intent)
+        intent = Intent(KIND, target, actor or self._engine.actor, message)
+        self._engine.get_ready()
+        merged = merge(self._engine, wish, intent)
         if merged.outcome == IN_CONFLICT and on_conflict == RAISE:
             raise _in_conflict(merged)
         return merged

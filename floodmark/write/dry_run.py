@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.live import live_files
 from floodmark.catalog.metadata import has_renamed_columns, schema_of
+from floodmark.engine import Engine
 from floodmark.model import Head
 from floodmark.rows.rewrite import BY_WHERE, Rewrite, Source
 from floodmark.rows.runner import Runner
@@ -15,15 +14,16 @@ from floodmark.rows.stage import StageTarget
 from floodmark.rows.where import Where, count_positions
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 
-def count_where(catalog: Catalog, get_spark: Callable[[], SparkSession], head: Head, where: str) -> dict[str, Any]:
+def count_where(engine: Engine, head: Head, where: str) -> dict[str, Any]:
     """The rows that a condition matches now, and the files that hold them."""
+    catalog = engine.catalog
     metadata = catalog.files.metadata(head.metadata_location)
     schema = schema_of(metadata, head)
     condition = Where.parse(where, schema)
-    runner = Runner(catalog.storage, get_spark, "plan")
+    runner = Runner(engine.storage, engine.sessions, "plan")
     runner.check(condition, schema)
     files = {file.path: file for file in live_files(catalog.files, head, schema) if condition.may_match(file, metadata)}
     if condition.plain:
@@ -33,7 +33,9 @@ def count_where(catalog: Catalog, get_spark: Callable[[], SparkSession], head: H
         counts = {file.path: file.matched for file in result.files if file.matched}
     else:
         options, arrow = catalog.storage.options, True if has_renamed_columns(metadata) else None
-        counts = count_positions(get_spark(), condition, list(files), schema, storage_options=options, arrow=arrow)
+        counts = count_positions(
+            engine.sessions.get(), condition, list(files), schema, storage_options=options, arrow=arrow
+        )
     return {
         "table": head.table,
         "where": where,

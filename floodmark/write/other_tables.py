@@ -12,14 +12,13 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.metadata import has_renamed_columns, schema_of
 from floodmark.errors import NotFound
 from floodmark.model import MAIN
+from floodmark.rows.session import Sessions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
-def tables_at_head(
-    catalog: Catalog, get_spark: Callable[[], SparkSession], branch: str = MAIN
-) -> Callable[[str], DataFrame]:
+def tables_at_head(catalog: Catalog, sessions: Sessions, branch: str = MAIN) -> Callable[[str], DataFrame]:
     """Gives a table by its name, whatever its case; `NotFound` if there is none."""
 
     def read(name: str) -> DataFrame:
@@ -30,7 +29,7 @@ def tables_at_head(
             raise NotFound("there is no such table", table=name, advice="`floodmark tables` lists them.")
         metadata = catalog.files.metadata(heads[0].metadata_location)
         return scan(
-            get_spark(),
+            sessions.get(),
             catalog.files.data_files(heads[0]),
             schema_of(metadata, heads[0]),
             storage_options=catalog.storage.options,

@@ -17,6 +17,7 @@ from floodmark.model import FileRecord, Head
 from floodmark.rows.rewrite import Result, Source
 from floodmark.rows.runner import Runner
 from floodmark.rows.stage import StageTarget
+from floodmark.write.options import DEFAULT, WriteOptions
 
 APPEND, MERGE, DELETE, OVERWRITE, RETAIN = "append", "merge", "delete", "overwrite", "retain"
 # The rows that come in with it are keys, staged as files of key columns.
@@ -85,19 +86,13 @@ class Step:
     """One verb of the caller: its rows as they were staged, for which schema, and what it is to do with them."""
 
     verb: str
+    options: WriteOptions = DEFAULT
     incoming: tuple[FileRecord, ...] = ()
     schema: Schema | None = None
     # The spec that the rows were staged for, and the table's own schema then: it tells which ids of `schema` are its.
     spec_id: int | None = None
     planned: Schema | None = None
-    where: str | None = None
-    skip_unchanged: bool = True
-    # Of a merge: rows that are no older by this column stay; of an empty name, all that are there.
-    newest_by: str | None = None
-    evolve: bool = False
-    remover: Remover | None = None
-    # Of a merge that updates only the columns that its rows bring: `incoming`, by the columns that each file holds.
-    partial: bool = False
+    # Of a partial merge: `incoming`, by the columns that each file holds.
     parts: tuple[Part, ...] = ()
 
     @property

@@ -73,14 +73,14 @@ class TableChange(PlannedTable):
         """
         if step.verb == DELETE_KEYS and anew and step.spec_id != self.spec_id:
             return self._keys_again(step)
-        if step.partial:
+        if step.options.partial:
             return self._parts_shaped(step, anew=anew)
         if step.schema is None:
             return step
         source = translated(step.schema, step.planned or step.schema, self.schema)
-        self._evolve(self.evolved(arrow_schema(source)) if step.evolve else self.schema)
+        self._evolve(self.evolved(arrow_schema(source)) if step.options.evolve else self.schema)
         fits = step.schema == self.schema and step.spec_id == self.spec_id
-        if fits or not (anew or step.evolve) or not step.incoming:
+        if fits or not (anew or step.options.evolve) or not step.incoming:
             return step
         # Columns that came meanwhile are filled in rows that were sent before, or null.
         fills = lacking(self.fills, [field.name for field in source.fields])
@@ -95,12 +95,12 @@ class TableChange(PlannedTable):
     def _parts_shaped(self, step: Step, *, anew: bool) -> Step:
         """The rows of a partial merge under the ids that their columns have now; staged again if these are others."""
         sources = [translated(part.schema, step.planned or self.own, self.schema) for part in step.parts]
-        for source in sources if step.evolve else ():
+        for source in sources if step.options.evolve else ():
             self._evolve(self.evolved(arrow_schema(source)))
         parts = []
         for part, source in zip(step.parts, sources, strict=True):
             target, schema = self.part_target(self.schema, [column.name for column in source.fields])
-            if (anew or step.evolve) and (part.schema != schema or step.spec_id != self.spec_id):
+            if (anew or step.options.evolve) and (part.schema != schema or step.spec_id != self.spec_id):
                 target.conformer(arrow_schema(source)).problems.raise_invalid()
                 check_required(part.records, source, schema)
                 part = Part(schema, self.staged_again(part.records, source, target, ()))
@@ -153,10 +153,10 @@ class TableChange(PlannedTable):
                 BY_KEY,
                 self.key,
                 incoming=step.paths,
-                compare=step.skip_unchanged,
-                newest_by=step.newest_by,
+                compare=step.options.skip_unchanged,
+                newest_by=step.options.newest_by,
                 held=step.held,
-                refilled=tuple(fill.field_id for fill in self.fills) if step.partial else (),
+                refilled=tuple(fill.field_id for fill in self.fills) if step.options.partial else (),
             ),
             self._sources(self._may_hold(step, self.working_files())),
         )
@@ -165,7 +165,7 @@ class TableChange(PlannedTable):
         for file in result.files:
             for number, packed in file.places:
                 cut.setdefault(number, []).append(packed)
-        if step.partial:
+        if step.options.partial:
             self._add_parts(step, result, cut)
         else:
             self._state.add(self._without(step.incoming, cut))
@@ -275,8 +275,8 @@ class TableChange(PlannedTable):
 
     def _where(self, step: Step) -> Where:
         """The step's condition; only an overwrite may mean everything by leaving it out."""
-        everything = step.where is None and step.verb == OVERWRITE
-        return Where.everything() if everything else Where.parse(step.where or "", self.schema)
+        everything = step.options.where is None and step.verb == OVERWRITE
+        return Where.everything() if everything else Where.parse(step.options.where or "", self.schema)
 
     def _remove_matching(self, rewrite: Rewrite, where: Where, files: Sequence[LiveFile]) -> Result:
         if where.plain or not files:
@@ -294,10 +294,10 @@ class TableChange(PlannedTable):
 
     def _retain(self, step: Step) -> None:
         """Take out what the step's remover says, of rows that are there; no deletion is written down for them."""
-        if step.remover is None or self.head is None:
+        if step.options.remover is None or self.head is None:
             raise Invalid("there is nothing to take rows out by", table=self.name)
         there = [file for path, file in self._base().items() if path not in self._state.removed]
-        removed = step.remover.remove(self._at(self.head, there))
+        removed = step.options.remover.remove(self._at(self.head, there))
         for file in removed.dropped:
             self._state.drop(file)
         for result in removed.results:
@@ -328,12 +328,12 @@ class TableChange(PlannedTable):
 
     def _check_inside(self, step: Step) -> None:
         """Rows that overwrite a part of a table belong to that part: otherwise a second run would not replace them."""
-        if step.where is None or not step.incoming:
+        if step.options.where is None or not step.incoming:
             return
-        where = Where.parse(step.where, self.schema)
+        where = Where.parse(step.options.where, self.schema)
         outside = step.rows - self._count_matching(where, self._staged(step.incoming))
         if outside:
-            raise refusals.rows_outside(self.name, outside, step.where)
+            raise refusals.rows_outside(self.name, outside, step.options.where)
 
     def _count_matching(self, where: Where, files: Sequence[LiveFile]) -> int:
         rewrite = Rewrite(self.target(), BY_WHERE, where=where.text, look_only=True)
@@ -369,7 +369,9 @@ class TableChange(PlannedTable):
 
     def riders(self) -> list[Rider]:
         """What the removers want to hold in the publish, if there will be one."""
-        removers = [step.remover for step in self._steps if step.remover is not None and self._state.changed]
+        removers = [
+            step.options.remover for step in self._steps if step.options.remover is not None and self._state.changed
+        ]
         return [rider for remover in removers for rider in remover.riders()]
 
     def recheck(self, head: Head) -> None:
@@ -382,8 +384,8 @@ class TableChange(PlannedTable):
                 raise PlanAgain(self.name, "a row with one of these keys came meanwhile")
             if step.verb in (DELETE, OVERWRITE) and self._came_inside(step, came):
                 raise PlanAgain(self.name, "a row that the condition matches came meanwhile")
-            if step.remover is not None:
-                step.remover.recheck(self._at(head, now))
+            if step.options.remover is not None:
+                step.options.remover.recheck(self._at(head, now))
         self._looked.update(file.path for file in came)
 
     def _came_inside(self, step: Step, came: Sequence[LiveFile]) -> bool:
@@ -413,13 +415,14 @@ class TableChange(PlannedTable):
         try:
             self.check_verb(step.verb)
             planned = step.planned or self.own
-            if step.where is not None:
-                check_condition(step.where, planned, self.own)
-            if step.newest_by:
-                step = replace(step, newest_by=present_name(step.newest_by, planned, self.own))
+            if step.options.where is not None:
+                check_condition(step.options.where, planned, self.own)
+            if step.options.newest_by:
+                named = present_name(step.options.newest_by, planned, self.own)
+                step = replace(step, options=replace(step.options, newest_by=named))
             return self._shaped(step, anew=True)
         except Invalid as error:
-            if step.evolve:
+            if step.options.evolve:
                 raise
             raise Conflict(
                 "the table's shape changed under this write",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pyiceberg.table.metadata import TableMetadata
 
@@ -22,13 +21,10 @@ from floodmark.catalog.references import REFERENCE_PREFIX, REFERRER_PREFIX, refe
 from floodmark.catalog.riders import PlanAgain
 from floodmark.catalog.seal import UNDROP, Edit
 from floodmark.catalog.shape_riders import UndropRider
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
 from floodmark.errors import Conflict
 from floodmark.model import Commit
-from floodmark.write.change import Change
-from floodmark.write.intent import Intent
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -45,33 +41,47 @@ class Undropped:
 def undrop(
     catalog: Catalog,
     intent: Intent,
-    get_spark: Callable[[], SparkSession],
     table: str,
     version: int | None = None,
     told: Callable[[Undropped], None] | None = None,
 ) -> Commit:
     """Bring a dropped table back; `version` says which one, if several had the name. `told` gets what came back."""
-    seen = _find(catalog, table, version)
-    change = Change.begin(catalog, intent, get_spark, held_version=seen.held_version)
-    try:
-        # From begin on nothing expires that can be read now and is not older than what is held.
-        found = _find(catalog, table, version)
-        if (found.held_version or 0) < change.operation.base_version:
-            raise Conflict("a version expired meanwhile", table=table, advice="Run it again.")
-        metadata = catalog.files.metadata(found.metadata_location)
-        properties, lost = _references(metadata, found)
-        change.give(_edit(found, metadata, properties))
-        state = found.state
-        change.ride(UndropRider(state.table_id, state.table, state.version, found.dropped_version))
-        commit = change.publish(replan=False)
-    except PlanAgain as again:
-        moved = Conflict("the table changed meanwhile", table=table, cause=again.reason, advice="Run it again.")
-        return change.undo(moved)
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        return change.undo(error)
-    if told is not None:
-        told(Undropped(table, state.rows, state.version, found.dropped_version, lost))
+    plan = _Undrop(catalog, table, version)
+    commit = publish(catalog, intent, plan)
+    if told is not None and plan.done is not None:
+        told(plan.done)
     return commit
+
+
+class _Undrop(PublishPlan):
+    def __init__(self, catalog: Catalog, table: str, version: int | None) -> None:
+        self._catalog = catalog
+        self._table = table
+        self._version = version
+        self._planned = Planned()
+        self.done: Undropped | None = None
+
+    def start(self) -> Start:
+        return Start(held_version=_find(self._catalog, self._table, self._version).held_version)
+
+    def stage(self, work: Publication) -> None:
+        # From begin on nothing expires that can be read now and is not older than what is held.
+        found = _find(self._catalog, self._table, self._version)
+        if (found.held_version or 0) < work.operation.base_version:
+            raise Conflict("a version expired meanwhile", table=self._table, advice="Run it again.")
+        metadata = self._catalog.files.metadata(found.metadata_location)
+        work.claim(metadata.location)
+        properties, lost = _references(metadata, found)
+        state = found.state
+        rider = UndropRider(state.table_id, state.table, state.version, found.dropped_version)
+        self._planned = Planned((_edit(found, metadata, properties),), (rider,))
+        self.done = Undropped(self._table, state.rows, state.version, found.dropped_version, lost)
+
+    def plan(self) -> Planned:
+        return self._planned
+
+    def plan_again(self, lost: PlanAgain) -> None:
+        raise Conflict("the table changed meanwhile", table=self._table, cause=lost.reason, advice="Run it again.")
 
 
 def _find(catalog: Catalog, table: str, version: int | None) -> Dropped:

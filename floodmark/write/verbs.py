@@ -1,55 +1,41 @@
-"""The verbs of a lake, one operation each: begin, stage, publish; an error is undone before it is raised."""
+"""The verbs of a lake that write rows or make tables: each a plan, run by one publication."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from floodmark.catalog.adopt import read_foreign
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.riders import AlreadyCommitted
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import publish
+from floodmark.engine import Engine
 from floodmark.errors import Invalid
 from floodmark.model import Commit
 from floodmark.rows.duplicates import find_duplicates
 from floodmark.rows.schema import check_columns
 from floodmark.write.change import Change
-from floodmark.write.intent import Intent
+from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.prune import key_fields
 from floodmark.write.shape import TableShape, check_name
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-GetSpark = Callable[[], "SparkSession"]
-
-
-def write(catalog: Catalog, intent: Intent, get_spark: GetSpark, table: str, data: Any, **options: Any) -> Commit:
+def write(engine: Engine, intent: Intent, table: str, data: Any, options: WriteOptions = DEFAULT) -> Commit:
     """One step on one table: append, merge, delete or overwrite, by the intent's kind."""
-    try:
-        change = Change.begin(catalog, intent, get_spark, [table])
-    except AlreadyCommitted as already:
-        return catalog.history.commit(already.version, outcome="already_committed")
-    try:
-        change.write(intent.kind, table, data, **options)
-        return change.publish()
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        return change.undo(error)
+
+    def fill(change: Change) -> None:
+        change.write(intent.kind, table, data, options)
+
+    return publish(engine.catalog, intent, Change(engine, intent, fill, [table]))
 
 
-def create(catalog: Catalog, intent: Intent, get_spark: GetSpark, shape: TableShape) -> Commit:
-    change = Change.begin(catalog, intent, get_spark)
-    try:
-        change.create_table(shape)
-        return change.publish()
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        return change.undo(error)
+def create(engine: Engine, intent: Intent, shape: TableShape) -> Commit:
+    return publish(engine.catalog, intent, Change(engine, intent, lambda change: change.create_table(shape)))
 
 
-def adopt(
-    catalog: Catalog, intent: Intent, get_spark: GetSpark, name: str, location: str, key: Sequence[str]
-) -> Commit:
+def adopt(engine: Engine, intent: Intent, name: str, location: str, key: Sequence[str]) -> Commit:
     """Take a foreign Iceberg table over. What the lake could not hold is refused before anything exists."""
+    catalog = engine.catalog
     check_name(name)
     adopted = read_foreign(catalog.files, location, key, table_id=str(uuid.uuid4()))
     schema = adopted.metadata.schema()
@@ -68,12 +54,7 @@ def adopt(
                 examples="; ".join(twice),
                 advice="Adopt it without a key, or with columns that are unique.",
             )
-    change = Change.begin(catalog, intent, get_spark)
-    try:
-        change.adopt(name, adopted)
-        return change.publish()
-    except BaseException as error:  # noqa: BLE001 - undo raises it again, or knows better
-        return change.undo(error)
+    return publish(catalog, intent, Change(engine, intent, lambda change: change.adopt(name, adopted)))
 
 
 def check_order(on_duplicate: str | None, order: str | None) -> str | None:

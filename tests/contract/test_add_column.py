@@ -23,14 +23,15 @@ from floodmark.catalog.live import live_files
 from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.riders import BatchRider
 from floodmark.catalog.seal import Edit, Seal, seal_hash
+from floodmark.commit.intent import Intent
 from floodmark.errors import Conflict, Invalid, NotFound
 from floodmark.ingest.receive import receive
 from floodmark.model import MAIN, Commit
 from floodmark.testing.children import run_killed
 from floodmark.testing.invariants import check_lake
 from floodmark.write.add_column import add_column
-from floodmark.write.intent import Intent
 from tests.conftest import Place, at, ids, rows
+from tests.without_spark import without_spark
 
 pytestmark = pytest.mark.mostly_sqlite
 
@@ -385,10 +386,8 @@ def test_a_transaction_fills_in_every_step(keyed: fm.Lake) -> None:
 
 
 def test_received_rows_are_filled(keyed: fm.Lake) -> None:
-    def spark() -> Any:
-        raise AssertionError("Spark is not needed here")
-
-    receive(keyed.catalog, spark, "sender", "users", [{"id": 1, "name": "got"}, {"id": 2, "_change": "delete"}])
+    rows = [{"id": 1, "name": "got"}, {"id": 2, "_change": "delete"}]
+    receive(without_spark(keyed), "sender", "users", rows)
     assert content(keyed, "users") == {1: "got", 3: None, 4: None, 5: None, 6: None}
     assert unfilled(keyed, "users") == [3, 4, 5, 6]
     check_lake(keyed.catalog)

@@ -16,13 +16,15 @@ from pyiceberg.types import LongType, NestedField, StringType
 import floodmark as fm
 from floodmark.catalog.metadata import new_snapshot_id, schema_of
 from floodmark.catalog.seal import WRITE, Edit
+from floodmark.commit.intent import Intent
 from floodmark.errors import Conflict, Invalid
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
 from floodmark.write.change import Change
-from floodmark.write.intent import Intent
+from floodmark.write.options import WriteOptions
 from tests.conftest import Place
 from tests.contract.test_catalog_keyed import at_point
+from tests.without_spark import without_spark
 
 pytestmark = pytest.mark.mostly_sqlite
 
@@ -60,13 +62,9 @@ def publish(lake: fm.Lake, table: str, **given: Any) -> None:
     metadata = lake.catalog.files.metadata(head.metadata_location)
     values: dict[str, Any] = {"schema_id": head.schema_id, "spec_id": head.spec_id, **given}
     edit = Edit(WRITE, table, head.table_id, metadata.location, snapshot=new_snapshot_id(), **values)
-    change = Change.begin(lake.catalog, Intent("apply", MAIN, "shaper", ""), _no_spark)
+    change = Change.begin(without_spark(lake), Intent("apply", MAIN, "shaper", ""))
     change.give(edit)
     change.publish()
-
-
-def _no_spark() -> Any:
-    raise AssertionError("no rows are moved here")
 
 
 def _now(lake: fm.Lake, table: str) -> tuple[TableMetadata, Schema]:
@@ -302,10 +300,10 @@ def test_several_shapes_one_after_the_other(lake: fm.Lake, other: fm.Lake) -> No
 
 
 def test_the_column_that_tells_the_newest_row_is_followed_through_a_rename(lake: fm.Lake, other: fm.Lake) -> None:
-    change = Change.begin(lake.catalog, Intent("merge", MAIN, "test", ""), _no_spark, ["people"])
+    change = Change.begin(without_spark(lake), Intent("merge", MAIN, "test", ""), ["people"])
     renamed = columns(_set("n", name="number"))
     with at_point("merge.sealed", lambda: renamed(other, "people")):
-        change.write("merge", "people", [{**row(1), "n": 5}, {**row(2, "b"), "n": 50}], newest_by="n")
+        change.write("merge", "people", [{**row(1), "n": 5}, {**row(2, "b"), "n": 50}], WriteOptions(newest_by="n"))
         change.publish()
     assert [(one["id"], one["number"]) for one in content(lake, "people")] == [(1, 10), (2, 50)]
 

@@ -14,6 +14,7 @@ import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.journal import all_files
 from floodmark.testing.invariants import check_lake
+from tests.without_spark import without_spark
 
 SHAPE = "id long not null, name string"
 
@@ -98,12 +99,12 @@ def test_a_stream_goes_on_after_a_merge(lake: fm.Lake) -> None:
 
 
 def _stream(lake: fm.Lake, number: int, branch: str) -> None:
+    from floodmark.commit.intent import Intent, stream_rider
     from floodmark.write.change import Change
-    from floodmark.write.intent import Intent, stream_rider
     from floodmark.write.step import APPEND
 
     intent = Intent("append", branch, "test", "", stream_rider("events", "query", number, branch))
-    change = Change.begin(lake.catalog, intent, lambda: None)  # type: ignore[arg-type, return-value]
+    change = Change.begin(without_spark(lake), intent)
     change.write(APPEND, "events", people(number))
     change.publish()
 

@@ -11,10 +11,10 @@ import pytest
 from pyiceberg.types import StringType
 
 import floodmark as fm
+from floodmark.commit.intent import Intent
 from floodmark.export.file_units import read_rows, read_units
 from floodmark.testing.invariants import check_lake
 from floodmark.write.add_column import add_column
-from floodmark.write.intent import Intent
 from tests.conftest import Place, at
 
 USERS = "id long not null, name string"

@@ -20,6 +20,7 @@ from pyiceberg.types import LongType
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog.chunks import ChunkRider, LoadedTable
+from floodmark.commit.intent import Intent
 from floodmark.model import MAIN
 from floodmark.testing.children import Child
 from floodmark.testing.database_faults import DatabaseFaults
@@ -29,7 +30,6 @@ from floodmark.testing.invariants import check_lake
 from floodmark.testing.postgres import CutProxy, PostgresServer
 from floodmark.write.add_column import add_column
 from floodmark.write.change import Change
-from floodmark.write.intent import Intent
 from floodmark.write.step import APPEND
 from tests.conftest import EVENTS, Place, ids, rows
 
@@ -90,7 +90,7 @@ def chunk(lake: fm.Lake, number: int) -> fm.Commit:
     """As a history backfill loads it."""
     table_id = lake.catalog.history.head("events").table_id
     rider = ChunkRider.of(lake.catalog.jobs.find(JOB).id, number, (LoadedTable("events", table_id, 1),))
-    change = Change.begin(lake.catalog, Intent("chunk", MAIN, "test", "", rider), lake.sessions.get, ["events"])
+    change = Change.begin(lake.engine, Intent("chunk", MAIN, "test", "", rider), ["events"])
     try:
         change.write(APPEND, "events", rows(number))
         return change.publish()

@@ -34,6 +34,7 @@ from floodmark.storage import Storage, join, root_location
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.s3 import S3Server
 from tests.conftest import Place
+from tests.without_spark import NO_SPARK
 
 FORMATS = ["parquet", "jsonl"]
 POINTS = ["unit.sealed", "unit.sent", "unit.acknowledged", "unit.manifest"]
@@ -126,10 +127,6 @@ class Told:
         return False
 
 
-def no_spark() -> Any:
-    raise AssertionError("little is written without Spark")
-
-
 @dataclass(frozen=True)
 class Out:
     """Where a sink writes."""
@@ -208,7 +205,7 @@ def ship(
     since: int = BEGINNING,
 ) -> Shipped:
     unit, shipment = unit_of(lake, rules or settings.rules(), since)
-    destination = FilesDestination(settings, storage or lake.catalog.storage, no_spark)
+    destination = FilesDestination(settings, storage or lake.catalog.storage, NO_SPARK)
     return destination.ship(unit, shipment, log or ListLog(), told or Told())
 
 
@@ -319,7 +316,7 @@ def test_nothing_is_written_if_nothing_ships(lake: fm.Lake, folder: Out) -> None
     changes = lake.changes("plain")
     rules = Rules(None, "id = 2", "parquet", "none", 2**31, PART_BYTES)
     unit = Unit("01U", "01L", "s", "01S", 1, "plain", "01T", 7, BEGINNING, changes.until, rules)
-    destination = FilesDestination(folder.settings(), lake.catalog.storage, no_spark)
+    destination = FilesDestination(folder.settings(), lake.catalog.storage, NO_SPARK)
     log = ListLog()
     assert destination.ship(unit, plan_shipment(changes.plan, None, "id = 2"), log, Told()) == Shipped()
     assert [part.state for part in log.parts()] == [ACKNOWLEDGED]

@@ -19,8 +19,9 @@ from floodmark.backfill.sources import PathSource, bind
 from floodmark.ingest.files import unfinished_csv
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids
-from tests.history_world import Numbers, no_spark, number_rows
+from tests.history_world import Numbers, number_rows
 from tests.history_world import run as run_spec
+from tests.without_spark import NO_SPARK
 
 pytestmark = pytest.mark.mostly_sqlite
 
@@ -129,7 +130,7 @@ def test_the_digest_of_a_chunk_is_that_of_its_files_one_after_the_other(lake: fm
         (tmp_path / f"{start}.jsonl").write_text(text)
     geometry = Geometry.of(0, 20, 10)
     source = PathSource(f"{tmp_path}/{{start}}.jsonl", step=5, missing="empty")
-    at_work = bind(source, Context(lake.catalog, no_spark, geometry, lambda: None))
+    at_work = bind(source, Context(lake.catalog, NO_SPARK, geometry, lambda: None))
     assert isinstance(at_work, PathSource)
     assert at_work.digest(geometry.chunk(0)) == hashlib.sha256(b"ab").hexdigest()
     (tmp_path / "15.jsonl").unlink()
@@ -191,8 +192,8 @@ def test_a_csv_file_cut_inside_its_last_line_is_told_by_its_last_byte(
 ) -> None:
     (tmp_path / name).write_text(text)
     path = f"{tmp_path}/{name}"
-    assert unfinished_csv(no_spark, [f"{tmp_path}/none.csv", path]) == (None if whole else path)
-    assert unfinished_csv(no_spark, [f"file://{path}"]) == (None if whole else f"file://{path}")
+    assert unfinished_csv(NO_SPARK, [f"{tmp_path}/none.csv", path]) == (None if whole else path)
+    assert unfinished_csv(NO_SPARK, [f"file://{path}"]) == (None if whole else f"file://{path}")
 
 
 def test_a_history_refuses_a_cut_csv_file_by_its_name(lake: fm.Lake, tmp_path: Path) -> None:

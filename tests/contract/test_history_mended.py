@@ -23,12 +23,13 @@ from floodmark.backfill.ranges import TableRange
 from floodmark.backfill.sources import TableSource
 from floodmark.catalog.chunks import ChunkRider, Chunks, LoadedTable
 from floodmark.catalog.jobs import Jobs
+from floodmark.commit.intent import Intent
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
 from floodmark.write.change import Change
-from floodmark.write.intent import Intent
 from tests.conftest import EVENTS, Place, at, ids, rows
-from tests.history_world import Numbers, Row, chunk_rows, history, no_spark, number_rows, room_of, run
+from tests.history_world import Numbers, Row, chunk_rows, history, number_rows, room_of, run
+from tests.without_spark import without_spark
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_chunk_that_comes_while_others_are_pruned_is_not_marked(lake: fm.Lake)
 
     def load() -> None:
         rider = ChunkRider.of(job, 0, (LoadedTable("events", table_id, 10),))
-        change = Change.begin(lake.catalog, Intent("chunk", MAIN, "another", "", rider), no_spark, ["events"])
+        change = Change.begin(without_spark(lake), Intent("chunk", MAIN, "another", "", rider), ["events"])
         change.write("append", "events", rows(*range(10)))
         change.publish()
 
@@ -260,7 +261,7 @@ def test_rows_that_came_after_a_chunk_are_not_taken_for_its_own(lake: fm.Lake) -
     loader = Loader(room, spec, source, job, "test", None)  # type: ignore[arg-type]
 
     def as_loaded(number: int) -> bool:
-        now = TableRange.at_head(room.catalog, room.get_spark, spec.geometry, "events", "id")
+        now = TableRange.at_head(room.catalog, room.engine.sessions, spec.geometry, "events", "id")
         return loader._is_as_loaded(now, number)
 
     assert [as_loaded(number) for number in range(5)] == [True] * 5

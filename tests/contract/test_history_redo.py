@@ -14,7 +14,7 @@ from floodmark.backfill.record import BackfillRun
 from floodmark.catalog.upkeep import Consumer
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
-from tests.history_world import Numbers, chunk_rows, history, no_spark, number_rows, room_of, run
+from tests.history_world import Numbers, chunk_rows, history, number_rows, room_of, run
 
 pytestmark = pytest.mark.mostly_sqlite
 
@@ -44,7 +44,7 @@ def loaded_badly(lake: fm.Lake, tables: Any = "events", **options: Any) -> Numbe
 
 def again(lake: fm.Lake, source: Any, first: Any = 20, last: Any = 30, **options: Any) -> BackfillRun:
     job = lake.catalog.jobs.find("years")
-    return redo.redo(room_of(lake, no_spark), job, first, last, "fixer", source=source, **options)
+    return redo.redo(room_of(lake), job, first, last, "fixer", source=source, **options)
 
 
 def names(lake: fm.Lake, table: str = "events") -> dict[int, str]:

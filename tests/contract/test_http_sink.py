@@ -40,6 +40,7 @@ from floodmark.testing.receiver import (
     stores_then_is_late,
 )
 from tests.conftest import Place, at, rows
+from tests.without_spark import NO_SPARK
 
 # Long enough that a test which waits for it fails by its own limit.
 FOR_EVER_S = 600.0
@@ -597,7 +598,7 @@ def body(first: int, count: int = 1) -> Body:
 
 def ship(receiver: Receiver, found: Any, log: ListLog, watch: Any = None, **settings: Any) -> Shipped:
     quick = {"backoff_s_max": 0.01, **settings}
-    destination = HttpDestination(HttpSettings(url=receiver.url, **quick), Storage(), lambda: pytest.fail("no Spark"))
+    destination = HttpDestination(HttpSettings(url=receiver.url, **quick), Storage(), NO_SPARK)
     return destination.ship_bodies(UNIT, found, log, watch or Patient())
 
 

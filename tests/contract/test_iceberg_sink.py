@@ -810,9 +810,7 @@ def unit_of(lake: fm.Lake, since: int, until: int, *, epoch: int = 0, of: str = 
 def ship_unit(lake: fm.Lake, elsewhere: Elsewhere, unit: Unit, log: UnitLog) -> Shipped:
     """Bring one unit to the destination, past the lake's own record of its sinks."""
     changes = lake.changes("events", None if unit.since < 0 else unit.since, unit.until)
-    destination = IcebergDestination(
-        IcebergSettings(catalog=elsewhere.properties), lake.catalog.storage, lake.sessions.get
-    )
+    destination = IcebergDestination(IcebergSettings(catalog=elsewhere.properties), lake.catalog.storage, lake.sessions)
     return destination.ship(unit, plan_shipment(changes.plan, None, None), log, RunWatch())
 
 
@@ -963,7 +961,7 @@ def test_a_replay_sends_again_and_raises_the_epoch(lake: fm.Lake, elsewhere: Els
 
 def compact(lake: fm.Lake, elsewhere: Elsewhere, table: str = "events", **options: Any) -> Maintenance:
     settings = IcebergSettings(catalog=elsewhere.properties, compact_file_count=3)
-    destination = IcebergDestination(settings, lake.catalog.storage, lake.sessions.get)
+    destination = IcebergDestination(settings, lake.catalog.storage, lake.sessions)
     return compact_destination(destination, table, **options)
 
 

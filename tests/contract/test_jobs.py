@@ -23,12 +23,12 @@ from floodmark.catalog.chunks import ChunkRider, FillRider, LoadedChunk, LoadedT
 from floodmark.catalog.job import CANCELLED, COLUMN, DONE, FAILED, HISTORY, SHOWN_MS, Job
 from floodmark.catalog.jobs import END_TRIES_MAX, NAME_CHARACTERS_MAX, Held
 from floodmark.catalog.riders import AlreadyCommitted
+from floodmark.commit.intent import Intent
 from floodmark.errors import Busy, Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
 from floodmark.model import MAIN
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
-from floodmark.write.intent import Intent
 from floodmark.write.verbs import write
 from tests.conftest import Place, at, ids, rows
 
@@ -759,7 +759,7 @@ def load_chunk(lake: fm.Lake, job: str, chunk: int, count: int, table: str = "ev
     rider = ChunkRider.of(job, chunk, (LoadedTable(table, table_id(lake, table), count),))
     intent = Intent("append", MAIN, "test", "", rider)
     data = rows(*range(chunk * 10, chunk * 10 + count))
-    return write(lake.catalog, intent, lake.sessions.get, table, data).outcome
+    return write(lake.engine, intent, table, data).outcome
 
 
 def load_in(place: Place, job: str) -> None:
@@ -820,7 +820,7 @@ def test_chunks_that_come_together_come_once(lake: fm.Lake) -> None:
     def load(*numbers: int) -> str:
         data = rows(*(number * 10 + place for number in numbers for place in range(2)))
         intent = Intent("append", MAIN, "test", "", together(*numbers))
-        return write(lake.catalog, intent, lake.sessions.get, "events", data).outcome
+        return write(lake.engine, intent, "events", data).outcome
 
     assert [load(1, 2, 4), load(1, 2, 4)] == ["committed", "already_committed"]
     assert [(state.chunk, state.rows) for state in lake.catalog.chunks.of(held.id)] == [(1, 2), (2, 2), (4, 2)]

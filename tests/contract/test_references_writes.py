@@ -11,15 +11,17 @@ import floodmark as fm
 from floodmark.catalog.journal import all_files
 from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.references import Reference, no_reference, reference_property, referrer_property
+from floodmark.commit.intent import Intent
 from floodmark.errors import Invalid
 from floodmark.storage import join
 from floodmark.testing.children import run_killed
 from floodmark.testing.invariants import check_lake
 from floodmark.write.change import Change
-from floodmark.write.intent import Intent
+from floodmark.write.options import WriteOptions
 from tests.conftest import Place
 from tests.contract.test_apply_writers import publish
 from tests.contract.test_catalog_keyed import at_point
+from tests.without_spark import without_spark
 
 pytestmark = pytest.mark.mostly_sqlite
 
@@ -212,7 +214,7 @@ def test_a_reference_that_is_no_more_is_not_checked(lake: fm.Lake) -> None:
 
 
 def test_rows_do_not_go_by_age_from_a_table_that_is_referred_to(lake: fm.Lake) -> None:
-    change = Change.begin(lake.catalog, Intent("retain", "main", "test", ""), _no_spark)
+    change = Change.begin(without_spark(lake), Intent("retain", "main", "test", ""))
     with pytest.raises(Invalid):
         change.write("retain", "customers")
     with pytest.raises(Invalid):
@@ -290,8 +292,8 @@ def test_a_batch_that_died_is_finished_only_beside_the_parent_that_it_was_checke
     assert run_killed(append_batch, place, failpoint="append.sealed")
     if moved:
         # Not by the lake's verb, which would heal first.
-        change = Change.begin(lake.catalog, Intent("delete", "main", "test", ""), _no_spark, ["customers"])
-        change.write("delete", "customers", where="id = 5")
+        change = Change.begin(without_spark(lake), Intent("delete", "main", "test", ""), ["customers"])
+        change.write("delete", "customers", options=WriteOptions(where="id = 5"))
         change.publish()
     report = lake.recover()
     assert (len(report.rolled_back), len(report.rolled_forward)) == ((1, 0) if moved else (0, 1))
@@ -346,7 +348,3 @@ def test_a_whole_table_that_comes_is_held_against_the_rows_that_are_there(lake: 
 def append_batch(place: Place) -> None:
     with place.open(actor="child") as lake:
         lake.append("orders", orders(o7=5), batch="b")
-
-
-def _no_spark() -> Any:
-    raise AssertionError("no Spark is needed here")

@@ -16,13 +16,14 @@ from floodmark import clock, failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.live import live_files
 from floodmark.catalog.upkeep import Consumer, Policy
+from floodmark.commit.intent import Intent
 from floodmark.maintain.compact import Compacted, compact
 from floodmark.maintain.plan import CompactionPlan, FileGroup
 from floodmark.maintain.retain import plan_retention, retain
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
-from floodmark.write.intent import Intent
 from tests.conftest import Place, at
+from tests.without_spark import without_spark
 
 pytestmark = pytest.mark.mostly_sqlite
 
@@ -46,19 +47,15 @@ def other(lake: fm.Lake, place: Place) -> Iterator[fm.Lake]:
         yield other
 
 
-def no_spark() -> NoReturn:
-    raise AssertionError("little work needs no Spark")
-
-
 def run(
     lake: fm.Lake, retention: str, table: str = "events", *, force: bool = False, planned: bool = True
 ) -> tuple[str, Row]:
     """Plan, then do it. What was planned is what is done, unless the table changes meanwhile."""
     head, policy = lake.catalog.history.head(table), Policy(retention)
     intent = Intent("retain", MAIN, "test", "")
-    plan = plan_retention(lake.catalog, no_spark, head, policy, now_ms=NOW, force=force)
+    plan = plan_retention(without_spark(lake), head, policy, now_ms=NOW, force=force)
     assert lake.catalog.history.head(table) == head, "a plan changes nothing"
-    outcome, detail = retain(lake.catalog, no_spark, intent, head, policy, now_ms=NOW, force=force)
+    outcome, detail = retain(without_spark(lake), intent, head, policy, now_ms=NOW, force=force)
     if planned:
         assert detail == {**plan.as_dict(), "version": detail["version"], "rows_removed": plan.rows_going}
     assert detail["rows_due"] == detail["rows_going"] + detail["rows_protected"]
@@ -154,10 +151,10 @@ def test_whole_partitions_go_without_a_look_into_them(lake: fm.Lake, place: Plac
     lake.read_arrow("events").read_all()  # from here on all metadata is remembered
     plain = lake.catalog.storage.counters.snapshot()
     policy, intent = Policy("36h"), Intent("retain", MAIN, "test", "")
-    plan = plan_retention(lake.catalog, no_spark, before, policy, now_ms=NOW)
+    plan = plan_retention(without_spark(lake), before, policy, now_ms=NOW)
     assert lake.catalog.storage.counters.snapshot() == plain, "the plan needs no file at all"
     assert (plan.rows_going, plan.files_dropped, plan.files_rewritten) == (5, 5, 0)
-    outcome, detail = retain(lake.catalog, no_spark, intent, before, policy, now_ms=NOW)
+    outcome, detail = retain(without_spark(lake), intent, before, policy, now_ms=NOW)
     counters = lake.catalog.storage.counters
     opened = {verb: counters.calls.get(verb, 0) - plain.calls.get(verb, 0) for verb in ("open_input", "read")}
     assert opened == {"open_input": 0, "read": 0}, "and no file was opened to do it"
@@ -194,8 +191,8 @@ def test_the_moment_is_that_of_the_database(lake: fm.Lake) -> None:
     lake.create_table("events", "id long not null, d date")
     lake.append("events", [{"id": 1, "d": date(2001, 1, 1)}, {"id": 2, "d": date(9999, 1, 1)}])
     head, intent = lake.catalog.history.head("events"), Intent("retain", MAIN, "test", "")
-    assert plan_retention(lake.catalog, no_spark, head, Policy("1d")).rows_going == 1
-    outcome, detail = retain(lake.catalog, no_spark, intent, head, Policy("1d"))
+    assert plan_retention(without_spark(lake), head, Policy("1d")).rows_going == 1
+    outcome, detail = retain(without_spark(lake), intent, head, Policy("1d"))
     assert (outcome, detail["rows_removed"]) == ("retained", 1)
     assert state(lake) == {2: 1}
 
@@ -250,7 +247,7 @@ def together(lake: fm.Lake, table: str = "events") -> None:
     head = lake.catalog.history.head(table)
     intent = Intent("compact", MAIN, "test", "")
     everything = FileGroup(tuple(live_files(lake.catalog.files, head, lake.schema(table))))
-    compact(lake.catalog, no_spark, intent, head, CompactionPlan((everything,)), Compacted())
+    compact(without_spark(lake), intent, head, CompactionPlan((everything,)), Compacted())
     assert fresh_files(lake, table) == [False]
 
 
@@ -283,7 +280,7 @@ def test_only_a_file_that_straddles_the_cut_is_read_for_it(lake: fm.Lake) -> Non
 
     def opened(retention: str, rows_going: int) -> int:
         before = storage.counters.snapshot()
-        plan = plan_retention(lake.catalog, no_spark, head, Policy(retention), now_ms=NOW)
+        plan = plan_retention(without_spark(lake), head, Policy(retention), now_ms=NOW)
         assert plan.rows_going == rows_going
         return storage.counters.calls.get("open_input", 0) - before.calls.get("open_input", 0)
 

@@ -367,9 +367,7 @@ def part(
 @pytest.mark.mostly_sqlite
 def test_a_receiving_lake_takes_a_unit_only_after_the_one_that_it_has(lake: fm.Lake) -> None:
     def take(sender: Sender, number: int) -> str:
-        return receive(
-            lake.catalog, lake.sessions.get, "test", "events", [{"id": number, "name": "row"}], sender=sender
-        ).outcome
+        return receive(lake.engine, "test", "events", [{"id": number, "name": "row"}], sender=sender).outcome
 
     assert take(part(0, "A"), 1) == "committed"
     assert take(part(0, "A"), 1) == "already_committed"

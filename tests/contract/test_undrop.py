@@ -103,7 +103,7 @@ def test_batch_ids_go_on_and_a_table_of_the_same_name_between_does_not_meet_them
 
 def test_a_stream_and_a_sender_go_on_where_they_were(people: fm.Lake) -> None:
     from floodmark.catalog.senders import SenderRider
-    from floodmark.write.intent import stream_rider
+    from floodmark.commit.intent import stream_rider
 
     table_id = people.catalog.history.head("people").table_id
     sender = SenderRider("other", table_id, 1, 0, 5, 0, 3)

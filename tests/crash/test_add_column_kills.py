@@ -7,12 +7,12 @@ from pyiceberg.types import StringType
 
 import floodmark as fm
 from floodmark.catalog.riders import BatchRider
+from floodmark.commit.intent import Intent
 from floodmark.failpoints import FAILPOINTS
 from floodmark.model import MAIN
 from floodmark.testing.children import run_killed
 from floodmark.testing.invariants import check_lake
 from floodmark.write.add_column import add_column
-from floodmark.write.intent import Intent
 from tests.conftest import EVENTS, Place, at, rows
 
 pytestmark = pytest.mark.mostly_sqlite

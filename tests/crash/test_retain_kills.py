@@ -10,12 +10,12 @@ import pytest
 import floodmark as fm
 from floodmark import clock, failpoints
 from floodmark.catalog.upkeep import Consumer, Policy
+from floodmark.commit.intent import Intent
 from floodmark.failpoints import FAILPOINTS, WRITE_STEPS
 from floodmark.maintain.retain import retain
 from floodmark.model import MAIN
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.invariants import check_lake
-from floodmark.write.intent import Intent
 from tests.conftest import DATABASES, Place
 from tests.crash.test_kill_at_every_step import expected_outcome
 
@@ -45,7 +45,7 @@ def retain_table(place: Place) -> str:
     with place.open() as lake:
         head = lake.catalog.history.head("events")
         intent = Intent("retain", MAIN, "test", "")
-        return retain(lake.catalog, lake.sessions.get, intent, head, Policy("2d"), now_ms=NOW)[0]
+        return retain(lake.engine, intent, head, Policy("2d"), now_ms=NOW)[0]
 
 
 def retain_meddled(place: Place) -> str:
@@ -115,7 +115,7 @@ def retain_forced(place: Place) -> str:
     with place.open() as lake:
         head = lake.catalog.history.head("events")
         intent = Intent("retain", MAIN, "test", "")
-        return retain(lake.catalog, lake.sessions.get, intent, head, Policy("2d"), now_ms=NOW, force=True)[0]
+        return retain(lake.engine, intent, head, Policy("2d"), now_ms=NOW, force=True)[0]
 
 
 @pytest.mark.parametrize("point", ["moved", "published"])

@@ -18,6 +18,7 @@ from floodmark.backfill.geometry import Chunk, Geometry
 from floodmark.backfill.ranges import TableRange
 from floodmark.backfill.sources import Context, PathSource, Source, TableSource, bind, explain
 from floodmark.errors import Invalid, NotFound, Unavailable
+from tests.without_spark import NO_SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,11 +36,8 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[fm.Lake]:
 
 
 def context(lake: fm.Lake, geometry: Geometry, *, table: str | None = "events", with_spark: bool = True) -> Context:
-    def no_spark() -> Any:
-        raise AssertionError("Spark was asked for")
-
-    get_spark = lake.sessions.get if with_spark else no_spark
-    return Context(lake.catalog, get_spark, geometry, lambda: None if table is None else lake.schema(table))
+    sessions = lake.sessions if with_spark else NO_SPARK
+    return Context(lake.catalog, sessions, geometry, lambda: None if table is None else lake.schema(table))
 
 
 def write(folder: Path, name: str, *rows: dict[str, Any] | str) -> None:
@@ -262,7 +260,7 @@ def test_files_that_have_nothing_of_a_range_are_not_opened(lake: fm.Lake) -> Non
 
     def at(spark: bool) -> TableRange:
         asked = context(lake, NUMBERS, with_spark=spark)
-        return TableRange.at_head(lake.catalog, asked.get_spark, NUMBERS, "events", "id")
+        return TableRange.at_head(lake.catalog, asked.sessions, NUMBERS, "events", "id")
 
     assert len(at(True).rows(100, 200).inputFiles()) == 1
     assert at(False).count(100, 300) == 200, "whole files are counted by their statistics"

@@ -45,7 +45,7 @@ def frames(spark: SparkSession, *columns: str) -> Callable[[Chunk], DataFrame]:
 
 
 def run(lake: fm.Lake, spec: HistorySpec, progress: Step | None = None) -> BackfillRun:
-    return run_history(room_of(lake, lake.sessions.get), spec, "test", progress)
+    return run_history(room_of(lake, lake.sessions), spec, "test", progress)
 
 
 def many(source: Any, **options: Any) -> HistorySpec:

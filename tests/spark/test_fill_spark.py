@@ -12,6 +12,7 @@ from pyiceberg.types import IcebergType
 import floodmark as fm
 from floodmark.catalog.fills import Fill, absent_fields, fills_of
 from floodmark.catalog.live import LiveFile, live_files
+from floodmark.commit.intent import Intent
 from floodmark.errors import Invalid
 from floodmark.model import MAIN
 from floodmark.rows import fill as filling
@@ -23,7 +24,6 @@ from floodmark.rows.stage import StageTarget
 from floodmark.rows.translate import struct_from_spark
 from floodmark.testing.invariants import check_lake
 from floodmark.write.add_column import add_column
-from floodmark.write.intent import Intent
 from floodmark.write.other_tables import tables_at_head
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def lake_of_users(folder: Path, spark: SparkSession) -> Iterator[fm.Lake]:
 
 
 def kind_of(lake: fm.Lake, expression: str, table: str = "users") -> IcebergType:
-    others = tables_at_head(lake.catalog, lake.sessions.get)
-    return expression_type(lake.sessions.get, lake.schema(table), table, expression, others)
+    others = tables_at_head(lake.catalog, lake.sessions)
+    return expression_type(lake.sessions, lake.schema(table), table, expression, others)
 
 
 def add(lake: fm.Lake, name: str, expression: str, table: str = "users") -> Fill:
@@ -102,14 +102,14 @@ def fill_files(
     ]
     return run_fill(
         lake.catalog.storage,
-        lake.sessions.get,
+        lake.sessions,
         "test",
         target,
         sources,
         wanted,
         table=table,
         source_schema=schema,
-        tables=tables_at_head(lake.catalog, lake.sessions.get),
+        tables=tables_at_head(lake.catalog, lake.sessions),
     )
 
 

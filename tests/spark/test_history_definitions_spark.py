@@ -107,4 +107,4 @@ def test_a_dry_run_refuses_it_as_well(lake: fm.Lake) -> None:
 
     spec = history(Numbers(), {"events": "select * from mine"}, column=None)
     with pytest.raises(fm.Invalid, match="neither the chunk"):
-        plan(room_of(lake, lake.sessions.get), spec)
+        plan(room_of(lake, lake.sessions), spec)

@@ -37,7 +37,7 @@ def lake(tmp_path: Path, spark: SparkSession) -> Iterator[fm.Lake]:
 
 
 def run(lake: fm.Lake, spec: HistorySpec) -> BackfillRun:
-    return run_history(room_of(lake, lake.sessions.get), spec, "test")
+    return run_history(room_of(lake, lake.sessions), spec, "test")
 
 
 class Frames(Numbers):
@@ -164,7 +164,7 @@ def test_without_a_range_column_the_source_is_asked(lake: fm.Lake) -> None:
 def test_a_range_is_read_when_all_of_it_is_there(lake: fm.Lake) -> None:
     source = Numbers(act={"20..30": lambda chunk: []})
     run(lake, history(source))
-    job, room = lake.catalog.jobs.find("years"), room_of(lake, lake.sessions.get)
+    job, room = lake.catalog.jobs.find("years"), room_of(lake, lake.sessions)
     assert sorted(row.id for row in read_range(room, job, 5, 35).collect()) == [*range(5, 20), *range(30, 35)]
     assert read_range(room, job, 20, 30).collect() == [], "an empty chunk is there, and empty"
     lake.append("events", number_rows(Chunk(0, 60, 61)))
@@ -190,7 +190,7 @@ def test_a_range_of_time_is_read_whatever_the_zone(lake: fm.Lake, spark: SparkSe
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
         assert run(lake, spec).outcome == "done"
-        job, room = lake.catalog.jobs.find("years"), room_of(lake, lake.sessions.get)
+        job, room = lake.catalog.jobs.find("years"), room_of(lake, lake.sessions)
         assert read_range(room, job, "2024-03-31", "2024-04-03").count() == timedelta(days=3) // step
         assert read_range(room, job, first, first + 3 * size).count() == 3 * (size // step)
     finally:

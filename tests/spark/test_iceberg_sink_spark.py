@@ -86,7 +86,7 @@ def test_tasks_compact(lake: fm.Lake, elsewhere: Elsewhere) -> None:
         ship(lake)
     before = elsewhere.rows()
     settings = IcebergSettings(catalog=elsewhere.properties)
-    destination = IcebergDestination(settings, lake.catalog.storage, lake.sessions.get)
+    destination = IcebergDestination(settings, lake.catalog.storage, lake.sessions)
     done = compact_destination(destination, "people", 2)
     assert (done.outcome, done.detail["files_in"], done.detail["files_out"]) == ("compacted", 6, 1)
     assert elsewhere.rows() == before

@@ -11,12 +11,12 @@ import pytest
 import floodmark as fm
 from floodmark import clock
 from floodmark.catalog.upkeep import Consumer, Policy
+from floodmark.commit.intent import Intent
 from floodmark.maintain.compact import Compacted, compact, plan_table
 from floodmark.maintain.retain import plan_retention, retain
 from floodmark.model import MAIN
 from floodmark.rows import runner
 from floodmark.testing.invariants import check_lake
-from floodmark.write.intent import Intent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +43,7 @@ def lake(
         if request.param == "all commits in one":
             head, intent = lake.catalog.history.head("events"), Intent("compact", MAIN, "test", "")
             plan = plan_table(lake.catalog, head, files_min=2)
-            compact(lake.catalog, lake.sessions.get, intent, head, plan, Compacted())
+            compact(lake.engine, intent, head, plan, Compacted())
             assert lake.catalog.history.head("events").files == 1
         monkeypatch.setattr(runner, "IN_PROCESS_ROWS_MAX", 0)
         yield lake
@@ -52,9 +52,9 @@ def lake(
 
 def run(lake: fm.Lake, retention: str, *, force: bool = False) -> tuple[str, dict[str, Any]]:
     head, policy = lake.catalog.history.head("events"), Policy(retention)
-    plan = plan_retention(lake.catalog, lake.sessions.get, head, policy, now_ms=NOW, force=force)
+    plan = plan_retention(lake.engine, head, policy, now_ms=NOW, force=force)
     intent = Intent("retain", MAIN, "test", "")
-    outcome, detail = retain(lake.catalog, lake.sessions.get, intent, head, policy, now_ms=NOW, force=force)
+    outcome, detail = retain(lake.engine, intent, head, policy, now_ms=NOW, force=force)
     assert detail == {**plan.as_dict(), "version": detail["version"], "rows_removed": plan.rows_going}
     return outcome, detail
 

@@ -24,6 +24,7 @@ from floodmark.rows.schema import arrow_schema, table_schema
 from floodmark.rows.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 from floodmark.write.shape import plan_table
+from tests.without_spark import NO_SPARK
 
 COLUMNS = (
     "id long not null, name string, flag boolean, pair struct<a:int,b:string>, words array<string>, "
@@ -49,17 +50,13 @@ def staged(folder: Path, rows: list[dict[str, object]], *absent: str) -> FileRec
     return record
 
 
-def no_spark() -> None:
-    raise AssertionError("Spark is not needed here")
-
-
 def no_tables(name: str) -> None:
     raise AssertionError(f"no other table is needed here: {name}")
 
 
 def run(into: StageTarget, sources: list[Source], *fills: Fill, schema: Schema = SCHEMA):  # type: ignore[no-untyped-def]
     filled, used_spark = run_fill(
-        Storage(), no_spark, "tag", into, sources, fills, table="t", source_schema=schema, tables=no_tables
+        Storage(), NO_SPARK, "tag", into, sources, fills, table="t", source_schema=schema, tables=no_tables
     )
     assert not used_spark
     return filled

@@ -28,6 +28,7 @@ from floodmark.rows.schema import table_schema
 from floodmark.rows.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 from tests.unit.test_compare import EVERY_TYPE, plain, some_value
+from tests.without_spark import NO_SPARK
 
 Row = dict[str, Any]
 
@@ -416,10 +417,6 @@ def test_an_interruption_leaves_nothing_either() -> None:
 # ── many groups ──
 
 
-def no_spark() -> Any:
-    raise AssertionError("little work starts no JVM")
-
-
 def test_groups_and_results_travel_as_text() -> None:
     lake = simple()
     group = Group(7, (lake.fresh(1, numbers(0, 3)), Source("x", 1, 2, None, False, ("p",), ("q", "r"))))
@@ -432,10 +429,10 @@ def test_little_is_gathered_in_this_process_and_progress_is_told() -> None:
     lake = simple()
     groups = [Group(at, (lake.fresh(at, numbers(at, 3)), lake.fresh(9, numbers(50 + at, 3)))) for at in (4, 2)]
     told: list[int] = []
-    done, used_spark = run_groups(lake.storage, no_spark, "tag", lake.target(), groups, progress=told.append)
+    done, used_spark = run_groups(lake.storage, NO_SPARK, "tag", lake.target(), groups, progress=told.append)
     assert ([one.number for one in done], used_spark, told) == ([4, 2], False, [1, 2])
     assert [len(one.records) for one in done] == [1, 1]
-    assert run_groups(lake.storage, no_spark, "tag", lake.target(), []) == ([], False)
+    assert run_groups(lake.storage, NO_SPARK, "tag", lake.target(), []) == ([], False)
 
 
 class LocalTasks:
@@ -447,6 +444,13 @@ class LocalTasks:
 
     @property
     def sparkSession(self) -> LocalTasks:
+        return self
+
+    @property
+    def sessions(self) -> Any:
+        return self
+
+    def get(self) -> LocalTasks:
         return self
 
     def range(self, start: int, end: int, step: int, partitions: int) -> LocalTasks:
@@ -493,7 +497,7 @@ def test_much_is_gathered_by_one_task_for_each_group(tmp_path: Any) -> None:
     groups = [Group(at, (source,)) for at, source in enumerate(sources)]
     done, used_spark = run_groups(
         lake.storage,
-        lambda: tasks,
+        tasks.sessions,
         "floodmark-op",
         lake.target(),
         groups,
@@ -513,5 +517,5 @@ def test_what_a_task_found_corrupt_comes_back_as_such(tmp_path: Any) -> None:
     bad = replace(lake.fresh(2, numbers(5, 3)), rows=4)
     groups = [Group(0, (good,)), Group(1, (bad,))]
     with pytest.raises(Corrupt, match="as many rows") as raised:
-        run_groups(lake.storage, lambda: tasks, "tag", lake.target(), groups)
+        run_groups(lake.storage, tasks.sessions, "tag", lake.target(), groups)
     assert raised.value.facts["file"] == bad.path

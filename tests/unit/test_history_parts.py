@@ -18,7 +18,7 @@ from floodmark.backfill.outputs import order_of
 from floodmark.backfill.progress import Cancelled
 from floodmark.backfill.prune import floor_of, floor_start
 from floodmark.backfill.spec import kept_units, references
-from tests.history_world import no_spark
+from tests.without_spark import NO_SPARK
 
 NUMBERS = Geometry.of(5, 95, 10)
 DAYS = Geometry.of("2024-01-01", None, "1d")
@@ -84,8 +84,8 @@ def test_neighbours_are_joined() -> None:
 def test_tables_that_take_the_rows_come_first() -> None:
     definitions: dict[str, Any] = {"sums": "select 1", "raw": None, "more": len, "copy": None}
     assert order_of(["sums", "more", "copy", "raw"], definitions) == ["copy", "raw", "sums", "more"]
-    assert references("sums", "select * from raw join `copy` -- more", definitions, no_spark) == ["raw", "copy"]
-    assert references("sums", "select sums.x, raw, 'raw' from chunk", definitions, no_spark) == []
+    assert references("sums", "select * from raw join `copy` -- more", definitions, NO_SPARK) == ["raw", "copy"]
+    assert references("sums", "select sums.x, raw, 'raw' from chunk", definitions, NO_SPARK) == []
 
 
 # ── tries ──

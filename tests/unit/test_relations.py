@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from floodmark.rows.relations import _foreign, _told_by_words, relations
-from tests.history_world import no_spark
+from tests.without_spark import NO_SPARK
 
 KNOWN = {"chunk", "events", "a b"}
 
@@ -21,7 +21,7 @@ CERTAIN = {
 
 @pytest.mark.parametrize("query", CERTAIN)
 def test_a_plain_select_tells_itself(query: str) -> None:
-    assert relations(query, KNOWN, no_spark) == CERTAIN[query]
+    assert relations(query, KNOWN, NO_SPARK) == CERTAIN[query]
 
 
 @pytest.mark.parametrize(

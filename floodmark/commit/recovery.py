@@ -21,9 +21,9 @@ from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STA
 from floodmark.catalog.lines import ENDED, Lines
 from floodmark.catalog.processes import is_dead
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain
-from floodmark.errors import Busy, Conflict, Corrupt, Invalid, NotFound, Unavailable
+from floodmark.errors import Busy, Conflict, Corrupt, Incomplete, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
-from floodmark.model import HealReport
+from floodmark.model import Commit, HealReport
 
 # Executors may outlive their driver and write into an abandoned folder: it is looked at again for this long.
 QUIET_MS = 10 * 60_000
@@ -227,3 +227,27 @@ class _Report:
             waiting=tuple(self.waiting),
             files_deleted=self.files_deleted,
         )
+
+
+# ── one operation, for its caller ──
+
+
+def resolve(catalog: Catalog, healer: Healer | None, operation: str) -> Commit | None:
+    """After CommitUnknown: its commit, or None if it never happened and never will (I13).
+
+    Without a healer nothing is settled first.
+    """
+    found = catalog.journal.find(operation)
+    if found is not None and found.state not in (PUBLISHED, ABANDONED) and healer is not None:
+        healer.heal()
+        found = catalog.journal.find(operation)
+    if found is None or found.state == ABANDONED:
+        return None
+    if found.state == PUBLISHED and found.version is not None:
+        return catalog.history.commit(found.version)
+    raise Incomplete(
+        "the operation is still under way",
+        operation=operation,
+        state=found.state,
+        advice="Ask again when its process has ended.",
+    )

@@ -1,0 +1,49 @@
+"""What everything that works on an open lake needs, in one record that is handed down once.
+
+A room below takes the engine, or the part of it that it needs (the catalog, the storage, the sessions), as a value.
+Nothing below calls up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from floodmark.catalog.catalog import Catalog
+from floodmark.commit.recovery import Healer
+from floodmark.errors import Invalid
+from floodmark.reading import Reader
+from floodmark.rows.session import Sessions
+from floodmark.storage import Storage
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An open lake's parts. `actor` is who commits, if a verb names nobody else."""
+
+    catalog: Catalog
+    sessions: Sessions
+    actor: str
+    read_only: bool = False
+
+    @property
+    def storage(self) -> Storage:
+        return self.catalog.storage
+
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.catalog, self.sessions)
+
+    @cached_property
+    def healer(self) -> Healer:
+        return Healer(self.catalog)
+
+    def check_writable(self) -> None:
+        if self.read_only:
+            location = self.catalog.location
+            raise Invalid("this lake was opened read-only", location=location, advice="Open it for writing.")
+
+    def get_ready(self) -> None:
+        """What every write does first: recover what dead processes left (I13, I16)."""
+        self.check_writable()
+        self.healer.heal()
