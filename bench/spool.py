@@ -16,8 +16,8 @@ from pathlib import Path
 from bench.measure import Line, Samples, rate, timed
 from bench.workshop import Workshop
 from floodmark.ingest.intake import Intake, IntakeLimits
-from floodmark.ingest.spool import Spool
-from floodmark.ingest.spool_folder import Calls
+from floodmark.spool.folder import Calls
+from floodmark.spool.spool import Spool
 from floodmark.testing.load import APPENDED, COLUMNS, KEYED, Load, body_of
 
 ROWS = 100

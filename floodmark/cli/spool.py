@@ -13,8 +13,8 @@ import typer
 from floodmark import clock
 from floodmark.catalog.spools import HELD, PutAside
 from floodmark.errors import Invalid
-from floodmark.ingest.spool_accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
 from floodmark.report import count_of
+from floodmark.spool.accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -72,8 +72,8 @@ def accept(
     Shows first what may be lost and what may come twice. A running daemon goes on by itself afterwards.
     """
     from floodmark.ingest.intake import default_folder
-    from floodmark.ingest.spool_accept import accept as accept_spool
-    from floodmark.ingest.spool_accept import plan
+    from floodmark.spool.accept import accept as accept_spool
+    from floodmark.spool.accept import plan
 
     with _open(context, read_only=not apply) as lake:
         configured = context.obj.settings.serve.spool

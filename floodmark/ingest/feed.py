@@ -26,10 +26,10 @@ from floodmark.ingest.feed_group import same_kind
 from floodmark.ingest.feed_memory import Memory, Seen
 from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, landed_before, table_gone
 from floodmark.ingest.feed_quarantine import clean
-from floodmark.ingest.spool import Record, Spool, look
-from floodmark.ingest.spool_check import is_fed, misfit, missing, missing_row
-from floodmark.ingest.spool_limits import IntakeLimits, Taken
-from floodmark.ingest.spool_live import closed, opened
+from floodmark.spool.check import is_fed, misfit, missing, missing_row
+from floodmark.spool.limits import IntakeLimits, Taken
+from floodmark.spool.live import closed, opened
+from floodmark.spool.spool import Record, Spool, look
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake

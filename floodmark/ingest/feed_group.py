@@ -20,12 +20,12 @@ from pyiceberg.schema import Schema
 
 from floodmark.errors import Invalid
 from floodmark.ingest.judge import Judge
-from floodmark.ingest.spool import Record
 from floodmark.model import SEQ_COLUMN
 from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.convert import Shape, table_shape
 from floodmark.rows.duplicates import last_of_table
 from floodmark.rows.json_lines import parse_lines
+from floodmark.spool.spool import Record
 from floodmark.write.prune import key_fields
 from floodmark.write.refusals import Offence
 

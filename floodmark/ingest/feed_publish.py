@@ -28,8 +28,8 @@ from floodmark.ingest.feed_group import Bad, Group, Rows, actor_of, lines_of
 from floodmark.ingest.feed_memory import Memory
 from floodmark.ingest.feed_quarantine import clean, put_aside
 from floodmark.ingest.receive import try_receive
-from floodmark.ingest.spool import Record
 from floodmark.model import Head
+from floodmark.spool.spool import Record
 from floodmark.write.refusals import Offends
 
 if TYPE_CHECKING:

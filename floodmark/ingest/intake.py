@@ -17,8 +17,8 @@ from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.ingest.feed import Feed
 from floodmark.ingest.feed_memory import Seen
 from floodmark.ingest.feed_publish import Landed
-from floodmark.ingest.spool_folder import is_spool
-from floodmark.ingest.spool_limits import IntakeLimits, Taken
+from floodmark.spool.folder import is_spool
+from floodmark.spool.limits import IntakeLimits, Taken
 from floodmark.storage.location import split
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from floodmark.errors import (
     TooNew,
     Unavailable,
 )
-from floodmark.ingest.spool import Record, Spool, Waiting, look
-from floodmark.ingest.spool_folder import SYSTEM, Calls
-from floodmark.ingest.spool_frame import FRAME_BYTES, HEADER_BYTES
-from floodmark.ingest.spool_limits import IntakeLimits, Taken
+from floodmark.spool.folder import SYSTEM, Calls
+from floodmark.spool.frame import FRAME_BYTES, HEADER_BYTES
+from floodmark.spool.limits import IntakeLimits, Taken
+from floodmark.spool.spool import Record, Spool, Waiting, look
 from floodmark.testing.children import Child, run_child
 
 LIMITS = IntakeLimits()

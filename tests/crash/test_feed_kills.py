@@ -19,7 +19,7 @@ from floodmark.catalog.spools import DROPPED, HELD, RETRIED
 from floodmark.failpoints import NOT_PASSED, OTHER, WRITE_STEPS
 from floodmark.ingest.intake import IntakeLimits
 from floodmark.ingest.quarantine_retry import drop, retry
-from floodmark.ingest.spool_accept import accept, plan
+from floodmark.spool.accept import accept, plan
 from floodmark.testing.children import Child, preload, run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from floodmark.errors import Conflict, FloodmarkError, NotFound
-from floodmark.ingest.spool_folder import LOCK, About, failing, holder_pid, list_segments, read_about
-from floodmark.ingest.spool_frame import HEADER_BYTES, heads, parse_header, vouched
-from floodmark.ingest.spool_record import Waiting
-from floodmark.ingest.spool_segment import Segment, block_reader, damaged, find_segment
+from floodmark.spool.folder import LOCK, About, failing, holder_pid, list_segments, read_about
+from floodmark.spool.frame import HEADER_BYTES, heads, parse_header, vouched
+from floodmark.spool.record import Waiting
+from floodmark.spool.segment import Segment, block_reader, damaged, find_segment
 
 _TRIES_MAX = 4
 _PAUSE_S = 0.02

@@ -18,10 +18,10 @@ from pathlib import Path
 from floodmark.clock import now_ms
 from floodmark.errors import BelowRetention, Conflict, FloodmarkError, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.spool_folder import About, Calls, failing, list_segments, segment_path, sync_folder
-from floodmark.ingest.spool_frame import FRAME_BYTES, Draft, Frame, frame_head, mark, name_of, parse_head, unpack
-from floodmark.ingest.spool_record import Record, Waiting
-from floodmark.ingest.spool_segment import (
+from floodmark.spool.folder import About, Calls, failing, list_segments, segment_path, sync_folder
+from floodmark.spool.frame import FRAME_BYTES, Draft, Frame, frame_head, mark, name_of, parse_head, unpack
+from floodmark.spool.record import Record, Waiting
+from floodmark.spool.segment import (
     Found,
     Segment,
     begin,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from floodmark.errors import Corrupt
-from floodmark.ingest.spool_folder import About, Calls, failing
-from floodmark.ingest.spool_frame import (
+from floodmark.spool.folder import About, Calls, failing
+from floodmark.spool.frame import (
     HEADER_BYTES,
     Frame,
     Placed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from floodmark.ingest.spool_frame import (
+from floodmark.spool.frame import (
     COUNT_MAX,
     HEADER_BYTES,
     MAGIC,

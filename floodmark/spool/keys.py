@@ -14,7 +14,7 @@ from hashlib import blake2b
 from zlib import crc32
 
 from floodmark.errors import Corrupt
-from floodmark.ingest.spool_frame import DIGEST_BYTES
+from floodmark.spool.frame import DIGEST_BYTES
 
 _MAGIC = b"FMKEYS01"
 _HEADER = struct.Struct("<8s26sQI")  # magic, spool, records below this are covered, how many keys

@@ -20,7 +20,7 @@ from pathlib import Path
 from floodmark.clock import new_id
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, NotFound
 from floodmark.failpoints import hit
-from floodmark.ingest.spool_folder import (
+from floodmark.spool.folder import (
     KEYS,
     SYSTEM,
     About,
@@ -32,10 +32,10 @@ from floodmark.ingest.spool_folder import (
     sync_folder,
     take_lock,
 )
-from floodmark.ingest.spool_frame import HEADER_BYTES, SegmentHeader, parse_header, segment_header
-from floodmark.ingest.spool_keys import keys_bytes, parse_keys, raised
-from floodmark.ingest.spool_salvage import Blank, salvage
-from floodmark.ingest.spool_segment import damaged, find
+from floodmark.spool.frame import HEADER_BYTES, SegmentHeader, parse_header, segment_header
+from floodmark.spool.keys import keys_bytes, parse_keys, raised
+from floodmark.spool.salvage import Blank, salvage
+from floodmark.spool.segment import damaged, find
 
 _SHOWN_MAX = 20
 

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from floodmark.errors import Busy, FloodmarkError, Unavailable
-from floodmark.ingest.spool_frame import Draft
-from floodmark.ingest.spool_limits import Taken
+from floodmark.spool.frame import Draft
+from floodmark.spool.limits import Taken
 
 
 @dataclass

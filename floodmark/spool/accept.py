@@ -19,10 +19,10 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spools import SpoolRow
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.failpoints import hit
-from floodmark.ingest.spool import Look, look
-from floodmark.ingest.spool_check import missing, why_refused
-from floodmark.ingest.spool_folder import read_about, take_lock, write_about
-from floodmark.ingest.spool_mend import Damage, find_damage, mend
+from floodmark.spool.check import missing, why_refused
+from floodmark.spool.folder import read_about, take_lock, write_about
+from floodmark.spool.mend import Damage, find_damage, mend
+from floodmark.spool.spool import Look, look
 
 NOTHING, GO_ON, MEND, BEGIN_ANEW, GIVE_UP = "nothing_to_do", "go_on", "mend", "begin_anew", "give_up"
 

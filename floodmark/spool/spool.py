@@ -18,7 +18,7 @@ from pathlib import Path
 from floodmark.clock import now_ms
 from floodmark.errors import FloodmarkError, Invalid, NotFound
 from floodmark.failpoints import hit
-from floodmark.ingest.spool_folder import (
+from floodmark.spool.folder import (
     ABOUT,
     KEYS,
     SYSTEM,
@@ -34,15 +34,15 @@ from floodmark.ingest.spool_folder import (
     take_lock,
     write_about,
 )
-from floodmark.ingest.spool_frame import COUNT_MAX, HEADER_BYTES, Draft, Frame, pack
-from floodmark.ingest.spool_keys import KeyWindow, Known, digest, keys_bytes, keys_size, parse_keys
-from floodmark.ingest.spool_limits import IntakeLimits, Taken
-from floodmark.ingest.spool_look import Look, look
-from floodmark.ingest.spool_record import Record, Waiting
-from floodmark.ingest.spool_reserve import KeysReserve
-from floodmark.ingest.spool_segment import damaged
-from floodmark.ingest.spool_segments import Segments
-from floodmark.ingest.spool_writer import Append, GroupWriter
+from floodmark.spool.frame import COUNT_MAX, HEADER_BYTES, Draft, Frame, pack
+from floodmark.spool.keys import KeyWindow, Known, digest, keys_bytes, keys_size, parse_keys
+from floodmark.spool.limits import IntakeLimits, Taken
+from floodmark.spool.look import Look, look
+from floodmark.spool.record import Record, Waiting
+from floodmark.spool.reserve import KeysReserve
+from floodmark.spool.segment import damaged
+from floodmark.spool.segments import Segments
+from floodmark.spool.writer import Append, GroupWriter
 
 __all__ = ["Look", "Record", "Spool", "Waiting", "look"]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from floodmark.errors import Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.spool_folder import KEYS, RESERVE, Calls, failing, sync_folder
-from floodmark.ingest.spool_segment import write_all
+from floodmark.spool.folder import KEYS, RESERVE, Calls, failing, sync_folder
+from floodmark.spool.segment import write_all
 
 # It grows in steps of this many bytes.
 _STEP_BYTES = 64 * 1024

@@ -5,7 +5,7 @@
     N.segment    records from number N on
     keys         keys of records whose segments are deleted
     reserve      room for the next `keys`, for the day when the disk is full
-    *.damaged-*  files that an operator went on without (spool_mend.py); nothing reads or deletes them
+    *.damaged-*  files that an operator went on without (mend.py); nothing reads or deletes them
 
 A folder without spool.json is one whose making was interrupted: nobody was told of anything in it.
 """

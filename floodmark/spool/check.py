@@ -9,7 +9,7 @@ from pathlib import Path
 
 from floodmark.catalog.spools import SpoolRow, replaced
 from floodmark.errors import Conflict, FloodmarkError
-from floodmark.ingest.spool import Look
+from floodmark.spool.spool import Look
 
 
 def missing(row: SpoolRow, folder: Path, host: str) -> Conflict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from floodmark.ingest.spool import Look, Spool, look
+from floodmark.spool.spool import Look, Spool, look
 
 _open: dict[Path, Spool] = {}
 _lock = threading.Lock()
