@@ -14,10 +14,9 @@ from floodmark import clock
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spools import SpoolRow
 from floodmark.errors import FloodmarkError
-from floodmark.spool.check import missing, why_refused
-from floodmark.spool.live import look_here
-from floodmark.spool.mend import find_damage
-from floodmark.spool.spool import Waiting
+from floodmark.spool.salvage import find_damage
+from floodmark.spool.segments import Waiting
+from floodmark.spool.state import look_here, missing, why_refused
 
 OK, WAITING, REFUSED, ELSEWHERE = "ok", "waiting", "refused", "elsewhere"
 _NOTHING = Waiting(0, 0, 0, None)

@@ -26,10 +26,9 @@ from floodmark.ingest.feed_group import same_kind
 from floodmark.ingest.feed_memory import Memory, Seen
 from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, landed_before, table_gone
 from floodmark.ingest.feed_quarantine import clean
-from floodmark.spool.check import is_fed, misfit, missing, missing_row
-from floodmark.spool.limits import IntakeLimits, Taken
-from floodmark.spool.live import closed, opened
-from floodmark.spool.spool import Record, Spool, look
+from floodmark.spool.segments import Record
+from floodmark.spool.spool import IntakeLimits, Spool, Taken
+from floodmark.spool.state import is_fed, look, misfit, missing, missing_row, note_closed, note_opened
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -130,14 +129,14 @@ class Feed:
             self._log.warning("a torn tail was cut off: nobody was told of those rows", cut_bytes=spool.repaired)
         self._row, self._position = known, known.position
         self._feeder = Feeder(self._lake, self._table_id, spool.id, self._memory, self._await_older)
-        opened(spool)
+        note_opened(spool)
         return spool
 
     def _shut(self) -> None:
         """Let go of the spool: it is not the table's any more, or takes nothing until it is opened again."""
         with self._opening:
             if self._spool is not None:
-                closed(self._spool)
+                note_closed(self._spool)
                 self._spool.close()
                 self._spool = None
 

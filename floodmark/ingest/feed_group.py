@@ -25,7 +25,7 @@ from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.convert import Shape, table_shape
 from floodmark.rows.duplicates import last_of_table
 from floodmark.rows.json_lines import parse_lines
-from floodmark.spool.spool import Record
+from floodmark.spool.segments import Record
 from floodmark.write.prune import key_fields
 from floodmark.write.refusals import Offence
 

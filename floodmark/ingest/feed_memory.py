@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from floodmark.ingest.judge import Judge
-from floodmark.spool.spool import Record
+from floodmark.spool.segments import Record
 
 BYTES_MAX = 32 * 1024 * 1024
 

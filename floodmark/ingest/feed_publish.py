@@ -29,7 +29,7 @@ from floodmark.ingest.feed_memory import Memory
 from floodmark.ingest.feed_quarantine import clean, put_aside
 from floodmark.ingest.receive import try_receive
 from floodmark.model import Head
-from floodmark.spool.spool import Record
+from floodmark.spool.segments import Record
 from floodmark.write.refusals import Offends
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from floodmark.ingest.feed import Feed
 from floodmark.ingest.feed_memory import Seen
 from floodmark.ingest.feed_publish import Landed
 from floodmark.spool.folder import is_spool
-from floodmark.spool.limits import IntakeLimits, Taken
+from floodmark.spool.spool import IntakeLimits, Taken
 from floodmark.storage.location import split
 
 if TYPE_CHECKING:

@@ -1,26 +1,39 @@
-"""The window of Idempotency-Keys of a spool: which keys brought which rows, the newest of them, for a while.
+"""The Idempotency-Keys of a spool: which keys brought which rows, the newest of them, within a window of time.
 
-Keys of records whose segments are still there are read from these; before a segment is deleted, those of its records
-are written to the file `keys`, whole under its name or not at all. So a key is known as long as the window says,
-through any crash. Only digests are kept: memory and file are bounded by the number of keys.
+Opening reads the keys of existing segments from these. Before a segment is deleted, the keys of its records go into the
+file `keys`, which is replaced as a whole or not at all. So a key stays known for the window, through any crash. Only
+digests are kept: the number of keys bounds memory and file.
+
+A full disk must not keep fed segments from being deleted, so room for the next `keys` is allocated ahead: the file
+`reserve` (class KeysReserve).
 """
 
 from __future__ import annotations
 
+import os
 import struct
+import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from zlib import crc32
 
-from floodmark.errors import Corrupt
+from floodmark.errors import Corrupt, Unavailable
+from floodmark.failpoints import hit
+from floodmark.spool.folder import KEYS, RESERVE, Calls, failing, sync_folder
 from floodmark.spool.frame import DIGEST_BYTES
+from floodmark.spool.segments import write_all
 
 _MAGIC = b"FMKEYS01"
 _HEADER = struct.Struct("<8s26sQI")  # magic, spool, records below this are covered, how many keys
 _KEPT = struct.Struct(f"<{DIGEST_BYTES}sQIq")  # digest of the body, record, rows, when
 _ENTRY_BYTES = DIGEST_BYTES + _KEPT.size
 _CRC_BYTES = 4
+# The reserve grows in steps of this many bytes.
+_STEP_BYTES = 64 * 1024
 
 
 def digest(data: bytes) -> bytes:
@@ -62,7 +75,7 @@ class KeyWindow:
             self._kept.popitem(last=False)
 
     def copy_below(self, record: int) -> list[bytes]:
-        """Entries of the file for keys of records below this one: quick, as nobody can append meanwhile."""
+        """Entries of the file for keys of records below this one: quick, as it blocks every append."""
         found = []
         for key, kept in self._kept.items():
             if int.from_bytes(kept[DIGEST_BYTES : DIGEST_BYTES + 8], "little") < record:
@@ -116,3 +129,67 @@ def parse_keys(data: bytes, path: str) -> KeysFile:
     places = range(_HEADER.size, len(data) - _CRC_BYTES, _ENTRY_BYTES)
     entries = [(data[at : at + DIGEST_BYTES], Known(*_KEPT.unpack_from(data, at + DIGEST_BYTES))) for at in places]
     return KeysFile(header[1].decode("ascii", "replace"), header[2], entries)
+
+
+# ── room on the disk for the file of keys ──
+
+
+class KeysReserve:
+    """Room on the disk for the keys of one spool, so that a full disk can be emptied by feeding it.
+
+    Fed segments are deleted only once their keys are durable elsewhere. A full disk has no room for these keys, and
+    nothing would ever be deleted. So `reserve`, a file of zeros with allocated room, is as large as the keys of all
+    segments but the last. It is made before a segment gets a successor; without room for it the disk takes no more
+    rows. If the keys cannot be written as usual, they are written over it, and one rename makes it the file `keys`;
+    the segments that then go give the room for the next one. The room is not spent while a segment gets its successor.
+    Without that rule: W finds the room; F spends it and sees one segment; W adds a second, whose keys then have no
+    room. A crash leaves a reserve with half of the keys in it, which no one reads. Several threads may use it.
+    """
+
+    def __init__(self, folder: Path, calls: Calls) -> None:
+        self._folder = folder
+        self._path = folder / RESERVE
+        self._calls = calls
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def held(self, size_bytes: int) -> Iterator[None]:
+        """Keep room for keys of this size, and do not spend it inside; Unavailable if the disk has not got it."""
+        with self._lock:
+            self._hold(size_bytes)
+            yield
+
+    def _hold(self, size_bytes: int) -> None:
+        with failing("keep room for keys", self._path):
+            if self._path.exists() and self._path.stat().st_size >= size_bytes:
+                return
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._calls.allocate(fd, 0, -(-size_bytes // _STEP_BYTES) * _STEP_BYTES)
+            finally:
+                os.close(fd)
+
+    def put(self, data: bytes) -> None:
+        """Write the keys: as any file, or into the room that was kept for them."""
+        try:
+            self._calls.put(str(self._folder / KEYS), data)
+        except Unavailable as error:
+            if not self._spend(data):
+                raise error
+
+    def _spend(self, data: bytes) -> bool:
+        with self._lock, failing("write", self._path):
+            if not self._path.exists() or self._path.stat().st_size < len(data):
+                return False
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                write_all(fd, data, 0, self._calls)
+                self._calls.ftruncate(fd, len(data))
+                self._calls.fsync(fd)
+            finally:
+                os.close(fd)
+            # Crash here: the keys before these are still the spool's, and so are the segments.
+            hit("spool.keys_written")
+            os.replace(self._path, self._folder / KEYS)
+            sync_folder(self._folder, self._calls)
+        return True

@@ -14,7 +14,7 @@ from floodmark.ingest.feed_group import TURNS_MAX, same_kind
 from floodmark.serve.doors import Token
 from floodmark.serve.tokens import new_token, token_hash
 from floodmark.spool.frame import Draft, frame_head, name_of, pack, parse_head, unpack
-from floodmark.spool.spool import Record
+from floodmark.spool.segments import Record
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids
 from tests.contract.test_receive_http import served, two_tables

@@ -29,8 +29,9 @@ from floodmark.errors import (
 )
 from floodmark.spool.folder import SYSTEM, Calls
 from floodmark.spool.frame import FRAME_BYTES, HEADER_BYTES
-from floodmark.spool.limits import IntakeLimits, Taken
-from floodmark.spool.spool import Record, Spool, Waiting, look
+from floodmark.spool.segments import Record, Waiting
+from floodmark.spool.spool import IntakeLimits, Spool, Taken
+from floodmark.spool.state import look
 from floodmark.testing.children import Child, run_child
 
 LIMITS = IntakeLimits()

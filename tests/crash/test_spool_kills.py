@@ -23,8 +23,9 @@ from floodmark.errors import Corrupt, Unavailable
 from floodmark.failpoints import FAILPOINTS
 from floodmark.spool.folder import Calls, read_about
 from floodmark.spool.frame import frames
-from floodmark.spool.limits import IntakeLimits, Taken
-from floodmark.spool.spool import Record, Spool, look
+from floodmark.spool.segments import Record
+from floodmark.spool.spool import IntakeLimits, Spool, Taken
+from floodmark.spool.state import look
 from floodmark.testing.children import Child, run_child, run_killed
 
 LIMITS = IntakeLimits(segment_bytes=1_500)

@@ -16,7 +16,7 @@ import floodmark as fm
 from floodmark.ingest.feed_group import Group, Rows, last_of_each, lines_of, same_kind, taken
 from floodmark.ingest.feed_memory import Memory, Seen
 from floodmark.ingest.judge import Judge
-from floodmark.spool.spool import Record
+from floodmark.spool.segments import Record
 
 FIELDS = (
     NestedField(1, "id", LongType(), required=True),
