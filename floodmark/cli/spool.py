@@ -148,7 +148,7 @@ def _told(one: PutAside) -> dict[str, Any]:
 @quarantine.command()
 def show(context: typer.Context, id: Id) -> None:
     """Show the rows of one entry as they were sent, each with its reason."""
-    from floodmark.ingest.feed_quarantine import read_aside
+    from floodmark.ingest.quarantine import read_aside
 
     with _open(context) as lake:
         aside = lake.catalog.spools.put_aside(id)
@@ -182,7 +182,7 @@ def retry(
 
     If a key of them was written or deleted since they were put aside, it is refused: say which shall count.
     """
-    from floodmark.ingest.quarantine_retry import retry as retry_entry
+    from floodmark.ingest.quarantine import retry as retry_entry
 
     if overwrite and keep_newer:
         raise Invalid("these two say the opposite", options="--overwrite, --keep-newer", advice="Give one of them.")
@@ -207,7 +207,7 @@ def drop(
     context: typer.Context, ids: Annotated[list[str], typer.Argument(help="The ids.")], apply: Apply = False
 ) -> None:
     """Give rows up for good: they are in no table, and nowhere else."""
-    from floodmark.ingest.quarantine_retry import drop as drop_entry
+    from floodmark.ingest.quarantine import drop as drop_entry
 
     with _open(context, read_only=not apply) as lake:
         found = [lake.catalog.spools.put_aside(entry) for entry in ids]

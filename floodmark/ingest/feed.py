@@ -1,9 +1,9 @@
 """The feed of one table: a thread that brings the records of its spool into it, group by group, for as long as it runs.
 
-The catalog's position is the truth (catalog/spools.py): it is read when the spool is opened and after every group,
-whatever became of it. A failure never ends the thread: it is told in `state`, waited for longer each time, and tried
-again from the truth. A spool that is refused is looked at again now and then, so that an operator's word
-(`floodmark spool accept`) is enough. After an unknown outcome nothing is fed before it is known (I13).
+The catalog's position is the truth (catalog/spools.py): the feed reads it when it opens the spool and after every
+group, whatever became of it. A failure never ends the thread: `state` reports it, the feed waits longer each time, and
+tries again from the catalog's position. It tries to open a refused spool again now and then, so that
+`floodmark spool accept` is enough. After an unknown outcome nothing is fed before the outcome is known (I13).
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from floodmark import clock, log
 from floodmark.catalog.spools import SpoolRow
 from floodmark.errors import Busy, CommitUnknown, Conflict, Corrupt, FloodmarkError, NotFound, TooNew, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.feed_group import same_kind
-from floodmark.ingest.feed_memory import Memory, Seen
-from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, landed_before, table_gone
-from floodmark.ingest.feed_quarantine import clean
+from floodmark.ingest.feed_group import Memory, Seen, same_kind, table_gone
+from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, landed_before
+from floodmark.ingest.quarantine import clean
 from floodmark.spool.segments import Record
 from floodmark.spool.spool import IntakeLimits, Spool, Taken
 from floodmark.spool.state import is_fed, look, misfit, missing, missing_row, note_closed, note_opened
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
     from floodmark.lake import Lake
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.2, 30.0
-# Nothing happens for so long: look whether the catalog says something else now.
+# After so long without rows the feed reads the catalog's position again.
 IDLE_S = 5.0
 LANDED_KEPT = 20_000
-# Only somebody's action ends these; everything else may pass by itself.
+# Only an operator's action ends these; everything else may pass by itself.
 REFUSALS = (Conflict, Corrupt, NotFound, TooNew, Busy)
 
 
@@ -300,7 +299,7 @@ class Feed:
         self._forget(spool, row.position)
 
     def _forget(self, spool: Spool, position: int) -> None:
-        """Best effort: rows are fed whether or not the spool can let go of its files. It is told, and tried again."""
+        """Best effort: rows are fed whether or not the spool can delete its files. `state` reports it; tried again."""
         try:
             spool.forget(position)
         except Unavailable as error:

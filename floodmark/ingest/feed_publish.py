@@ -1,14 +1,14 @@
 """One group of a spool's records becomes one publish, with the position that it moves (SpoolRider).
 
-1. read and fold the records; rows that do not fit by themselves are told apart
+1. read and fold the records; find rows that do not fit by themselves
 2. write those into an object of the quarantine                        feed.quarantined
 3. receive the rest, in this process: begin, stage, seal, publish      append.* or merge.*
-What other tables refuse (a reference) is told with its values: those rows are taken out, and the rest is received. A
-group that is refused all the same is halved by records, in order, so that the position only ever moves over what was
-settled; in a single record the rows are tried without a publish until the bad ones are known.
+If other tables refuse rows (a reference), the error has the values: those rows are taken out, and the rest is received.
+A group that is refused all the same is halved by records, in order, so that the position only ever moves over settled
+records; in a single record the rows are tried without a publish until the bad ones are known.
 
-Crash before the publish: the records are in the spool, the position has not moved, a dead operation is undone or
-finished by a healer. After it: the position says so. Nothing is decided by what this process remembers.
+Crash before the publish: the records are in the spool, the position has not moved, recovery undoes or finishes the dead
+operation. After it: the position is above these records. Nothing is decided by what this process remembers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.fills import fills_of
-from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.spool_rider import SpoolRider
-from floodmark.errors import Conflict, Invalid, Unavailable
+from floodmark.errors import Invalid, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.feed_group import Bad, Group, Rows, actor_of, lines_of
-from floodmark.ingest.feed_memory import Memory
-from floodmark.ingest.feed_quarantine import clean, put_aside
+from floodmark.ingest.feed_group import Bad, Group, Memory, Rows, actor_of, group_of, head_of, lines_of
+from floodmark.ingest.quarantine import clean, put_aside
 from floodmark.ingest.receive import try_receive
 from floodmark.model import Head
 from floodmark.spool.segments import Record
@@ -58,7 +55,7 @@ class Fed:
 class Landed:
     """What became of a record: a version that it is in, and how many of its rows are there and in quarantine.
 
-    Of a record that was fed by an earlier process `rows` is 0: nobody remembers them.
+    Of a record that was fed by an earlier process `rows` is 0: their number is not kept.
     """
 
     version: int | None
@@ -69,12 +66,12 @@ class Landed:
 def landed_before(catalog: Catalog, table_id: str, record: int) -> Landed:
     """Of a record that was fed by an earlier process: in by the newest version, at the latest."""
     row = catalog.spools.get(table_id)
-    told = [
+    bad = [
         one.bad.get(record, 0)
         for one in catalog.spools.quarantine(table_id, state=None)
         if row is not None and one.spool_id == row.spool_id
     ]
-    return Landed(None if row is None else row.version, 0, sum(told))
+    return Landed(None if row is None else row.version, 0, sum(bad))
 
 
 class Feeder:
@@ -99,20 +96,20 @@ class Feeder:
         # Objects were written that perhaps nothing refers to.
         self._objects = False
 
-    def feed(self, records: Sequence[Record], told: Callable[[Fed], None]) -> None:
-        """Bring records in, in order; `told` of each publish. An error: what was told of is in, and nothing else."""
-        head = self._head()
+    def feed(self, records: Sequence[Record], fed: Callable[[Fed], None]) -> None:
+        """Bring records in, in order; calls `fed` after each publish. An error: what `fed` got is in, nothing else."""
+        head = head_of(self._catalog, self._table_id)
         group = self._group_of(head)
         try:
-            told(self._feed_together(head.table, group, records))
+            fed(self._feed_together(head.table, group, records))
         except Invalid:
             # What rows of other tables decide, or what the table became just now.
             if len(records) == 1:
-                told(self._feed_apart(records[0]))
+                fed(self._feed_apart(records[0]))
                 return
             half = len(records) // 2
-            self.feed(records[:half], told)
-            self.feed(records[half:], told)
+            self.feed(records[:half], fed)
+            self.feed(records[half:], fed)
 
     def _feed_together(self, table: str, group: Group, records: Sequence[Record]) -> Fed:
         """One publish of all that fits. Rows that go may be what others refer to, or have hidden older ones of their
@@ -143,7 +140,7 @@ class Feeder:
 
     def _feed_apart(self, record: Record) -> Fed:
         """A record that was refused as a whole: its rows are tried until all are known that can come in together."""
-        head = self._head()
+        head = head_of(self._catalog, self._table_id)
         group = self._group_of(head)
         lines, bad = group.sift(record)
         trial = _Trial(self._lake, head.table, self._table_id, group, record)
@@ -182,31 +179,9 @@ class Feeder:
             clean(self._catalog, self._table_id)
             self._objects = False
 
-    # ── the table ──
-
-    def _head(self) -> Head:
-        found = next((head for head in self._catalog.history.heads() if head.table_id == self._table_id), None)
-        if found is None:
-            raise table_gone(self._table_id)
-        return found
-
     def _group_of(self, head: Head) -> Group:
         self._group = group_of(self._catalog, head, self._group)
         return self._group
-
-
-def group_of(catalog: Catalog, head: Head, known: Group | None = None) -> Group:
-    """How records of this table are read; the known one if its shape is still that."""
-
-    def read(head: Head) -> Group:
-        metadata = catalog.files.metadata(head.metadata_location)
-        schema = schema_of(metadata, head)
-        filled = tuple(fill.column for fill in fills_of(metadata.properties, schema))
-        if known is not None and (known.schema, known.filled) == (schema, filled):
-            return known
-        return Group(schema, filled)
-
-    return catalog.at_head(head.table, read)
 
 
 def _sifted(group: Group, records: Sequence[Record]) -> tuple[list[bytes], list[Bad]]:
@@ -237,11 +212,11 @@ def _without(
     ]
     if not wrong or len(lines) != rows.count:
         raise error
-    found, told = list(bad), error.as_dict()
+    found, reason = list(bad), error.as_dict()
     for place, (column, value) in wrong.items():
         record, number, line = lines[place]
-        facts = {**told["facts"], "column": column, "values": "1", "examples": f"{column}={value}"}
-        found.append(Bad(record.number, number, line, record.evolve, {**told, "facts": facts}))
+        facts = {**reason["facts"], "column": column, "values": "1", "examples": f"{column}={value}"}
+        found.append(Bad(record.number, number, line, record.evolve, {**reason, "facts": facts}))
     left = [line.encode() for place, (_, _, line) in enumerate(lines) if place not in wrong]
     found.sort(key=lambda one: (one.record, one.line))
     return group.read(left, len(left), evolve=records[0].evolve), found
@@ -306,11 +281,3 @@ def await_others(they_wait: Callable[[], bool], stopped: Callable[[], bool]) -> 
         waited = True
         time.sleep(HOLD_LOOK_S)
     return waited
-
-
-def table_gone(table_id: str) -> Conflict:
-    return Conflict(
-        "the table of this spool is gone",
-        table_id=table_id,
-        advice="Its rows are kept. `floodmark spool accept` shows what can be done.",
-    )

@@ -1,7 +1,7 @@
-"""The intake: rows are taken into the spools of their tables, durable before the answer, and fed from there.
+"""The intake: rows go into the spools of their tables, durable before the answer, and are fed from there.
 
-One feed for each table that ever took rows (feed.py). A spool that is refused stops its own table alone, and is told of
-in `states`. One process at a time has a spool open; nothing here depends on what an earlier process knew.
+One feed for each table that ever took rows (feed.py). A spool that is refused stops its own table alone; `states`
+reports it. One process at a time has a spool open; nothing here depends on what an earlier process knew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from floodmark import log
 from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.ingest.feed import Feed
-from floodmark.ingest.feed_memory import Seen
+from floodmark.ingest.feed_group import Seen
 from floodmark.ingest.feed_publish import Landed
 from floodmark.spool.folder import is_spool
 from floodmark.spool.spool import IntakeLimits, Taken
@@ -32,7 +32,7 @@ CLOSE_S_MAX = 30.0
 
 
 def default_folder(location: str) -> Path | None:
-    """Where the spools of a lake are if nobody says otherwise: beside it, if it is on a local disk."""
+    """Where the spools of a lake are by default: beside it, if it is on a local disk."""
     scheme, _, key = split(location)
     return Path(key) / "spool" if scheme == "file" else None
 
@@ -56,7 +56,7 @@ class Intake:
         return self._folder
 
     def start(self) -> None:
-        """Open the spools that are there, or should be, and feed what waits in them."""
+        """Open the spools that the catalog or the folder has, and feed what waits in them."""
         known = {row.table_id: row.table for row in self._lake.catalog.spools.all() if self._is_here(row.folder)}
         there = [path.name for path in self._folder.iterdir() if is_spool(path)] if self._folder.is_dir() else []
         for table_id in sorted({*known, *there}):
@@ -126,7 +126,7 @@ class Intake:
         return sorted((feed.state() for feed in list(self._feeds.values())), key=lambda one: str(one["table"]))
 
     def drain(self, within_s: float) -> bool:
-        """Take nothing more, and feed what is there. False if something waits after this time."""
+        """Take nothing more, and feed what waits. False if something waits after this time."""
         with self._lock:
             self._draining = True
             feeds = list(self._feeds.values())

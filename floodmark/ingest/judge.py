@@ -262,6 +262,13 @@ def _fields_of(kind: pa.DataType) -> int:
     return 1 + sum(_fields_of(kind.field(place).type) for place in range(kind.num_fields))
 
 
+def shape_at(catalog: Catalog, head: Head) -> tuple[Schema, tuple[str, ...]]:
+    """A table's columns, and the names of those that it fills by itself."""
+    metadata = catalog.files.metadata(head.metadata_location)
+    schema = schema_of(metadata, head)
+    return schema, tuple(fill.column for fill in fills_of(metadata.properties, schema))
+
+
 class Judges:
     """The judges of a lake's tables, as they are now; kept as long as their schemas are. For any thread."""
 
@@ -282,9 +289,7 @@ class Judges:
             found = None if filled is None else self._judges.get((head.table_id, head.schema_id, filled))
         if found is not None:
             return found
-        metadata = self._catalog.files.metadata(head.metadata_location)
-        schema = schema_of(metadata, head)
-        filled = tuple(fill.column for fill in fills_of(metadata.properties, schema))
+        schema, filled = shape_at(self._catalog, head)
         made = Judge(schema, filled)
         with self._lock:
             self._filled[head.metadata_location] = filled

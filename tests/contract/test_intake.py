@@ -13,9 +13,8 @@ import pytest
 
 import floodmark as fm
 from floodmark.catalog.spools import DROPPED, HELD, RETRIED
-from floodmark.ingest.feed_quarantine import read_aside
 from floodmark.ingest.intake import Intake, IntakeLimits
-from floodmark.ingest.quarantine_retry import drop, retry
+from floodmark.ingest.quarantine import drop, read_aside, retry
 from floodmark.report_spools import see_spools
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import FaultyStorage

@@ -15,7 +15,7 @@ import pytest
 import floodmark as fm
 from floodmark import log
 from floodmark.ingest.intake import Intake
-from floodmark.ingest.quarantine_retry import drop
+from floodmark.ingest.quarantine import drop
 from floodmark.serve.rows import REMEMBERED_S
 from floodmark.spool.accept import accept, plan
 from floodmark.spool.keys import KeyWindow, Known

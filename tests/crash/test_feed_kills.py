@@ -18,14 +18,14 @@ from floodmark.catalog import tables
 from floodmark.catalog.spools import DROPPED, HELD, RETRIED
 from floodmark.failpoints import NOT_PASSED, OTHER, WRITE_STEPS
 from floodmark.ingest.intake import IntakeLimits
-from floodmark.ingest.quarantine_retry import drop, retry
+from floodmark.ingest.quarantine import drop, retry
 from floodmark.spool.accept import accept, plan
 from floodmark.testing.children import Child, preload, run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 from tests.intake_world import SLOW, bring, folder_of, intake_of, lines, rows_of, table_id, take
 
-preload("tests.intake_world", "floodmark.ingest.intake", "floodmark.ingest.quarantine_retry")
+preload("tests.intake_world", "floodmark.ingest.intake", "floodmark.ingest.quarantine")
 
 TABLES = {"events": (), "people": ("id",)}
 # What is sent, record by record. Rows with a text as id fit no table: they are for the quarantine.
