@@ -19,11 +19,11 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from floodmark import clock, log
 from floodmark.errors import CommitUnknown, FloodmarkError, Invalid, NotFound, Unavailable
@@ -35,9 +35,8 @@ from floodmark.write.prune import key_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-    from floodmark.lake import Lake
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame, SparkSession
 
 MIB = 1024 * 1024
 # Larger files go through Spark, which reads them in parts.
@@ -57,6 +56,24 @@ _PIECE_BYTES = 1024 * 1024
 
 Stat = tuple[int, int, int]  # size, time of the last change, inode
 Explain = Callable[[], Invalid | None]
+
+
+class LoadingLake(Protocol):
+    """The lake that files are loaded into, as far as this room needs it."""
+
+    @property
+    def spark(self) -> SparkSession: ...
+
+    def schema(self, table: str) -> Schema: ...
+
+    def filled_columns(self, table: str) -> Collection[str]: ...
+
+    def append(self, table: str, data: pa.Table | DataFrame, *, batch: str, message: str) -> Commit: ...
+
+    def merge(self, table: str, data: pa.Table | DataFrame, *, batch: str, message: str) -> Commit: ...
+
+    def resolve(self, operation: str) -> Commit | None:
+        """After CommitUnknown: the operation's commit, or None if it never happened and never will."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +266,7 @@ class Drop:
 
     def __init__(
         self,
-        lake: Lake,
+        lake: LoadingLake,
         name: str,
         path: Path,
         table: str,

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from floodmark import clock, log
 from floodmark.catalog.spools import SpoolRow
@@ -25,12 +25,10 @@ from floodmark.failpoints import hit
 from floodmark.ingest.feed_group import Memory, Seen, same_kind, table_gone
 from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, landed_before
 from floodmark.ingest.quarantine import clean
+from floodmark.ingest.receive import ReceivingLake
 from floodmark.spool.segments import Record
 from floodmark.spool.spool import IntakeLimits, Spool, Taken
 from floodmark.spool.state import is_fed, look, misfit, missing, missing_row, note_closed, note_opened
-
-if TYPE_CHECKING:
-    from floodmark.lake import Lake
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.2, 30.0
 # After so long without rows the feed reads the catalog's position again.
@@ -43,7 +41,7 @@ REFUSALS = (Conflict, Corrupt, NotFound, TooNew, Busy)
 class Feed:
     def __init__(
         self,
-        lake: Lake,
+        lake: ReceivingLake,
         folder: Path,
         table_id: str,
         table: str,

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spool_rider import SpoolRider
@@ -24,13 +23,10 @@ from floodmark.errors import Invalid, Unavailable
 from floodmark.failpoints import hit
 from floodmark.ingest.feed_group import Bad, Group, Memory, Rows, actor_of, group_of, head_of, lines_of
 from floodmark.ingest.quarantine import clean, put_aside
-from floodmark.ingest.receive import try_receive
+from floodmark.ingest.receive import ReceivingLake, try_receive
 from floodmark.model import Head
 from floodmark.spool.segments import Record
 from floodmark.write.refusals import Offends
-
-if TYPE_CHECKING:
-    from floodmark.lake import Lake
 
 # A record whose rows are mostly bad must not hold up the others: after so many tries the rest of it is put aside.
 TRIES_MAX = 100
@@ -79,7 +75,7 @@ class Feeder:
 
     def __init__(
         self,
-        lake: Lake,
+        lake: ReceivingLake,
         table_id: str,
         spool_id: str,
         memory: Memory | None = None,
@@ -225,7 +221,7 @@ def _without(
 class _Trial:
     """Which rows of one record come in together. `good` are tried as a whole after each that is added."""
 
-    def __init__(self, lake: Lake, table: str, table_id: str, group: Group, record: Record) -> None:
+    def __init__(self, lake: ReceivingLake, table: str, table_id: str, group: Group, record: Record) -> None:
         self._lake = lake
         self._table = table
         self._table_id = table_id

@@ -10,19 +10,17 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from floodmark import log
 from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.ingest.feed import Feed
 from floodmark.ingest.feed_group import Seen
 from floodmark.ingest.feed_publish import Landed
+from floodmark.ingest.receive import ReceivingLake
 from floodmark.spool.folder import is_spool
 from floodmark.spool.spool import IntakeLimits, Taken
 from floodmark.storage.location import split
-
-if TYPE_CHECKING:
-    from floodmark.lake import Lake
 
 __all__ = ["Intake", "IntakeLimits", "Landed", "Taken", "default_folder"]
 
@@ -40,7 +38,7 @@ def default_folder(location: str) -> Path | None:
 class Intake:
     """`folder`: on a local disk; each table has a folder of its own in it. May be used by several threads."""
 
-    def __init__(self, lake: Lake, folder: Path, limits: IntakeLimits = DEFAULTS) -> None:
+    def __init__(self, lake: ReceivingLake, folder: Path, limits: IntakeLimits = DEFAULTS) -> None:
         if lake.read_only:
             raise Invalid("this lake was opened read-only", location=lake.location, advice="Open it for writing.")
         self._lake = lake

@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -29,12 +28,10 @@ from floodmark.catalog.spools import HELD, PutAside
 from floodmark.errors import BelowRetention, Conflict, Corrupt, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.ingest.feed_group import Bad, Group, Rows, group_of, head_of
+from floodmark.ingest.receive import ReceivingLake
 from floodmark.model import Commit, Head
 from floodmark.rows.keys import render_keys
 from floodmark.storage import Storage, join
-
-if TYPE_CHECKING:
-    from floodmark.lake import Lake
 
 FOLDER = "quarantine"
 RECORDS_SHOWN_MAX = 1000
@@ -118,7 +115,7 @@ class Retried:
 
 
 def retry(
-    lake: Lake, entry: str, *, evolve: bool = False, overwrite: bool = False, keep_newer: bool = False
+    lake: ReceivingLake, entry: str, *, evolve: bool = False, overwrite: bool = False, keep_newer: bool = False
 ) -> Retried:
     """Bring these rows in, all of them or none. Invalid if one of them still does not fit; Conflict if its key was
     written since, unless it is to `overwrite` that, or to be left out for good (`keep_newer`)."""
@@ -156,7 +153,7 @@ def _read(group: Group, lines: Sequence[Bad], evolve: bool) -> Rows:
     return group.read([line.text.encode(errors="surrogateescape") for line in lines], len(lines), evolve=evolve)
 
 
-def _older(lake: Lake, head: Head, aside: PutAside, rows: Rows, key: Sequence[str]) -> set[int]:
+def _older(lake: ReceivingLake, head: Head, aside: PutAside, rows: Rows, key: Sequence[str]) -> set[int]:
     """The places of rows whose key was written or deleted in the publish that put them aside, or after it."""
     keys = rows.judged.select(key).append_column(_PLACE, pa.array(range(rows.count), pa.int64()))
     try:

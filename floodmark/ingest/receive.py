@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,7 @@ from floodmark.catalog.riders import AlreadyCommitted, Rider
 from floodmark.catalog.senders import SenderRider, is_skipped
 from floodmark.errors import Conflict, Invalid
 from floodmark.model import MAIN, SEQ_COLUMN, Commit, Head
+from floodmark.reading import Changes
 from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.convert import Shape, table_shape
 from floodmark.rows.dicts import rows_to_table
@@ -30,6 +31,7 @@ from floodmark.rows.json_lines import python_values
 from floodmark.rows.keys import render_keys
 from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import nearest
+from floodmark.rows.session import Sessions
 from floodmark.rows.stage import in_memory_batches
 from floodmark.storage import join
 from floodmark.write.change import Change
@@ -79,6 +81,44 @@ class Sender:
     def rider(self, table_id: str) -> SenderRider:
         bounds = (self.since, self.until, self.first, self.last)
         return SenderRider(self.name, table_id, self.epoch, *bounds, unit=self.unit, after=self.after, skip=self.skip)
+
+
+class ReceivingLake(Protocol):
+    """The lake that the intake feeds, as far as this room needs it."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def sessions(self) -> Sessions: ...
+
+    @property
+    def actor(self) -> str: ...
+
+    @property
+    def read_only(self) -> bool: ...
+
+    @property
+    def location(self) -> str: ...
+
+    def receive(
+        self,
+        table: str,
+        rows: pa.Table | list[dict[str, Any]],
+        *,
+        rider: Rider,
+        table_id: str,
+        evolve: bool,
+        from_json: bool,
+        message: str,
+        actor: str | None = None,
+    ) -> Commit:
+        """Recover what dead processes left, then receive."""
+
+    def resolve(self, operation: str) -> Commit | None:
+        """After CommitUnknown: the operation's commit, or None if it never happened and never will."""
+
+    def changes(self, table: str, since: int | None = None) -> Changes: ...
 
 
 @dataclass(frozen=True)
