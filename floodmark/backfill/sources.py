@@ -25,7 +25,6 @@ from floodmark.backfill.geometry import NUMBER, TIME, Chunk, Geometry, Value, sp
 from floodmark.backfill.paths import Template
 from floodmark.backfill.ranges import TableRange
 from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
-from floodmark.ingest.footers import Footers
 from floodmark.storage import local_path
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class PathSource:
         columns: str | None = None,
         unfinished: str = ERROR,
     ) -> None:
-        from floodmark.ingest.files import format_of
+        from floodmark.ingest.files import Footers, format_of
         from floodmark.rows.schema import table_schema
 
         if columns is not None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from floodmark import clock, log
 from floodmark.errors import CommitUnknown, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.ingest.file_rows import NeedsSpark, read_rows
-from floodmark.ingest.files import format_of
+from floodmark.ingest.files import escaped, explain, format_of, read_files
 from floodmark.model import Commit
 from floodmark.write.prune import key_fields
 
@@ -45,7 +44,6 @@ SMALL_BYTES = 64 * MIB
 TEXT_BYTES_MAX = 256 * MIB
 APPEND, MERGE = "append", "merge"
 BAD_FILES_MAX = 10
-_PATTERN = re.compile(r"[][{}*?\\]")
 
 LOADED, FAILED = ".loaded", ".failed"
 REASON = ".reason.json"
@@ -400,13 +398,11 @@ class Drop:
                 return rows, lambda: None
             except NeedsSpark:
                 log.get(source=self._name, file=found.shown).info("a file is left to Spark")
-        from floodmark.ingest.files import explain, read_files
         from floodmark.rows.schema import spark_schema
 
         # Not there, or not to be started: no file's fault, and no Invalid.
         spark = self._lake.spark
-        # What is a pattern for Spark is a name here.
-        path = _PATTERN.sub(r"\\\g<0>", str(self._folder.path / found.name))
+        path = escaped(str(self._folder.path / found.name))
         columns = spark_schema(schema)
         every = columns.names if merged else ()
         rows = read_files(spark, [path], file_format, columns, filled=filled, merged=every)
