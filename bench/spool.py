@@ -18,7 +18,7 @@ from bench.workshop import Workshop
 from floodmark.ingest.intake import Intake, IntakeLimits
 from floodmark.spool.folder import Calls
 from floodmark.spool.spool import Spool
-from floodmark.testing.load import APPENDED, COLUMNS, KEYED, Load, body_of
+from tests.load.clients import APPENDED, COLUMNS, KEYED, Load, body_of
 
 ROWS = 100
 APPENDERS = (1, 8, 32)
