@@ -106,7 +106,7 @@ def keys_bytes(spool: str, until: int, entries: list[bytes]) -> bytes:
 
 
 def raised(data: bytes, until: int) -> bytes:
-    """The same file of keys, said to cover records up to a later one."""
+    """The same file of keys, which now covers records up to a later one."""
     header = _HEADER.unpack_from(data)
     entries = [data[at : at + _ENTRY_BYTES] for at in range(_HEADER.size, len(data) - _CRC_BYTES, _ENTRY_BYTES)]
     return keys_bytes(header[1].decode("ascii"), until, entries)
