@@ -15,9 +15,9 @@ from pathlib import Path
 import floodmark
 from bench.measure import Goal, Line
 from bench.workshop import Workshop
-from floodmark.testing.load import APPENDED, COLUMNS, Load, Sent, finish
-from floodmark.testing.load_check import Tally, tally
-from floodmark.testing.load_daemon import (
+from tests.load.check import Tally, tally
+from tests.load.clients import APPENDED, COLUMNS, Load, Sent, finish
+from tests.load.daemon import (
     NO_KILLS,
     Kills,
     LoadDaemon,

@@ -16,9 +16,9 @@ from pathlib import Path
 from bench.measure import Line, Samples, rate, timed
 from bench.workshop import Workshop
 from floodmark.ingest.intake import Intake, IntakeLimits
-from floodmark.ingest.spool import Spool
-from floodmark.ingest.spool_folder import Calls
-from floodmark.testing.load import APPENDED, COLUMNS, KEYED, Load, body_of
+from floodmark.spool.folder import Calls
+from floodmark.spool.spool import Spool
+from tests.load.clients import APPENDED, COLUMNS, KEYED, Load, body_of
 
 ROWS = 100
 APPENDERS = (1, 8, 32)
@@ -87,13 +87,13 @@ def _feed(shop: Workshop, kind: str, rows: int) -> Line:
         folder = shop.new_path("fed-spool")
         # Taken by an intake whose feed waits for more than there is; fed by the next one.
         never = IntakeLimits(group_wait_ms=3_600_000, group_rows_max=NEVER, group_bytes_max=NEVER)
-        waiting = Intake(lake, folder, never)
+        waiting = Intake(lake.engine, folder, never)
         taken = [waiting.take(TABLE, table_id, _body(kind, number), ROWS) for number in range(rows // ROWS)]
         last = max(one.result().record for one in taken)
         waiting.close()
         if lake.tables()[0]["rows"]:
             raise RuntimeError("rows were fed before the clock started")
-        intake = Intake(lake, folder)
+        intake = Intake(lake.engine, folder)
         took_s = timed(lambda: _fed(intake, table_id, last))
         intake.close()
     name = "merged by key, few keys" if kind == KEYED else "appended"

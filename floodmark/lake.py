@@ -36,7 +36,6 @@ from floodmark.write.options import WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
 
     from floodmark.backfill.backfills import LakeBackfills
     from floodmark.export.sinks import LakeSinks
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from floodmark.maintain.keeper import Keeper
     from floodmark.recover.history_files import GivenUp
     from floodmark.recover.repair import Repair
+    from floodmark.rows.frames import DataFrame, SparkSession
     from floodmark.write.branches import LakeBranches
     from floodmark.write.transaction import Transaction
 
@@ -276,7 +276,6 @@ class Lake(Questions, Shaping):
         """Take rows of another system, with the changes they tell (`_change`), once by their `sender` or `key`."""
         from floodmark.ingest.receive import receive
 
-        self.engine.get_ready()
         return receive(self.engine, actor or self.actor, table, rows, **options)
 
     def _write(self, intent: Intent, table: str, data: Any, options: WriteOptions) -> Commit:

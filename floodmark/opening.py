@@ -30,7 +30,7 @@ from floodmark.storage import Storage, join, local_path, root_location
 from floodmark.storage.probe import is_remote, probe_bucket
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from floodmark.rows.frames import SparkSession
 
 # Enough of a lost lake's files to name its tables.
 FILES_LOOKED_AT = 1000

@@ -25,9 +25,9 @@ from floodmark.rows.session import Sessions
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
-    from pyspark.sql import DataFrame
 
     from floodmark.rows.changes import ChangePlan
+    from floodmark.rows.frames import DataFrame
 
 
 @dataclass(frozen=True)

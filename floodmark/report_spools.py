@@ -14,10 +14,9 @@ from floodmark import clock
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spools import SpoolRow
 from floodmark.errors import FloodmarkError
-from floodmark.ingest.spool import Waiting
-from floodmark.ingest.spool_check import missing, why_refused
-from floodmark.ingest.spool_live import look_here
-from floodmark.ingest.spool_mend import find_damage
+from floodmark.spool.salvage import find_damage
+from floodmark.spool.segments import Waiting
+from floodmark.spool.state import look_here, missing, why_refused
 
 OK, WAITING, REFUSED, ELSEWHERE = "ok", "waiting", "refused", "elsewhere"
 _NOTHING = Waiting(0, 0, 0, None)

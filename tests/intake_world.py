@@ -27,7 +27,7 @@ def table_id(lake: fm.Lake, table: str) -> str:
 
 @contextmanager
 def intake_of(lake: fm.Lake, limits: IntakeLimits = QUICK) -> Iterator[Intake]:
-    intake = Intake(lake, folder_of(lake), limits)
+    intake = Intake(lake.engine, folder_of(lake), limits)
     intake.start()
     try:
         yield intake

@@ -22,10 +22,9 @@ from floodmark.model import Commit
 from floodmark.shown import JobFacts, Listing
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from floodmark.backfill.column import ColumnSpec
     from floodmark.backfill.history import HistorySpec
+    from floodmark.rows.frames import DataFrame
 
 GIVE_UP = "1d"
 BATCH_ROWS = 2_000_000

@@ -47,7 +47,8 @@ from floodmark.write.add_column import add_column, can_bind_anew, find_column, u
 
 if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
-    from pyspark.sql import DataFrame
+
+    from floodmark.rows.frames import DataFrame
 
 __all__ = ["ColumnSpec", "fold", "plan", "run_column", "spec_from_job"]
 

@@ -24,7 +24,7 @@ from floodmark.errors import BelowRetention, Conflict, Incomplete, Invalid
 from floodmark.maintain.policy import read_rule
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from floodmark.rows.frames import DataFrame
 
 LOOKS_MAX = 5
 

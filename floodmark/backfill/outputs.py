@@ -22,7 +22,7 @@ from floodmark.rows.query import named_tables, run_query
 from floodmark.rows.session import Sessions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from floodmark.rows.frames import DataFrame, SparkSession
 
 
 def is_frame(data: Any) -> bool:

@@ -21,9 +21,9 @@ from floodmark.rows.session import Sessions
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField
-    from pyspark.sql import DataFrame
 
     from floodmark.catalog.live import LiveFile
+    from floodmark.rows.frames import DataFrame
 
 _UNITS = {"int": NUMBER, "long": NUMBER, "date": TIME, "timestamp": TIME, "timestamptz": TIME}
 _DAY_US = 86_400_000_000

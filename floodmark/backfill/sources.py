@@ -25,12 +25,10 @@ from floodmark.backfill.geometry import NUMBER, TIME, Chunk, Geometry, Value, sp
 from floodmark.backfill.paths import Template
 from floodmark.backfill.ranges import TableRange
 from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
-from floodmark.ingest.footers import Footers
 from floodmark.storage import local_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from floodmark.rows.frames import DataFrame, SparkSession, StructType
 
 ERROR, EMPTY, ACCEPT = "error", "empty", "accept"
 DIGEST_BYTES = 8 * 1024 * 1024
@@ -129,7 +127,7 @@ class PathSource:
         columns: str | None = None,
         unfinished: str = ERROR,
     ) -> None:
-        from floodmark.ingest.files import format_of
+        from floodmark.ingest.files import Footers, format_of
         from floodmark.rows.schema import table_schema
 
         if columns is not None:

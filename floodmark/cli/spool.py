@@ -13,8 +13,8 @@ import typer
 from floodmark import clock
 from floodmark.catalog.spools import HELD, PutAside
 from floodmark.errors import Invalid
-from floodmark.ingest.spool_accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
 from floodmark.report import count_of
+from floodmark.spool.accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -72,8 +72,8 @@ def accept(
     Shows first what may be lost and what may come twice. A running daemon goes on by itself afterwards.
     """
     from floodmark.ingest.intake import default_folder
-    from floodmark.ingest.spool_accept import accept as accept_spool
-    from floodmark.ingest.spool_accept import plan
+    from floodmark.spool.accept import accept as accept_spool
+    from floodmark.spool.accept import plan
 
     with _open(context, read_only=not apply) as lake:
         configured = context.obj.settings.serve.spool
@@ -148,7 +148,7 @@ def _told(one: PutAside) -> dict[str, Any]:
 @quarantine.command()
 def show(context: typer.Context, id: Id) -> None:
     """Show the rows of one entry as they were sent, each with its reason."""
-    from floodmark.ingest.feed_quarantine import read_aside
+    from floodmark.ingest.quarantine import read_aside
 
     with _open(context) as lake:
         aside = lake.catalog.spools.put_aside(id)
@@ -182,7 +182,7 @@ def retry(
 
     If a key of them was written or deleted since they were put aside, it is refused: say which shall count.
     """
-    from floodmark.ingest.quarantine_retry import retry as retry_entry
+    from floodmark.ingest.quarantine import retry as retry_entry
 
     if overwrite and keep_newer:
         raise Invalid("these two say the opposite", options="--overwrite, --keep-newer", advice="Give one of them.")
@@ -190,7 +190,7 @@ def retry(
     done: list[dict[str, Any]] = []
     with _open(context, read_only=False) as lake:
         for entry in ids:
-            retried = retry_entry(lake, entry, evolve=evolve, overwrite=overwrite, keep_newer=keep_newer)
+            retried = retry_entry(lake.engine, entry, evolve=evolve, overwrite=overwrite, keep_newer=keep_newer)
             commit = retried.commit
             told = {"outcome": commit.outcome, "version": commit.version, "rows": commit.rows_added}
             done.append({"id": entry, **told, "left_out": retried.left_out})
@@ -207,7 +207,7 @@ def drop(
     context: typer.Context, ids: Annotated[list[str], typer.Argument(help="The ids.")], apply: Apply = False
 ) -> None:
     """Give rows up for good: they are in no table, and nowhere else."""
-    from floodmark.ingest.quarantine_retry import drop as drop_entry
+    from floodmark.ingest.quarantine import drop as drop_entry
 
     with _open(context, read_only=not apply) as lake:
         found = [lake.catalog.spools.put_aside(entry) for entry in ids]

@@ -23,7 +23,7 @@ from floodmark.rows.stage import StageTarget
 from floodmark.write.working import check_records
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from floodmark.rows.frames import DataFrame
 
 
 @dataclass(frozen=True)

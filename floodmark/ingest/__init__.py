@@ -1,1 +1,1 @@
-"""Ways in: where rows come from."""
+"""Sources: where rows come from."""

@@ -1,7 +1,9 @@
-"""CSV files judged row by row, in this process: which rows do not fit, where they are and why, and the others as Arrow.
+"""CSV read in this process: that of RFC 4180 with a header; empty text is null, and a time without a zone is UTC where
+the table has a zone.
 
-It means what `ingest/file_rows.py` means. Two callers: a load that failed asks for the first mistakes of each kind, and
-a load that sets bad rows aside takes the others as a stream. Memory follows a chunk of rows, not the file (I14).
+`read_text` reads a small file as a whole, all of it or nothing. `CsvFiles` judges rows one by one: a load that failed
+asks it for the first mistakes of each kind, and a load that sets bad rows aside takes the others as a stream. Its
+memory follows a chunk of rows, not the file (I14).
 
 Bad rows go into a folder beside the file that they came from, with its name and header, so that they can be corrected
 and loaded; a second file has the reasons, a line each. Both are durable before the rows that fit are published (I4).
@@ -17,31 +19,228 @@ import gzip
 import io
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 import zstandard
 from pyarrow import types
 
 from floodmark.errors import Invalid, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.file_rows import CSV_ROW_BYTES_MAX, cast_texts
+from floodmark.ingest.files import CORRECT_ADVICE, missing_columns, unknown_column
 from floodmark.rows.convert import NULL_IN_REQUIRED, Column
-from floodmark.rows.schema import nearest
 from floodmark.storage import local_path
 
+# What one row may be. Python's reader and Arrow's have lower bounds of their own (128 KiB, about 1 MiB).
+CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 CHUNK_ROWS = 10_000
-# Of each kind so many are told; all are counted.
+# Of each kind so many are listed; all are counted.
 MISTAKES_SHOWN = 3
 ASIDE_FOLDER = "_bad-rows"
 _VALUE_CHARACTERS_MAX = 60
+# What Arrow says of a row with another number of values.
+_ARROW_ROW = re.compile(r"Row #(\d+): (.*)", re.DOTALL)
+# A time that has a zone ends like this.
+_ZONE = r"([Zz]|[+-]\d{2}(:?\d{2})?)$"
 _NOT_TEXT = "the value is not UTF-8"
 _ENDINGS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".zst": zstandard.open}
+
+
+# ── reading ──
+
+
+class CsvRow(NamedTuple):
+    """A row, and the line that it begins in."""
+
+    line: int
+    values: list[str]
+
+
+class CsvRecords(Iterator[CsvRow]):
+    """The rows of CSV text as Python reads them: slow, for headers, for what is wrong, and for rows one by one.
+
+    `line` is where the next row begins; after a csv.Error it is where the row begins that cannot be read.
+    """
+
+    def __init__(self, text: IO[str], *, strict: bool = False) -> None:
+        # For the whole process, and always the same: nothing else reads CSV in this way.
+        csv.field_size_limit(CSV_ROW_BYTES_MAX)
+        self._reader = csv.reader(text, strict=strict)
+        self.line = 1
+
+    def __next__(self) -> CsvRow:
+        values = next(self._reader)
+        line, self.line = self.line, self._reader.line_num + 1
+        return CsvRow(line, values)
+
+    def header(self) -> list[str]:
+        return next(self, CsvRow(1, [])).values
+
+
+def check_header(
+    names: list[str], columns: Sequence[Column], optional: Collection[str], *, file: str | None = None, advice: str = ""
+) -> list[Column]:
+    """The table's columns in the order of a header; Invalid if the file cannot have their rows."""
+    known = {column.name: column for column in columns}
+    for name in names:
+        if names.count(name) > 1:
+            raise Invalid("a column comes twice in the header", file=file, column=name, line=1, advice=advice)
+        if name not in known:
+            raise unknown_column(name, list(known), file=file, line=1)
+        if types.is_nested(known[name].field.type):
+            kind = known[name].field.type
+            raise Invalid("CSV cannot hold this column", file=file, column=name, type=kind, advice="Use JSONL.")
+    missing = [name for name in known if name not in names and name not in optional]
+    if missing:
+        raise missing_columns(missing, file=file, line=1)
+    return [known[name] for name in names]
+
+
+def cast_texts(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Texts of CSV as values of a column; ArrowInvalid if one does not fit."""
+    if types.is_boolean(kind):
+        lower = pc.utf8_lower(texts)
+        if pc.all(pc.is_in(lower, pa.array(["true", "false", None])), min_count=0).as_py() is False:
+            raise pa.ArrowInvalid("neither true nor false")
+        return lower.cast(kind)
+    if types.is_timestamp(kind) and kind.tz is not None:
+        # A date has a minus too: without a time of day there is no zone.
+        zoned = pc.and_(pc.match_substring(texts, ":"), pc.match_substring_regex(texts, _ZONE))
+        nothing = pa.scalar(None, pa.string())
+        plain = pc.if_else(zoned, nothing, texts).cast(pa.timestamp(kind.unit))
+        return pc.if_else(zoned, pc.if_else(zoned, texts, nothing).cast(kind), pc.assume_timezone(plain, kind.tz))
+    found = texts.cast(kind)
+    if types.is_floating(kind):
+        endless = pc.and_(pc.is_inf(found), pc.invert(pc.match_substring(pc.utf8_lower(texts), "inf")))
+        if pc.any(endless, min_count=0).as_py():
+            raise pa.ArrowInvalid("too large a number")
+    return found
+
+
+def bad_places(texts: pa.ChunkedArray, kind: pa.DataType, start: int = 0) -> Iterator[int]:
+    """The places of values that do not fit, ascending, by halving: quick where few of them are bad."""
+    try:
+        cast_texts(texts, kind)
+    except pa.ArrowInvalid:
+        if len(texts) == 1:
+            yield start
+            return
+        half = len(texts) // 2
+        yield from bad_places(texts[:half], kind, start)
+        yield from bad_places(texts[half:], kind, start + half)
+
+
+# ── one text, all of it or nothing ──
+
+
+def read_text(text: bytes, columns: Sequence[Column], filled: Collection[str]) -> pa.Table:
+    """The rows of a whole file, by Arrow's reader; Invalid with the line of the first that does not fit."""
+    header = check_header(_header_of(text), columns, filled, advice=CORRECT_ADVICE)
+    names = [column.name for column in header]
+    table = _texts(text, names)
+    return pa.table([_typed(text, table.column(column.name), column) for column in header], names=names)
+
+
+def _header_of(text: bytes) -> list[str]:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        raise Invalid("the file is not UTF-8", line=line, advice=CORRECT_ADVICE) from error
+    try:
+        return _records(text).header()
+    except csv.Error as error:
+        raise Invalid("the header cannot be read as CSV", line=1, cause=error, advice=CORRECT_ADVICE) from error
+
+
+def _records(text: bytes, *, strict: bool = False) -> CsvRecords:
+    return CsvRecords(io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=""), strict=strict)
+
+
+def _line_of(text: bytes, number: int) -> int | None:
+    """The line in which the row of this number begins; the header is row 0. Empty lines are no rows.
+
+    None if Python cannot read up to there: the error of Arrow's reader then has no line.
+    """
+    records = _records(text)
+    try:
+        for line, values in records:
+            if values and number == 0:
+                return line
+            number -= bool(values)
+    except csv.Error:
+        return None
+    return records.line
+
+
+def _check_quotes(text: bytes) -> None:
+    """A quote that is never closed makes one value of the rest of the file, and readers silently take it."""
+    if text.count(b'"') % 2 == 0:
+        return
+    records = _records(text, strict=True)
+    try:
+        for _ in records:
+            pass
+    except csv.Error as error:
+        if "unexpected end" in str(error):
+            problem = "a quote is never closed: the rest of the file would be one value"
+            raise Invalid(problem, line=records.line, advice=CORRECT_ADVICE) from error
+
+
+def _texts(text: bytes, header: Sequence[str]) -> pa.Table:
+    """All values as text; empty ones are null."""
+    _check_quotes(text)
+    try:
+        return pa_csv.read_csv(
+            io.BytesIO(text),
+            read_options=pa_csv.ReadOptions(
+                use_threads=False,
+                column_names=list(header),
+                skip_rows_after_names=1,
+                # A row may go on in the next block, and not in the one after that.
+                block_size=CSV_ROW_BYTES_MAX,
+            ),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(
+                column_types={name: pa.string() for name in header},
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        found = _ARROW_ROW.search(str(error))
+        raise Invalid(
+            "a row has more or fewer values than the header" if found else "a row is too long, or is no CSV",
+            line=None if found is None else _line_of(text, int(found[1]) - 1),
+            problem=(str(error) if found is None else found[2])[:200],
+            advice=CORRECT_ADVICE,
+        ) from error
+
+
+def _typed(text: bytes, texts: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
+    try:
+        return cast_texts(texts, column.field.type)
+    except pa.ArrowInvalid as error:
+        row = next(bad_places(texts, column.field.type))
+        raise Invalid(
+            f"a value is not the table's {column.field.type}",
+            column=column.name,
+            line=_line_of(text, row + 1),
+            value=repr(texts[row].as_py())[:_VALUE_CHARACTERS_MAX],
+            advice=CORRECT_ADVICE,
+        ) from error
+
+
+# ── files, row by row ──
 
 
 @dataclass(frozen=True)
@@ -106,12 +305,6 @@ class Mistakes:
             self.first.append(mistake)
 
 
-@dataclass(frozen=True)
-class _Row:
-    line: int
-    values: list[str]
-
-
 class CsvFiles:
     """CSV files of a table's rows. `columns` are the table's; with `partial` a file may leave some out."""
 
@@ -154,7 +347,7 @@ class CsvFiles:
         """The rows that fit; the others are set aside on the way, whole and durable when the last row was read."""
         first = next(iter(self._paths))
         with _opened(first) as text:
-            header = self._header(first, csv.reader(text))
+            header = self._header(first, CsvRecords(text))
         schema = pa.schema([pa.field(column.name, column.field.type) for column in header])
         return pa.RecordBatchReader.from_batches(schema, self._good(schema))
 
@@ -190,7 +383,7 @@ class CsvFiles:
     ) -> Iterator[tuple[pa.Table, list[tuple[Mistake, list[str]]]]]:
         """Chunk by chunk the rows that fit, and the others with what is wrong. The first chunk has the header only."""
         with _opened(path) as text:
-            records = csv.reader(text, strict=True)
+            records = CsvRecords(text, strict=True)
             header = self._header(path, records)
             names = [column.name for column in header]
             if schema is not None and sorted(names) != sorted(schema.names):
@@ -200,36 +393,12 @@ class CsvFiles:
                 good, bad = _judge(path, header, chunk)
                 yield good if schema is None else good.select(schema.names), bad
 
-    def _header(self, path: str, records: Any) -> list[Column]:
-        names: list[str] = next(records, [])
-        for name in names:
-            if names.count(name) > 1:
-                raise Invalid("a column comes twice in the header", file=path, column=name, line=1)
-            if name not in self._columns:
-                advice = nearest(name, list(self._columns))
-                problem = "the files have a column that the table does not have"
-                raise Invalid(problem, file=path, column=name, line=1, advice=advice)
-            if types.is_nested(self._columns[name].field.type):
-                kind = self._columns[name].field.type
-                raise Invalid("CSV cannot hold this column", file=path, column=name, type=kind, advice="Use JSONL.")
-        missing = [name for name in self._columns if name not in names and name not in self._optional]
-        if missing:
-            raise Invalid(
-                "the files lack columns of the table",
-                file=path,
-                columns=",".join(missing),
-                line=1,
-                advice="Add them to the header, with empty values if they are null.",
-            )
-        return [self._columns[name] for name in names]
-
-
-# ── reading ──
+    def _header(self, path: str, records: CsvRecords) -> list[Column]:
+        return check_header(records.header(), list(self._columns.values()), self._optional, file=path)
 
 
 @contextmanager
 def _opened(path: str) -> Iterator[IO[str]]:
-    csv.field_size_limit(CSV_ROW_BYTES_MAX)
     opener = _ENDINGS.get(os.path.splitext(path)[1])
     try:
         with open(path, "rb") if opener is None else opener(path, "rb") as raw:
@@ -239,29 +408,22 @@ def _opened(path: str) -> Iterator[IO[str]]:
         raise Unavailable("a file cannot be read", path=path, cause=error) from error
 
 
-def _rows(path: str, records: Any) -> Iterator[_Row]:
-    """The rows behind the header, each with the line that it begins in. Empty lines are no rows."""
-    before: int = records.line_num
+def _rows(path: str, records: CsvRecords) -> Iterator[CsvRow]:
+    """The rows behind the header. Empty lines are no rows."""
     try:
-        for values in records:
-            if values:
-                yield _Row(before + 1, values)
-            before = records.line_num
+        yield from (row for row in records if row.values)
     except csv.Error as error:
         # Also a quote that is never closed: it would make one value of the rest of the file.
         raise Invalid(
             "a row cannot be read as CSV",
             file=path,
-            line=before + 1,
+            line=records.line,
             cause=error,
             advice="Nothing was loaded. Correct that row: often a quote is not closed.",
         ) from error
 
 
-# ── judging ──
-
-
-def _judge(path: str, header: list[Column], rows: list[_Row]) -> tuple[pa.Table, list[tuple[Mistake, list[str]]]]:
+def _judge(path: str, header: list[Column], rows: list[CsvRow]) -> tuple[pa.Table, list[tuple[Mistake, list[str]]]]:
     found: dict[int, Mistake] = {}
     for number, row in enumerate(rows):
         if len(row.values) != len(header):
@@ -294,8 +456,7 @@ def _wrong(texts: list[str | None], column: Column) -> Iterator[tuple[int, str]]
             yield at, _NOT_TEXT
             text = None
         clean.append(text)
-    array = pa.array(clean, pa.string())
-    for at in _bad_places(array, column.field.type, 0):
+    for at in bad_places(pa.chunked_array([pa.array(clean, pa.string())]), column.field.type):
         yield at, f"the value is not the table's {column.field.type}"
 
 
@@ -305,19 +466,6 @@ def _has_surrogates(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-def _bad_places(texts: pa.Array, kind: pa.DataType, start: int) -> Iterator[int]:
-    """All values that do not fit, by halving: quick where few of them are bad."""
-    try:
-        cast_texts(pa.chunked_array([texts]), kind)
-    except pa.ArrowInvalid:
-        if len(texts) == 1:
-            yield start
-            return
-        half = len(texts) // 2
-        yield from _bad_places(texts[:half], kind, start)
-        yield from _bad_places(texts[half:], kind, start + half)
 
 
 # ── setting aside ──
@@ -348,7 +496,7 @@ class _BadRows:
         except OSError as error:
             raise Unavailable("bad rows cannot be set aside", path=base, cause=error) from error
         with _opened(self._path) as text:
-            csv.writer(self._files[0], lineterminator="\n").writerow(next(csv.reader(text), []))
+            csv.writer(self._files[0], lineterminator="\n").writerow(CsvRecords(text).header())
 
     def finish(self) -> tuple[str, bool]:
         """Make both files durable under names of their own: earlier ones with other rows stay. The name, if any, and

@@ -1,4 +1,4 @@
-"""A drop folder as a way in: each complete file comes in once, a bad one is moved aside with the reason (I9).
+"""A drop folder as a source: each complete file comes in once, a bad one is moved aside with the reason (I9).
 
 The steps of a file, each followed by its failpoint: found (complete, nothing done), loaded (its rows are committed, and
 its identity with them; the file is still there), moved (it is in `.loaded`). The identity is the name of the source,
@@ -6,33 +6,36 @@ the file's path below the folder and the digest of what is in it. So after a cra
 next run finds it committed, and only moves it; the same file dropped again is a no-op; the same rows under another
 name, or other rows under the same name, are another file.
 
-A file that is refused (`Invalid`) goes to `.failed` with the reason, all of it or nothing was loaded, and the next one
-follows. What else Floodmark says (the catalog is away, the table is gone) is not the file's fault: it stays, and the
-run ends; the next one tries again. One that cannot be read or moved, or that fails as nobody foresaw, stays too, those
-behind it are loaded, and then the run fails with what the first of them said.
+A file that is refused (`Invalid`) goes to `.failed` with the reason, and the next one follows; nothing of it is loaded.
+Other errors of Floodmark (the catalog is away, the table is gone) are not the file's fault: it stays, and the run ends;
+the next run tries again. A file that cannot be read or moved, or that fails in an unforeseen way, stays too; those
+behind it are loaded, and then the run fails with the error of the first of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
+import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from floodmark import clock, log
 from floodmark.errors import CommitUnknown, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.drop_files import DropFolder, Found
 from floodmark.ingest.file_rows import NeedsSpark, read_rows
-from floodmark.ingest.files import format_of
+from floodmark.ingest.files import escaped, explain, format_of, read_files
 from floodmark.model import Commit
 from floodmark.write.prune import key_fields
 
 if TYPE_CHECKING:
-    from floodmark.lake import Lake
+    import pyarrow as pa
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame, SparkSession
 
 MIB = 1024 * 1024
 # Larger files go through Spark, which reads them in parts.
@@ -41,7 +44,203 @@ SMALL_BYTES = 64 * MIB
 TEXT_BYTES_MAX = 256 * MIB
 APPEND, MERGE = "append", "merge"
 BAD_FILES_MAX = 10
-_PATTERN = re.compile(r"[][{}*?\\]")
+
+LOADED, FAILED = ".loaded", ".failed"
+REASON = ".reason.json"
+REASON_CHARACTERS_MAX = 500
+HIDDEN = (".", "_")
+UNFINISHED = (".tmp", ".part", ".crdownload")
+_PIECE_BYTES = 1024 * 1024
+
+Stat = tuple[int, int, int]  # size, time of the last change, inode
+Explain = Callable[[], Invalid | None]
+
+
+class LoadingLake(Protocol):
+    """The lake that files are loaded into, as far as this room needs it."""
+
+    @property
+    def spark(self) -> SparkSession: ...
+
+    def schema(self, table: str) -> Schema: ...
+
+    def filled_columns(self, table: str) -> Collection[str]: ...
+
+    def append(self, table: str, data: pa.Table | DataFrame, *, batch: str, message: str) -> Commit: ...
+
+    def merge(self, table: str, data: pa.Table | DataFrame, *, batch: str, message: str) -> Commit: ...
+
+    def resolve(self, operation: str) -> Commit | None:
+        """After CommitUnknown: the operation's commit, or None if it never happened and never will."""
+
+
+@dataclass(frozen=True)
+class DropFile:
+    """A file in the folder: its path below it, and how it looked."""
+
+    name: str
+    look: Stat
+
+    @property
+    def shown(self) -> str:
+        """The name for people and databases, which need not be able to hold every name."""
+        return self.name.encode(errors="backslashreplace").decode()
+
+    @property
+    def size_bytes(self) -> int:
+        return self.look[0]
+
+
+class DropFolder:
+    """The folder on disk: which files are complete, and where they go when they are done.
+
+    Names that begin with a dot or an underscore, or end like a download that goes on, are ignored. A file is complete
+    once neither its size nor its time has changed for `settle_s`, as seen by this process. Loaded files go to
+    `.loaded`, refused ones to `.failed`, under the same name below it, beside a file with the reason. Nothing is ever
+    deleted or overwritten: a name that is taken gets a number. Every move is durable before it counts.
+
+    Crash between a reason and its file's move: the reason stands alone; the file is refused again, and both go
+    together.
+    """
+
+    def __init__(self, path: Path, settle_s: float) -> None:
+        self.path = path
+        self._settle_s = settle_s
+        # Since when each file looks as it does.
+        self._seen: dict[str, tuple[Stat, float]] = {}
+
+    def complete(self, now_s: float) -> tuple[list[DropFile], int]:
+        """The files that are complete, the oldest first, and how many are there that may not be."""
+        seen, ready = {}, []
+        for found in self._files():
+            look, since_s = self._seen.get(found.name, (found.look, now_s))
+            since_s = since_s if look == found.look else now_s
+            seen[found.name] = (found.look, since_s)
+            if now_s - since_s >= self._settle_s:
+                ready.append(found)
+        self._seen = seen
+        ready.sort(key=lambda found: (found.look[1], found.name))
+        return ready, len(seen) - len(ready)
+
+    def _files(self) -> Iterator[DropFile]:
+        for folder, folders, names in os.walk(self.path):
+            folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN))
+            for name in sorted(names):
+                path = Path(folder, name)
+                if name.startswith(HIDDEN) or name.lower().endswith(UNFINISHED) or path.is_symlink():
+                    continue
+                look = look_at(path)
+                if look is not None and path.is_file():
+                    yield DropFile(str(path.relative_to(self.path)), look)
+
+    def read(self, found: DropFile, bytes_max: int) -> tuple[str, bytes | None] | None:
+        """The digest of a file, and what is in it if that is little; None if it changed meanwhile."""
+        digest, pieces = hashlib.sha256(), []
+        with open(self.path / found.name, "rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+                if found.size_bytes <= bytes_max:
+                    pieces.append(piece)
+        if look_at(self.path / found.name) != found.look:
+            return None
+        return digest.hexdigest(), b"".join(pieces) if found.size_bytes <= bytes_max else None
+
+    def set_aside(self) -> int:
+        """How many files were refused and still lie there."""
+        found = os.walk(self.path / FAILED)
+        return sum(1 for _, _, names in found for name in names if f"{name}{REASON}" in names)
+
+    def bad_files(self, limit: int) -> list[dict[str, Any]]:
+        """The newest of them: which file, the line if one is known, why, and where it lies now."""
+        found = []
+        for folder, _, names in os.walk(self.path / FAILED):
+            reasons = [Path(folder, name + REASON) for name in names if f"{name}{REASON}" in names]
+            found += [(look, path) for path in reasons if (look := look_at(path)) is not None]
+        newest = sorted(found, key=lambda one: (one[0][1], one[1]), reverse=True)[:limit]
+        return [_bad_file(path) for _, path in newest]
+
+    def put_loaded(self, found: DropFile) -> Path:
+        return self._move(found, LOADED, None)
+
+    def put_failed(self, found: DropFile, reason: Mapping[str, Any]) -> Path:
+        return self._move(found, FAILED, reason)
+
+    def _move(self, found: DropFile, into: str, reason: Mapping[str, Any] | None) -> Path:
+        wanted = self.path / into / found.name
+        _make_folders(wanted.parent, self.path)
+        target = next(path for path in _numbered(wanted) if not os.path.lexists(path))
+        if reason is not None:
+            _write(target.with_name(target.name + REASON), {**reason, "moved_to": str(target)})
+        source = self.path / found.name
+        os.rename(source, target)
+        for folder in {target.parent, source.parent}:
+            _sync(folder)
+        self._seen.pop(found.name, None)
+        return target
+
+
+def _bad_file(reason: Path) -> dict[str, Any]:
+    """What a file with a reason has; if it cannot be read, that is the reason shown."""
+    path = str(reason).removesuffix(REASON).encode(errors="backslashreplace").decode()
+    shown: dict[str, Any] = {
+        "file": Path(path).name,
+        "line": None,
+        "reason": "the reason cannot be read",
+        "advice": "",
+        "path": path,
+    }
+    try:
+        data = json.loads(reason.read_text(encoding="utf-8"))
+        error = data["error"]
+        line = error["facts"].get("line")
+        facts = {name: value for name, value in error["facts"].items() if name not in ("line", "count")}
+        listed = f" [{' '.join(f'{name}={value}' for name, value in facts.items())}]" if facts else ""
+        shown |= {"file": data["file"], "line": None if line is None else int(line), "at": data["at"]}
+        return shown | {"reason": f"{error['message']}{listed}"[:REASON_CHARACTERS_MAX], "advice": error["advice"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return shown
+
+
+def look_at(path: Path) -> Stat | None:
+    try:
+        state = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return state.st_size, state.st_mtime_ns, state.st_ino
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """The path, and the same with a number, for as long as one is taken."""
+    yield path
+    for number in count(1):
+        yield path.with_name(f"{path.name}.{number}")
+
+
+def _make_folders(folder: Path, root: Path) -> None:
+    """The folder and those above it up to the root, each durable in the one above it."""
+    if folder == root or folder.is_dir():
+        return
+    _make_folders(folder.parent, root)
+    folder.mkdir(exist_ok=True)
+    _sync(folder.parent)
+
+
+def _write(path: Path, reason: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".tmp-{path.name}")
+    with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
+        json.dump(reason, file, ensure_ascii=False, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -65,7 +264,7 @@ class Drop:
 
     def __init__(
         self,
-        lake: Lake,
+        lake: LoadingLake,
         name: str,
         path: Path,
         table: str,
@@ -84,7 +283,7 @@ class Drop:
         self._folder = DropFolder(path, settle_s)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, str]:
         """Where files are dropped, and which table they come into."""
         return {"path": str(self._folder.path), "table": self._table}
 
@@ -120,7 +319,7 @@ class Drop:
         bad = tuple(self._folder.bad_files(BAD_FILES_MAX)) if aside else ()
         return Dropped(loaded, rows, failed, waiting, aside, bad)
 
-    def _trouble(self, found: Found, error: Exception) -> FloodmarkError:
+    def _trouble(self, found: DropFile, error: Exception) -> FloodmarkError:
         if isinstance(error, OSError):
             return Unavailable("a file cannot be read or moved", file=found.shown, cause=error)
         log.get(source=self._name, file=found.shown).error("a file could not be loaded", exc_info=error)
@@ -132,13 +331,13 @@ class Drop:
         )
 
     def _chosen_mode(self) -> str:
-        """Said before any file is judged by it: a wrong mode is no file's fault."""
+        """Checked before any file is read: a wrong mode is no file's fault."""
         key = key_fields(self._lake.schema(self._table))
         if self._mode == MERGE and not key:
             raise Invalid("only a table with a key can be merged into", table=self._table, source=self._name)
         return self._mode or (MERGE if key else APPEND)
 
-    def _take(self, found: Found, mode: str) -> Commit | Invalid | None:
+    def _take(self, found: DropFile, mode: str) -> Commit | Invalid | None:
         """One file: its commit, or why it was refused; None if it is not complete after all."""
         read = self._folder.read(found, self._small_bytes)
         if read is None:
@@ -155,11 +354,11 @@ class Drop:
         # Crash here: the rows are in, and so is their identity; the next run finds that out and moves the file.
         target = self._folder.put_loaded(found)
         hit("drop.moved")
-        told = log.get(source=self._name, file=found.shown)
-        told.info("a file was loaded", outcome=commit.outcome, version=commit.version, moved_to=str(target))
+        loaded = log.get(source=self._name, file=found.shown)
+        loaded.info("a file was loaded", outcome=commit.outcome, version=commit.version, moved_to=str(target))
         return commit
 
-    def _refuse(self, found: Found, digest: str, refusal: Invalid) -> None:
+    def _refuse(self, found: DropFile, digest: str, refusal: Invalid) -> None:
         # Crash before the move: the file is judged again, in the same way.
         hit("drop.refused")
         reason = {
@@ -173,10 +372,10 @@ class Drop:
         }
         target = self._folder.put_failed(found, reason)
         hit("drop.set_aside")
-        told = log.get(source=self._name, file=found.shown)
-        told.warning("a file was refused", cause=str(refusal), moved_to=str(target))
+        refused = log.get(source=self._name, file=found.shown)
+        refused.warning("a file was refused", cause=str(refusal), moved_to=str(target))
 
-    def _load(self, found: Found, data: bytes | None, mode: str, batch: str) -> Commit:
+    def _load(self, found: DropFile, data: bytes | None, mode: str, batch: str) -> Commit:
         rows, explained = self._rows(found, data, merged=mode == MERGE)
         write = self._lake.merge if mode == MERGE else self._lake.append
         try:
@@ -189,8 +388,8 @@ class Drop:
                 raise Unavailable("the file did not come in", file=found.shown, cause=unknown) from unknown
             return commit
 
-    def _rows(self, found: Found, data: bytes | None, *, merged: bool) -> tuple[Any, Callable[[], Invalid | None]]:
-        """The rows of a file, read here if it is small, else by Spark; and who says more if they do not fit."""
+    def _rows(self, found: DropFile, data: bytes | None, *, merged: bool) -> tuple[pa.Table | DataFrame, Explain]:
+        """The rows of a file, read here if it is small, else by Spark; and a function that explains a refusal."""
         file_format = format_of([found.name], self._format)
         schema, filled = self._lake.schema(self._table), self._lake.filled_columns(self._table)
         if data is not None:
@@ -199,13 +398,11 @@ class Drop:
                 return rows, lambda: None
             except NeedsSpark:
                 log.get(source=self._name, file=found.shown).info("a file is left to Spark")
-        from floodmark.ingest.files import explain, read_files
         from floodmark.rows.schema import spark_schema
 
         # Not there, or not to be started: no file's fault, and no Invalid.
         spark = self._lake.spark
-        # What is a pattern for Spark is a name here.
-        path = _PATTERN.sub(r"\\\g<0>", str(self._folder.path / found.name))
+        path = escaped(str(self._folder.path / found.name))
         columns = spark_schema(schema)
         every = columns.names if merged else ()
         rows = read_files(spark, [path], file_format, columns, filled=filled, merged=every)

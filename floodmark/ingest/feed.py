@@ -1,9 +1,9 @@
 """The feed of one table: a thread that brings the records of its spool into it, group by group, for as long as it runs.
 
-The catalog's position is the truth (catalog/spools.py): it is read when the spool is opened and after every group,
-whatever became of it. A failure never ends the thread: it is told in `state`, waited for longer each time, and tried
-again from the truth. A spool that is refused is looked at again now and then, so that an operator's word
-(`floodmark spool accept`) is enough. After an unknown outcome nothing is fed before it is known (I13).
+The catalog's position is the truth (catalog/spools.py): the feed reads it when it opens the spool and after every
+group, whatever became of it. A failure never ends the thread: `state` reports it, the feed waits longer each time, and
+tries again from the catalog's position. It tries to open a refused spool again now and then, so that
+`floodmark spool accept` is enough. After an unknown outcome nothing is fed before the outcome is known (I13).
 """
 
 from __future__ import annotations
@@ -16,43 +16,40 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from floodmark import clock, log
 from floodmark.catalog.spools import SpoolRow
+from floodmark.commit.recovery import resolve
+from floodmark.engine import Engine
 from floodmark.errors import Busy, CommitUnknown, Conflict, Corrupt, FloodmarkError, NotFound, TooNew, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.feed_group import same_kind
-from floodmark.ingest.feed_memory import Memory, Seen
-from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, landed_before, table_gone
-from floodmark.ingest.feed_quarantine import clean
-from floodmark.ingest.spool import Record, Spool, look
-from floodmark.ingest.spool_check import is_fed, misfit, missing, missing_row
-from floodmark.ingest.spool_limits import IntakeLimits, Taken
-from floodmark.ingest.spool_live import closed, opened
-
-if TYPE_CHECKING:
-    from floodmark.lake import Lake
+from floodmark.ingest.feed_group import Memory, Seen, same_kind, table_gone
+from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, landed_before
+from floodmark.ingest.quarantine import clean
+from floodmark.spool.segments import Record
+from floodmark.spool.spool import IntakeLimits, Spool, Taken
+from floodmark.spool.state import is_fed, look, misfit, missing, missing_row, note_closed, note_opened
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.2, 30.0
-# Nothing happens for so long: look whether the catalog says something else now.
+# After so long without rows the feed reads the catalog's position again.
 IDLE_S = 5.0
 LANDED_KEPT = 20_000
-# Only somebody's action ends these; everything else may pass by itself.
+# Only an operator's action ends these; everything else may pass by itself.
 REFUSALS = (Conflict, Corrupt, NotFound, TooNew, Busy)
 
 
 class Feed:
     def __init__(
         self,
-        lake: Lake,
+        engine: Engine,
         folder: Path,
         table_id: str,
         table: str,
         limits: IntakeLimits,
         older_waits: Callable[[str, int], bool] = lambda table, received_ms: False,
     ) -> None:
-        self._lake = lake
+        self._engine = engine
         self._folder = folder
         self._table_id = table_id
         self._table = table
@@ -94,7 +91,7 @@ class Feed:
             return self._spool
 
     def _open(self, create: bool) -> Spool | None:
-        catalog, host = self._lake.catalog, socket.gethostname()
+        catalog, host = self._engine.catalog, socket.gethostname()
         names = {head.table_id: head.table for head in catalog.history.heads()}
         row = self._row = catalog.spools.get(self._table_id)
         if self._table_id not in names:
@@ -129,15 +126,15 @@ class Feed:
         if spool.repaired:
             self._log.warning("a torn tail was cut off: nobody was told of those rows", cut_bytes=spool.repaired)
         self._row, self._position = known, known.position
-        self._feeder = Feeder(self._lake, self._table_id, spool.id, self._memory, self._await_older)
-        opened(spool)
+        self._feeder = Feeder(self._engine, self._table_id, spool.id, self._memory, self._await_older)
+        note_opened(spool)
         return spool
 
     def _shut(self) -> None:
         """Let go of the spool: it is not the table's any more, or takes nothing until it is opened again."""
         with self._opening:
             if self._spool is not None:
-                closed(self._spool)
+                note_closed(self._spool)
                 self._spool.close()
                 self._spool = None
 
@@ -196,7 +193,7 @@ class Feed:
                     )
                 self._changed.wait(left)
             found = self._landed.get(record)
-        return found if found is not None else landed_before(self._lake.catalog, self._table_id, record)
+        return found if found is not None else landed_before(self._engine.catalog, self._table_id, record)
 
     # ── the thread ──
 
@@ -251,7 +248,7 @@ class Feed:
         if spool is None:
             return IDLE_S
         if self._unknown is not None:
-            self._lake.resolve(self._unknown)
+            resolve(self._engine.catalog, self._engine.healer, self._unknown)
             self._unknown = None
         if self._stale:
             self._learn(spool)
@@ -287,7 +284,7 @@ class Feed:
 
     def _learn(self, spool: Spool) -> None:
         """Where the catalog says that the spool is; what it is fed from may be let go of."""
-        row = self._lake.catalog.spools.get(self._table_id)
+        row = self._engine.catalog.spools.get(self._table_id)
         problem = (
             missing_row(self._table) if row is None else misfit(row, self._table, spool.id, spool.first, spool.end)
         )
@@ -301,7 +298,7 @@ class Feed:
         self._forget(spool, row.position)
 
     def _forget(self, spool: Spool, position: int) -> None:
-        """Best effort: rows are fed whether or not the spool can let go of its files. It is told, and tried again."""
+        """Best effort: rows are fed whether or not the spool can delete its files. `state` reports it; tried again."""
         try:
             spool.forget(position)
         except Unavailable as error:

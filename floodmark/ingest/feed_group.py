@@ -1,13 +1,19 @@
-"""Records of a spool as rows of their table: read, folded by key, and what does not fit told apart. Pure.
+"""Records of a spool as rows of their table: read, folded by key, and split into rows that fit and rows that do not.
 
 Last arrival wins: of the changes of one key in a group only the last is left, a deletion like a row, within one record
-too. Nothing is folded across a null key: such rows do not fit, and must be seen to. A column that is filled by its
+too. Nothing is folded across a null key: such rows do not fit, and must be refused. A column that is filled by its
 default is left to those rows that do not bring it, row by row: dicts keep the difference between null and absent, Arrow
 does not, so a table with such columns, and records that may add columns, are read as dicts.
+
+Rows that a request brought and that were judged when they came are kept in memory, up to a bound (I14), for the feed
+that follows a moment later. That only saves work: other rows, and rows that were judged by another shape of the table,
+are read from the spool, as after a crash.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
@@ -18,19 +24,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
-from floodmark.errors import Invalid
-from floodmark.ingest.judge import Judge
-from floodmark.ingest.spool import Record
-from floodmark.model import SEQ_COLUMN
+from floodmark.catalog.catalog import Catalog
+from floodmark.errors import Conflict, Invalid
+from floodmark.ingest.judge import Judge, shape_at
+from floodmark.model import SEQ_COLUMN, Head
 from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.convert import Shape, table_shape
 from floodmark.rows.duplicates import last_of_table
 from floodmark.rows.json_lines import parse_lines
+from floodmark.spool.segments import Record
 from floodmark.write.prune import key_fields
 from floodmark.write.refusals import Offence
 
 # So many times may the actor change in what is read of a spool before their records are published together.
 TURNS_MAX = 16
+# Judged rows of one table that are kept in memory.
+MEMORY_BYTES_MAX = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ def same_kind(records: Sequence[Record]) -> list[Record]:
 
 
 def actor_of(records: Sequence[Record], own: str) -> str:
-    """Who these rows are committed as: `own` for those that were sent without a token."""
+    """The actor of the commit: `own` for rows that were sent without a token."""
     return ", ".join(dict.fromkeys(record.actor or own for record in records))
 
 
@@ -104,12 +113,12 @@ class Group:
 
     def join(self, tables: Sequence[pa.Table]) -> Rows:
         """The same as `read`, of rows that were judged before."""
-        telling = any(CHANGE_COLUMN in table.schema.names for table in tables)
-        data = pa.concat_tables([self._whole(table, telling) for table in tables])
+        with_changes = any(CHANGE_COLUMN in table.schema.names for table in tables)
+        data = pa.concat_tables([self._whole(table, with_changes) for table in tables])
         kept = last_of_each(data.select(self.key), self.key) if self.key and data.num_rows > 1 else None
         return Rows(taken(data, kept), data, kept)
 
-    def _whole(self, table: pa.Table, telling: bool = False) -> pa.Table:
+    def _whole(self, table: pa.Table, with_changes: bool = False) -> pa.Table:
         """With nulls for columns that no line brings."""
         arrays, fields = [], []
         for column in self.shape.columns:
@@ -117,13 +126,13 @@ class Group:
             array = table.column(column.name) if there else pa.nulls(table.num_rows, column.field.type)
             arrays.append(array)
             fields.append(pa.field(column.name, array.type))
-        if telling or CHANGE_COLUMN in table.schema.names:
+        if with_changes or CHANGE_COLUMN in table.schema.names:
             there = CHANGE_COLUMN in table.schema.names
             arrays.append(table.column(CHANGE_COLUMN) if there else pa.repeat(UPSERT, table.num_rows))
             fields.append(pa.field(CHANGE_COLUMN, pa.string()))
         return pa.table(arrays, schema=pa.schema(fields))
 
-    # ── telling apart ──
+    # ── rows that do not fit ──
 
     def offending(self, rows: Rows, offences: Sequence[Offence]) -> dict[int, tuple[str, str]]:
         """Which rows other tables refuse, by their places before folding: the column and the value in it."""
@@ -158,14 +167,42 @@ class Group:
         return good, bad
 
 
+def head_of(catalog: Catalog, table_id: str) -> Head:
+    """The head of a table, whatever its name is now; Conflict if it is gone."""
+    found = next((head for head in catalog.history.heads() if head.table_id == table_id), None)
+    if found is None:
+        raise table_gone(table_id)
+    return found
+
+
+def table_gone(table_id: str) -> Conflict:
+    return Conflict(
+        "the table of this spool is gone",
+        table_id=table_id,
+        advice="Its rows are kept. `floodmark spool accept` shows what can be done.",
+    )
+
+
+def group_of(catalog: Catalog, head: Head, known: Group | None = None) -> Group:
+    """How records of this table are read; the known one if its shape is still that."""
+
+    def read(head: Head) -> Group:
+        schema, filled = shape_at(catalog, head)
+        if known is not None and (known.schema, known.filled) == (schema, filled):
+            return known
+        return Group(schema, filled)
+
+    return catalog.at_head(head.table, read)
+
+
 def _at_line(error: Invalid, number: int) -> dict[str, Any]:
     """The error of a line that was read by itself, with its number in its record."""
-    told = {**error.as_dict(), "message": error.message.replace("line 1,", f"line {number},", 1)}
-    if "line" in told["facts"]:
-        told["facts"] = {**told["facts"], "line": str(number)}
-    if "problems" in told:
-        told["problems"] = [{**one, "line": number} for one in told["problems"]]
-    return told
+    shown = {**error.as_dict(), "message": error.message.replace("line 1,", f"line {number},", 1)}
+    if "line" in shown["facts"]:
+        shown["facts"] = {**shown["facts"], "line": str(number)}
+    if "problems" in shown:
+        shown["problems"] = [{**one, "line": number} for one in shown["problems"]]
+    return shown
 
 
 def lines_of(text: bytes) -> list[tuple[int, str]]:
@@ -193,3 +230,41 @@ def last_of_each(keys: pa.Table, names: Sequence[str]) -> list[int] | None:
     if len(last) + len(rest) == keys.num_rows:
         return None
     return sorted([*last, *rest])
+
+
+# ── rows in memory ──
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The rows of a record, and the judge that read them."""
+
+    judge: Judge
+    table: pa.Table
+
+
+class Memory:
+    """Judged rows of one table. The spool's id is part of the key: another spool counts from 0 again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int], Seen] = OrderedDict()
+        self._bytes = 0
+
+    def put(self, spool: str, record: int, seen: Seen) -> None:
+        with self._lock:
+            if self._bytes + seen.table.nbytes <= MEMORY_BYTES_MAX and (spool, record) not in self._kept:
+                self._kept[spool, record] = seen
+                self._bytes += seen.table.nbytes
+
+    def find(self, spool: str, records: Sequence[Record]) -> list[Seen] | None:
+        """Of all these records, in their order; None if one of them is not here."""
+        with self._lock:
+            found = [self._kept.get((spool, record.number)) for record in records]
+        return [one for one in found if one is not None] if None not in found else None
+
+    def forget(self, spool: str, position: int) -> None:
+        """What is in the table by now, or of a spool that is gone."""
+        with self._lock:
+            for key in [key for key in self._kept if key[0] != spool or key[1] < position]:
+                self._bytes -= self._kept.pop(key).table.nbytes

@@ -1,14 +1,14 @@
 """One group of a spool's records becomes one publish, with the position that it moves (SpoolRider).
 
-1. read and fold the records; rows that do not fit by themselves are told apart
+1. read and fold the records; find rows that do not fit by themselves
 2. write those into an object of the quarantine                        feed.quarantined
 3. receive the rest, in this process: begin, stage, seal, publish      append.* or merge.*
-What other tables refuse (a reference) is told with its values: those rows are taken out, and the rest is received. A
-group that is refused all the same is halved by records, in order, so that the position only ever moves over what was
-settled; in a single record the rows are tried without a publish until the bad ones are known.
+If other tables refuse rows (a reference), the error has the values: those rows are taken out, and the rest is received.
+A group that is refused all the same is halved by records, in order, so that the position only ever moves over settled
+records; in a single record the rows are tried without a publish until the bad ones are known.
 
-Crash before the publish: the records are in the spool, the position has not moved, a dead operation is undone or
-finished by a healer. After it: the position says so. Nothing is decided by what this process remembers.
+Crash before the publish: the records are in the spool, the position has not moved, recovery undoes or finishes the dead
+operation. After it: the position is above these records. Nothing is decided by what this process remembers.
 """
 
 from __future__ import annotations
@@ -16,24 +16,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.fills import fills_of
-from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.spool_rider import SpoolRider
-from floodmark.errors import Conflict, Invalid, Unavailable
+from floodmark.engine import Engine
+from floodmark.errors import Invalid, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.feed_group import Bad, Group, Rows, actor_of, lines_of
-from floodmark.ingest.feed_memory import Memory
-from floodmark.ingest.feed_quarantine import clean, put_aside
-from floodmark.ingest.receive import try_receive
-from floodmark.ingest.spool import Record
+from floodmark.ingest.feed_group import Bad, Group, Memory, Rows, actor_of, group_of, head_of, lines_of
+from floodmark.ingest.quarantine import clean, put_aside
+from floodmark.ingest.receive import receive, try_receive
 from floodmark.model import Head
+from floodmark.spool.segments import Record
 from floodmark.write.refusals import Offends
-
-if TYPE_CHECKING:
-    from floodmark.lake import Lake
 
 # A record whose rows are mostly bad must not hold up the others: after so many tries the rest of it is put aside.
 TRIES_MAX = 100
@@ -58,7 +52,7 @@ class Fed:
 class Landed:
     """What became of a record: a version that it is in, and how many of its rows are there and in quarantine.
 
-    Of a record that was fed by an earlier process `rows` is 0: nobody remembers them.
+    Of a record that was fed by an earlier process `rows` is 0: their number is not kept.
     """
 
     version: int | None
@@ -69,12 +63,12 @@ class Landed:
 def landed_before(catalog: Catalog, table_id: str, record: int) -> Landed:
     """Of a record that was fed by an earlier process: in by the newest version, at the latest."""
     row = catalog.spools.get(table_id)
-    told = [
+    bad = [
         one.bad.get(record, 0)
         for one in catalog.spools.quarantine(table_id, state=None)
         if row is not None and one.spool_id == row.spool_id
     ]
-    return Landed(None if row is None else row.version, 0, sum(told))
+    return Landed(None if row is None else row.version, 0, sum(bad))
 
 
 class Feeder:
@@ -82,14 +76,14 @@ class Feeder:
 
     def __init__(
         self,
-        lake: Lake,
+        engine: Engine,
         table_id: str,
         spool_id: str,
         memory: Memory | None = None,
         await_older: Callable[[Collection[str], int], bool] = lambda tables, received_ms: False,
     ) -> None:
-        self._lake = lake
-        self._catalog = lake.catalog
+        self._engine = engine
+        self._catalog = engine.catalog
         self._table_id = table_id
         self._spool_id = spool_id
         self._memory = memory or Memory()
@@ -99,20 +93,20 @@ class Feeder:
         # Objects were written that perhaps nothing refers to.
         self._objects = False
 
-    def feed(self, records: Sequence[Record], told: Callable[[Fed], None]) -> None:
-        """Bring records in, in order; `told` of each publish. An error: what was told of is in, and nothing else."""
-        head = self._head()
+    def feed(self, records: Sequence[Record], fed: Callable[[Fed], None]) -> None:
+        """Bring records in, in order; calls `fed` after each publish. An error: what `fed` got is in, nothing else."""
+        head = head_of(self._catalog, self._table_id)
         group = self._group_of(head)
         try:
-            told(self._feed_together(head.table, group, records))
+            fed(self._feed_together(head.table, group, records))
         except Invalid:
             # What rows of other tables decide, or what the table became just now.
             if len(records) == 1:
-                told(self._feed_apart(records[0]))
+                fed(self._feed_apart(records[0]))
                 return
             half = len(records) // 2
-            self.feed(records[:half], told)
-            self.feed(records[half:], told)
+            self.feed(records[:half], fed)
+            self.feed(records[half:], fed)
 
     def _feed_together(self, table: str, group: Group, records: Sequence[Record]) -> Fed:
         """One publish of all that fits. Rows that go may be what others refer to, or have hidden older ones of their
@@ -143,10 +137,10 @@ class Feeder:
 
     def _feed_apart(self, record: Record) -> Fed:
         """A record that was refused as a whole: its rows are tried until all are known that can come in together."""
-        head = self._head()
+        head = head_of(self._catalog, self._table_id)
         group = self._group_of(head)
         lines, bad = group.sift(record)
-        trial = _Trial(self._lake, head.table, self._table_id, group, record)
+        trial = _Trial(self._engine, head.table, self._table_id, group, record)
         trial.check([])  # refused without any row: nothing is wrong with the rows
         trial.sift(lines)
         rows = trial.read(trial.good)
@@ -159,14 +153,15 @@ class Feeder:
         self._objects |= bool(bad)
         held = put_aside(self._catalog, self._table_id, self._spool_id, bad)
         rider = SpoolRider(self._table_id, self._spool_id, since, until, rows.count, held)
-        commit = self._lake.receive(
+        commit = receive(
+            self._engine,
+            actor_of(records, self._engine.actor),
             table,
             rows.data,
             rider=rider,
             table_id=self._table_id,
             evolve=records[0].evolve,
             from_json=rows.from_json,
-            actor=actor_of(records, self._lake.actor),
             message=f"fed records {since}..{until - 1}",
         )
         # Crash here: the catalog's position is above these records; the spool still has them.
@@ -182,31 +177,9 @@ class Feeder:
             clean(self._catalog, self._table_id)
             self._objects = False
 
-    # ── the table ──
-
-    def _head(self) -> Head:
-        found = next((head for head in self._catalog.history.heads() if head.table_id == self._table_id), None)
-        if found is None:
-            raise table_gone(self._table_id)
-        return found
-
     def _group_of(self, head: Head) -> Group:
         self._group = group_of(self._catalog, head, self._group)
         return self._group
-
-
-def group_of(catalog: Catalog, head: Head, known: Group | None = None) -> Group:
-    """How records of this table are read; the known one if its shape is still that."""
-
-    def read(head: Head) -> Group:
-        metadata = catalog.files.metadata(head.metadata_location)
-        schema = schema_of(metadata, head)
-        filled = tuple(fill.column for fill in fills_of(metadata.properties, schema))
-        if known is not None and (known.schema, known.filled) == (schema, filled):
-            return known
-        return Group(schema, filled)
-
-    return catalog.at_head(head.table, read)
 
 
 def _sifted(group: Group, records: Sequence[Record]) -> tuple[list[bytes], list[Bad]]:
@@ -237,11 +210,11 @@ def _without(
     ]
     if not wrong or len(lines) != rows.count:
         raise error
-    found, told = list(bad), error.as_dict()
+    found, reason = list(bad), error.as_dict()
     for place, (column, value) in wrong.items():
         record, number, line = lines[place]
-        facts = {**told["facts"], "column": column, "values": "1", "examples": f"{column}={value}"}
-        found.append(Bad(record.number, number, line, record.evolve, {**told, "facts": facts}))
+        facts = {**reason["facts"], "column": column, "values": "1", "examples": f"{column}={value}"}
+        found.append(Bad(record.number, number, line, record.evolve, {**reason, "facts": facts}))
     left = [line.encode() for place, (_, _, line) in enumerate(lines) if place not in wrong]
     found.sort(key=lambda one: (one.record, one.line))
     return group.read(left, len(left), evolve=records[0].evolve), found
@@ -250,8 +223,8 @@ def _without(
 class _Trial:
     """Which rows of one record come in together. `good` are tried as a whole after each that is added."""
 
-    def __init__(self, lake: Lake, table: str, table_id: str, group: Group, record: Record) -> None:
-        self._lake = lake
+    def __init__(self, engine: Engine, table: str, table_id: str, group: Group, record: Record) -> None:
+        self._engine = engine
         self._table = table
         self._table_id = table_id
         self._group = group
@@ -267,8 +240,8 @@ class _Trial:
     def check(self, lines: Sequence[tuple[int, str]]) -> None:
         rows = self.read(lines)
         try_receive(
-            self._lake.engine,
-            actor_of([self._record], self._lake.actor),
+            self._engine,
+            actor_of([self._record], self._engine.actor),
             self._table,
             rows.data,
             table_id=self._table_id,
@@ -305,11 +278,3 @@ def await_others(they_wait: Callable[[], bool], stopped: Callable[[], bool]) -> 
         waited = True
         time.sleep(HOLD_LOOK_S)
     return waited
-
-
-def table_gone(table_id: str) -> Conflict:
-    return Conflict(
-        "the table of this spool is gone",
-        table_id=table_id,
-        advice="Its rows are kept. `floodmark spool accept` shows what can be done.",
-    )

@@ -1,9 +1,12 @@
 """Files as a source: JSONL, CSV and Parquet, through Spark's own readers, made strict.
 
 Spark's readers fill in nulls where a value does not fit or a name is misspelt. Here a value that does not fit fails
-the load (FAILFAST), and a column that the table does not have, or that is missing where it must be there, is Invalid
-before any row is staged. CSV is that of RFC 4180: quotes inside a quoted value are doubled, and a value may have line
-breaks; empty text and no text are both null. Reading changes nothing, so a failure leaves nothing.
+the load (FAILFAST), and a column that the table does not have, or a required one that is missing, is Invalid before any
+row is staged. CSV is that of RFC 4180: quotes inside a quoted value are doubled, and a value may have line breaks;
+empty text and no text are both null. Reading changes nothing, so a failure leaves nothing.
+
+Files of this machine are read without Spark where that is enough, with the same meaning: small ones by file_rows.py,
+CSV whose rows are judged one by one by csv_rows.py.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from floodmark.errors import Invalid, NotFound
 from floodmark.rows.convert import MISSING
@@ -40,6 +46,11 @@ _NANOSECONDS = r":\d\d[.,]\d{6}\d*[1-9]"
 _EXAMPLE_CHARACTERS_MAX = 100
 # Spark has no file in one row that is larger.
 UNFINISHED_BYTES_MAX = 2**31 - 1
+# Files whose footers are compared; Spark itself reads the footer of one of them only.
+FOOTERS_MAX = 32
+FOOTERS_KNOWN_MAX = 100
+# What to do about a small file that is refused as a whole.
+CORRECT_ADVICE = "Correct the file and drop it again; nothing was loaded."
 
 
 def format_of(paths: Sequence[str], given: str | None) -> str:
@@ -59,8 +70,47 @@ def format_of(paths: Sequence[str], given: str | None) -> str:
     return found.pop()
 
 
+def is_compressed(path: str) -> bool:
+    return path.lower().endswith(tuple(f".{one}" for one in COMPRESSIONS))
+
+
+def escaped(path: str) -> str:
+    """The path of one file, for Spark: no character of it is part of a pattern."""
+    return _PATTERN.sub(r"\\\g<0>", path)
+
+
+def _one_here(path: str) -> str | None:
+    """The plain path of a file on this machine; None for patterns and for other places."""
+    name = local_path(path) if path.startswith("file:") else path
+    # What is a pattern for Spark may be a name here.
+    return None if name is None or "://" in name or _PATTERN.search(name) else name
+
+
+def unknown_column(name: str, known: Sequence[str], *, file: str | None = None, line: int | None = None) -> Invalid:
+    return Invalid(
+        "the files have a column that the table does not have",
+        file=file,
+        column=name,
+        line=line,
+        advice=nearest(name, list(known)),
+    )
+
+
+def missing_columns(names: Sequence[str], *, file: str | None = None, line: int | None = None) -> Invalid:
+    return Invalid(
+        "the files lack columns of the table",
+        file=file,
+        columns=",".join(names),
+        line=line,
+        advice="Add them to the header, with empty values if they are null.",
+    )
+
+
+# ── reading by Spark ──
+
+
 def infer_schema(spark: SparkSession, paths: Sequence[str], file_format: str) -> StructType:
-    """The columns of the files, as Spark understands them; for a table that is about to be made."""
+    """The columns of the files, as Spark understands them; for a new table."""
     if file_format == "csv":
         return _read(spark, paths, "csv", inferSchema="true", mode="FAILFAST", **_csv_options(spark, paths)).schema
     if file_format == "json":
@@ -77,7 +127,7 @@ def evolved_columns(spark: SparkSession, paths: Sequence[str], file_format: str,
         if field.dataType.typeName() == "integer" and field.name in found and _is_long(found[field.name])
     ]
     if file_format == "json" and wider:
-        # For Spark every whole number in JSON is a long: only the values tell.
+        # For Spark every whole number in JSON is a long: only the values show more.
         wider = _beyond_int(spark, paths, type(columns)([found[name] for name in wider]))
     kept = [found[field.name] if field.name in wider else field for field in columns.fields]
     return type(columns)([*kept, *(field for name, field in found.items() if name not in columns.names)])
@@ -148,17 +198,17 @@ def read_files(
 
 
 def unfinished_csv(sessions: Sessions, paths: Sequence[str]) -> str | None:
-    """A CSV file whose last line has no end, if there is one: it may be cut there, and no other line tells.
+    """A CSV file whose last line has no end, if there is one: it may be cut there, and no other line shows it.
 
-    Files of this machine that are named one by one are looked at here, all others by Spark, which reads them for it. A
-    compressed file tells by itself that it is cut.
+    Files of this machine that are named one by one are checked here, all others by Spark, which reads them for it. A
+    compressed file that is cut cannot be unpacked.
     """
     others = []
     for path in paths:
-        name = local_path(path) if path.startswith("file:") else path
-        if path.lower().endswith(tuple(f".{one}" for one in COMPRESSIONS)):
+        if is_compressed(path):
             continue
-        if name is None or "://" in name or _PATTERN.search(name):
+        name = _one_here(path)
+        if name is None:
             others.append(path)
         elif os.path.isfile(name) and os.path.getsize(name):
             with open(name, "rb") as file:
@@ -276,9 +326,9 @@ def explain(spark: SparkSession, paths: Sequence[str], file_format: str, columns
 
 
 def _place_of(paths: Sequence[str], record: str) -> tuple[str | None, int | None]:
-    """The file and line of a record, of plain files on this machine; None where that cannot be told."""
+    """The file and line of a record, of plain files on this machine; None where that is unknown."""
     for path in map(_spark_path, paths):
-        if not os.path.isfile(path) or path.lower().endswith(tuple(f".{one}" for one in COMPRESSIONS)):
+        if not os.path.isfile(path) or is_compressed(path):
             continue
         with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
             for number, line in enumerate(file, 1):
@@ -378,16 +428,10 @@ def _check_times(
 def _check_names(found: Sequence[str], known: Sequence[str], *, all_needed: bool) -> None:
     for name in found:
         if name not in known:
-            raise Invalid(
-                "the files have a column that the table does not have", column=name, advice=nearest(name, list(known))
-            )
+            raise unknown_column(name, known)
     missing = [name for name in known if name not in found]
     if all_needed and missing:
-        raise Invalid(
-            "the files lack columns of the table",
-            columns=",".join(missing),
-            advice="Add them to the header, with empty values if they are null.",
-        )
+        raise missing_columns(missing)
 
 
 def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: Any = None, **options: str) -> DataFrame:
@@ -405,7 +449,7 @@ def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: A
 
 
 def _check_seen(paths: Sequence[str]) -> None:
-    """Spark passes over files of such names without a word, also if they are named one by one."""
+    """Spark silently ignores files of such names, also if they are named one by one."""
     for path in paths:
         name = path.rpartition("/")[2]
         named_file = os.path.isfile(_spark_path(path)) or ("://" in path and "." in name[1:])
@@ -420,3 +464,42 @@ def _check_seen(paths: Sequence[str]) -> None:
 def _spark_path(path: str) -> str:
     """A path as Spark takes it: ours as a plain path, so that no character in it is an escape; others as they are."""
     return local_path(path) or path if path.startswith("file://") else path
+
+
+# ── footers of Parquet files ──
+
+
+class Footers:
+    """Columns of Parquet files as Spark understands them, by their footers: Spark runs a job to read one footer.
+
+    A footer is read here, which takes no time: files with the schema and metadata of files that Spark has read have
+    their columns. Only files of this machine that are named one by one; for all others Spark is asked.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, StructType] = {}
+
+    def columns(self, paths: Sequence[str]) -> tuple[str | None, StructType | None]:
+        """What these files have in common, None if that is unknown; and their columns, if they are known."""
+        if len(paths) > FOOTERS_MAX:
+            return None, None
+        found = {_footer(path) for path in paths}
+        common = found.pop() if len(found) == 1 else None
+        return common, self._known.get(common) if common is not None else None
+
+    def learn(self, common: str | None, columns: StructType) -> None:
+        if common is not None and len(self._known) < FOOTERS_KNOWN_MAX:
+            self._known[common] = columns
+
+
+def _footer(path: str) -> str | None:
+    name = _one_here(path)
+    if name is None or not os.path.isfile(name):
+        return None
+    try:
+        footer = pq.read_metadata(name)
+    except (OSError, pa.ArrowException):
+        return None
+    # The first line of a schema's text is the address of the object.
+    _, _, schema = str(footer.schema).partition("\n")
+    return f"{schema}\n{sorted((footer.metadata or {}).items())!r}"

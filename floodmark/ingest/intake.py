@@ -1,7 +1,7 @@
-"""The intake: rows are taken into the spools of their tables, durable before the answer, and fed from there.
+"""The intake: rows go into the spools of their tables, durable before the answer, and are fed from there.
 
-One feed for each table that ever took rows (feed.py). A spool that is refused stops its own table alone, and is told of
-in `states`. One process at a time has a spool open; nothing here depends on what an earlier process knew.
+One feed for each table that ever took rows (feed.py). A spool that is refused stops its own table alone; `states`
+reports it. One process at a time has a spool open; nothing here depends on what an earlier process knew.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from floodmark import log
-from floodmark.errors import FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.engine import Engine
+from floodmark.errors import FloodmarkError, NotFound, Unavailable
 from floodmark.ingest.feed import Feed
-from floodmark.ingest.feed_memory import Seen
+from floodmark.ingest.feed_group import Seen
 from floodmark.ingest.feed_publish import Landed
-from floodmark.ingest.spool_folder import is_spool
-from floodmark.ingest.spool_limits import IntakeLimits, Taken
+from floodmark.spool.folder import is_spool
+from floodmark.spool.spool import IntakeLimits, Taken
 from floodmark.storage.location import split
-
-if TYPE_CHECKING:
-    from floodmark.lake import Lake
 
 __all__ = ["Intake", "IntakeLimits", "Landed", "Taken", "default_folder"]
 
@@ -32,7 +30,7 @@ CLOSE_S_MAX = 30.0
 
 
 def default_folder(location: str) -> Path | None:
-    """Where the spools of a lake are if nobody says otherwise: beside it, if it is on a local disk."""
+    """Where the spools of a lake are by default: beside it, if it is on a local disk."""
     scheme, _, key = split(location)
     return Path(key) / "spool" if scheme == "file" else None
 
@@ -40,10 +38,9 @@ def default_folder(location: str) -> Path | None:
 class Intake:
     """`folder`: on a local disk; each table has a folder of its own in it. May be used by several threads."""
 
-    def __init__(self, lake: Lake, folder: Path, limits: IntakeLimits = DEFAULTS) -> None:
-        if lake.read_only:
-            raise Invalid("this lake was opened read-only", location=lake.location, advice="Open it for writing.")
-        self._lake = lake
+    def __init__(self, engine: Engine, folder: Path, limits: IntakeLimits = DEFAULTS) -> None:
+        engine.check_writable()
+        self._engine = engine
         self._folder = folder.absolute()
         self._limits = limits
         self._feeds: dict[str, Feed] = {}
@@ -56,8 +53,8 @@ class Intake:
         return self._folder
 
     def start(self) -> None:
-        """Open the spools that are there, or should be, and feed what waits in them."""
-        known = {row.table_id: row.table for row in self._lake.catalog.spools.all() if self._is_here(row.folder)}
+        """Open the spools that the catalog or the folder has, and feed what waits in them."""
+        known = {row.table_id: row.table for row in self._engine.catalog.spools.all() if self._is_here(row.folder)}
         there = [path.name for path in self._folder.iterdir() if is_spool(path)] if self._folder.is_dir() else []
         for table_id in sorted({*known, *there}):
             feed = self._feed(table_id, known.get(table_id, table_id))
@@ -75,7 +72,7 @@ class Intake:
             if self._draining or self._closed:
                 raise Unavailable("rows are not taken any more: the server is stopping", advice="Retry in a moment.")
             if table_id not in self._feeds:
-                feed = Feed(self._lake, self._folder / table_id, table_id, table, self._limits, self._older_waits)
+                feed = Feed(self._engine, self._folder / table_id, table_id, table, self._limits, self._older_waits)
                 self._feeds[table_id] = feed
                 feed.start()
             return self._feeds[table_id]
@@ -126,7 +123,7 @@ class Intake:
         return sorted((feed.state() for feed in list(self._feeds.values())), key=lambda one: str(one["table"]))
 
     def drain(self, within_s: float) -> bool:
-        """Take nothing more, and feed what is there. False if something waits after this time."""
+        """Take nothing more, and feed what waits. False if something waits after this time."""
         with self._lock:
             self._draining = True
             feeds = list(self._feeds.values())

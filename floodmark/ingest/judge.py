@@ -1,9 +1,10 @@
 """The judge of one table's rows: JSON lines in, an Arrow table of its columns out, or every wrong line by its number.
 
-What it takes, a write takes: names, types, exactness, nulls in required columns, changes and keys are judged here, so
-that a sender hears of it while it can still act. What other rows and tables decide (references, what the table became
-meanwhile) is found when the rows are written. All rows of a text are taken or none. Two passes: all rows column by
-column, which is quick; and only if something is wrong with them, value by value, to say where. Pure but for its cache.
+A write takes what the judge takes: it checks names, types, exactness, nulls in required columns, changes and keys, so
+that a sender gets the error while it can still act. What other rows and tables decide (references, what the table
+became meanwhile) is found when the rows are written. All rows of a text are taken or none. Two passes: all rows column
+by column, which is quick; and only if something is wrong with them, value by value, to find where. Pure but for its
+cache.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from floodmark.write.prune import key_fields
 
 JUDGES_MAX = 256
 _PREFIX = "the rows do not fit the table: "
-# What a row tells besides its columns. The sequence is the sender's own, and means nothing here.
-_TOLD = frozenset({CHANGE_COLUMN, SEQ_COLUMN})
+# What a row may have besides its columns. The sequence is the sender's own, and means nothing here.
+NOT_COLUMNS = frozenset({CHANGE_COLUMN, SEQ_COLUMN})
 
 
 @dataclass(frozen=True)
 class Judged:
     """Rows that fit: the columns that some line brings, in the table's types, all nullable, in the order of lines.
 
-    If any line tells a change there is `_change`, upsert or delete in every row; a deletion has its key, all else of it
-    is null.
+    If any line has a change, the column `_change` is upsert or delete in every row; a deletion has its key, all else of
+    it is null.
     """
 
     rows: int
@@ -53,7 +54,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class _Row:
-    """A line: what it says, what of it counts as columns, and the change that it tells; None if that is no change."""
+    """A line: its values, those of them that count as columns, and its change; None if that is no valid change."""
 
     line: int
     given: dict[str, Any]
@@ -96,7 +97,7 @@ class Judge:
 
     def _evolved(self, lines: Lines) -> Judge:
         """The judge of the table as these rows would make it."""
-        rows = [row.columns for row in self._told(lines) if row.change == UPSERT]
+        rows = [row.columns for row in self._changes(lines) if row.change == UPSERT]
         _check_new(set().union(*rows) - self._names)
         try:
             found = rows_schema(rows, self._shape)
@@ -105,29 +106,31 @@ class Judge:
             evolved = evolve_schema(self.schema, found, self.schema.highest_field_id, 0)
             return self if evolved is None else Judge(evolved, tuple(self.filled))
         except (ValueError, pa.ArrowException) as error:
-            # A name that is no text, or a nesting that no schema can tell.
+            # A name that is no text, or a nesting that no schema can have.
             advice = "Use names that are text, and nest values less deeply."
             raise Invalid("these rows cannot add columns", cause=error, advice=advice) from error
 
     def _judged(self, lines: Lines, evolve: bool) -> Judged | None:
         """None if something is wrong with some row."""
-        telling = any(not _TOLD.isdisjoint(row) for row in lines.rows)
-        told = self._told(lines) if telling else None
-        columns = lines.rows if told is None else [row.columns for row in told]
+        carries_changes = any(not NOT_COLUMNS.isdisjoint(row) for row in lines.rows)
+        changes = self._changes(lines) if carries_changes else None
+        columns = lines.rows if changes is None else [row.columns for row in changes]
         if self._needed and not all(self._needed <= row.keys() for row in columns):
             return None
         table = self._table(columns)
-        if table is None or not self._is_whole(table, columns, told, evolve):
+        if table is None or not self._is_whole(table, columns, changes, evolve):
             return None
-        return self._shown(table, columns, told)
+        return self._shown(table, columns, changes)
 
-    def _told(self, lines: Lines) -> list[_Row]:
+    def _changes(self, lines: Lines) -> list[_Row]:
         return [self._row(line, row) for line, row in zip(lines.numbers, lines.rows, strict=True)]
 
     def _row(self, line: int, given: dict[str, Any]) -> _Row:
         change = given.get(CHANGE_COLUMN)
         if change is None or change == UPSERT:
-            columns = given if _TOLD.isdisjoint(given) else {n: v for n, v in given.items() if n not in _TOLD}
+            columns = (
+                given if NOT_COLUMNS.isdisjoint(given) else {n: v for n, v in given.items() if n not in NOT_COLUMNS}
+            )
             return _Row(line, given, columns, UPSERT)
         if change == DELETE:
             # Only the key of a deletion counts.
@@ -144,16 +147,18 @@ class Judge:
         except Invalid:
             return None
 
-    def _is_whole(self, table: pa.Table, columns: list[dict[str, Any]], told: list[_Row] | None, evolve: bool) -> bool:
+    def _is_whole(
+        self, table: pa.Table, columns: list[dict[str, Any]], changes: list[_Row] | None, evolve: bool
+    ) -> bool:
         """Whether nothing is missing: changes that are known, keys, and what is required of rows."""
-        if told is not None and not all(self._is_change(row, evolve) for row in told):
+        if changes is not None and not all(self._is_change(row, evolve) for row in changes):
             return False
         upserts = table
-        if told is not None and any(row.change == DELETE for row in told):
+        if changes is not None and any(row.change == DELETE for row in changes):
             if any(table.column(name).null_count for name in self.key):
                 return False
-            upserts = table.filter(pa.array([row.change == UPSERT for row in told], pa.bool_()))
-            columns = [row.columns for row in told if row.change == UPSERT]
+            upserts = table.filter(pa.array([row.change == UPSERT for row in changes], pa.bool_()))
+            columns = [row.columns for row in changes if row.change == UPSERT]
         for column in self._shape.columns:
             nulls = upserts.column(column.name).null_count if column.required else 0
             if nulls and (column.name not in self.filled or nulls != sum(column.name not in row for row in columns)):
@@ -162,7 +167,7 @@ class Judge:
 
     def _is_change(self, row: _Row, evolve: bool) -> bool:
         if row.change == DELETE:
-            return bool(self.key) and (evolve or row.given.keys() - _TOLD <= self._names)
+            return bool(self.key) and (evolve or row.given.keys() - NOT_COLUMNS <= self._names)
         return row.change is not None
 
     def _problem_inside(self, table: pa.Table, column: Column) -> LineProblem | None:
@@ -176,17 +181,17 @@ class Judge:
         found = problems.all()
         return LineProblem(0, found[0].column, None, found[0].problem, found[0].advice) if found else None
 
-    def _shown(self, table: pa.Table, columns: list[dict[str, Any]], told: list[_Row] | None) -> Judged:
+    def _shown(self, table: pa.Table, columns: list[dict[str, Any]], changes: list[_Row] | None) -> Judged:
         names = set().union(*columns)
         shown = table.select([name for name in table.column_names if name in names])
-        if told is not None and any(CHANGE_COLUMN in row.given for row in told):
-            shown = shown.append_column(CHANGE_COLUMN, pa.array([row.change for row in told], pa.string()))
+        if changes is not None and any(CHANGE_COLUMN in row.given for row in changes):
+            shown = shown.append_column(CHANGE_COLUMN, pa.array([row.change for row in changes], pa.string()))
         return Judged(len(columns), shown)
 
     # ── value by value ──
 
     def _wrong(self, lines: Lines, evolve: bool) -> Invalid:
-        found = self._problems(self._told(lines), evolve)
+        found = self._problems(self._changes(lines), evolve)
         first = list(islice(found, PROBLEMS_MAX))
         if not first:  # not known to happen; refused all the same
             return Invalid("the rows do not fit the table", rows=len(lines.rows))
@@ -199,7 +204,7 @@ class Judge:
             if row.change is None or (row.change == DELETE and not self.key):
                 yield _wrong_change(row)
             if not (evolve and row.change == DELETE):
-                for name in row.given.keys() - self._names - _TOLD:
+                for name in row.given.keys() - self._names - NOT_COLUMNS:
                     advice = nearest(name, sorted(self._names)) + " Leave it out, or add the column to the table first."
                     yield LineProblem(row.line, name, None, "the table has no such column", advice)
             for name in sorted(self._needed - row.columns.keys()) if row.change == UPSERT else ():
@@ -250,7 +255,7 @@ def _wrong_change(row: _Row) -> LineProblem:
 
 
 def _check_new(names: set[str]) -> None:
-    """What rows may add to a table by themselves: columns that somebody thought of, not whatever comes."""
+    """What rows may add to a table by themselves: columns by design, not whatever comes."""
     if len(names) > NEW_MAX:
         raise Invalid("these are more new columns than may come at once", columns=len(names), most=NEW_MAX)
     if long := next((name for name in names if len(name) > NAME_CHARACTERS_MAX), None):
@@ -260,6 +265,13 @@ def _check_new(names: set[str]) -> None:
 def _fields_of(kind: pa.DataType) -> int:
     """A column, and all that is inside it."""
     return 1 + sum(_fields_of(kind.field(place).type) for place in range(kind.num_fields))
+
+
+def shape_at(catalog: Catalog, head: Head) -> tuple[Schema, tuple[str, ...]]:
+    """A table's columns, and the names of those that it fills by itself."""
+    metadata = catalog.files.metadata(head.metadata_location)
+    schema = schema_of(metadata, head)
+    return schema, tuple(fill.column for fill in fills_of(metadata.properties, schema))
 
 
 class Judges:
@@ -282,9 +294,7 @@ class Judges:
             found = None if filled is None else self._judges.get((head.table_id, head.schema_id, filled))
         if found is not None:
             return found
-        metadata = self._catalog.files.metadata(head.metadata_location)
-        schema = schema_of(metadata, head)
-        filled = tuple(fill.column for fill in fills_of(metadata.properties, schema))
+        schema, filled = shape_at(self._catalog, head)
         made = Judge(schema, filled)
         with self._lock:
             self._filled[head.metadata_location] = filled

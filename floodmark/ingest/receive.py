@@ -1,9 +1,9 @@
-"""Rows that another system sends: taken once, with the changes that they tell, in one publish.
+"""Rows that another system sends: taken once, with the changes that they carry, in one publish.
 
-A row may tell its change in `_change` (upsert, or delete with its key); `_seq` is the sender's own and is ignored.
-Who sends is committed with the rows (I9): another lake's sink by its marks (catalog/senders.py), anybody else by a key
-of their own. So the same rows again are a no-op, whatever crashed between the two, and a healer that finds them sealed
-finishes them. An error means that nothing of the rows is in the table.
+A row may have its change in `_change` (upsert, or delete with its key); `_seq` is the sender's own and is ignored. The
+sender's identity is committed with the rows (I9): of another lake's sink its marks (catalog/senders.py), of any other
+system a key. So the same rows again are a no-op, whatever crashed between the two, and recovery finishes rows that it
+finds sealed. An error means that nothing of the rows is in the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from floodmark.commit.intent import Intent, batch_rider
 from floodmark.commit.publication import publish, rehearse
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
-from floodmark.model import MAIN, SEQ_COLUMN, Commit, Head
+from floodmark.ingest.judge import NOT_COLUMNS
+from floodmark.model import MAIN, Commit, Head
 from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.convert import Shape, table_shape
 from floodmark.rows.dicts import rows_to_table
@@ -46,8 +47,6 @@ SENDER_CHARACTERS_MAX = 200
 NUMBER_MAX = 2**63 - 1
 EXAMPLES_MAX = 3
 SKIPPED = "skipped"
-# What a row tells besides its columns.
-_TOLD = frozenset({CHANGE_COLUMN, SEQ_COLUMN})
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,7 @@ def receive(
     the dicts hold JSON's forms of values. `evolve` adds columns that the table does not have; without it they are
     Invalid.
     """
+    engine.get_ready()
     catalog = engine.catalog
     head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
     if sender is not None:
@@ -122,8 +122,8 @@ def receive(
     part = _taken_apart(rows, schema, evolve=evolve, from_json=from_json)
     _check_part(part, schema, table, sender)
     kind = MERGE if schema.identifier_field_ids else APPEND
-    told = message or ("received" if sender is None else f"received from {sender.name}")
-    intent = Intent(kind, MAIN, actor, told, rider)
+    note = message or ("received" if sender is None else f"received from {sender.name}")
+    intent = Intent(kind, MAIN, actor, note, rider)
 
     def fill(change: Change) -> None:
         if sender is not None and sender.skip:
@@ -211,7 +211,7 @@ def _check_part(part: _Part, schema: Schema, table: str, sender: Sender | None) 
 
 
 def _check_apart(part: _Part, schema: Schema, table: str) -> None:
-    """No key is both put in and taken out: nobody could say which comes first."""
+    """No key is both put in and taken out: their order is unknown."""
     names = [field.name for field in key_fields(schema)]
     upserts, deletes = (_keys(rows, schema) for rows in (part.upserts, part.deletes))
     both = upserts.join(deletes, keys=names, join_type="inner", use_threads=False)
@@ -263,7 +263,7 @@ def _dicts_apart(rows: Sequence[Any]) -> tuple[list[dict[str, Any]], list[dict[s
         change = row.get(CHANGE_COLUMN)
         if change is not None and (not isinstance(change, str) or change not in apart):
             raise _unknown_change([change])
-        columns = {name: value for name, value in row.items() if name not in _TOLD}
+        columns = {name: value for name, value in row.items() if name not in NOT_COLUMNS}
         apart[UPSERT if change is None else change].append(columns)
     return apart[UPSERT], apart[DELETE]
 
@@ -271,7 +271,7 @@ def _dicts_apart(rows: Sequence[Any]) -> tuple[list[dict[str, Any]], list[dict[s
 def _tables_apart(rows: Any, shape: Shape) -> _Part:
     schema, batches = in_memory_batches(rows, shape)
     table = pa.Table.from_batches(batches, schema)
-    columns = table.drop_columns([name for name in schema.names if name in _TOLD])
+    columns = table.drop_columns([name for name in schema.names if name in NOT_COLUMNS])
     if CHANGE_COLUMN not in schema.names:
         return _Part(columns, None, columns.num_rows, 0)
     change = table.column(CHANGE_COLUMN)

@@ -56,7 +56,7 @@ class StreamWriter:
 
 
 def _query_id(df: DataFrame) -> str | None:
-    """The id that Spark gave the query and keeps in its checkpoint; a remote session does not tell it."""
+    """The id that Spark gave the query and keeps in its checkpoint; a remote session has none."""
     try:
         context = df.sparkSession.sparkContext
     except Exception:  # noqa: BLE001 - Spark Connect has none, and says so with an error of its own

@@ -93,7 +93,7 @@ class Daemon:
                     hold.tell(address=url_of(listening))
                     folder = spool_folder(self.lake.location, self.settings)
                     if folder is not None:
-                        self._intake = Intake(self.lake, folder)
+                        self._intake = Intake(self.lake.engine, folder)
                         self._intake.start()
                     self._start_tasks()
                     if not self.tasks.stop.is_set():

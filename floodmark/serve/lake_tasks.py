@@ -19,8 +19,8 @@ from floodmark.config import OFF, JobsSettings, MaintainSettings
 from floodmark.errors import Busy, FloodmarkError, NotFound, Unavailable
 from floodmark.export.record import FAILED, PAUSED, REFUSED, STOPPED
 from floodmark.export.settings import ICEBERG
+from floodmark.ingest.drop import FAILED as FAILED_FOLDER
 from floodmark.ingest.drop import Drop
-from floodmark.ingest.drop_files import FAILED as FAILED_FOLDER
 from floodmark.lake import Lake
 from floodmark.maintain.record import CONFLICT, PARTIAL, Upkept
 from floodmark.report import count_of

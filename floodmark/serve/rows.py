@@ -22,7 +22,7 @@ from cachetools import TTLCache
 from fastapi import FastAPI, Query, Request, Response
 
 from floodmark.errors import CommitUnknown, Conflict, FloodmarkError, Invalid, NotFound, Unavailable
-from floodmark.ingest.feed_memory import Seen
+from floodmark.ingest.feed_group import Seen
 from floodmark.ingest.judge import Judge, Judges
 from floodmark.model import Commit
 from floodmark.rows.json_lines import parse_lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spools import HELD
-from floodmark.ingest.feed_quarantine import FOLDER, leftovers, read_aside
+from floodmark.ingest.quarantine import FOLDER, leftovers, read_aside
 from floodmark.storage import join
 
 

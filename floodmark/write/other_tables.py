@@ -15,7 +15,7 @@ from floodmark.model import MAIN
 from floodmark.rows.session import Sessions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from floodmark.rows.frames import DataFrame
 
 
 def tables_at_head(catalog: Catalog, sessions: Sessions, branch: str = MAIN) -> Callable[[str], DataFrame]:

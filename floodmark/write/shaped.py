@@ -30,7 +30,7 @@ from floodmark.write.by_key import keys_target
 from floodmark.write.prune import key_fields
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from floodmark.rows.frames import DataFrame
 
 
 def planned_metadata(catalog: Catalog, head: Head) -> TableMetadata:

@@ -26,12 +26,12 @@ from floodmark.rows.session import JAVA_VERSIONS
 from floodmark.serve.body import Limits
 from floodmark.serve.tokens import token_hash
 from floodmark.testing.invariants import check_lake
-from floodmark.testing.load import APPENDED, COLUMNS, Load, body_of, finish
-from floodmark.testing.load_check import tally
-from floodmark.testing.load_daemon import NO_KILLS, LoadDaemon, run_load
 from floodmark.testing.postgres import PostgresServer
 from floodmark.testing.s3 import ENVIRONMENT, S3Server, s3_environment, s3_stand_in
 from tests.conftest import EVENTS
+from tests.load.check import tally
+from tests.load.clients import APPENDED, COLUMNS, Load, body_of, finish
+from tests.load.daemon import NO_KILLS, LoadDaemon, run_load
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/deployment.md").read_text()

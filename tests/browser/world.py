@@ -88,7 +88,7 @@ def fill(lake: fm.Lake) -> Iterator[Intake]:
     assert folder is not None
     lake.catalog.daemon.take("http://127.0.0.1:8787")
     lake.catalog.daemon.tell(tasks=_tasks())
-    intake = Intake(lake, folder)
+    intake = Intake(lake.engine, folder)
     intake.start()
     try:
         table_id = lake.catalog.history.head("events").table_id

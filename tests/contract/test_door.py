@@ -39,7 +39,7 @@ def lake(new_place: Callable[[str], Place]) -> Iterator[fm.Lake]:
 
 @contextmanager
 def door(lake: fm.Lake, spool: Path, within: IntakeLimits = QUICK, **options: Any) -> Iterator[httpx.Client]:
-    intake = Intake(lake, spool, within)
+    intake = Intake(lake.engine, spool, within)
     intake.start()
     try:
         with served(lake, intake=intake, **options) as client:

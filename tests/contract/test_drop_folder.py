@@ -15,8 +15,7 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.ingest.drop import Drop, Dropped
-from floodmark.ingest.drop_files import DropFolder
+from floodmark.ingest.drop import Drop, DropFolder, Dropped
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids
 

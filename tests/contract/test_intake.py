@@ -13,9 +13,8 @@ import pytest
 
 import floodmark as fm
 from floodmark.catalog.spools import DROPPED, HELD, RETRIED
-from floodmark.ingest.feed_quarantine import read_aside
 from floodmark.ingest.intake import Intake, IntakeLimits
-from floodmark.ingest.quarantine_retry import drop, retry
+from floodmark.ingest.quarantine import drop, read_aside, retry
 from floodmark.report_spools import see_spools
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import FaultyStorage
@@ -147,17 +146,17 @@ def test_put_aside_rows_come_in_once_when_they_fit_or_are_given_up(lake: fm.Lake
     bring(lake, people, "events", {"id": "never"})
     first, second = lake.catalog.spools.quarantine()
     with pytest.raises(fm.Invalid, match="colour"):
-        retry(lake, first.id)
+        retry(lake.engine, first.id)
     assert lake.catalog.spools.put_aside(first.id).state == HELD
-    commit = retry(lake, first.id, evolve=True).commit
-    assert (commit.outcome, retry(lake, first.id).commit.outcome) == ("committed", "already_committed")
-    assert retry(lake, first.id).commit.version == commit.version
+    commit = retry(lake.engine, first.id, evolve=True).commit
+    assert (commit.outcome, retry(lake.engine, first.id).commit.outcome) == ("committed", "already_committed")
+    assert retry(lake.engine, first.id).commit.version == commit.version
     assert rows_of(lake, "events") == [{"id": 1, "colour": "red"}, {"id": 2}]
     with pytest.raises(fm.Conflict):
         drop(lake.catalog, first.id)
     assert drop(lake.catalog, second.id).state == DROPPED == drop(lake.catalog, second.id).state
     with pytest.raises(fm.Conflict):
-        retry(lake, second.id)
+        retry(lake.engine, second.id)
     assert {one.state for one in lake.catalog.spools.quarantine(state=None)} == {RETRIED, DROPPED}
     assert lake.catalog.spools.all()[0].quarantined == 0
     check_lake(lake.catalog)
@@ -200,10 +199,10 @@ def test_a_retry_does_not_undo_what_came_after_its_rows_unless_it_is_told_to(
     [held] = lake.catalog.spools.quarantine()
     before = rows_of(lake, "people")
     with pytest.raises(fm.Conflict, match="since they were put aside") as told:
-        retry(lake, held.id, evolve=True)
+        retry(lake.engine, held.id, evolve=True)
     assert told.value.facts["rows"] == 2
     assert rows_of(lake, "people") == before
-    retried = retry(lake, held.id, evolve=True, **{choice: True})
+    retried = retry(lake.engine, held.id, evolve=True, **{choice: True})
     old = [{"id": number, "name": "old", "colour": "red"} for number in (1, 2, 3)]
     if choice == "overwrite":
         assert (rows_of(lake, "people"), retried.left_out) == (old, 0)
@@ -434,4 +433,4 @@ def test_many_clients_at_once_lose_and_double_nothing_beside_other_writers(lake:
 def test_a_read_only_lake_takes_no_rows(place: Place) -> None:
     place.open(create=True).close()
     with place.open(read_only=True) as lake, pytest.raises(fm.Invalid, match="read-only"):
-        Intake(lake, folder_of(lake), QUICK)
+        Intake(lake.engine, folder_of(lake), QUICK)

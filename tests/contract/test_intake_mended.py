@@ -15,10 +15,10 @@ import pytest
 import floodmark as fm
 from floodmark import log
 from floodmark.ingest.intake import Intake
-from floodmark.ingest.quarantine_retry import drop
-from floodmark.ingest.spool_accept import accept, plan
-from floodmark.ingest.spool_keys import KeyWindow, Known
+from floodmark.ingest.quarantine import drop
 from floodmark.serve.rows import REMEMBERED_S
+from floodmark.spool.accept import accept, plan
+from floodmark.spool.keys import KeyWindow, Known
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place
 from tests.contract.test_receive_http import lines as body

@@ -311,7 +311,7 @@ def test_what_blocks_the_lake_makes_it_not_ready(
 def test_a_spool_folder_that_cannot_be_written_to_makes_it_not_ready(lake: fm.Lake, tmp_path: Path) -> None:
     place = tmp_path / "disk"
     place.mkdir()
-    with asked(lake, intake=Intake(lake, place / "spool")) as client:
+    with asked(lake, intake=Intake(lake.engine, place / "spool")) as client:
         assert got(client, "/readyz", shapes.Ready)["ready"] is True, "it will be made there"
         place.rmdir()
         place.write_text("something else is there")

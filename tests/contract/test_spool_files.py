@@ -27,10 +27,11 @@ from floodmark.errors import (
     TooNew,
     Unavailable,
 )
-from floodmark.ingest.spool import Record, Spool, Waiting, look
-from floodmark.ingest.spool_folder import SYSTEM, Calls
-from floodmark.ingest.spool_frame import FRAME_BYTES, HEADER_BYTES
-from floodmark.ingest.spool_limits import IntakeLimits, Taken
+from floodmark.spool.folder import SYSTEM, Calls
+from floodmark.spool.frame import FRAME_BYTES, HEADER_BYTES
+from floodmark.spool.segments import Record, Waiting
+from floodmark.spool.spool import IntakeLimits, Spool, Taken
+from floodmark.spool.state import look
 from floodmark.testing.children import Child, run_child
 
 LIMITS = IntakeLimits()

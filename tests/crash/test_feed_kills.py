@@ -18,14 +18,14 @@ from floodmark.catalog import tables
 from floodmark.catalog.spools import DROPPED, HELD, RETRIED
 from floodmark.failpoints import NOT_PASSED, OTHER, WRITE_STEPS
 from floodmark.ingest.intake import IntakeLimits
-from floodmark.ingest.quarantine_retry import drop, retry
-from floodmark.ingest.spool_accept import accept, plan
+from floodmark.ingest.quarantine import drop, retry
+from floodmark.spool.accept import accept, plan
 from floodmark.testing.children import Child, preload, run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 from tests.intake_world import SLOW, bring, folder_of, intake_of, lines, rows_of, table_id, take
 
-preload("tests.intake_world", "floodmark.ingest.intake", "floodmark.ingest.quarantine_retry")
+preload("tests.intake_world", "floodmark.ingest.intake", "floodmark.ingest.quarantine")
 
 TABLES = {"events": (), "people": ("id",)}
 # What is sent, record by record. Rows with a text as id fit no table: they are for the quarantine.
@@ -172,7 +172,7 @@ def test_kills_at_any_moment_under_load_lose_and_double_nothing(
 def retry_it(place: Place) -> None:
     with place.open(actor="test") as lake:
         [aside] = lake.catalog.spools.quarantine(state=None)
-        retry(lake, aside.id, evolve=True)
+        retry(lake.engine, aside.id, evolve=True)
 
 
 def drop_it(place: Place) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 import floodmark as fm
 from floodmark.testing.invariants import check_lake
-from floodmark.testing.load import APPENDED, COLUMNS, KEYED, Load, Sent, body_of, finish
-from floodmark.testing.load_check import tally
-from floodmark.testing.load_daemon import NO_KILLS, Kills, LoadDaemon, memory_of, run_load
+from tests.load.check import tally
+from tests.load.clients import APPENDED, COLUMNS, KEYED, Load, Sent, body_of, finish
+from tests.load.daemon import NO_KILLS, Kills, LoadDaemon, memory_of, run_load
 
 MB = 1_000_000
 LEAD_S = 1.0

@@ -21,10 +21,11 @@ import pytest
 from floodmark import failpoints
 from floodmark.errors import Corrupt, Unavailable
 from floodmark.failpoints import FAILPOINTS
-from floodmark.ingest.spool import Record, Spool, look
-from floodmark.ingest.spool_folder import Calls, read_about
-from floodmark.ingest.spool_frame import frames
-from floodmark.ingest.spool_limits import IntakeLimits, Taken
+from floodmark.spool.folder import Calls, read_about
+from floodmark.spool.frame import frames
+from floodmark.spool.segments import Record
+from floodmark.spool.spool import IntakeLimits, Spool, Taken
+from floodmark.spool.state import look
 from floodmark.testing.children import Child, run_child, run_killed
 
 LIMITS = IntakeLimits(segment_bytes=1_500)

@@ -13,10 +13,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 import floodmark as fm
-from floodmark.ingest.feed_group import Group, Rows, last_of_each, lines_of, same_kind, taken
-from floodmark.ingest.feed_memory import Memory, Seen
+from floodmark.ingest.feed_group import Group, Memory, Rows, Seen, last_of_each, lines_of, same_kind, taken
 from floodmark.ingest.judge import Judge
-from floodmark.ingest.spool import Record
+from floodmark.spool.segments import Record
 
 FIELDS = (
     NestedField(1, "id", LongType(), required=True),
@@ -174,7 +173,7 @@ def test_what_another_shape_or_a_default_was_judged_by_is_read_again() -> None:
 def test_what_is_remembered_is_bounded_and_known_by_its_spool(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, judge = Memory(), Judge(PLAIN)
     seen = Seen(judge, judge.read(text({"id": 1, "name": "a"}), 9).table)
-    monkeypatch.setattr("floodmark.ingest.feed_memory.BYTES_MAX", 2 * seen.table.nbytes)
+    monkeypatch.setattr("floodmark.ingest.feed_group.MEMORY_BYTES_MAX", 2 * seen.table.nbytes)
     for number in range(3):
         memory.put("one", number, seen)
     first, second, third = (record(number, {"id": 1}) for number in range(3))

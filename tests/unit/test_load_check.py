@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.json
 import pytest
 
-from floodmark.testing.load import APPENDED, KEYED, Load, Sent, body_of
-from floodmark.testing.load_check import judge
-from floodmark.testing.load_daemon import Sample, between_kills, memory_of, share_of
+from tests.load.check import judge
+from tests.load.clients import APPENDED, KEYED, Load, Sent, body_of
+from tests.load.daemon import Sample, between_kills, memory_of, share_of
 
 ADDED = Load("", 0, "events", APPENDED, requests=4, per_s=1.0, rows=10, start_s=0.0)
 MERGED = replace(ADDED, kind=KEYED, rows=400)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from floodmark.ingest.spool_frame import (
+from floodmark.spool.frame import (
     FRAME_BYTES,
     HEADER_BYTES,
     MAGIC,

@@ -1,9 +1,9 @@
-"""An operator settles a refused spool: go on with the one that is there, or without what is damaged in it, begin a new
-one, or give it up.
+"""An operator accepts a refused spool: goes on with the spool in the folder, or without its damaged records, begins a
+new one, or gives it up.
 
-Planned first, in words of what may be lost and what may come twice; nothing is changed by that. Applied in two steps:
-the folder is stamped with the lake's incarnation if it had another one, then the catalog is told. A crash between the
-two leaves a spool that is planned again, from what is there.
+`plan` says what may be lost and what may come twice, and changes nothing. `accept` applies the plan in two steps: it
+stamps the folder with the lake's incarnation if it had another one, then updates the catalog. After a crash between the
+two the next plan starts from the folder and the catalog as they are.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spools import SpoolRow
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.failpoints import hit
-from floodmark.ingest.spool import Look, look
-from floodmark.ingest.spool_check import missing, why_refused
-from floodmark.ingest.spool_folder import read_about, take_lock, write_about
-from floodmark.ingest.spool_mend import Damage, find_damage, mend
+from floodmark.spool.folder import read_about, take_lock, write_about
+from floodmark.spool.salvage import Damage, find_damage, mend
+from floodmark.spool.state import Look, look, missing, why_refused
 
 NOTHING, GO_ON, MEND, BEGIN_ANEW, GIVE_UP = "nothing_to_do", "go_on", "mend", "begin_anew", "give_up"
 
@@ -46,11 +45,10 @@ class Acceptance:
     damage: Damage | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("table", "table_id", "action", "position", "rows")}
-        spool = self.spool_id or None
+        shown = {name: getattr(self, name) for name in ("table", "table_id", "action", "position", "rows")}
         return {
-            **told,
-            "spool": spool,
+            **shown,
+            "spool": self.spool_id or None,
             "folder": str(self.folder),
             "why": self.why,
             "lost": self.lost,
@@ -96,7 +94,7 @@ def plan(catalog: Catalog, name: str, root: Path | None) -> Acceptance:
 
 
 def _find(catalog: Catalog, name: str, names: dict[str, str]) -> tuple[SpoolRow | None, str]:
-    """The row that is meant, if there is one, and the table's id. A name is that of the table that has it now."""
+    """The spool's row, if the catalog has one, and the table's id. A name means the table that has it now."""
     rows = [row for row in catalog.spools.all() if name in (row.table, row.table_id)]
     live = [table_id for table_id, table in names.items() if name in (table, table_id)]
     rows = [row for row in rows if row.table_id in live] or rows

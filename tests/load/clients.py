@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 APPENDED, KEYED = "appended", "keyed"
 COLUMNS = {
     APPENDED: "id long not null, request long, ts timestamp, k string, n int",
@@ -234,9 +235,9 @@ def start_clients(load: Load, folder: Path) -> list[tuple[subprocess.Popen[bytes
     """A process for each client, with the file that it writes."""
     found = []
     for client in range(load.clients):
-        out = folder / f"{load.table}-{load.first}-{client}.jsonl"
-        command = [sys.executable, "-m", "floodmark.testing.load", json.dumps(asdict(load)), str(client), str(out)]
-        found.append((subprocess.Popen(command), out))
+        out = folder.absolute() / f"{load.table}-{load.first}-{client}.jsonl"
+        command = [sys.executable, "-m", "tests.load.clients", json.dumps(asdict(load)), str(client), str(out)]
+        found.append((subprocess.Popen(command, cwd=ROOT), out))
     return found
 
 

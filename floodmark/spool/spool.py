@@ -1,9 +1,12 @@
-"""A spool: rows that were taken in over HTTP for one table, durable on a local disk until they are in the table.
+"""A spool: rows that came in over HTTP for one table, durable on a local disk until they are in the table.
 
-An append is answered after the sync of its group (I4), in the order in which it came. A key that a client gave to its
-rows brings them in once, for as long as the window says. What a kill or a power loss leaves is repaired when the spool
-is opened: bytes that nobody was told of are cut off, and acknowledged ones that cannot be read are Corrupt, and kept.
-A second process that opens the spool is Busy. Knows no catalog: who has fed how much is told to it as a position.
+One thread writes. It takes all appends that wait, writes them together, syncs once, then answers them in the order in
+which they came (I4). While a sync runs the next appends gather, so a slower disk gets larger groups. If a group fails,
+all of its appends fail, and none of its records is kept.
+
+A client's Idempotency-Key brings its rows in once, within the window of keys. Opening repairs what a kill or a power
+loss leaves: it cuts off bytes that were never acknowledged, and keeps acknowledged ones that it cannot read (Corrupt).
+A second process that opens the spool gets Busy. The spool knows no catalog: its caller passes in the fed position.
 """
 
 from __future__ import annotations
@@ -11,14 +14,16 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from floodmark.clock import now_ms
-from floodmark.errors import FloodmarkError, Invalid, NotFound
+from floodmark.errors import Busy, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.spool_folder import (
+from floodmark.spool.folder import (
     ABOUT,
     KEYS,
     SYSTEM,
@@ -34,21 +39,133 @@ from floodmark.ingest.spool_folder import (
     take_lock,
     write_about,
 )
-from floodmark.ingest.spool_frame import COUNT_MAX, HEADER_BYTES, Draft, Frame, pack
-from floodmark.ingest.spool_keys import KeyWindow, Known, digest, keys_bytes, keys_size, parse_keys
-from floodmark.ingest.spool_limits import IntakeLimits, Taken
-from floodmark.ingest.spool_look import Look, look
-from floodmark.ingest.spool_record import Record, Waiting
-from floodmark.ingest.spool_reserve import KeysReserve
-from floodmark.ingest.spool_segment import damaged
-from floodmark.ingest.spool_segments import Segments
-from floodmark.ingest.spool_writer import Append, GroupWriter
+from floodmark.spool.frame import COUNT_MAX, HEADER_BYTES, Draft, Frame, pack
+from floodmark.spool.keys import KeysReserve, KeyWindow, Known, digest, keys_bytes, keys_size, parse_keys
+from floodmark.spool.segments import Record, Segments, Waiting, damaged
 
-__all__ = ["Look", "Record", "Spool", "Waiting", "look"]
+MIB = 1024 * 1024
+_DAY_MS = 24 * 3_600_000
+
+
+@dataclass(frozen=True)
+class IntakeLimits:
+    """Of one table's intake. Bytes that wait are bytes on disk; those of a group are bytes of text."""
+
+    waiting_bytes_max: int = 256 * MIB
+    group_rows_max: int = 50_000
+    group_bytes_max: int = 16 * MIB
+    group_wait_ms: int = 1_000
+    # A client's Idempotency-Key is known for so long, and as one of so many: whichever ends first.
+    key_window_ms: int = _DAY_MS
+    keys_max: int = 100_000
+    # A segment that is this large gets a successor.
+    segment_bytes: int = 64 * MIB
+    # Rows in memory that are not on disk yet: if the disk is too slow, callers get Busy before memory grows.
+    queued_bytes_max: int = 32 * MIB
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Rows that are durable in the spool."""
+
+    outcome: str  # taken, already_taken
+    record: int
+    rows: int
+
+
+@dataclass
+class Append:
+    """One that waits, and others that came with the same key meanwhile: the digest of their rows, and their answer."""
+
+    draft: Draft
+    future: Future[Taken]
+    followers: list[tuple[bytes, Future[Taken]]] = field(default_factory=list)
+
+
+class GroupWriter:
+    """The thread that writes. `write` makes a group durable and returns its first number; `ended` gets the first number
+    or the error of each group, and answers; `idle` is called when a group was written and nothing waits."""
+
+    def __init__(
+        self,
+        write: Callable[[Sequence[Draft]], int],
+        ended: Callable[[list[Append], int | FloodmarkError], None],
+        idle: Callable[[], None],
+        queued_bytes_max: int,
+    ) -> None:
+        self._write = write
+        self._ended = ended
+        self._idle = idle
+        self._queued_bytes_max = queued_bytes_max
+        self._wake = threading.Condition()
+        self._queue: deque[Append] = deque()
+        self._queued_bytes = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="spool-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued_bytes
+
+    def put(self, append: Append) -> None:
+        size = append.draft.size_bytes
+        with self._wake:
+            if self._closed:
+                raise Unavailable("this spool is closed", advice="Try again.")
+            if self._queue and self._queued_bytes + size > self._queued_bytes_max:
+                raise Busy(
+                    "more rows come in than the disk of the spool takes",
+                    waiting_bytes=self._queued_bytes,
+                    advice="Try again a little later.",
+                )
+            self._queue.append(append)
+            self._queued_bytes += size
+            self._wake.notify()
+
+    def close(self) -> None:
+        """No more; what waits is written first."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while group := self._take():
+                ended = self._write_group(group)
+                self._ended(group, ended)
+                if isinstance(ended, int) and not self._queue:
+                    self._idle()
+        finally:
+            # Without this thread no append would ever be answered.
+            with self._wake:
+                self._closed = True
+                left = list(self._queue)
+                self._queue.clear()
+            if left:
+                self._ended(left, Unavailable("the rows were not taken into the spool", advice="Try again."))
+
+    def _write_group(self, group: list[Append]) -> int | FloodmarkError:
+        try:
+            return self._write([append.draft for append in group])
+        except FloodmarkError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - every failure is the answer of those that wait
+            return Unavailable("the rows were not taken into the spool", reason=repr(error), advice="Try again.")
+
+    def _take(self) -> list[Append]:
+        """All that waits; nothing only once it is closed."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._queue or self._closed)
+            group = list(self._queue)
+            self._queue.clear()
+            self._queued_bytes = 0
+            return group
 
 
 class Spool:
-    """Of one table, open in this process. All its verbs may be called by several threads."""
+    """The spool of one table, open in this process. Several threads may call all its methods."""
 
     def __init__(
         self,
@@ -86,7 +203,7 @@ class Spool:
         calls: Calls = SYSTEM,
     ) -> Spool:
         """Busy: another process has it open. Conflict: it belongs to another table or incarnation. Corrupt: rows that
-        were acknowledged cannot be read. NotFound: it is not there, and `create` is False."""
+        were acknowledged cannot be read. NotFound: there is none, and `create` is False."""
         if not create and not (folder / ABOUT).exists():
             _refuse_headless(folder)
             raise NotFound("there is no spool in this folder", folder=folder)
@@ -139,15 +256,15 @@ class Spool:
     # ── in ──
 
     def append(self, text: bytes, rows: int, *, key: str | None, evolve: bool, actor: str = "") -> Future[Taken]:
-        """Take rows in, under the name of who sends them; the answer comes when they are durable. Invalid, at once or
-        as the answer: the key was used for other rows. Busy: the disk does not keep up. Unavailable: they were not
+        """Take rows in, under the name of their sender; the answer comes when they are durable. Invalid, at once or as
+        the answer: the key was used for other rows. Busy: the disk does not keep up. Unavailable: the rows were not
         taken, and the key is free again."""
         if not 0 <= rows <= COUNT_MAX or len(text) > COUNT_MAX:
             raise Invalid("a record cannot be that large", rows=rows, bytes=len(text), advice="Send fewer rows.")
         name = None if key is None else digest(key.encode())
         body = digest(text)
         future: Future[Taken] = Future()
-        # It cannot be called off any more: what waits is written, whether or not somebody listens.
+        # It cannot be cancelled any more: what waits is written, whether or not the caller still listens.
         future.set_running_or_notify_cancel()
         if name is not None and self._answer_known(name, body, future):
             return future
@@ -190,7 +307,7 @@ class Spool:
         return True
 
     def _ended(self, group: list[Append], ended: int | FloodmarkError) -> None:
-        """A group is durable from this number on, or failed: remember its keys, then tell everybody."""
+        """A group is durable from this number on, or failed: remember its keys, then answer its appends."""
         with self._lock:
             for place, append in enumerate(group):
                 draft = append.draft
@@ -202,7 +319,7 @@ class Spool:
                     self._keys.add(draft.key, known)
         for place, append in enumerate(group):
             if isinstance(ended, int):
-                _tell(append, ended + place)
+                _answer(append, ended + place)
             else:
                 for future in (append.future, *(follower for _, follower in append.followers)):
                     future.set_exception(ended)
@@ -258,7 +375,7 @@ class Spool:
         os.close(self._lock_fd)
 
 
-def _tell(append: Append, record: int) -> None:
+def _answer(append: Append, record: int) -> None:
     rows = append.draft.rows
     append.future.set_result(Taken("taken", record, rows))
     for body, future in append.followers:
@@ -276,7 +393,7 @@ def _key_used(record: int) -> Invalid:
     )
 
 
-# ── as it is made and found ──
+# ── making and opening ──
 
 
 def _make(folder: Path, table_id: str, incarnation: str, limits: IntakeLimits, calls: Calls) -> tuple[About, Segments]:
@@ -296,7 +413,7 @@ def _make(folder: Path, table_id: str, incarnation: str, limits: IntakeLimits, c
 
 
 def _refuse_headless(folder: Path) -> None:
-    """Without spool.json there may be a first segment with nothing in it, from an interrupted making; records have
+    """An interrupted making leaves no spool.json, and at most an empty first segment. Records without spool.json have
     lost their header, and must not be overwritten."""
     if not folder.is_dir():
         return

@@ -1,9 +1,13 @@
-"""The segment files of a spool that is open: records are added at the end of the last one, read anywhere, and go with
-whole segments from the front.
+"""The segment files of a spool: records are added at the end of the last one, read anywhere, and deleted with whole
+segments from the front.
 
-One thread adds (the writer); others read and drop. A write that fails is undone before anything else is written; a
-sync that fails stops the spool, as nobody can say any more which bytes are on the disk (I4). A crash leaves what the
-opening repairs: a torn tail, or a segment without a header.
+One thread adds (the writer); others read and delete. A failed write is undone before the next one; a failed sync stops
+the spool, as it is then unknown which bytes are on the disk (I4).
+
+A crash leaves a torn tail, or a segment without a header. Opening cuts off a frame of the last segment that it cannot
+read, unless a later frame vouches that it was acknowledged. Everything before the last segment was acknowledged, as a
+segment is begun only when all before it is durable; so was the header of a segment that has more than a header. Damage
+there is Corrupt, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -11,31 +15,258 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from floodmark.clock import now_ms
-from floodmark.errors import BelowRetention, Conflict, FloodmarkError, Unavailable
+from floodmark.errors import BelowRetention, Conflict, Corrupt, FloodmarkError, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.spool_folder import About, Calls, failing, list_segments, segment_path, sync_folder
-from floodmark.ingest.spool_frame import FRAME_BYTES, Draft, Frame, frame_head, mark, name_of, parse_head, unpack
-from floodmark.ingest.spool_record import Record, Waiting
-from floodmark.ingest.spool_segment import (
-    Found,
-    Segment,
-    begin,
-    block_reader,
-    damaged,
-    find,
-    find_segment,
-    repair,
-    write_all,
+from floodmark.spool.folder import About, Calls, failing, list_segments, segment_path, sync_folder
+from floodmark.spool.frame import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    Draft,
+    Frame,
+    Placed,
+    Read,
+    SegmentHeader,
+    frame_head,
+    frames,
+    mark,
+    name_of,
+    parse_head,
+    parse_header,
+    segment_header,
+    unpack,
+    vouched,
 )
 from floodmark.storage.failures import local_failure
 
+_BLOCK_BYTES = 256 * 1024
+_COPY_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Record:
+    """Rows that came in with one request. Numbers count from 0, without gaps."""
+
+    number: int
+    rows: int
+    text: bytes
+    evolve: bool
+    received_ms: int
+    actor: str = ""  # the name of the client's token, if the lake has tokens
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What is durable and not fed; `bytes` on disk, `oldest_ms`: when the first of them came in."""
+
+    records: int
+    rows: int
+    bytes: int
+    oldest_ms: int | None
+
+
+class Segment:
+    """Where the records of a file are. 24 bytes for each."""
+
+    def __init__(self, path: Path, first: int, rows_before: int) -> None:
+        self.path = path
+        self.first = first
+        self.size = HEADER_BYTES  # up to here all bytes are whole
+        self.rows_end = rows_before
+        self._offsets = array("Q")
+        self._rows_before = array("Q")
+        self._received_ms = array("q")
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self._offsets)
+
+    def add(self, offset: int, size_bytes: int, rows: int, received_ms: int) -> None:
+        self._offsets.append(offset)
+        self._rows_before.append(self.rows_end)
+        self._received_ms.append(received_ms)
+        self.rows_end += rows
+        self.size = offset + size_bytes
+
+    def offset(self, number: int) -> int:
+        """Where the record begins; of the one that comes next: the end of the file."""
+        return self.size if number == self.end else self._offsets[number - self.first]
+
+    def rows_before(self, number: int) -> int:
+        return self.rows_end if number == self.end else self._rows_before[number - self.first]
+
+    def received_ms(self, number: int) -> int:
+        return self._received_ms[number - self.first]
+
+
+def find_segment(segments: list[Segment], number: int) -> int:
+    """The place of the segment that has this record."""
+    return bisect_right([segment.first for segment in segments], number) - 1
+
+
+def waiting_from(segments: list[Segment], position: int) -> Waiting:
+    """What waits from this record on; only the segment that has it, and the last one, need to know their records."""
+    place, last = find_segment(segments, position), segments[-1]
+    if position == last.end:
+        return Waiting(0, 0, 0, None)
+    here = segments[place]
+    size = sum(segment.size for segment in segments[place:]) - here.offset(position)
+    return Waiting(last.end - position, last.rows_end - here.rows_before(position), size, here.received_ms(position))
+
+
+def block_reader(fd: int) -> Read:
+    """Reads a file by blocks: the heads of small records come many at a time."""
+    begin, block = 0, b""
+
+    def read(offset: int, length: int) -> bytes:
+        nonlocal begin, block
+        if length > _BLOCK_BYTES:
+            return os.pread(fd, length, offset)
+        if offset < begin or offset + length > begin + len(block):
+            begin, block = offset, os.pread(fd, _BLOCK_BYTES, offset)
+        return block[offset - begin : offset - begin + length]
+
+    return read
+
+
+# ── opening one ──
+
+
+@dataclass(frozen=True)
+class Found:
+    """A segment as it is on disk, and what has to be done to it before anything is appended."""
+
+    segment: Segment
+    size: int
+    torn_header: bool = False
+    proven: int = 0  # records below are surely durable
+
+    @property
+    def cut_bytes(self) -> int:
+        return max(0, self.size - self.segment.size)
+
+
+def damaged(path: Path, what: str, *, record: int | None = None, offset: int | None = None) -> Corrupt:
+    return Corrupt(
+        f"this spool is damaged: {what}",
+        file=path,
+        record=record,
+        offset=offset,
+        advice="The file is kept as it is, and its table takes no rows over HTTP. `floodmark spool accept` shows what "
+        "can be done.",
+    )
+
+
+def find(path: Path, first: int, about: About, *, next_first: int | None, learn: Callable[[Frame], None]) -> Found:
+    """Look at a segment; `next_first` is None for the last one. Changes nothing."""
+    with failing("read", path):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _find(fd, path, first, about, next_first, learn)
+        finally:
+            os.close(fd)
+
+
+def _find(
+    fd: int, path: Path, first: int, about: About, next_first: int | None, learn: Callable[[Frame], None]
+) -> Found:
+    size, read = os.fstat(fd).st_size, block_reader(fd)
+    header = parse_header(read(0, HEADER_BYTES))
+    if header is None and size <= HEADER_BYTES and next_first is None:
+        return Found(Segment(path, first, 0), size, torn_header=True)
+    if header is None:
+        raise damaged(path, "the header of a segment cannot be read")
+    if (header.spool, header.salt, header.first) != (about.spool, about.salt, first):
+        raise damaged(path, "a segment belongs to another spool, or has another's name")
+    segment, proven, end = Segment(path, first, header.rows_before), first, HEADER_BYTES
+    for placed in frames(read, size, first, about.salt):
+        _place(segment, placed, learn)
+        proven, end = max(proven, placed.frame.synced), placed.end
+    segment.size = end
+    if next_first is not None:
+        # What follows the last record can only be a mark that was not synced: nothing relies on it.
+        if segment.end != next_first:
+            raise damaged(path, "records cannot be read", record=segment.end, offset=end)
+        return Found(segment, segment.size, proven=segment.end)
+    if end < size:
+        voucher = vouched(read, size, end, segment.end, about.salt)
+        if voucher is not None:
+            raise damaged(path, "a record that was acknowledged cannot be read", record=segment.end, offset=end)
+    return Found(segment, size, proven=min(proven, segment.end))
+
+
+def _place(segment: Segment, placed: Placed, learn: Callable[[Frame], None]) -> None:
+    frame = placed.frame
+    if frame.is_mark:
+        return
+    if frame.rows_before != segment.rows_end:
+        raise damaged(segment.path, "rows are counted wrong", record=frame.number, offset=placed.offset)
+    segment.add(placed.offset, frame.size_bytes, frame.rows, frame.received_ms)
+    if frame.is_keyed:
+        learn(frame)
+
+
+# ── repairing one ──
+
+
+def begin(path: Path, about: About, first: int, rows_before: int, calls: Calls) -> int:
+    """Make a segment with its header, durable but for its name. What had that name was never acknowledged."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        header = segment_header(SegmentHeader(about.spool, about.salt, first, rows_before))
+        write_all(fd, header, 0, calls)
+        calls.fsync(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def repair(found: Found, about: About, rows_before: int, calls: Calls) -> tuple[Segment, int]:
+    """The last segment and its open file: what was torn is cut off, and what is left is durable."""
+    segment = found.segment
+    with failing("repair", segment.path):
+        if found.torn_header:
+            segment = Segment(segment.path, segment.first, rows_before)
+            return segment, begin(segment.path, about, segment.first, rows_before, calls)
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if found.cut_bytes:
+                calls.ftruncate(fd, segment.size)
+            _write_again(fd, segment, segment.offset(found.proven), calls)
+            calls.fsync(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+    return segment, fd
+
+
+def _write_again(fd: int, segment: Segment, offset: int, calls: Calls) -> None:
+    """Bytes that nothing proves durable, over themselves. If a sync of them failed in a process before this one, the
+    system may take them for clean though they never reached the disk; a sync alone would then do nothing."""
+    while offset < segment.size:
+        data = os.pread(fd, min(_COPY_BYTES, segment.size - offset), offset)
+        write_all(fd, data, offset, calls)
+        offset += len(data)
+
+
+def write_all(fd: int, data: bytes, offset: int, calls: Calls) -> None:
+    left = memoryview(data)
+    while left:
+        written = calls.pwrite(fd, left, offset)
+        left, offset = left[written:], offset + written
+
 
 class Segments:
+    """All segments of a spool that is open."""
+
     def __init__(
         self, folder: Path, about: About, segments: list[Segment], fd: int, segment_bytes: int, calls: Calls
     ) -> None:
@@ -63,7 +294,7 @@ class Segments:
     def open(
         cls, folder: Path, about: About, segment_bytes: int, calls: Calls, learn: Callable[[Frame], None]
     ) -> Segments:
-        """Look at all of them before anything is changed."""
+        """Reads all of them before it changes anything."""
         paths = list_segments(folder)
         if not paths:
             raise damaged(folder, "it has no segments")
@@ -114,7 +345,7 @@ class Segments:
             rows += draft.rows
         self._write(last, b"".join(pieces))
         hit("spool.written")
-        # Crash here: whole records that nobody was told of, or half of one; opening keeps the whole ones.
+        # Crash here: whole records that were not acknowledged, or half of one; opening keeps the whole ones.
         self._sync(last)
         hit("spool.synced")
         with self._lock:
@@ -126,14 +357,14 @@ class Segments:
         return first
 
     def say_durable(self) -> None:
-        """Leave word that all records are durable, so that a damaged one is not taken for a torn one. Without a sync:
-        if the word is lost, no record is."""
+        """Write a mark that all records are durable, so that a damaged one is not taken for a torn one. Without a sync:
+        if the mark is lost, no record is."""
         last = self._segments[-1]
         data = mark(last.end, rows_before=last.rows_end, received_ms=now_ms(), salt=self._about.salt)
         try:
             write_all(self._fd, data, last.size, self._calls)
         except OSError:
-            self._torn = True  # nobody waits for it; the next record's write tells of the disk
+            self._torn = True  # no caller waits for it; the next record's write reports the disk
             return
         with self._lock:
             last.size += len(data)
@@ -195,7 +426,7 @@ class Segments:
             return self._begin_next(last)
 
     def _begin_next(self, last: Segment) -> Segment:
-        """Begin the next segment. All before it is durable, so whoever finds it knows that they were acknowledged."""
+        """Begin the next segment. All before it is durable: its existence proves that those were acknowledged."""
         path = segment_path(self._folder, last.end)
         try:
             fd = begin(path, self._about, last.end, last.rows_end, self._calls)
@@ -240,16 +471,10 @@ class Segments:
     def waiting(self, position: int) -> Waiting:
         with self._lock:
             first, end = self._segments[0].first, self._segments[-1].end
-            # What is forgotten does not wait; who asks may not have heard of it yet.
+            # What is forgotten does not wait; the caller's position may be older than that.
             position = max(position, first)
             self._check_position(position, first, end)
-            if position == end:
-                return Waiting(0, 0, 0, None)
-            place = find_segment(self._segments, position)
-            here, last = self._segments[place], self._segments[-1]
-            size = sum(segment.size for segment in self._segments[place:]) - here.offset(position)
-            rows = last.rows_end - here.rows_before(position)
-            return Waiting(end - position, rows, size, here.received_ms(position))
+            return waiting_from(self._segments, position)
 
     def _check_position(self, position: int, first: int, end: int) -> None:
         if position < first:

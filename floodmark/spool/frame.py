@@ -2,10 +2,10 @@
 
 A segment is a header and then frames. A frame is a record, or a mark, which only says what is durable. Each carries
 `synced`: records below that number were durable when it was written. So a later frame proves that an earlier one was
-acknowledged, and a frame that cannot be read is told apart: torn (no later frame vouches for it: nobody was told, it
-may be cut off) or damaged (it was acknowledged: keep it, refuse). Checksums begin with a number that only the
-spool knows, so that bytes of another spool, or of a client who writes frames into its rows, are never taken for ours;
-and no UTF-8 text holds the first byte of a frame.
+acknowledged. A frame that cannot be read is torn if no later frame vouches for it: it was never acknowledged, and may
+be cut off. Else it is damaged: keep it, refuse the spool. Checksums begin with a number that only the spool knows, so
+that bytes of another spool, or of a client that writes frames into its rows, are never taken for ours; and no UTF-8
+text holds the first byte of a frame.
 
 The name of the client's token follows the compressed text in the payload, with its length at the end. Such a text is
 always compressed: a reader that does not know names stops at the end of the compressed text and reads the same rows.

@@ -1,18 +1,18 @@
-"""Acknowledged bytes of a spool that cannot be read: found as an opening finds them, and gone on without on an
-operator's word.
+"""Acknowledged bytes of a spool that cannot be read: `find_damage` finds them as an opening does, and `mend` goes on
+without them once an operator accepts the loss.
 
-A damaged segment is written anew: every record that can be read as it is, and in the place of each that cannot an empty
-one, so that numbers have no gap and neighbours are fed. Damaged keys are begun anew. The damaged file keeps a name of
-its own, NAME.damaged-ID, for good: nothing here deletes acknowledged bytes. An empty record that was not fed forgets
-its key, so that its client may send it again; one that was fed keeps it, if it can be read, so that he cannot.
+A damaged segment is written anew: every readable record as it is, and an empty record in the place of each other one,
+so that numbers have no gap and neighbours are fed. Damaged keys are begun anew. The damaged file keeps a name of its
+own, NAME.damaged-ID, for good: nothing here deletes acknowledged bytes. An empty record that was not fed loses its key,
+so that its client can send it again; one that was fed keeps its key if that is readable, so that the client cannot.
 
-A crash before the new file has its name leaves the damaged one in place, and one more name for it: planned again.
+A crash before the new file has its name leaves the damaged one in place, with one more name; the plan is made again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 from floodmark.clock import new_id
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, NotFound
 from floodmark.failpoints import hit
-from floodmark.ingest.spool_folder import (
+from floodmark.spool.folder import (
     KEYS,
     SYSTEM,
     About,
@@ -32,10 +32,24 @@ from floodmark.ingest.spool_folder import (
     sync_folder,
     take_lock,
 )
-from floodmark.ingest.spool_frame import HEADER_BYTES, SegmentHeader, parse_header, segment_header
-from floodmark.ingest.spool_keys import keys_bytes, parse_keys, raised
-from floodmark.ingest.spool_salvage import Blank, salvage
-from floodmark.ingest.spool_segment import damaged, find
+from floodmark.spool.frame import (
+    COUNT_MAX,
+    HEADER_BYTES,
+    MAGIC,
+    NO_DIGEST,
+    Draft,
+    Frame,
+    Placed,
+    SegmentHeader,
+    frame_at,
+    frame_head,
+    pack,
+    parse_head,
+    parse_header,
+    segment_header,
+)
+from floodmark.spool.keys import keys_bytes, parse_keys, raised
+from floodmark.spool.segments import damaged, find
 
 _SHOWN_MAX = 20
 
@@ -60,13 +74,13 @@ class Damage:
 
     @property
     def twice(self) -> str:
-        told = []
+        repeated = []
         unkeyed = [blank.number for blank in self.blanks if blank.number < self.position and not blank.keeps_key]
         if unkeyed:
-            told.append(f"rows of clients who repeat what was taken in {_ranges(unkeyed)}")
+            repeated.append(f"rows of clients who repeat what was taken in {_ranges(unkeyed)}")
         if self.keys and self.first:
-            told.append(f"rows of clients who repeat with their key what was taken before record {self.first}")
-        return "; ".join(told) or "nothing"
+            repeated.append(f"rows of clients who repeat with their key what was taken before record {self.first}")
+        return "; ".join(repeated) or "nothing"
 
     def is_same(self, other: Damage | None) -> bool:
         return other is not None and (self.segments, self.keys, self.blanks) == (
@@ -183,3 +197,104 @@ def _ranges(numbers: Sequence[int]) -> str:
     words = [f"{first}" if first == last else f"{first} to {last}" for first, last in spans]
     shown = ", ".join(words[:_SHOWN_MAX]) + (" and more" if len(words) > _SHOWN_MAX else "")
     return f"{'record' if len(numbers) == 1 else 'records'} {shown}"
+
+
+# ── what can still be read of a damaged segment ──
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A record that cannot be read. Of several in a row the last counts the rows of those whose own count is lost."""
+
+    number: int
+    rows: int
+    keeps_key: bool
+
+
+@dataclass(frozen=True)
+class Salvaged:
+    """Frames of a new segment, after its header."""
+
+    data: bytes
+    rows_before: int
+    blanks: tuple[Blank, ...]
+
+
+def salvage(
+    data: bytes,
+    first: int,
+    salt: int,
+    *,
+    rows_before: int | None,
+    until: int | None,
+    rows_until: int | None,
+    position: int,
+) -> Salvaged:
+    """Whole frames as they are, and an empty record for each other one. Pure: bytes in, bytes out. Frames carry their
+    number, and their checksums begin with a number that only the spool knows: so what looks like a frame among damaged
+    bytes is one of ours, and shows how many records are missing before it.
+
+    `rows_before`: those before the segment, if its header is readable; `until`, `rows_until`: the first record of the
+    next segment, if there is one, and the rows before that. Records below `position` are fed: they keep their key.
+    """
+    heads: dict[int, Frame] = {}
+    pieces, blanks = list[bytes](), list[Blank]()
+    number, rows, offset, received_ms = first, rows_before, HEADER_BYTES, 0
+
+    def fill(end: int, rows_end: int | None) -> None:
+        nonlocal rows
+        for blank, draft in _blanks(number, end, max(0, (rows_end or 0) - (rows or 0)), heads, position, received_ms):
+            pieces.append(frame_head(draft, blank.number, synced=number, rows_before=rows or 0, salt=salt))
+            pieces.append(draft.payload.data)
+            blanks.append(blank)
+            rows = (rows or 0) + blank.rows
+
+    def fits(frame: Frame) -> bool:
+        inside = until is None or frame.number + (not frame.is_mark) <= until
+        return inside and frame.number >= number and (rows is None or frame.rows_before >= rows)
+
+    while (placed := _next(data, offset, salt, fits, heads)) is not None:
+        frame = placed.frame
+        if rows is None:
+            rows = rows_before = frame.rows_before
+        received_ms = frame.received_ms
+        fill(frame.number, frame.rows_before)
+        pieces.append(data[placed.offset : placed.end])
+        number, rows, offset = frame.number + (not frame.is_mark), frame.rows_before + frame.rows, placed.end
+    if until is not None:
+        fill(until, rows_until)
+    return Salvaged(b"".join(pieces), rows_before or 0, tuple(blanks))
+
+
+def _next(data: bytes, offset: int, salt: int, fits: Callable[[Frame], bool], heads: dict[int, Frame]) -> Placed | None:
+    """The next whole frame from there on; of records whose head alone can be read, that is noted."""
+
+    def read(begin: int, length: int) -> bytes:
+        return data[begin : begin + length]
+
+    while 0 <= offset < len(data):
+        placed = frame_at(read, len(data), offset, salt)
+        if placed is not None and fits(placed.frame):
+            return placed
+        head = parse_head(read(offset, 256), salt)
+        if head is not None and fits(head) and not head.is_mark:
+            heads[head.number] = head
+        offset = data.find(MAGIC, offset + (1 if head is None else head.size_bytes))
+    return None
+
+
+def _blanks(
+    number: int, end: int, rows: int, heads: dict[int, Frame], position: int, received_ms: int
+) -> list[tuple[Blank, Draft]]:
+    found = []
+    for place in range(number, end):
+        head = heads.get(place)
+        own = min(rows, head.rows if head is not None else rows if place == end - 1 else 0, COUNT_MAX)
+        rows -= own
+        keyed = head is not None and head.is_keyed and place < position
+        key, body = (head.key, head.body) if head is not None and keyed else (None, NO_DIGEST)
+        # What had no key could not be repeated by it in the first place.
+        kept = keyed or (head is not None and not head.is_keyed)
+        at_ms = received_ms if head is None else head.received_ms
+        found.append((Blank(place, own, kept), Draft(pack(b""), own, at_ms, key=key, body=body)))
+    return found

@@ -1,13 +1,13 @@
-"""The folder of a spool: who it is for, who holds it, what its files are called.
+"""The folder of a spool: its table, the process that holds it, the names of its files.
 
     spool.json   the spool's id, its table, the lake's incarnation; written last when a spool is made
     lock         held by the process that has the spool open (flock: it dies with the process), with its pid
     N.segment    records from number N on
     keys         keys of records whose segments are deleted
     reserve      room for the next `keys`, for the day when the disk is full
-    *.damaged-*  files that an operator went on without (spool_mend.py); nothing reads or deletes them
+    *.damaged-*  files that an operator went on without (salvage.py); nothing reads or deletes them
 
-A folder without spool.json is one whose making was interrupted: nobody was told of anything in it.
+A folder without spool.json is one whose making was interrupted: nothing in it was ever acknowledged.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def delete_temporary(folder: Path) -> None:
                 (folder / name).unlink(missing_ok=True)
 
 
-# ── who it is for ──
+# ── the header ──
 
 
 def write_about(folder: Path, about: About) -> None:
@@ -130,7 +130,7 @@ def write_about(folder: Path, about: About) -> None:
 
 
 def read_about(folder: Path) -> About | None:
-    """None if there is none."""
+    """The header of a spool; None if the folder has none."""
     path = folder / ABOUT
     try:
         data = local_files().read(str(path))
@@ -171,7 +171,7 @@ def _crc(plain: dict[str, Any]) -> int:
     return crc32(json.dumps(plain, sort_keys=True).encode())
 
 
-# ── who holds it ──
+# ── the lock ──
 
 
 def take_lock(folder: Path) -> int:
@@ -201,7 +201,7 @@ def take_lock(folder: Path) -> int:
 
 
 def _write_pid(fd: int) -> None:
-    # Only told to others: a full disk must not keep a spool from being opened, and emptied.
+    # Only information for others: a full disk must not keep a spool from being opened, and emptied.
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

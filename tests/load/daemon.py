@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from floodmark.testing.load import Load, Sent, start_clients, wait_for_clients
+from tests.load.clients import Load, Sent, start_clients, wait_for_clients
 
 START_S_MAX = 60.0
 SAMPLE_S = 0.1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from floodmark.lake import Lake
-from floodmark.testing.load import APPENDED, Load, Sent, keyed_rows
+from tests.load.clients import APPENDED, Load, Sent, keyed_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
