@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Where it is set, every process that tests start would compile what it imports again: a minute of `make test`.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test test-fast lint bench soak docs dist lock clean
 
