@@ -17,6 +17,7 @@ import floodmark as fm
 from floodmark import failpoints
 from floodmark.testing.children import preload
 from floodmark.testing.postgres import PostgresServer, postgres_server
+from tests import short_java
 
 EVENTS = "id long not null, name string"
 DATABASES = ("sqlite", "postgresql")
@@ -29,6 +30,7 @@ MANY, VERY_MANY = 4, 8
 THINNED = LONGEST_FIRST[:-1]
 
 preload("tests.conftest")
+short_java.use()
 
 # As a terminal starts programs: nohup, cron and some runners ignore SIGINT, and tests interrupt themselves.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
