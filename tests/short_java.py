@@ -27,9 +27,10 @@ exec "{java}" {options} "$@"
 
 
 def use() -> None:
-    """From now on this process and its children start the short-lived Java; without any Java nothing changes."""
+    """From now on this process and its children start the short-lived Java; where no home of one is found, nothing
+    changes."""
     real = _real_home()
-    if real is not None and BUILD not in real.parents:
+    if real is not None and BUILD not in real.parents and (real / "release").exists():
         os.environ["JAVA_HOME"] = str(_made(real))
 
 
@@ -54,8 +55,11 @@ def _made(real: Path) -> Path:
             program = new / "bin" / "java"
             program.write_text(PROGRAM.format(java=real / "bin" / "java", options=OPTIONS, archive=_archive(home)))
             program.chmod(0o755)
-            if not home.exists():
+            try:
                 new.rename(home)
+            except OSError:
+                if not home.exists():
+                    raise
     return home
 
 
@@ -63,14 +67,22 @@ def _archive(home: Path) -> Path:
     return home / "spark-classes.jsa"
 
 
+def _jars() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).parent / "jars"
+
+
 def make_archive() -> None:
     """Let Spark write and read a lake, and Java keep the classes that this took."""
     use()
-    if "JAVA_HOME" not in os.environ:
+    if BUILD not in Path(os.environ.get("JAVA_HOME", "")).parents:
         return
-    archive = _archive(Path(os.environ["JAVA_HOME"]))
-    if archive.exists():
+    home = Path(os.environ["JAVA_HOME"])
+    archive = _archive(home)
+    if archive.exists() and archive.stat().st_mtime > max(one.stat().st_mtime for one in (_jars(), home / "release")):
         return
+    archive.unlink(missing_ok=True)
     print("Spark's classes are kept for the tests, once …", flush=True)
     new = archive.with_suffix(".new")
     with TemporaryDirectory() as folder:
