@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Where it is set, every process that tests start would compile what it imports again: a minute of `make test`.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test test-fast lint bench soak docs dist lock clean
 
@@ -41,6 +44,7 @@ SCRATCH = $(shell test -w /dev/shm && test "$$(df -Pk /dev/shm | awk 'END {print
 
 test: lint ## everything that must hold: style, spelling, types, layers, tests; gets a Chromium (BROWSER=skip: without)
 	@$(BIN)/python -m tests.browser.chromium
+	@$(BIN)/python -m tests.short_java
 	@scratch=$$(mktemp -d $(SCRATCH)/floodmark-test-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
 		$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --basetemp "$$scratch/pytest"
 

@@ -17,6 +17,8 @@ import floodmark as fm
 from floodmark import failpoints
 from floodmark.testing.children import preload
 from floodmark.testing.postgres import PostgresServer, postgres_server
+from tests import short_java
+from tests.left_out import LeftOut
 
 EVENTS = "id long not null, name string"
 DATABASES = ("sqlite", "postgresql")
@@ -29,14 +31,33 @@ MANY, VERY_MANY = 4, 8
 THINNED = LONGEST_FIRST[:-1]
 
 preload("tests.conftest")
+short_java.use()
 
 # As a terminal starts programs: nohup, cron and some runners ignore SIGINT, and tests interrupt themselves.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LEFT_OUT = LeftOut()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended: the process that started it collects nothing itself, and learns what was left out."""
+    LEFT_OUT.cases.update(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = LEFT_OUT.cases
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Tests that need a browser and found none are said once, where it is seen."""
+    """What was left out by choice, and tests that need a browser and found none: said once, where it is seen."""
+    if LEFT_OUT.cases and terminalreporter.config.option.markexpr == "not soak":
+        LEFT_OUT.write()
+        for line in LEFT_OUT.lines():
+            terminalreporter.write_line(line)
     skipped = [one for one in terminalreporter.stats.get("skipped", ()) if "browser" in one.nodeid.split("/")]
     if skipped:
         line = f"{len(skipped)} BROWSER TESTS ARE SKIPPED: the page was not tested (BROWSER=demand fails instead)"
@@ -59,6 +80,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif sampled and not _is_chosen(item, sampled, seen):
             item.add_marker(pytest.mark.soak)
     _thin_out([one for one in items if not one.get_closest_marker("soak")])
+    soaked = [bool(item.get_closest_marker("soak")) for item in items]
+    LEFT_OUT.count(
+        run=[item.nodeid for item, left in zip(items, soaked, strict=True) if not left],
+        left=[item.nodeid for item, left in zip(items, soaked, strict=True) if left],
+    )
 
     def place(item: pytest.Item) -> int:
         folder = item.path.parent.name

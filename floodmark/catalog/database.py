@@ -23,6 +23,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from floodmark.catalog import tables
+from floodmark.catalog.statements import STATEMENTS
 from floodmark.errors import Corrupt, Invalid, TooNew, Unavailable, cause_text
 
 BUSY_TIMEOUT_MS = 10_000
@@ -84,6 +85,7 @@ class Database:
         engine = create_engine(
             f"sqlite+pysqlite:///{address}",
             poolclass=QueuePool,
+            execution_options={"compiled_cache": STATEMENTS},
             connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000},
         )
 
@@ -114,7 +116,7 @@ class Database:
 
     def _postgresql(self, url: str) -> Engine:
         try:
-            engine = create_engine(url, pool_pre_ping=True)
+            engine = create_engine(url, pool_pre_ping=True, execution_options={"compiled_cache": STATEMENTS})
         except (NoSuchModuleError, ImportError) as error:
             raise Invalid("this PostgreSQL driver is not installed", advice="Use postgresql+psycopg://…") from error
 

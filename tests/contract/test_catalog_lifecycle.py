@@ -17,7 +17,7 @@ from sqlalchemy import UniqueConstraint, insert, inspect, text, update
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.catalog import tables
+from floodmark.catalog import lifecycle, tables
 from floodmark.catalog.database import SQLITE_NAME, Database
 from floodmark.catalog.lifecycle import MIGRATION_LOCK, stored_format
 from floodmark.catalog.processes import this_process
@@ -178,6 +178,38 @@ def test_the_tables_of_a_new_lake_are_those_that_the_code_names(place: Place) ->
             indexes = {str(one["name"]): one["column_names"] for one in found.get_indexes(name)}
             named = {str(one.name): [column.name for column in one.columns] for one in table.indexes}
             assert {index: indexes.get(index) for index in named} == named, name
+
+
+def test_the_next_lake_of_a_process_has_the_same_tables(
+    place: Place, new_place: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alembic makes the first one, and its statements the others: indexes, triggers and the stamp as well."""
+    monkeypatch.setattr(lifecycle, "_STATEMENTS", {})
+    prepare(place)
+    next_one = new_place("postgresql" if place.catalog else "sqlite")
+    monkeypatch.setattr(lifecycle, "upgrade", None)
+    prepare(next_one)
+
+    def shape(where: Place) -> list[list[Any]]:
+        asked = (
+            ("SELECT type, name, tbl_name, sql FROM sqlite_master",)
+            if where.catalog is None
+            else (
+                "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'",
+                "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal",
+                "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint "
+                "WHERE connamespace = 'public'::regnamespace",
+                "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'public'::regnamespace",
+                "SELECT table_name, ordinal_position, column_name, data_type, character_maximum_length, is_nullable, "
+                "column_default FROM information_schema.columns WHERE table_schema = 'public'",
+            )
+        )
+        with database_of(where) as database, database.read() as tx:
+            found = [sorted(map(tuple, tx.execute(text(one))), key=repr) for one in asked]
+            return [*found, list(map(tuple, tx.execute(text("SELECT * FROM fm_migrations"))))]
+
+    assert shape(next_one) == shape(place)
+    assert all(shape(place))
 
 
 # ── older formats ──

@@ -96,7 +96,7 @@ def master_restarts(folder: str) -> None:
         lake = fm.open(where / "lake", create=True, settings={**SETTINGS, "master": cluster.master})
         lake.create_table("events", "id long")
         # A task longer than the stall is progress.
-        assert lake.append("events", slow_rows(lake, 0, 2.5 * STALL_S, where / "long")).version == 2
+        assert lake.append("events", slow_rows(lake, 0, 1.5 * STALL_S, where / "long")).version == 2
 
         error = append_and_lose(lake, where, lambda: restart(cluster))
         assert "no live executor" in str(error), error
@@ -112,7 +112,7 @@ def connect_goes_away(folder: str) -> None:
     try:
         lake = fm.open(where / "lake", create=True, settings={"master": server.address, "stall": str(STALL_S)})
         lake.create_table("events", "id long")
-        assert lake.append("events", slow_rows(lake, 0, 2.5 * STALL_S, where / "long")).version == 2
+        assert lake.append("events", slow_rows(lake, 0, 1.5 * STALL_S, where / "long")).version == 2
         error = append_and_lose(lake, where, server.kill)
         server.start()
         check_after(lake, error, version=2, rows=1)
