@@ -13,8 +13,7 @@ import floodmark as fm
 from floodmark.ingest.feed_group import TURNS_MAX, same_kind
 from floodmark.ingest.spool import Record
 from floodmark.ingest.spool_frame import Draft, frame_head, name_of, pack, parse_head, unpack
-from floodmark.serve.doors import Token
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import Token, new_token, token_hash
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids
 from tests.contract.test_receive_http import served, two_tables

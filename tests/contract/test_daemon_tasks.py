@@ -18,8 +18,8 @@ from floodmark.backfill.sources import CallSource
 from floodmark.config import MaintainSettings
 from floodmark.ingest.drop import Drop
 from floodmark.schedule import Pace
-from floodmark.serve.lake_tasks import DropTask, JobTask, Lookout, MaintainTask, SinkTask
-from floodmark.serve.tasks import Ran, Task, Tasks
+from floodmark.serve.daemon.scheduler import Ran, Task, Tasks
+from floodmark.serve.daemon.tasks import DropTask, JobTask, Lookout, MaintainTask, SinkTask
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids, rows
 

@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import text
 
 import floodmark as fm
-from floodmark.serve import events
 from floodmark.serve.app import create_app
-from floodmark.serve.overview import digest_of, overview
-from floodmark.serve.serving import Serving
+from floodmark.serve.http import events
+from floodmark.serve.http.overview import digest_of, overview
+from floodmark.serve.http.service import Service
 from tests.conftest import EVENTS, Place, rows
 from tests.contract.test_questions import asked, told
 
@@ -155,10 +155,10 @@ def test_a_listener_that_takes_nothing_loses_its_place(lake: fm.Lake, monkeypatc
         async with asyncio.timeout(WAIT_S):
             await stream({"type": "http"}, never, never)
 
-    app = create_app(Serving(lake))
+    app = create_app(Service(lake))
     asyncio.run(listen(app))
     assert app.state.events.clients == 0
-    assert app.state.work.close(10)
+    assert app.state.workers.close(10)
 
 
 def test_whoever_only_asks_for_the_head_is_no_listener(lake: fm.Lake) -> None:

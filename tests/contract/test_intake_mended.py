@@ -18,7 +18,7 @@ from floodmark.ingest.intake import Intake
 from floodmark.ingest.quarantine_retry import drop
 from floodmark.ingest.spool_accept import accept, plan
 from floodmark.ingest.spool_keys import KeyWindow, Known
-from floodmark.serve.rows import REMEMBERED_S
+from floodmark.serve.http.rows import REMEMBERED_S
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place
 from tests.contract.test_receive_http import lines as body

@@ -21,8 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import floodmark as fm
-from floodmark.serve.doors import Token
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import Token, new_token, token_hash
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.contract.test_door import door
 

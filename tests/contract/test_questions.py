@@ -24,14 +24,13 @@ from floodmark.catalog.job import DONE, FAILED
 from floodmark.config import MaintainSettings
 from floodmark.ingest.intake import Intake
 from floodmark.report_health import Health
-from floodmark.serve import shapes
 from floodmark.serve.app import create_app
-from floodmark.serve.doors import Doors, Token
-from floodmark.serve.figures import STEPS, Figures
-from floodmark.serve.overview import overview
-from floodmark.serve.server import Server, bound
-from floodmark.serve.serving import Serving
-from floodmark.serve.tokens import token_hash
+from floodmark.serve.http import shapes
+from floodmark.serve.http.access import Access, Token, token_hash
+from floodmark.serve.http.overview import overview
+from floodmark.serve.http.server import Server, bound
+from floodmark.serve.http.service import Service
+from floodmark.serve.http.timeseries import STEPS, Figures
 from tests.conftest import EVENTS, Place, rows
 from tests.contract.test_jobs import find, set_job, start
 from tests.intake_world import bring, intake_of
@@ -44,7 +43,7 @@ TOKENS = [Token(role, token_hash(f"the {role} token"), role) for role in ("read"
 def asked(lake: fm.Lake, *, tokens: bool = False, **options: Any) -> Iterator[httpx.Client]:
     """A client of a server of this lake, which runs in a thread of this process."""
     address: queue.Queue[str] = queue.Queue()
-    app = create_app(Serving(lake, Doors(TOKENS if tokens else ()), **options))
+    app = create_app(Service(lake, Access(TOKENS if tokens else ()), **options))
     with bound("127.0.0.1:0") as listening:
         server = Server(app, listening, address.put, grace_s=10)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
@@ -57,7 +56,7 @@ def asked(lake: fm.Lake, *, tokens: bool = False, **options: Any) -> Iterator[ht
             server.stop()
             thread.join(30)
             assert not thread.is_alive()
-            assert app.state.work.close(10)
+            assert app.state.workers.close(10)
 
 
 def bearer(role: str) -> dict[str, str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from floodmark.serve import charts
-from floodmark.serve.view import example_of
+from floodmark.serve.page import charts
+from floodmark.serve.page.content import example_of
 
 ROOT = Path(__file__).parents[2]
 

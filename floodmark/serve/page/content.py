@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from floodmark import clock
 from floodmark.catalog.job import DONE, FAILED, INTERRUPTED, PENDING, RUNNING, UNKNOWN
-from floodmark.serve import charts, words
-from floodmark.serve.figures import NAMES_MAX
-from floodmark.serve.words import BAD, BUSY, GOOD, QUIET, WARN
+from floodmark.serve.http.timeseries import NAMES_MAX
+from floodmark.serve.page import charts, wording
+from floodmark.serve.page.wording import BAD, BUSY, GOOD, QUIET, WARN
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class CommitGroup:
 class View:
     now_ms: int
     status: Row
-    health: words.Health
+    health: wording.Health
     sentence: str
     notices: tuple[Notice, ...]
     tables: tuple[TableLine, ...]
@@ -129,11 +129,11 @@ class View:
 
 
 def view_of(overview: Row, figures: Row | None = None, columns: Sequence[Row] = ()) -> View:
-    """`figures`: those of the last minutes (serve/figures.py), if they are collected; `columns`: of the first table."""
+    """`figures`: those of the last minutes (timeseries.py), if they are collected; `columns`: of the first table."""
     status = overview["status"]
     now_ms = clock.parse_time_ms(overview["at"])
     rates, lags = rates_of(figures), lags_of(figures)
-    health = words.health_of(str(status["health"]))
+    health = wording.health_of(str(status["health"]))
     jobs = [_job(job) for job in overview["jobs"] or ()]
     shown = {job["id"] for job in status["jobs"] or ()}
     spools, daemon = status["spools"], status["daemon"]
@@ -182,14 +182,14 @@ def _sum(rows: Sequence[Row], name: str) -> int | None:
     return None if None in found else sum(found)
 
 
-def _sentence(status: Row, health: words.Health, now_ms: int) -> str:
+def _sentence(status: Row, health: wording.Health, now_ms: int) -> str:
     """What follows the word of health: what is wrong, or that all is there."""
     if health.sentence:
         return health.sentence
     if not status["tables"]:
         return "an empty lake, ready for its first table"
-    newest = words.moment(status["last_commit"], now_ms)
-    return words.count_of(status["tables"], "table") + (f", newest commit {newest.text}" if newest else "")
+    newest = wording.moment(status["last_commit"], now_ms)
+    return wording.count_of(status["tables"], "table") + (f", newest commit {newest.text}" if newest else "")
 
 
 # ── the banner ──
@@ -208,10 +208,10 @@ def _notice(job: Row) -> Notice:
     name, state = job["job"], job_state(job)
     common = {"key": f"job-{job['id']}", "level": state.level, "job": job["id"], "name": name}
     if job["status"] == FAILED:
-        resume = words.backfill_command("resume", name)
-        detail = words.error_line(job["error"])
+        resume = wording.backfill_command("resume", name)
+        detail = wording.error_line(job["error"])
         return Notice(**common, text=f"{name} failed", detail=detail, command=resume, action="dismiss")
-    far = " · ".join(part for part in (words.progress_text(job), words.pace_text(job)) if part)
+    far = " · ".join(part for part in (wording.progress_text(job), wording.pace_text(job)) if part)
     if job["status"] == RUNNING:
         since = f" · no progress since {job['stalled_since']}" if job["stalled_since"] else ""
         action = "" if job["cancel_asked"] else "cancel"
@@ -219,7 +219,7 @@ def _notice(job: Row) -> Notice:
         return Notice(**common, text=said, detail=far + since, percent=job["percent"], action=action)
     if job["status"] == UNKNOWN:
         return Notice(**common, text=f"{name} is in an unknown state", detail="Upgrade Floodmark; it is left alone.")
-    command = words.backfill_command("resume", name)
+    command = wording.backfill_command("resume", name)
     text = f"{name} was interrupted" if job["status"] == INTERRUPTED else f"{name} waits to be begun"
     return Notice(**common, text=text, detail=far, command=command, action="cancel")
 
@@ -245,10 +245,10 @@ def _job(job: Row) -> JobLine:
     return JobLine(
         row=job,
         state=job_state(job),
-        progress=words.progress_text(job),
-        pace=words.pace_text(job) if status == RUNNING else "",
-        problem=words.error_line(job["error"]),
-        command=words.backfill_command("resume", job["job"]) if resumed else "",
+        progress=wording.progress_text(job),
+        pace=wording.pace_text(job) if status == RUNNING else "",
+        problem=wording.error_line(job["error"]),
+        command=wording.backfill_command("resume", job["job"]) if resumed else "",
         can_cancel=goes_on and not job["cancel_asked"],
         can_dismiss=status == FAILED and not job.get("acknowledged"),
     )
@@ -268,8 +268,8 @@ def _table(table: Row, rates: charts.Series) -> TableLine:
 def table_state(table: Row) -> State:
     """The worst that is known of a table, in the words of `floodmark tables`."""
     text = str(table["health"])
-    if text != words.FINE:
-        said = words.health_of(text)
+    if text != wording.FINE:
+        said = wording.health_of(text)
         return State(said.level, said.sentence)
     if table["waiting_rows"]:
         return State(BUSY, "taking rows in")
@@ -297,7 +297,7 @@ def folder_state(task: Row) -> State:
     if task["failures"]:
         return State(BAD, "failing")
     if task.get("set_aside"):
-        return State(WARN, words.count_of(task["set_aside"], "bad file"))
+        return State(WARN, wording.count_of(task["set_aside"], "bad file"))
     return task_state(task)
 
 
@@ -323,9 +323,9 @@ def example_of(columns: Sequence[Row]) -> tuple[str, str]:
 def _sink(sink: Row) -> SinkLine:
     tables = tuple(sink["tables"])
     refused = next((one["refused"] for one in tables if one.get("refused")), None)
-    problem = words.error_line(refused or sink["error"])
+    problem = wording.error_line(refused or sink["error"])
     if sink.get("lost") and not problem:
-        problem = f"the mark is lost: {words.join_text(sink['lost'])}"
+        problem = f"the mark is lost: {wording.join_text(sink['lost'])}"
     if problem:
         state = State(BAD, "refused" if refused else "failing")
     elif sink["state"] != "active":
@@ -381,7 +381,7 @@ def _group(commits: Sequence[Row]) -> CommitGroup:
         for place, part in enumerate(newest["tables"])
     )
     return CommitGroup(
-        f"v{oldest['version']}", words.commit_verb(newest["kind"]), newest, oldest, tuple(commits), tables
+        f"v{oldest['version']}", wording.commit_verb(newest["kind"]), newest, oldest, tuple(commits), tables
     )
 
 

@@ -18,14 +18,14 @@ from floodmark.lake import Lake
 from floodmark.report import audit_line, lake_status
 from floodmark.report_jobs import ack_outcome, cancel_outcome
 from floodmark.report_spools import see_spools
-from floodmark.serve import shapes
-from floodmark.serve.answers import answer, json_text
-from floodmark.serve.described import errors
-from floodmark.serve.figures import Figures
-from floodmark.serve.overview import COUNT_AGE_S_MAX, overview
-from floodmark.serve.ready import readiness, unready
-from floodmark.serve.serving import Serving
-from floodmark.serve.shared import Shared
+from floodmark.serve.http import shapes
+from floodmark.serve.http.answers import answer, json_text
+from floodmark.serve.http.openapi import errors
+from floodmark.serve.http.overview import COUNT_AGE_S_MAX, overview
+from floodmark.serve.http.readiness import readiness, unready
+from floodmark.serve.http.service import Service
+from floodmark.serve.http.timeseries import Figures
+from floodmark.serve.http.workers import Shared
 from floodmark.write.shape import TABLE_NAME
 
 COMMITS_MAX = 500
@@ -41,17 +41,17 @@ JobName = Annotated[str, Path(description="A job's id or name.", max_length=NAME
 TableName = Annotated[str, Path(description="A table's name.", max_length=NAME_CHARACTERS_MAX)]
 
 
-def add_questions(app: FastAPI, serving: Serving) -> None:
-    app.state.figures = Figures(serving.lake.catalog)
-    _readiness(app, serving)
-    _state(app, serving)
-    _past(app, serving)
-    _jobs(app, serving)
+def add_questions(app: FastAPI, service: Service) -> None:
+    app.state.figures = Figures(service.lake.catalog)
+    _readiness(app, service)
+    _state(app, service)
+    _past(app, service)
+    _jobs(app, service)
 
 
-def _readiness(app: FastAPI, serving: Serving) -> None:
+def _readiness(app: FastAPI, service: Service) -> None:
     # Anybody may ask: however many do, one thread is busy with it.
-    shared = Shared(serving.work, partial(readiness, serving.lake, serving.intake, serving.store))
+    shared = Shared(service.workers, partial(readiness, service.lake, service.intake, service.store))
 
     @app.get("/healthz", response_model=shapes.Alive, responses=errors())
     async def healthz() -> Response:
@@ -68,16 +68,16 @@ def _readiness(app: FastAPI, serving: Serving) -> None:
             found = await shared.ask()
         except Unavailable as error:
             found = unready(str(error))
-        told = found if serving.doors.caller(request) is not None else {"ready": found["ready"]}
+        told = found if service.access.caller(request) is not None else {"ready": found["ready"]}
         return answer(200 if found["ready"] else 503, json_text(told))
 
 
-def _state(app: FastAPI, serving: Serving) -> None:
-    lake, keeping, figures = serving.lake, serving.keeping, app.state.figures
+def _state(app: FastAPI, service: Service) -> None:
+    lake, keeping, figures = service.lake, service.keeping, app.state.figures
 
     async def ask(request: Request, question: Callable[[], dict[str, Any]]) -> Response:
-        serving.doors.check(request, "read")
-        return answer(200, json_text(await serving.work.ask(question)))
+        service.access.check(request, "read")
+        return answer(200, json_text(await service.workers.ask(question)))
 
     @app.get("/api/overview", response_model=shapes.Overview, responses=_READ)
     async def get_overview(request: Request) -> Response:
@@ -115,8 +115,8 @@ def _state(app: FastAPI, serving: Serving) -> None:
         return await ask(request, figures.series)
 
 
-def _past(app: FastAPI, serving: Serving) -> None:
-    lake = serving.lake
+def _past(app: FastAPI, service: Service) -> None:
+    lake = service.lake
 
     def commits_of(table: str | None, limit: int, before: int | None) -> dict[str, Any]:
         known = None if table is None else _known_form(table)
@@ -132,8 +132,8 @@ def _past(app: FastAPI, serving: Serving) -> None:
         ] = None,
     ) -> Response:
         """Who changed what, when: `floodmark history --json`. The next page is `before` the last version of this."""
-        serving.doors.check(request, "read")
-        return answer(200, json_text(await serving.work.ask(commits_of, table, limit, before)))
+        service.access.check(request, "read")
+        return answer(200, json_text(await service.workers.ask(commits_of, table, limit, before)))
 
     @app.get("/api/audit", response_model=shapes.Audit, responses=_READ)
     async def get_audit(
@@ -141,30 +141,30 @@ def _past(app: FastAPI, serving: Serving) -> None:
         limit: Annotated[int, Query(ge=1, le=AUDIT_MAX, description="How many, newest first.")] = 50,
     ) -> Response:
         """What healing and repairs did: `floodmark audit --json`."""
-        serving.doors.check(request, "read")
-        found = await serving.work.ask(lambda: [audit_line(row) for row in lake.audit(limit)])
+        service.access.check(request, "read")
+        found = await service.workers.ask(lambda: [audit_line(row) for row in lake.audit(limit)])
         return answer(200, json_text({"audit": found}))
 
 
-def _jobs(app: FastAPI, serving: Serving) -> None:
-    lake, work = serving.lake, serving.work
+def _jobs(app: FastAPI, service: Service) -> None:
+    lake, workers = service.lake, service.workers
 
     async def change(request: Request, function: Callable[[Lake, str], dict[str, Any]], job: str) -> Response:
-        serving.doors.check(request, "admin")
-        async with work.admitted():
-            return answer(200, json_text(await work.run(function, lake, job)))
+        service.access.check(request, "admin")
+        async with workers.admitted():
+            return answer(200, json_text(await workers.run(function, lake, job)))
 
     @app.get("/api/jobs", response_model=shapes.Jobs, responses=_READ)
     async def get_jobs(request: Request) -> Response:
         """Every job, newest first: `floodmark backfill list --all --json`."""
-        serving.doors.check(request, "read")
-        return answer(200, json_text({"jobs": await work.ask(lambda: lake.backfill.list())}))
+        service.access.check(request, "read")
+        return answer(200, json_text({"jobs": await workers.ask(lambda: lake.backfill.list())}))
 
     @app.get("/api/jobs/{id}", response_model=shapes.Job, responses=_READ_ONE)
     async def get_job(request: Request, id: JobName) -> Response:
         """One job: how far it is, at which rate, and how it ended."""
-        serving.doors.check(request, "read")
-        return answer(200, json_text(await work.ask(lake.backfill.show, _plain(id))))
+        service.access.check(request, "read")
+        return answer(200, json_text(await workers.ask(lake.backfill.show, _plain(id))))
 
     @app.post("/api/jobs/{id}/cancel", response_model=shapes.ChangedJob, responses=_CHANGE)
     async def cancel_job(request: Request, id: JobName) -> Response:

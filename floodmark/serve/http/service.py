@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 
 from floodmark.config import MaintainSettings
 from floodmark.lake import Lake
-from floodmark.serve.body import Limits
-from floodmark.serve.doors import Doors
-from floodmark.serve.ready import StoreWatch
-from floodmark.serve.work import Work
+from floodmark.serve.http.access import Access
+from floodmark.serve.http.body import Limits
+from floodmark.serve.http.readiness import StoreWatch
+from floodmark.serve.http.workers import Workers
 
 if TYPE_CHECKING:
     from floodmark.ingest.intake import Intake
 
 
 @dataclass
-class Serving:
+class Service:
     """All that the parts of the app need. Without `intake` rows are taken only where their caller waits for them."""
 
     lake: Lake
-    doors: Doors = field(default_factory=Doors)
+    access: Access = field(default_factory=Access)
     limits: Limits = field(default_factory=Limits)
     intake: Intake | None = None
     keeping: MaintainSettings = field(default_factory=MaintainSettings)
-    work: Work = field(init=False)
+    workers: Workers = field(init=False)
     # None for a lake that is only read: nothing is written to its store, a probe neither (I17).
     store: StoreWatch | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = None if self.lake.read_only else StoreWatch(self.lake)
-        self.work = Work(self.limits)
+        self.workers = Workers(self.limits)

@@ -20,7 +20,7 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.model import MAIN
 from floodmark.report_sinks import see_sinks
 from floodmark.report_spools import see_spools
-from floodmark.serve.work import Work
+from floodmark.serve.http.workers import Workers
 
 STEP_S = 5
 STEPS = 120
@@ -75,11 +75,11 @@ class Figures:
         # By step: the name of a figure, and then that of a sink or table.
         self._samples: dict[int, dict[str, dict[str, float | None]]] = {}
 
-    async def run(self, work: Work) -> None:
+    async def run(self, workers: Workers) -> None:
         """Sample for as long as the server lives."""
         while True:
             try:
-                await work.ask(self.sample)
+                await workers.ask(self.sample)
             except Exception as error:  # noqa: BLE001 - a chart with a gap; who asks for the state is told
                 log.get().info("figures could not be sampled", cause=str(error))
             await asyncio.sleep(STEP_S)

@@ -25,7 +25,7 @@ from floodmark.lake import Lake
 from floodmark.maintain.record import CONFLICT, PARTIAL, Upkept
 from floodmark.report import count_of
 from floodmark.schedule import Pace
-from floodmark.serve.tasks import Ran, Task
+from floodmark.serve.daemon.scheduler import Ran, Task
 
 SINK_EVERY = "10s"
 LOOK_EVERY_S = 10.0

@@ -1,7 +1,7 @@
 """Who may do what: bearer tokens with roles, and what a browser on this machine may not do in its user's name.
 
 A role may do all that the ones before it may: read, write, admin. Tokens are known by their hashes only (I18), all are
-compared in constant time. Without any token the lake is served on this machine only (serve/server.py), and everybody
+compared in constant time. Without any token the lake is served on this machine only (server.py), and everybody
 there may do everything; but a page of another origin may not write, and a request that asks for this server by a name
 that is not this machine's is not heard at all: it was sent by a page whose name was turned to this address.
 A token comes in the Authorization header, or in the cookie that the page's login sets; browsers send cookies by
@@ -10,8 +10,10 @@ themselves, so a write by cookie must come from a page of this very server.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,13 +21,14 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
-from floodmark.serve.tokens import bearer_of, token_hash
-
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
 COOKIE = "floodmark_token"
 # A header is short; what is longer is no token of ours and is not hashed.
 TOKEN_CHARACTERS_MAX = 512
+# 256 random bits: a plain SHA-256 of it tells nobody anything, and needs no salt and no slow hash.
+TOKEN_BYTES = 32
+TOKEN_PREFIX = "fmt_"
 
 
 class Refused(Exception):
@@ -68,7 +71,7 @@ class Caller:
 ANYBODY = Caller("anybody on this machine", "admin")
 
 
-class Doors:
+class Access:
     def __init__(self, tokens: Sequence[Token] = ()) -> None:
         self._tokens = tuple(tokens)
 
@@ -144,3 +147,20 @@ def is_same_origin(origin: str, host: str | None) -> bool:
         return bool(host) and urlsplit(origin).netloc.lower() == (host or "").lower()
     except ValueError:
         return False
+
+
+# ── tokens ──
+
+
+def new_token() -> str:
+    return TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def token_hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
+
+
+def bearer_of(authorization: str) -> str | None:
+    """The token of an Authorization header; None if it holds none."""
+    scheme, _, token = authorization.strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None

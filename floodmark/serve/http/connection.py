@@ -18,7 +18,7 @@ import httptools
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from floodmark.serve.answers import HEADERS, RAW_HEADERS, answer, error_text, plain_error
+from floodmark.serve.http.answers import HEADERS, RAW_HEADERS, answer, error_text, plain_error
 
 # Below what a process may usually have open; whoever comes then is told 503, and those beyond these too nothing.
 CONNECTIONS_MAX, TOLD_MAX = 512, 64

@@ -26,12 +26,12 @@ from floodmark.ingest.feed_memory import Seen
 from floodmark.ingest.judge import Judge, Judges
 from floodmark.model import Commit
 from floodmark.rows.json_lines import parse_lines
-from floodmark.serve.answers import answer, json_text
-from floodmark.serve.body import Held, Limits, read_body, unpack
-from floodmark.serve.claims import DESTINATION, EXPECT, TABLE_KEY, Claim, check_expected, check_once, read_claim
-from floodmark.serve.described import NDJSON, CommittedRows, TakenRows, errors
-from floodmark.serve.routes import Direct
-from floodmark.serve.serving import Serving
+from floodmark.serve.http.answers import answer, json_text
+from floodmark.serve.http.body import Held, Limits, read_body, unpack
+from floodmark.serve.http.edge import Direct
+from floodmark.serve.http.headers import DESTINATION, EXPECT, TABLE_KEY, Claim, check_expected, check_once, read_claim
+from floodmark.serve.http.openapi import NDJSON, CommittedRows, TakenRows, errors
+from floodmark.serve.http.service import Service
 from floodmark.write.shape import TABLE_NAME
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ def _no_rows() -> Invalid:
 class Rows:
     """Takes rows into one lake; every call is made by a worker."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._lake = serving.lake
-        self._intake = serving.intake
-        self._limits = serving.limits
-        self._judges = Judges(serving.lake.catalog)
+    def __init__(self, service: Service) -> None:
+        self._lake = service.lake
+        self._intake = service.intake
+        self._limits = service.limits
+        self._judges = Judges(service.lake.catalog)
         self._recent: TTLCache[str, Place] = TTLCache(TABLES_MAX, REMEMBERED_S)
         self._lock = threading.Lock()
 
@@ -210,26 +210,26 @@ class Rows:
             return commit
 
 
-class Door:
+class RowRequests:
     """What a request to take rows goes through."""
 
-    def __init__(self, app: FastAPI, serving: Serving) -> None:
+    def __init__(self, app: FastAPI, service: Service) -> None:
         self._state = app.state
-        self._work = serving.work
-        self._limits = serving.limits
-        self._rows = Rows(serving)
+        self._workers = service.workers
+        self._limits = service.limits
+        self._rows = Rows(service)
 
     async def take(
         self, request: Request, table: str, key: str | None, wait: bool, evolve: bool, actor: str
     ) -> Response:
         """By the spool."""
-        work = self._work
-        async with work.patient() if wait else nullcontext():
-            async with work.admitted() as held:
+        workers = self._workers
+        async with workers.patient() if wait else nullcontext():
+            async with workers.admitted() as held:
                 sent = await self._read(request, held, actor)
                 underway = self._rows.take_at_once(table, sent, key, evolve)
                 if underway is None:
-                    underway = await work.run(self._rows.take, table, sent, key, evolve)
+                    underway = await workers.run(self._rows.take, table, sent, key, evolve)
                 del sent
                 # Shielded: a request that is cut off must not cancel what others wait for too.
                 taken = await asyncio.shield(asyncio.wrap_future(underway.taken))
@@ -239,7 +239,7 @@ class Door:
             if not wait:
                 return answer(202, json_text(told))
             try:
-                landed = await work.wait(self._rows.landed, underway.table_id, taken.record, self._state.stopping)
+                landed = await workers.wait(self._rows.landed, underway.table_id, taken.record, self._state.stopping)
             except FloodmarkError as error:
                 # Durable all the same: an error would say that nothing was taken.
                 return answer(202, json_text({**told, "note": f"taken, but not yet committed: {error}"}))
@@ -248,15 +248,15 @@ class Door:
 
     async def commit(self, request: Request, table: str, claim: Claim, evolve: bool, actor: str) -> Response:
         """Before the answer."""
-        work = self._work
-        async with work.admitted() as held:
-            place = await work.run(self._rows.find, table)
-            destination = await work.run(self._rows.destination, place)
+        workers = self._workers
+        async with workers.admitted() as held:
+            place = await workers.run(self._rows.find, table)
+            destination = await workers.run(self._rows.destination, place)
             sent = await self._read(request, held, actor)
             # Not before the body is read: who is still sending may never see an answer.
             check_expected(request.headers, destination, place.judge.key)
-            async with work.turn(place.table_id) if place.judge.key else nullcontext():
-                done = await work.run(self._rows.commit, place, sent, claim, evolve)
+            async with workers.turn(place.table_id) if place.judge.key else nullcontext():
+                done = await workers.run(self._rows.commit, place, sent, claim, evolve)
         if done["outcome"] == "committed":
             self._state.metrics.accepted(table, done["rows"])
         return answer(200, json_text(done), {DESTINATION: destination})
@@ -266,8 +266,8 @@ class Door:
         return Sent(request.headers, body, held, actor)
 
 
-def add_rows(app: FastAPI, serving: Serving) -> None:
-    door = Door(app, serving)
+def add_rows(app: FastAPI, service: Service) -> None:
+    requests = RowRequests(app, service)
 
     async def post_rows(
         request: Request,
@@ -276,12 +276,12 @@ def add_rows(app: FastAPI, serving: Serving) -> None:
         evolve: Annotated[bool, Query(description="Add columns that the table does not have.")] = False,
     ) -> Response:
         """Take rows, one JSON object in each line: all of them or none, once by Idempotency-Key if there is one."""
-        actor = serving.doors.check(request, "write").actor
+        actor = service.access.check(request, "write").actor
         check_once(request.headers.keys())
         claim = read_claim(request.headers)
-        if claim.sender is not None or (serving.intake is None and wait is not None):
-            return await door.commit(request, table, claim, evolve, actor)
-        return await door.take(request, table, claim.key, wait is not None, evolve, actor)
+        if claim.sender is not None or (service.intake is None and wait is not None):
+            return await requests.commit(request, table, claim, evolve, actor)
+        return await requests.take(request, table, claim.key, wait is not None, evolve, actor)
 
     app.router.add_api_route(
         "/api/tables/{table}/rows",

@@ -27,8 +27,8 @@ from floodmark.errors import (
     Unavailable,
 )
 from floodmark.rows.json_lines import NotJson, TooManyRows
-from floodmark.serve.body import TooLarge, TooSlow, Undecodable, UnknownEncoding
-from floodmark.serve.claims import DESTINATION, NEWEST, OtherKey, Stranger, WrongHeader
+from floodmark.serve.http.body import TooLarge, TooSlow, Undecodable, UnknownEncoding
+from floodmark.serve.http.headers import DESTINATION, NEWEST, OtherKey, Stranger, WrongHeader
 
 RETRY_AFTER_S = 1
 # Of every answer that does not say otherwise itself. Referrers stay with this server, whose own pages write by forms.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from floodmark import clock
-from floodmark.serve.words import short_text, span_text
+from floodmark.serve.page.wording import short_text, span_text
 
 WIDTH, HEIGHT = 1000, 100
 # As many lines have a colour of their own; others are told by the table.

@@ -11,18 +11,18 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent import futures
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from floodmark.errors import Busy, Unavailable
-from floodmark.serve.body import Held, Limits, Room
-from floodmark.serve.ready import ANSWER_S_MAX
+from floodmark.serve.http.body import Held, Limits, Room
+from floodmark.serve.http.readiness import ANSWER_S_MAX
 
 T = TypeVar("T")
 # Threads for questions of state.
 ASKERS = 2
 
 
-class Work:
+class Workers:
     """The threads that touch the lake, and who may use them when."""
 
     def __init__(self, limits: Limits) -> None:
@@ -100,3 +100,26 @@ class Work:
 
 def _busy(message: str, **limit: int) -> Busy:
     return Busy(message, **limit, advice="Send it again.")
+
+
+class Shared(Generic[T]):
+    """A question that many ask at once is asked of the catalog once: they all get the same answer.
+
+    So whoever asks without end costs one thread, not all of them. An answer is given to those who asked while it was
+    made, and kept for nobody: the next one asks again.
+    """
+
+    def __init__(self, workers: Workers, question: Callable[[], T]) -> None:
+        self._workers = workers
+        self._question = question
+        self._asked: asyncio.Task[T] | None = None
+
+    async def ask(self) -> T:
+        """The answer; `Unavailable` if there is none in time. An error is everybody's too."""
+        loop = asyncio.get_running_loop()
+        if self._asked is None or self._asked.done() or self._asked.get_loop() is not loop:
+            self._asked = loop.create_task(self._workers.ask(self._question))
+            # Who asked may have left before an error came: it was told then, to nobody.
+            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # Whoever leaves does not take the answer away from the others.
+        return await asyncio.shield(self._asked)

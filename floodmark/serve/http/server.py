@@ -1,6 +1,6 @@
 """The server's life: bound, announced, served, and ended by a signal, with requests under way finished in bounded time.
 
-Connections are bounded in number, and each by itself (I14, serve/connection.py).
+Connections are bounded in number, and each by itself (I14, serve/http/connection.py).
 Whatever is cut off at the end is like a crash: senders were not answered, and send again what healing did not finish.
 """
 
@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from floodmark.errors import Invalid, Unavailable
-from floodmark.serve.connection import Connection
+from floodmark.serve.http.connection import Connection
 
 KEEP_ALIVE_S = 30
 CUT_OFF_CODE = 1
@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._sampling = asyncio.create_task(self._app.state.figures.run(self._app.state.work))
+        self._sampling = asyncio.create_task(self._app.state.figures.run(self._app.state.workers))
         # From here on a request that comes is answered.
         self._announce(url_of(self._listening))
 

@@ -25,16 +25,16 @@ import floodmark
 from floodmark import clock, log
 from floodmark.errors import FloodmarkError, NotFound
 from floodmark.lake import Lake
-from floodmark.serve import words
-from floodmark.serve.body import Limits, Room, TooLarge, read_body
-from floodmark.serve.described import forms_of, operations_of
-from floodmark.serve.doors import ANYBODY, COOKIE, Caller, Refused, is_same_origin
-from floodmark.serve.figures import Figures
-from floodmark.serve.overview import overview
-from floodmark.serve.ready import unreadable
-from floodmark.serve.serving import Serving
-from floodmark.serve.shared import Shared
-from floodmark.serve.view import View, view_of
+from floodmark.serve.http.access import ANYBODY, COOKIE, Caller, Refused, is_same_origin
+from floodmark.serve.http.body import Limits, Room, TooLarge, read_body
+from floodmark.serve.http.overview import overview
+from floodmark.serve.http.readiness import unreadable
+from floodmark.serve.http.service import Service
+from floodmark.serve.http.timeseries import Figures
+from floodmark.serve.http.workers import Shared
+from floodmark.serve.page import wording
+from floodmark.serve.page.api_docs import forms_of, operations_of
+from floodmark.serve.page.content import View, view_of
 from floodmark.write.shape import TABLE_NAME
 
 HEADERS = {
@@ -54,19 +54,19 @@ SAMPLE_CHARACTERS_MAX = 120
 WRONG_TOKEN = "This is not a token of this lake."
 
 
-def add_page(app: FastAPI, serving: Serving) -> None:
+def add_page(app: FastAPI, service: Service) -> None:
     """After the questions: the charts show the figures that those have."""
     figures: Figures = app.state.figures
 
     def look() -> View:
-        found = overview(serving.lake, serving.keeping)
-        return view_of(found, figures.series(), _first_columns(serving.lake, found["tables"]))
+        found = overview(service.lake, service.keeping)
+        return view_of(found, figures.series(), _first_columns(service.lake, found["tables"]))
 
-    shared = Shared(serving.work, look)
+    shared = Shared(service.workers, look)
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request, fragment: bool = False) -> Response:
-        caller = serving.doors.caller(request)
+        caller = service.access.caller(request)
         if caller is None:
             if fragment:
                 raise Refused(401, "this needs a token of the lake", "Sign in at /login.")
@@ -74,10 +74,10 @@ def add_page(app: FastAPI, serving: Serving) -> None:
         try:
             view = await shared.ask()
             # By a thread too: whoever sends rows meanwhile is not to wait for it.
-            return _html(await serving.work.ask(_known, request, serving, caller, view, fragment))
+            return _html(await service.workers.ask(_known, request, service, caller, view, fragment))
         except Exception as error:  # noqa: BLE001 - whatever it is: a state that cannot be read is shown as unknown
             log.get().warning("the page has no state to show", cause=repr(error))
-            return _html(_unknown(request, serving, caller, unreadable(error)), 503)
+            return _html(_unknown(request, service, caller, unreadable(error)), 503)
 
     @app.get("/static/{name}", include_in_schema=False)
     async def static(request: Request, name: str, v: str = "") -> Response:
@@ -91,21 +91,21 @@ def add_page(app: FastAPI, serving: Serving) -> None:
             return Response(status_code=304, headers=headers)
         return Response(content, 200, headers, STATIC[name])
 
-    _add_beside(app, serving)
-    if serving.doors.has_tokens:
-        _add_login(app, serving)
+    _add_beside(app, service)
+    if service.access.has_tokens:
+        _add_login(app, service)
 
 
-def _add_beside(app: FastAPI, serving: Serving) -> None:
+def _add_beside(app: FastAPI, service: Service) -> None:
     """One table, and the API."""
 
     @app.get("/tables/{table}", include_in_schema=False)
     async def table_page(request: Request, table: str) -> Response:
-        if serving.doors.caller(request) is None:
+        if service.access.caller(request) is None:
             return _sent("/login")
-        place = {"name": table[:SAMPLE_CHARACTERS_MAX], "place": serving.lake.location}
+        place = {"name": table[:SAMPLE_CHARACTERS_MAX], "place": service.lake.location}
         try:
-            return _html(await serving.work.ask(_table_page, serving, table, place))
+            return _html(await service.workers.ask(_table_page, service, table, place))
         except NotFound as error:
             return _html(_render("table.html", **place, table=None, reason=error.message), 404)
         except Exception as error:  # noqa: BLE001 - whatever it is: what cannot be read is said
@@ -122,16 +122,16 @@ def _add_beside(app: FastAPI, serving: Serving) -> None:
         )
 
 
-def _add_login(app: FastAPI, serving: Serving) -> None:
+def _add_login(app: FastAPI, service: Service) -> None:
     @app.get("/login", include_in_schema=False)
     async def form(request: Request) -> Response:
-        return _sent("/") if serving.doors.caller(request) else _html(_render("login.html", wrong=""))
+        return _sent("/") if service.access.caller(request) else _html(_render("login.html", wrong=""))
 
     @app.post("/login", include_in_schema=False)
     async def login(request: Request) -> Response:
         _check_own_page(request)
-        text = await _form_token(request, serving.limits)
-        if serving.doors.token_of(text) is None:
+        text = await _form_token(request, service.limits)
+        if service.access.token_of(text) is None:
             return _html(_render("login.html", wrong=WRONG_TOKEN), 401)
         response = _sent("/")
         secure = request.url.scheme == "https"
@@ -164,11 +164,11 @@ async def _form_token(request: Request, limits: Limits) -> str:
     return parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
 
 
-def _table_page(serving: Serving, table: str, place: Mapping[str, Any]) -> str:
-    lake = serving.lake
+def _table_page(service: Service, table: str, place: Mapping[str, Any]) -> str:
+    lake = service.lake
     if not TABLE_NAME.fullmatch(table):
         raise NotFound("there is no such table")
-    about = lake.show(table, keeping=serving.keeping)
+    about = lake.show(table, keeping=service.keeping)
     commits = [
         {"change": one.table(table).change if any(part.table == table for part in one.tables) else "", **one.as_dict()}
         for one in lake.history(table=table)
@@ -210,25 +210,25 @@ def _first_columns(lake: Lake, tables: Sequence[Mapping[str, Any]]) -> list[dict
 # ── what is sent ──
 
 
-def _known(request: Request, serving: Serving, caller: Caller, view: View, fragment: bool) -> str:
+def _known(request: Request, service: Service, caller: Caller, view: View, fragment: bool) -> str:
     return _render(
         "parts.html" if fragment else "page.html",
-        **_common(request, serving, caller, view.now_ms),
+        **_common(request, service, caller, view.now_ms),
         view=view,
-        title=f"{view.health.word} – {_short_name(serving.lake.location)} – Floodmark",
+        title=f"{view.health.word} – {_short_name(service.lake.location)} – Floodmark",
         reason="",
     )
 
 
-def _unknown(request: Request, serving: Serving, caller: Caller, reason: str) -> str:
-    common = _common(request, serving, caller, clock.now_ms())
+def _unknown(request: Request, service: Service, caller: Caller, reason: str) -> str:
+    common = _common(request, service, caller, clock.now_ms())
     return _render("page.html", **common, view=None, title="State unknown – Floodmark", reason=f"{_sentence(reason)}")
 
 
-def _common(request: Request, serving: Serving, caller: Caller, now_ms: int) -> dict[str, Any]:
+def _common(request: Request, service: Service, caller: Caller, now_ms: int) -> dict[str, Any]:
     return {
-        "at": words.moment(now_ms, now_ms),
-        "place": serving.lake.location,
+        "at": wording.moment(now_ms, now_ms),
+        "place": service.lake.location,
         "base_url": str(request.base_url).rstrip("/"),
         "release": floodmark.__version__,
         "may_admin": caller.may("admin"),
@@ -254,7 +254,7 @@ def _sent(to: str) -> Response:
 
 @cache
 def _static(name: str) -> tuple[bytes, str]:
-    content = files("floodmark.serve").joinpath("static", name).read_bytes()
+    content = files("floodmark.serve.page").joinpath("static", name).read_bytes()
     return content, hashlib.sha256(content).hexdigest()[:12]
 
 
@@ -266,7 +266,7 @@ def _asset(name: str) -> str:
 def _templates() -> Environment:
     # Undefined is an error: a figure that is not there must not look like nothing.
     made = Environment(
-        loader=PackageLoader("floodmark.serve", "pages"),
+        loader=PackageLoader("floodmark.serve.page", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -274,16 +274,16 @@ def _templates() -> Environment:
     )
     made.globals |= {
         "asset": _asset,
-        "moment": words.moment,
-        "pieces": words.pieces,
-        "count": words.count_text,
-        "count_of": words.count_of,
-        "short": words.short_text,
-        "size": words.size_text,
-        "span": words.span_text,
-        "words": words.outcome_text,
-        "join": words.join_text,
-        "error_line": words.error_line,
+        "moment": wording.moment,
+        "pieces": wording.pieces,
+        "count": wording.count_text,
+        "count_of": wording.count_of,
+        "short": wording.short_text,
+        "size": wording.size_text,
+        "span": wording.span_text,
+        "words": wording.outcome_text,
+        "join": wording.join_text,
+        "error_line": wording.error_line,
         "quoted": shlex.quote,
     }
     return made

@@ -21,11 +21,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from floodmark import clock, log
 from floodmark.errors import Busy, FloodmarkError, Unavailable
-from floodmark.serve.described import errors
-from floodmark.serve.overview import digest_of, overview
-from floodmark.serve.ready import unreadable
-from floodmark.serve.serving import Serving
-from floodmark.serve.work import Work
+from floodmark.serve.http.openapi import errors
+from floodmark.serve.http.overview import digest_of, overview
+from floodmark.serve.http.readiness import unreadable
+from floodmark.serve.http.service import Service
+from floodmark.serve.http.workers import Workers
 
 CLIENTS_MAX = 50
 POLL_S = 1.0
@@ -47,8 +47,8 @@ _DESCRIBED: dict[int | str, dict[str, Any]] = {
 class Events:
     """What is to be told now, and who listens."""
 
-    def __init__(self, work: Work, see: Callable[[], dict[str, Any]], stopping: threading.Event) -> None:
-        self._work = work
+    def __init__(self, workers: Workers, see: Callable[[], dict[str, Any]], stopping: threading.Event) -> None:
+        self._workers = workers
         self._see = see
         self._stopping = stopping
         self._poller: asyncio.Task[None] | None = None
@@ -98,7 +98,7 @@ class Events:
     async def _poll(self) -> None:
         while True:
             try:
-                found = await self._work.ask(self._see)
+                found = await self._workers.ask(self._see)
                 self._say("change", found["digest"], found)
             except Exception as error:  # noqa: BLE001 - whatever it is: who watches must not take silence for health
                 log.get().warning("the lake's state cannot be read", cause=repr(error))
@@ -151,22 +151,22 @@ class _Stream(StreamingResponse):
         await super().stream_response(send_in_time)
 
 
-def add_events(app: FastAPI, serving: Serving) -> None:
-    # Set by the server when it is to end (serve/server.py): it waits for requests, and these would not end.
+def add_events(app: FastAPI, service: Service) -> None:
+    # Set by the server when it is to end (serve/http/server.py): it waits for requests, and these would not end.
     app.state.stopping = threading.Event()
 
     def see() -> dict[str, Any]:
-        found = overview(serving.lake, serving.keeping)
+        found = overview(service.lake, service.keeping)
         status = found["status"]
         told = {"version": status["version"], "health": status["health"], "at": found["at"]}
         return {**told, "digest": digest_of(found)}
 
-    app.state.events = events = Events(serving.work, see, app.state.stopping)
+    app.state.events = events = Events(service.workers, see, app.state.stopping)
 
     @app.get("/api/events", response_class=StreamingResponse, responses=_DESCRIBED)
     async def get_events(request: Request) -> Response:
         """A stream of server-sent events that says when to ask again."""
-        serving.doors.check(request, "read")
+        service.access.check(request, "read")
         return _Stream(events)
 
 
