@@ -26,7 +26,7 @@ from floodmark.questions import Questions
 from floodmark.reading import Changes, Moment, Reader
 from floodmark.recover.heal import Healer
 from floodmark.recover.resolve import resolve
-from floodmark.report import DEFAULTS
+from floodmark.report.maintenance import DEFAULTS
 from floodmark.rows.session import Sessions
 from floodmark.shaping import Shaping
 from floodmark.shown import html_table

@@ -11,9 +11,9 @@ from floodmark.catalog.catalog import Catalog
 from floodmark.config import MaintainSettings
 from floodmark.model import MAIN, AuditRow, Commit, Head
 from floodmark.reading import Moment, Reader
-from floodmark.report import lake_health, lake_status, lake_tables, table_details
-from floodmark.report_health import Health
-from floodmark.report_tables import table_contents
+from floodmark.report.health import Health
+from floodmark.report.status import lake_health, lake_status, lake_tables
+from floodmark.report.tables import table_contents, table_details
 from floodmark.shown import Listing, TableFacts
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from floodmark.report import audit_line
+from floodmark.report.status import audit_line
 
 
 def run(

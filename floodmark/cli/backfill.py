@@ -37,8 +37,8 @@ from floodmark.cli.sink_opening import STOPPED_CODE
 from floodmark.cli.sink_settings import parse_size
 from floodmark.cli.sink_text import error_text
 from floodmark.errors import FloodmarkError, Incomplete, Invalid, NotFound
-from floodmark.report import count_of
-from floodmark.report_jobs import cancel_outcome, shown_jobs
+from floodmark.report.jobs import cancel_outcome, shown_jobs
+from floodmark.shown import count_of
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake

@@ -11,7 +11,7 @@ from floodmark.backfill.record import CANCELLED, DONE, NOTHING_TO_DO, REDONE, TI
 from floodmark.catalog.job import COLUMN, INTERRUPTED, PENDING, RUNNING
 from floodmark.cli.output import size_text
 from floodmark.cli.sink_text import age_text, error_text
-from floodmark.report import count_of
+from floodmark.shown import count_of
 
 RANGES_MAX = 10
 # An error on a screen; names and paths stay whole, to be copied.

@@ -33,7 +33,7 @@ from floodmark.cli.sink_text import (
 )
 from floodmark.errors import Invalid
 from floodmark.export.record import NOTHING_TO_DO, PLANNED, STOPPED, SinkRun, worst
-from floodmark.report import count_of
+from floodmark.shown import count_of
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake

@@ -19,7 +19,7 @@ from floodmark.export.record import (
     TableRun,
 )
 from floodmark.model import BEGINNING
-from floodmark.report import count_of
+from floodmark.shown import count_of
 
 # Settings that are written down with a unit (catalog/unit.py, Rules), or that say how large the next one is.
 _SEALED = frozenset({"columns", "where", "format", "compression", "part_rows", "part_bytes", "unit_rows", "unit_bytes"})

@@ -14,7 +14,7 @@ from floodmark import clock
 from floodmark.catalog.spools import HELD, PutAside
 from floodmark.errors import Invalid
 from floodmark.ingest.spool_accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
-from floodmark.report import count_of
+from floodmark.shown import count_of
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -46,7 +46,7 @@ def _open(context: typer.Context, *, read_only: bool = True) -> Lake:
 @app.command("list")
 def list_spools(context: typer.Context) -> None:
     """Show each table's spool: what waits in it, what came in by it, and what is wrong with it."""
-    from floodmark.report_spools import see_spools
+    from floodmark.report.spools import see_spools
 
     with _open(context) as lake:
         found = see_spools(lake.catalog, thorough=True)

@@ -9,7 +9,8 @@ import typer
 
 from floodmark.cli.backfill_text import job_line
 from floodmark.cli.sink_text import age_text, sink_line
-from floodmark.report import count_of, lake_status
+from floodmark.report.status import lake_status
+from floodmark.shown import count_of
 
 
 def run(context: typer.Context) -> None:

@@ -16,7 +16,7 @@ from floodmark.catalog.spools import DROPPED, HELD, RETRIED
 from floodmark.ingest.feed_quarantine import read_aside
 from floodmark.ingest.intake import Intake, IntakeLimits
 from floodmark.ingest.quarantine_retry import drop, retry
-from floodmark.report_spools import see_spools
+from floodmark.report.spools import see_spools
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake

@@ -14,7 +14,7 @@ import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.job import CANCELLED, DONE, FAILED, SHOWN_MS
 from floodmark.catalog.jobs import Held
-from floodmark.report_jobs import TROUBLES_MAX
+from floodmark.report.jobs import TROUBLES_MAX
 from floodmark.serve.http import workers
 from floodmark.serve.http.access import new_token, token_hash
 from floodmark.testing.children import run_child, run_killed

@@ -23,7 +23,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.job import DONE, FAILED
 from floodmark.config import MaintainSettings
 from floodmark.ingest.intake import Intake
-from floodmark.report_health import Health
+from floodmark.report.health import Health
 from floodmark.serve.app import create_app
 from floodmark.serve.http import shapes
 from floodmark.serve.http.access import Access, Token, token_hash

@@ -16,7 +16,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.riders import AlreadyCommitted, Rider, rider_from_dict
 from floodmark.catalog.spool_rider import Held, RetryRider, SpoolRider
 from floodmark.ingest.spool_accept import BEGIN_ANEW, GIVE_UP, GO_ON, NOTHING, accept, plan
-from floodmark.report_spools import see_spools
+from floodmark.report.spools import see_spools
 from floodmark.testing.children import run_child
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows

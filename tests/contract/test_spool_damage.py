@@ -10,7 +10,7 @@ import pytest
 import floodmark as fm
 from floodmark.ingest.intake import IntakeLimits
 from floodmark.ingest.spool_accept import MEND, NOTHING, accept, plan
-from floodmark.report_spools import see_spools
+from floodmark.report.spools import see_spools
 from floodmark.testing.invariants import check_lake
 from tests.conftest import ids
 from tests.intake_world import QUICK, SLOW, bring, folder_of, intake_of, state_of, table_id, take

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from floodmark.report_health import Health, Troubles, judge
-from floodmark.report_jobs import JobsSeen
+from floodmark.report.health import Health, Troubles, judge
+from floodmark.report.jobs import JobsSeen
 
 NOTHING = Troubles((), (), (), (), (), (), None, JobsSeen([]))
 

@@ -30,7 +30,6 @@ from floodmark.errors import Fenced, FloodmarkError
 from floodmark.ingest.drop import Drop
 from floodmark.ingest.intake import Intake, default_folder
 from floodmark.lake import Lake
-from floodmark.report import count_of
 from floodmark.schedule import Pace
 from floodmark.serve.app import create_app
 from floodmark.serve.daemon.declaration import Declaration, make_new, source_path
@@ -39,6 +38,7 @@ from floodmark.serve.daemon.tasks import MAINTAIN_FIRST_S, DropTask, Lookout, Ma
 from floodmark.serve.http.access import Access, Token
 from floodmark.serve.http.server import CUT_OFF_CODE, Server, bound, url_of
 from floodmark.serve.http.service import Service
+from floodmark.shown import count_of
 from floodmark.storage import root_location
 
 # What the daemon says of its tasks is not older than this, and written at most so often.

@@ -23,9 +23,9 @@ from floodmark.ingest.drop import Drop
 from floodmark.ingest.drop_files import FAILED as FAILED_FOLDER
 from floodmark.lake import Lake
 from floodmark.maintain.record import CONFLICT, PARTIAL, Upkept
-from floodmark.report import count_of
 from floodmark.schedule import Pace
 from floodmark.serve.daemon.scheduler import Ran, Task
+from floodmark.shown import count_of
 
 SINK_EVERY = "10s"
 LOOK_EVERY_S = 10.0

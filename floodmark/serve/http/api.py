@@ -15,9 +15,9 @@ from fastapi import FastAPI, Path, Query, Request, Response
 
 from floodmark.errors import NotFound, Unavailable
 from floodmark.lake import Lake
-from floodmark.report import audit_line, lake_status
-from floodmark.report_jobs import ack_outcome, cancel_outcome
-from floodmark.report_spools import see_spools
+from floodmark.report.jobs import ack_outcome, cancel_outcome
+from floodmark.report.spools import see_spools
+from floodmark.report.status import audit_line, lake_status
 from floodmark.serve.http import shapes
 from floodmark.serve.http.answers import answer, json_text
 from floodmark.serve.http.openapi import errors

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from floodmark import clock, log
 from floodmark.catalog.job import FAILED, INTERRUPTED, PENDING, RUNNING, UNKNOWN
-from floodmark.report_health import FINE, REFUSED
+from floodmark.report.health import FINE, REFUSED
 from floodmark.serve.http.events import Events
 from floodmark.serve.http.openapi import errors
 from floodmark.serve.http.overview import overview

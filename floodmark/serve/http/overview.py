@@ -14,7 +14,8 @@ from typing import Any
 from floodmark import clock
 from floodmark.config import MaintainSettings
 from floodmark.lake import Lake
-from floodmark.report import DEFAULTS, audit_line, lake_status, lake_tables, look
+from floodmark.report.maintenance import DEFAULTS
+from floodmark.report.status import audit_line, lake_status, lake_tables, look
 
 # What is counted through all versions (what a sweep would do) is not counted again before that.
 COUNT_AGE_S_MAX = 60.0

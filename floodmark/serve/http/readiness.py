@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from floodmark import log
 from floodmark.errors import FloodmarkError
 from floodmark.lake import Lake
-from floodmark.report_health import REFUSED
-from floodmark.report_jobs import NOT_READY
+from floodmark.report.health import REFUSED
+from floodmark.report.jobs import NOT_READY
 from floodmark.storage.probe import impatient, probe_writing
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from floodmark import log
 from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
 from floodmark.model import MAIN
-from floodmark.report_sinks import see_sinks
-from floodmark.report_spools import see_spools
+from floodmark.report.sinks import see_sinks
+from floodmark.report.spools import see_spools
 from floodmark.serve.http.workers import Workers
 
 STEP_S = 5

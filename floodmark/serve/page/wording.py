@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from floodmark import clock
-from floodmark.report_jobs import NOT_READY
+from floodmark.report.jobs import NOT_READY
 
 # Levels, from good to bad; they are class names of the page too.
 GOOD, BUSY, WARN, BAD, QUIET = "good", "busy", "warn", "bad", "quiet"

@@ -15,17 +15,17 @@ from floodmark.catalog.upkeep import Policy
 from floodmark.config import MaintainSettings
 from floodmark.errors import Corrupt
 from floodmark.model import MAIN, Head
-from floodmark.report_health import FINE, REFUSED
-from floodmark.report_upkeep import (
+from floodmark.report.health import FINE, REFUSED
+from floodmark.report.maintenance import (
     DEFAULTS,
     UpkeepSeen,
-    count_of,
     database_ms,
     due_of_table,
     ratio,
     see_upkeep,
     summary,
 )
+from floodmark.shown import count_of
 
 VERSIONS_PER_STATEMENT = 500
 

@@ -21,15 +21,11 @@ from floodmark.catalog.processes import is_dead
 from floodmark.config import MaintainSettings
 from floodmark.errors import Corrupt
 from floodmark.model import MAIN, AuditRow, Head
-from floodmark.report_health import Health, Troubles, judge
-from floodmark.report_jobs import JobsSeen, see_jobs
-from floodmark.report_sinks import see_sinks
-from floodmark.report_spools import see_spools
-from floodmark.report_tables import table_details, table_lines
-from floodmark.report_upkeep import (
+from floodmark.report.health import Health, Troubles, judge
+from floodmark.report.jobs import JobsSeen, see_jobs
+from floodmark.report.maintenance import (
     DEFAULTS,
     UpkeepSeen,
-    count_of,
     due_now,
     last_of_each_verb,
     ratio,
@@ -37,17 +33,9 @@ from floodmark.report_upkeep import (
     sum_known,
     unanswered,
 )
-
-__all__ = [
-    "DEFAULTS",
-    "audit_line",
-    "count_of",
-    "lake_health",
-    "lake_status",
-    "lake_tables",
-    "look",
-    "table_details",
-]
+from floodmark.report.sinks import see_sinks
+from floodmark.report.spools import see_spools
+from floodmark.report.tables import table_lines
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from floodmark.catalog.upkeep import Maintenance
-from floodmark.report_jobs import TROUBLES_MAX, JobsSeen, not_ready, trouble_text
-from floodmark.report_sinks import sink_failure
-from floodmark.report_upkeep import count_of, failure_text
+from floodmark.report.jobs import TROUBLES_MAX, JobsSeen, not_ready, trouble_text
+from floodmark.report.maintenance import failure_text
+from floodmark.report.sinks import sink_failure
+from floodmark.shown import count_of
 
 FINE = "fine"
 REFUSED = "refused"

@@ -15,6 +15,7 @@ from floodmark.catalog.upkeep import LAKE, Maintenance, Policy
 from floodmark.config import MaintainSettings
 from floodmark.maintain.record import COMPACT, FAILED, REFUSED, RETAIN, VERBS
 from floodmark.model import Head
+from floodmark.shown import count_of
 
 # Time goes on and rows grow old: a policy is looked after this often.
 RETAIN_EVERY_MS = 24 * 3_600_000
@@ -125,10 +126,6 @@ def _left_alone(last: Maintenance | None, keeping: MaintainSettings) -> int:
 def database_ms(catalog: Catalog) -> int:
     with catalog.database.read() as tx:
         return catalog.database.now_ms(tx)
-
-
-def count_of(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def sum_known(counts: Iterable[int | None]) -> int | None:
