@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from floodmark.json_form import as_json
 from floodmark.report.status import audit_line
 
 
@@ -14,5 +15,5 @@ def run(
 ) -> None:
     """List what healing did."""
     with context.obj.open() as lake:
-        rows = [audit_line(row) for row in lake.audit(limit)]
+        rows = [as_json(audit_line(row)) for row in lake.audit(limit)]
     context.obj.output.rows(rows, rows[0] if rows else (), name="audit", empty="nothing was ever healed")

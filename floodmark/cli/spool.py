@@ -14,6 +14,7 @@ from floodmark import clock
 from floodmark.catalog.spools import HELD, PutAside
 from floodmark.errors import Invalid
 from floodmark.ingest.spool_accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
+from floodmark.json_form import as_json
 from floodmark.shown import count_of
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ def list_spools(context: typer.Context) -> None:
     with _open(context) as lake:
         found = see_spools(lake.catalog, thorough=True)
     output = context.obj.output
-    output.rows(found, COLUMNS, name="spools", empty="no table took rows over HTTP")
+    output.rows([as_json(one) for one in found], COLUMNS, name="spools", empty="no table took rows over HTTP")
     if not output.as_json:
         for one in found:
-            if one["error"] is not None:
-                output.note(f"{one['table']}: {one['error']['message']}. {one['error']['advice']}")
+            if one.error is not None:
+                output.note(f"{one.table}: {one.error.message}. {one.error.advice}")
 
 
 @app.command()

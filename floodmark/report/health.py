@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from floodmark.catalog.upkeep import Maintenance
+from floodmark.report.daemon import DaemonReport, TaskReport
 from floodmark.report.jobs import TROUBLES_MAX, JobsSeen, not_ready, trouble_text
 from floodmark.report.maintenance import failure_text
-from floodmark.report.sinks import sink_failure
+from floodmark.report.sinks import SinkLine, sink_failure
+from floodmark.report.spools import REFUSED, SpoolReport
 from floodmark.shown import count_of
 
 FINE = "fine"
-REFUSED = "refused"
 # A feed that takes longer than this does not keep up, or is not there.
 LATE_MS = 60_000
 
@@ -30,9 +30,9 @@ class Troubles:
     pending: Sequence[str]
     drifted: Sequence[str]
     failed: Sequence[Maintenance]
-    sinks: Sequence[Mapping[str, Any]]
-    spools: Sequence[Mapping[str, Any]]
-    daemon: Mapping[str, Any] | None
+    sinks: Sequence[SinkLine]
+    spools: Sequence[SpoolReport]
+    daemon: DaemonReport | None
     jobs: JobsSeen
 
 
@@ -58,7 +58,7 @@ def _blocking(found: Troubles) -> list[str]:
     parts = [not_ready(found.jobs.error)] if found.jobs.error is not None else []
     if found.drifted:
         parts.append(f"refused: {', '.join(found.drifted)} changed by another writer; see `floodmark repair`")
-    refused = [spool["table"] for spool in found.spools if spool["state"] == REFUSED]
+    refused = [spool.table for spool in found.spools if spool.state == REFUSED]
     if refused:
         parts.append(f"refused: the spool of {_few(refused, 'table')}; see `floodmark spool list`")
     if found.unknown:
@@ -68,8 +68,9 @@ def _blocking(found: Troubles) -> list[str]:
 
 def _attention(found: Troubles) -> tuple[str, ...]:
     """What goes on without anybody, but not as it should; and the commands that show more of it."""
-    ways_out = [sink_failure(sink) for sink in found.sinks if sink["error"] is not None]
-    aside, refused = (_quarantined(found.spools, "table"), _quarantined(found.sinks, "sink"))
+    ways_out = [sink_failure(sink.sink, sink.error) for sink in found.sinks if sink.error is not None]
+    aside = {spool.table: spool.quarantined for spool in found.spools if spool.quarantined}
+    refused = {sink.sink: sink.quarantined for sink in found.sinks if sink.quarantined}
     kinds = (
         ([failure_text(one) for one in found.failed], "floodmark maintain history"),
         (ways_out, "floodmark sink status"),
@@ -84,40 +85,36 @@ def _attention(found: Troubles) -> tuple[str, ...]:
     return (f"attention: {', '.join(told)}; see {' and '.join(where)}",) if told else ()
 
 
-def _waiting(spools: Sequence[Mapping[str, Any]]) -> list[str]:
+def _waiting(spools: Sequence[SpoolReport]) -> list[str]:
     """Rows that were taken and should long be in their tables; nobody may be there to feed them."""
-    late = [str(one["table"]) for one in spools if one["state"] != REFUSED and (one["oldest_ms"] or 0) > LATE_MS]
+    late = [one.table for one in spools if one.state != REFUSED and (one.oldest_ms or 0) > LATE_MS]
     return [f"rows of {_few(late, 'table')} have waited for more than {LATE_MS // 1000} s"] if late else []
 
 
 def _tasks(found: Troubles) -> list[str]:
     """What the daemon tries again and again, unless it is told already; that a daemon ended is nobody's failure."""
-    if found.daemon is None or not found.daemon["alive"]:
+    if found.daemon is None or not found.daemon.alive:
         return []
-    told = {f"sink {sink['sink']}" for sink in found.sinks if sink["error"] is not None}
-    told |= {f"feed {spool['table']}" for spool in found.spools if spool["state"] == REFUSED}
+    told = {f"sink {sink.sink}" for sink in found.sinks if sink.error is not None}
+    told |= {f"feed {spool.table}" for spool in found.spools if spool.state == REFUSED}
     told |= {"maintain"} if found.failed else set()
-    told |= {f"job {job['job']}" for job in found.jobs.shown or () if job["error"] is not None}
-    failed = [task for task in found.daemon["tasks"] if task["failures"] or task["state"] == "failed"]
-    texts = [_task_failure(task) for task in failed if task["name"] not in told]
+    told |= {f"job {job.job}" for job in found.jobs.shown or () if job.error is not None}
+    failed = [task for task in found.daemon.tasks if task.failures or task.state == "failed"]
+    texts = [_task_failure(task) for task in failed if task.name not in told]
     left = len(texts) - TROUBLES_MAX
     return [*texts[:TROUBLES_MAX], *([f"{count_of(left, 'more task')}"] if left > 0 else [])]
 
 
 def _files_aside(found: Troubles) -> list[str]:
     """Files that were dropped and could not be loaded, for as long as they lie there."""
-    tasks = found.daemon["tasks"] if found.daemon is not None and found.daemon["alive"] else ()
-    files = {task["name"]: task["set_aside"] for task in tasks if task.get("set_aside")}
+    tasks = found.daemon.tasks if found.daemon is not None and found.daemon.alive else ()
+    files = {task.name: task.set_aside for task in tasks if task.set_aside}
     return [f"{count_of(sum(files.values()), 'bad file')} of {_few(list(files), 'task')}"] if files else []
 
 
-def _task_failure(task: Mapping[str, Any]) -> str:
-    kind, times = (task["last_error"] or {}).get("kind", "unknown"), task["failures"] or 0
-    return f"task {task['name']} failed ({kind}{f', {times} times' if times > 1 else ''})"
-
-
-def _quarantined(holders: Sequence[Mapping[str, Any]], name: str) -> dict[str, int]:
-    return {str(one[name]): one["quarantined"] for one in holders if one["quarantined"]}
+def _task_failure(task: TaskReport) -> str:
+    kind, times = "unknown" if task.last_error is None else task.last_error.kind, task.failures
+    return f"task {task.name} failed ({kind}{f', {times} times' if times > 1 else ''})"
 
 
 def _aside_text(rows: Mapping[str, int], name: str) -> list[str]:

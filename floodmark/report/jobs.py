@@ -7,21 +7,74 @@ told, and health says that it is not ready, and why. Nothing that is not known t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from floodmark import clock, log
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.job import CANCELLED, FAILED, INTERRUPTED, RUNNING, UNKNOWN, Job
+from floodmark.json_form import JsonObject, Reported, StoredError, stored_error
 
 NOT_READY = "not ready"
 TROUBLES_MAX = 5
 REASON_CHARACTERS_MAX = 300
-# What a list of the lake's state has of a job; `floodmark backfill show` has the rest.
-_SHORT = (
-    *("job", "id", "kind", "tables", "status", "processed", "total", "unit", "percent", "rate", "eta_s"),
-    *("rows", "unfilled", "error", "holder", "cancel_asked", "started", "updated", "stalled_since", "ended"),
-)
+
+
+@dataclass(frozen=True)
+class JobLine(Reported):
+    """A job in short: `processed` of `total` `unit`s."""
+
+    job: str
+    id: str
+    kind: str
+    tables: tuple[str, ...]
+    status: str
+    processed: int
+    total: int | None
+    unit: str
+    percent: float | None
+    rate: float | None
+    eta_s: float | None
+    rows: int
+    unfilled: int
+    error: StoredError | None
+    holder: str | None
+    cancel_asked: bool
+    started: str | None
+    updated: str
+    stalled_since: str | None
+    ended: str | None
+
+
+@dataclass(frozen=True)
+class JobReport(Reported):
+    """A job with all that is known of it, as `floodmark backfill show --json`."""
+
+    job: str
+    id: str
+    kind: str
+    tables: tuple[str, ...]
+    status: str
+    processed: int
+    total: int | None
+    unit: str
+    percent: float | None
+    rate: float | None
+    eta_s: float | None
+    rows: int
+    unfilled: int
+    publishes: int
+    error: StoredError | None
+    actor: str
+    holder: str | None
+    cancel_asked: bool
+    created: str
+    started: str | None
+    updated: str
+    stalled_since: str | None
+    ended: str | None
+    acknowledged: str | None
+    settings: JsonObject
 
 
 @dataclass(frozen=True)
@@ -31,7 +84,7 @@ class JobsSeen:
     `every` job is of the same read: who looked twice could find them well, and then not readable.
     """
 
-    shown: list[dict[str, Any]] | None
+    shown: tuple[JobLine, ...] | None
     error: str | None = None
     troubles: tuple[str, ...] = ()
     every: tuple[Job, ...] = ()
@@ -41,7 +94,7 @@ def see_jobs(catalog: Catalog) -> JobsSeen:
     try:
         every = catalog.jobs.all()
         jobs = shown_jobs(catalog, every)
-        short = [_in_short(job) for job in jobs]
+        short = tuple(map(_in_short, jobs))
     except Exception as error:  # noqa: BLE001 - whatever it is: a health answer that fails here must not look well
         log.get().warning("jobs cannot be read", cause=str(error))
         return JobsSeen(None, _reason(error))
@@ -65,22 +118,36 @@ def trouble_text(troubles: Sequence[str]) -> list[str]:
     return [*troubles[:TROUBLES_MAX], *([f"{left} more jobs"] if left > 0 else [])]
 
 
-def cancel_outcome(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def cancel_outcome(before: JobReport, after: JobReport) -> str:
     """What asking a job to stop came to: it is stopped, it will stop, or it was at its end."""
-    if after["cancel_asked"]:
+    if after.cancel_asked:
         return "asked"
-    return CANCELLED if after["status"] == CANCELLED != before["status"] else "nothing_to_do"
+    return CANCELLED if after.status == CANCELLED != before.status else "nothing_to_do"
 
 
-def ack_outcome(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def ack_outcome(before: JobReport, after: JobReport) -> str:
     """What saying that a failure was seen came to."""
-    seen = after["acknowledged"] is not None and before["acknowledged"] is None
+    seen = after.acknowledged is not None and before.acknowledged is None
     return "acknowledged" if seen else "nothing_to_do"
 
 
-def _in_short(job: Job) -> dict[str, Any]:
-    whole = job.as_dict()
-    return {name: whole[name] for name in _SHORT}
+def job_report(job: Job) -> JobReport:
+    return report_of(job.as_dict())
+
+
+def report_of(facts: Mapping[str, Any]) -> JobReport:
+    """A job as `lake.backfill` gives it to a user."""
+    typed = {
+        "tables": tuple(facts["tables"]),
+        "error": stored_error(facts["error"]),
+        "settings": JsonObject(facts["settings"]),
+    }
+    return JobReport(**{**facts, **typed})
+
+
+def _in_short(job: Job) -> JobLine:
+    whole = job_report(job)
+    return JobLine(**{one.name: getattr(whole, one.name) for one in fields(JobLine)})
 
 
 def _trouble(job: Job) -> str | None:

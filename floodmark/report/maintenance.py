@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from floodmark import clock
 from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.upkeep import LAKE, Maintenance, Policy
 from floodmark.config import MaintainSettings
+from floodmark.json_form import Reported
 from floodmark.maintain.record import COMPACT, FAILED, REFUSED, RETAIN, VERBS
 from floodmark.model import Head
 from floodmark.shown import count_of
@@ -20,6 +20,20 @@ from floodmark.shown import count_of
 # Time goes on and rows grow old: a policy is looked after this often.
 RETAIN_EVERY_MS = 24 * 3_600_000
 DEFAULTS = MaintainSettings()
+
+
+@dataclass(frozen=True)
+class Outcome(Reported):
+    at: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class LastRun(Reported):
+    at: str
+    outcome: str
+    table: str | None
+    failed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -64,24 +78,20 @@ def failure_text(record: Maintenance) -> str:
     return f"{name} {record.outcome} ({record.detail.get('error', 'unknown')})"
 
 
-def last_of_each_verb(upkeep: UpkeepSeen, heads: Sequence[Head]) -> dict[str, dict[str, Any] | None]:
+def last_of_each_verb(upkeep: UpkeepSeen, heads: Sequence[Head]) -> dict[str, LastRun | None]:
     """When each verb ran last and how it ended, and what failed of it."""
     last = {record.verb: record for record in upkeep.newest}
     failed = unanswered(upkeep, heads)
-    return {
-        verb: {
-            **summary(last[verb]),
-            "table": last[verb].table or None,
-            "failed": [failure_text(one) for one in failed if one.verb == verb],
-        }
-        if verb in last
-        else None
-        for verb in VERBS
-    }
+    return {verb: _last_run(last[verb], failed) if verb in last else None for verb in VERBS}
 
 
-def summary(record: Maintenance) -> dict[str, Any]:
-    return {"at": clock.format_time(record.ended_ms), "outcome": record.outcome}
+def _last_run(last: Maintenance, failed: Sequence[Maintenance]) -> LastRun:
+    texts = tuple(failure_text(one) for one in failed if one.verb == last.verb)
+    return LastRun(clock.format_time(last.ended_ms), last.outcome, last.table or None, texts)
+
+
+def outcome_of(record: Maintenance) -> Outcome:
+    return Outcome(clock.format_time(record.ended_ms), record.outcome)
 
 
 def due_now(

@@ -7,8 +7,9 @@ for now) is told by its tasks (catalog/daemon.py).
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from floodmark import clock
 from floodmark.catalog.catalog import Catalog
@@ -18,12 +19,38 @@ from floodmark.ingest.spool import Waiting
 from floodmark.ingest.spool_check import missing, why_refused
 from floodmark.ingest.spool_live import look_here
 from floodmark.ingest.spool_mend import find_damage
+from floodmark.json_form import Reported, StoredError
 
-OK, WAITING, REFUSED, ELSEWHERE = "ok", "waiting", "refused", "elsewhere"
+State = Literal["ok", "waiting", "refused", "elsewhere"]
+OK: State = "ok"
+WAITING: State = "waiting"
+REFUSED: State = "refused"
+ELSEWHERE: State = "elsewhere"
 _NOTHING = Waiting(0, 0, 0, None)
 
 
-def see_spools(catalog: Catalog, *, thorough: bool = False) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class SpoolReport(Reported):
+    """Rows that were taken and are on their way into a table; `oldest_ms` is the age of the oldest that waits."""
+
+    table: str
+    # None: the next rows make a new one.
+    spool: str | None
+    host: str
+    folder: str
+    state: State
+    waiting_records: int | None
+    waiting_rows: int | None
+    waiting_bytes: int | None
+    oldest_ms: int | None
+    fed_records: int
+    fed_rows: int
+    quarantined: int
+    version: int | None
+    error: StoredError | None
+
+
+def see_spools(catalog: Catalog, *, thorough: bool = False) -> list[SpoolReport]:
     """Each spool that the catalog knows, by the name of its table. `thorough`: files that nobody has open are read as
     a whole, as an opening would; else damage inside of them is not seen."""
     rows = catalog.spools.all()
@@ -34,10 +61,11 @@ def see_spools(catalog: Catalog, *, thorough: bool = False) -> list[dict[str, An
     return [_see(row, incarnation, names, thorough) for row in rows]
 
 
-def _see(row: SpoolRow, incarnation: str, names: dict[str, str], thorough: bool) -> dict[str, Any]:
+def _see(row: SpoolRow, incarnation: str, names: dict[str, str], thorough: bool) -> SpoolReport:
     folder, host = Path(row.folder), socket.gethostname()
     waiting: Waiting | None = None
     error: FloodmarkError | None = None
+    state: State
     if not folder.is_dir() and row.host != host:
         state = ELSEWHERE
     elif not row.spool_id:
@@ -54,19 +82,19 @@ def _see(row: SpoolRow, incarnation: str, names: dict[str, str], thorough: bool)
         waiting = found.waiting
         state = REFUSED if error is not None else WAITING if waiting is not None and waiting.records else OK
     oldest = None if waiting is None or waiting.oldest_ms is None else max(0, clock.now_ms() - waiting.oldest_ms)
-    return {
-        "table": names.get(row.table_id, row.table),
-        "spool": row.spool_id or None,
-        "host": row.host,
-        "folder": row.folder,
-        "state": state,
-        "waiting_records": None if waiting is None else waiting.records,
-        "waiting_rows": None if waiting is None else waiting.rows,
-        "waiting_bytes": None if waiting is None else waiting.bytes,
-        "oldest_ms": oldest,
-        "fed_records": row.position,
-        "fed_rows": row.rows,
-        "quarantined": row.quarantined,
-        "version": row.version,
-        "error": None if error is None else error.as_dict(),
-    }
+    return SpoolReport(
+        table=names.get(row.table_id, row.table),
+        spool=row.spool_id or None,
+        host=row.host,
+        folder=row.folder,
+        state=state,
+        waiting_records=None if waiting is None else waiting.records,
+        waiting_rows=None if waiting is None else waiting.rows,
+        waiting_bytes=None if waiting is None else waiting.bytes,
+        oldest_ms=oldest,
+        fed_records=row.position,
+        fed_rows=row.rows,
+        quarantined=row.quarantined,
+        version=row.version,
+        error=None if error is None else StoredError(error.as_dict()),
+    )

@@ -6,8 +6,8 @@ such answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import func, select
@@ -20,11 +20,14 @@ from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STATES, to_o
 from floodmark.catalog.processes import is_dead
 from floodmark.config import MaintainSettings
 from floodmark.errors import Corrupt
+from floodmark.json_form import Reported
 from floodmark.model import MAIN, AuditRow, Head
+from floodmark.report.daemon import DaemonReport, see_daemon
 from floodmark.report.health import Health, Troubles, judge
-from floodmark.report.jobs import JobsSeen, see_jobs
+from floodmark.report.jobs import JobLine, JobsSeen, see_jobs
 from floodmark.report.maintenance import (
     DEFAULTS,
+    LastRun,
     UpkeepSeen,
     due_now,
     last_of_each_verb,
@@ -33,37 +36,105 @@ from floodmark.report.maintenance import (
     sum_known,
     unanswered,
 )
-from floodmark.report.sinks import see_sinks
-from floodmark.report.spools import see_spools
-from floodmark.report.tables import table_lines
+from floodmark.report.sinks import SinkLine, see_sinks
+from floodmark.report.spools import SpoolReport, see_spools
+from floodmark.report.tables import TableLine, table_lines
+
+
+@dataclass(frozen=True)
+class Status(Reported):
+    """The lake on one screen, as `floodmark status --json`. `health` is "fine", or what is wrong and where to look."""
+
+    lake: str
+    catalog: str
+    format: int
+    incarnation: str
+    version: int
+    branches: int
+    tables: int
+    rows: int
+    files: int
+    bytes: int
+    small_files: int | None
+    small_file_ratio: float | None
+    versions: int
+    expired_states: int
+    last_commit: str | None
+    running: tuple[str, ...]
+    pending: tuple[str, ...]
+    unknown: tuple[str, ...]
+    drifted: tuple[str, ...]
+    pins: int
+    healed: Mapping[str, int]
+    last_maintenance: Mapping[str, LastRun | None]
+    due: tuple[str, ...]
+    sinks: tuple[SinkLine, ...]
+    spools: tuple[SpoolReport, ...]
+    # Rows that sinks and spools put aside and nobody has settled yet.
+    quarantined: int
+    daemon: DaemonReport | None
+    # None: they cannot be read, and jobs_error says why.
+    jobs: tuple[JobLine, ...] | None
+    jobs_error: str | None
+    # The parts of `health` that make the lake not ready.
+    blocking: tuple[str, ...]
+    health: str
+
+
+@dataclass(frozen=True)
+class AuditLine(Reported):
+    time: str
+    operation: str
+    kind: str
+    found: str
+    outcome: str
+    version: int | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Operations at work, dead ones that healing will settle, and ones that it cannot understand."""
+
+    running: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LakeIdentity:
+    location: str
+    format: int
+    incarnation: str
+    version: int
 
 
 @dataclass(frozen=True)
 class Look:
     """What one look at the catalog found, of main."""
 
-    row: Any
+    lake: LakeIdentity
     heads: Sequence[Head]
     upkeep: UpkeepSeen
-    sinks: list[dict[str, Any]]
-    spools: list[dict[str, Any]]
-    daemon: dict[str, Any] | None
+    sinks: tuple[SinkLine, ...]
+    spools: tuple[SpoolReport, ...]
+    daemon: DaemonReport | None
     jobs: JobsSeen
-    drifted: list[str]
+    drifted: tuple[str, ...]
 
 
 def look(catalog: Catalog) -> Look:
     row = catalog.lake_row()
     upkeep = see_upkeep(catalog)
     return Look(
-        row,
+        LakeIdentity(row.location, row.format, row.incarnation, row.version),
         catalog.history.heads(),
         upkeep,
-        see_sinks(catalog, upkeep.newest),
-        see_spools(catalog),
-        catalog.daemon.seen(),
+        tuple(see_sinks(catalog, upkeep.newest)),
+        tuple(see_spools(catalog)),
+        see_daemon(catalog),
         see_jobs(catalog),
-        sorted(drifted_tables(catalog.database)),
+        tuple(sorted(drifted_tables(catalog.database))),
     )
 
 
@@ -74,59 +145,59 @@ def lake_health(catalog: Catalog, seen: Look | None = None) -> Health:
 
 def lake_status(
     catalog: Catalog, keeping: MaintainSettings = DEFAULTS, seen: Look | None = None, age_s_max: float = 0.0
-) -> dict[str, Any]:
+) -> Status:
     """The lake on one screen. `keeping`: from when on maintenance is due.
 
     `age_s_max`: what has to be counted through all versions (what a sweep would do) may be so old.
     """
     seen = seen or look(catalog)
-    row, heads, upkeep = seen.row, seen.heads, seen.upkeep
+    lake, heads, upkeep = seen.lake, seen.heads, seen.upkeep
     commits = catalog.history.commits(limit=1)
-    unfinished = running, pending, unknown = _unfinished(catalog)
+    unfinished = _unfinished(catalog)
     health = _judged(seen, unfinished)
     files, small = sum(head.files for head in heads), sum_known(upkeep.small_files.get(head.table_id) for head in heads)
     with catalog.database.read() as tx:
         query = select(tables.audit.c.outcome, func.count()).group_by(tables.audit.c.outcome)
         branches = tx.execute(select(func.count()).select_from(tables.branches)).scalar_one()
         healed = {outcome: count for outcome, count in tx.execute(query)}  # noqa: C416 - rows are not pairs to mypy
-    return {
-        "lake": row.location,
-        "catalog": catalog.database.shown_url,
-        "format": row.format,
-        "incarnation": row.incarnation,
-        "version": row.version,
-        "branches": branches,
-        "tables": len(heads),
-        "rows": sum(head.rows for head in heads),
-        "files": files,
-        "bytes": sum(head.size_bytes for head in heads),
-        "small_files": small,
-        "small_file_ratio": ratio(small, files),
-        "versions": catalog.expiry.count_live(),
-        "expired_states": catalog.expiry.count_dead(0, age_s_max=age_s_max),
-        "last_commit": clock.format_time(commits[0].committed_ms) if commits else None,
-        "running": running,
-        "pending": pending,
-        "unknown": unknown,
-        "drifted": seen.drifted,
-        "pins": catalog.pin_count(),
-        "healed": healed,
-        "last_maintenance": last_of_each_verb(upkeep, heads),
-        "due": due_now(catalog, heads, upkeep, keeping, age_s_max),
-        "sinks": seen.sinks,
-        "spools": seen.spools,
-        "quarantined": sum(one["quarantined"] for one in (*seen.sinks, *seen.spools)),
-        "daemon": seen.daemon,
-        "jobs": seen.jobs.shown,
-        "jobs_error": seen.jobs.error,
-        "blocking": list(health.blocking),
-        "health": health.text,
-    }
+    return Status(
+        lake=lake.location,
+        catalog=catalog.database.shown_url,
+        format=lake.format,
+        incarnation=lake.incarnation,
+        version=lake.version,
+        branches=branches,
+        tables=len(heads),
+        rows=sum(head.rows for head in heads),
+        files=files,
+        bytes=sum(head.size_bytes for head in heads),
+        small_files=small,
+        small_file_ratio=ratio(small, files),
+        versions=catalog.expiry.count_live(),
+        expired_states=catalog.expiry.count_dead(0, age_s_max=age_s_max),
+        last_commit=clock.format_time(commits[0].committed_ms) if commits else None,
+        running=tuple(unfinished.running),
+        pending=tuple(unfinished.pending),
+        unknown=tuple(unfinished.unknown),
+        drifted=seen.drifted,
+        pins=catalog.pin_count(),
+        healed=healed,
+        last_maintenance=last_of_each_verb(upkeep, heads),
+        due=tuple(due_now(catalog, heads, upkeep, keeping, age_s_max)),
+        sinks=seen.sinks,
+        spools=seen.spools,
+        quarantined=sum(one.quarantined for one in seen.sinks) + sum(one.quarantined for one in seen.spools),
+        daemon=seen.daemon,
+        jobs=seen.jobs.shown,
+        jobs_error=seen.jobs.error,
+        blocking=health.blocking,
+        health=health.text,
+    )
 
 
 def lake_tables(
     catalog: Catalog, keeping: MaintainSettings = DEFAULTS, branch: str = MAIN, seen: Look | None = None
-) -> list[dict[str, Any]]:
+) -> list[TableLine]:
     """Every table of a branch in one line, by name."""
     if branch != MAIN:
         return table_lines(catalog, catalog.history.heads(branch), UpkeepSeen(), (), (), keeping)
@@ -134,41 +205,41 @@ def lake_tables(
     return table_lines(catalog, seen.heads, seen.upkeep, seen.spools, seen.drifted, keeping)
 
 
-def audit_line(row: AuditRow) -> dict[str, Any]:
+def audit_line(row: AuditRow) -> AuditLine:
     """What healing or a repair did, once, in one line."""
-    return {
-        "time": clock.format_time(row.at_ms),
-        "operation": row.operation,
-        "kind": row.kind,
-        "found": row.found,
-        "outcome": row.outcome,
-        "version": row.version,
-        "detail": row.detail,
-    }
+    return AuditLine(
+        time=clock.format_time(row.at_ms),
+        operation=row.operation,
+        kind=row.kind,
+        found=row.found,
+        outcome=row.outcome,
+        version=row.version,
+        detail=row.detail,
+    )
 
 
-def _judged(seen: Look, unfinished: tuple[list[str], list[str], list[str]]) -> Health:
-    _, pending, unknown = unfinished
+def _judged(seen: Look, found: Unfinished) -> Health:
     failed = unanswered(seen.upkeep, seen.heads)
-    return judge(Troubles(unknown, pending, seen.drifted, failed, seen.sinks, seen.spools, seen.daemon, seen.jobs))
+    return judge(
+        Troubles(found.unknown, found.pending, seen.drifted, failed, seen.sinks, seen.spools, seen.daemon, seen.jobs)
+    )
 
 
-def _unfinished(catalog: Catalog) -> tuple[list[str], list[str], list[str]]:
-    """Operations at work, dead ones that healing will settle, and ones that it cannot understand."""
+def _unfinished(catalog: Catalog) -> Unfinished:
     rows, now = catalog.journal.unfinished()
-    running, pending, unknown = [], [], []
+    found = Unfinished()
     for row in rows:
         if row.state in (ABANDONED, PUBLISHED):
             continue
         if row.state not in STATES:
-            unknown.append(row.id)
+            found.unknown.append(row.id)
         elif catalog.journal.is_own(row) or not is_dead(row, now):
-            running.append(row.id)
+            found.running.append(row.id)
         elif _is_understood(catalog, row):
-            pending.append(row.id)
+            found.pending.append(row.id)
         else:
-            unknown.append(row.id)
-    return running, pending, unknown
+            found.unknown.append(row.id)
+    return found
 
 
 def _is_understood(catalog: Catalog, row: Any) -> bool:

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from sqlalchemy import text
 
 import floodmark as fm
+from floodmark.report.overview import overview
 from floodmark.serve.http import metrics
 from floodmark.serve.http.metrics import OTHERS, Metrics, lake_families
-from floodmark.serve.http.overview import overview
 from tests.conftest import Place, rows
 from tests.contract.test_questions import asked, make_lake
 
@@ -120,7 +120,7 @@ def test_rows_are_counted_for_a_bounded_number_of_tables(monkeypatch: pytest.Mon
 
 def test_tables_beyond_the_bound_are_one_series(lake: fm.Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "LABELS_MAX", 1)
-    found = {family.name: family for family in lake_families(overview(lake), True)}
+    found = {family.name: family for family in lake_families(overview(lake.catalog), True)}
     shown = {one.labels["table"]: one.value for one in found["floodmark_table_rows"].samples}
     assert shown == {"events": 5, OTHERS: 2}, "the largest have their own"
     assert metrics.LABELS_MAX == 1

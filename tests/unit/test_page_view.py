@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from floodmark.report.daemon import TaskReport
+from floodmark.report.spools import SpoolReport
+from floodmark.report.tables import TableLine
+from floodmark.serve.http.timeseries import RecentFigures
 from floodmark.serve.page import charts, wording
 from floodmark.serve.page.content import LINES_MAX, State, rates_of, shown_first, spool_state, table_state, task_state
 
@@ -70,21 +76,21 @@ def test_a_plot_ends_at_a_round_number(number: float, top: float) -> None:
 
 def test_figures_of_the_last_minutes_become_series() -> None:
     assert rates_of(None).is_empty
-    found = rates_of({"at_ms": [0, 5000], "rows_per_s": {"events": [1.0, None]}})
-    assert (found.times_ms, found.values) == ((0, 5000), {"events": [1.0, None]})
+    found = rates_of(RecentFigures(5, (0, 5000), {"events": (1.0, None)}, {}, {}, {}))
+    assert (found.times_ms, found.values) == ((0, 5000), {"events": (1.0, None)})
 
 
 def test_states_that_nobody_knows_are_not_good() -> None:
-    assert task_state({"state": "dreaming", "failures": 0}).level == "bad"
-    assert task_state({"state": "waiting", "failures": 2}).level == "warn"
-    spool = {"state": "ok", "error": None, "waiting_records": 0}
+    assert task_state(TaskReport("t", "sink", "dreaming")).level == "bad"
+    assert task_state(TaskReport("t", "sink", "waiting", failures=2)).level == "warn"
+    spool = SpoolReport("t", "id", "here", "/spool", "ok", 0, 0, 0, None, 0, 0, 0, None, None)
     assert spool_state(spool).level == "good"
-    assert spool_state({**spool, "state": "refused"}).level == "bad"
-    assert spool_state({**spool, "state": "frozen"}).level == "bad"
-    assert spool_state({**spool, "waiting_records": None}).level != "good"
-    table = {"health": "attention: 2 rows in quarantine", "waiting_rows": 0, "due": []}
+    assert spool_state(replace(spool, state="refused")).level == "bad"
+    assert spool_state(replace(spool, state="frozen")).level == "bad"
+    assert spool_state(replace(spool, waiting_records=None)).level != "good"
+    table = TableLine("t", 0, 0, 0, 1, 1, None, 0, 0.0, 0, 2, (), "attention: 2 rows in quarantine")
     assert (table_state(table).level, table_state(table).text) == ("warn", "2 rows in quarantine")
-    assert table_state({**table, "health": "fine", "due": ["compact t: 40 small files"]}).text == "compact due"
+    assert table_state(replace(table, health="fine", due=("compact t: 40 small files",))).text == "compact due"
 
 
 def test_of_very_many_lines_none_that_is_not_well_is_left_out() -> None:

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,9 @@ from floodmark.config import OFF, Settings
 from floodmark.errors import Fenced, FloodmarkError
 from floodmark.ingest.drop import Drop
 from floodmark.ingest.intake import Intake, default_folder
+from floodmark.json_form import StoredError, as_json
 from floodmark.lake import Lake
+from floodmark.report.daemon import TaskReport
 from floodmark.schedule import Pace
 from floodmark.serve.app import create_app
 from floodmark.serve.daemon.declaration import Declaration, make_new, source_path
@@ -149,7 +151,8 @@ class Daemon:
             self.tasks.changed.wait(TELL_S)
             self.tasks.changed.clear()
             try:
-                self.lake.catalog.daemon.tell(tasks=[*self._feeds(), *self.tasks.as_dicts()])
+                reports = [*self._feeds(), *self.tasks.reports()]
+                self.lake.catalog.daemon.tell(tasks=[as_json(report) for report in reports])
             except Fenced as lost:
                 if not self.tasks.stop.is_set():
                     log.get().error("another daemon took over", cause=str(lost))
@@ -160,7 +163,7 @@ class Daemon:
             if self.tasks.stop.wait(TELL_S_MIN):
                 return
 
-    def _feeds(self) -> list[dict[str, Any]]:
+    def _feeds(self) -> list[TaskReport]:
         """The feed of each spool as a task: it runs by itself, whenever there is something to do."""
         return [] if self._intake is None else [_feed_task(state) for state in self._intake.states()]
 
@@ -235,27 +238,20 @@ class _Ending(Server):
         super().stop()
 
 
-def _feed_task(state: dict[str, Any]) -> dict[str, Any]:
+def _feed_task(state: Mapping[str, Any]) -> TaskReport:
     """The figures of a spool as those of a task: it has no schedule, and is at work whenever something waits."""
     error = state["error"]
-    told = None if error is None else {"kind": error["kind"], "message": error["message"]}
-    return {
-        "name": f"feed {state['table']}",
-        "kind": "feed",
-        "state": FAILED if told is not None else RUNNING if state["waiting_records"] else WAITING,
-        "every_s": None,
-        "last_started": None,
-        "last_ended": state["fed_at"],
-        "last_outcome": f"{count_of(state['fed_rows'], 'row')} fed, {state['waiting_rows'] or 0} waiting"
-        if state["fed_records"]
-        else None,
-        "last_error": told,
-        "failures": state["failures"],
-        "set_aside": 0,
-        "bad_files": [],
-        "about": {},
-        "next_at": None,
-    }
+    told = None if error is None else StoredError({"kind": error["kind"], "message": error["message"]})
+    fed = f"{count_of(state['fed_rows'], 'row')} fed, {state['waiting_rows'] or 0} waiting"
+    return TaskReport(
+        name=f"feed {state['table']}",
+        kind="feed",
+        state=FAILED if told is not None else RUNNING if state["waiting_records"] else WAITING,
+        last_ended=state["fed_at"],
+        last_outcome=fed if state["fed_records"] else None,
+        last_error=told,
+        failures=state["failures"],
+    )
 
 
 def share_interpreter() -> None:

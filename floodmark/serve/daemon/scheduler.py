@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from floodmark import clock, log, schedule
 from floodmark.errors import FloodmarkError, cause_text
+from floodmark.json_form import JsonObject, StoredError
+from floodmark.report.daemon import TaskReport
 from floodmark.schedule import Pace
 
 WAITING, RUNNING, FAILED, PAUSED, STOPPED = "waiting", "running", "failed", "paused", "stopped"
@@ -64,7 +66,7 @@ class _Runner:
     started_ms: int | None = None
     ended_ms: int | None = None
     outcome: str | None = None
-    error: dict[str, Any] | None = None
+    error: StoredError | None = None
     set_aside: int = 0
     bad_files: tuple[dict[str, Any], ...] = ()
     thread: threading.Thread = field(init=False)
@@ -121,26 +123,25 @@ class _Runner:
                 "a task failed", kind=ran.error.kind, cause=str(ran.error), failures=self.turn.failures
             )
 
-    def as_dict(self) -> dict[str, Any]:
+    def report(self) -> TaskReport:
         due_s = self.turn.due_s
         waits = self.state != RUNNING and due_s is not None
         next_ms = clock.now_ms() + round(1000 * ((due_s or 0.0) - time.monotonic())) if waits else None
-        return {
-            "name": self.task.name,
-            "kind": self.task.kind,
-            "state": self.state,
-            "every_s": self.task.pace.every_s,
-            "last_started": _time(self.started_ms),
-            "last_ended": _time(self.ended_ms),
-            "last_outcome": self.outcome,
-            "last_error": self.error,
-            "failures": self.turn.failures,
-            "set_aside": self.set_aside,
-            "bad_files": list(self.bad_files),
-            # Of a source: where it is, and which table it fills.
-            "about": getattr(self.task, "about", {}),
-            "next_at": _time(next_ms),
-        }
+        return TaskReport(
+            name=self.task.name,
+            kind=self.task.kind,
+            state=self.state,
+            every_s=self.task.pace.every_s,
+            last_started=_time(self.started_ms),
+            last_ended=_time(self.ended_ms),
+            last_outcome=self.outcome,
+            last_error=self.error,
+            failures=self.turn.failures,
+            set_aside=self.set_aside,
+            bad_files=tuple(map(JsonObject, self.bad_files)),
+            about=JsonObject(getattr(self.task, "about", {})),
+            next_at=_time(next_ms),
+        )
 
 
 class Tasks:
@@ -163,13 +164,13 @@ class Tasks:
         self.changed.set()
         return True
 
-    def as_dicts(self) -> list[dict[str, Any]]:
+    def reports(self) -> list[TaskReport]:
         with self._lock:
             # What was to be done once, and is, needs no line any more.
             over = [name for name, one in self._runners.items() if one.turn.due_s is None and not one.thread.is_alive()]
             for name in over:
                 del self._runners[name]
-            return [runner.as_dict() for runner in self._runners.values()]
+            return [runner.report() for runner in self._runners.values()]
 
     def join(self, until_s: float) -> list[str]:
         """Wait up to this moment (of time.monotonic) for all of them; the names of those that still run."""
@@ -180,9 +181,8 @@ class Tasks:
         return [runner.task.name for runner in runners if runner.thread.is_alive()]
 
 
-def _told(error: FloodmarkError) -> dict[str, Any]:
-    text = str(error)
-    return {"kind": error.kind, "message": text[:MESSAGE_CHARACTERS_MAX]}
+def _told(error: FloodmarkError) -> StoredError:
+    return StoredError({"kind": error.kind, "message": str(error)[:MESSAGE_CHARACTERS_MAX]})
 
 
 def _time(time_ms: int | None) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.responses import Response
 
@@ -26,6 +25,7 @@ from floodmark.errors import (
     NotFound,
     Unavailable,
 )
+from floodmark.json_form import Json
 from floodmark.rows.json_lines import NotJson, TooManyRows
 from floodmark.serve.http.body import TooLarge, TooSlow, Undecodable, UnknownEncoding
 from floodmark.serve.http.headers import DESTINATION, NEWEST, OtherKey, Stranger, WrongHeader
@@ -76,22 +76,22 @@ def answer(status: int, text: bytes, more: Mapping[str, str] | None = None) -> R
     return Response(text, status, {**headers_of(status), **(more or {})}, "application/json")
 
 
-def error_text(error: dict[str, Any]) -> bytes:
+def error_text(error: Mapping[str, Json]) -> bytes:
     return json_text({"error": _shortened(error)})
 
 
-def plain_error(kind: str, message: str, advice: str = "") -> dict[str, Any]:
+def plain_error(kind: str, message: str, advice: str = "") -> dict[str, Json]:
     """An error that is none of a lake's."""
     return {"kind": kind, "message": message, "facts": {}, "advice": advice}
 
 
-def json_text(data: dict[str, Any]) -> bytes:
+def json_text(data: Mapping[str, Json]) -> bytes:
     """Plain ASCII: what came in may be no text that could be sent back as it is."""
     return json.dumps(data).encode()
 
 
-def _shortened(value: Any) -> Any:
-    if isinstance(value, dict):
+def _shortened(value: Json) -> Json:
+    if isinstance(value, Mapping):
         return {name: _shortened(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_shortened(one) for one in value]

@@ -13,6 +13,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -21,8 +22,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from floodmark import clock, log
 from floodmark.errors import Busy, FloodmarkError, Unavailable
+from floodmark.json_form import Json, as_json
+from floodmark.report.overview import digest_of, overview
 from floodmark.serve.http.openapi import errors
-from floodmark.serve.http.overview import digest_of, overview
 from floodmark.serve.http.readiness import unreadable
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.workers import Workers
@@ -44,10 +46,20 @@ _DESCRIBED: dict[int | str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class Change:
+    """What is told when something changed; the digest says whether it is the same as before."""
+
+    version: int
+    health: str
+    at: str
+    digest: str
+
+
 class Events:
     """What is to be told now, and who listens."""
 
-    def __init__(self, workers: Workers, see: Callable[[], dict[str, Any]], stopping: threading.Event) -> None:
+    def __init__(self, workers: Workers, see: Callable[[], Change], stopping: threading.Event) -> None:
         self._workers = workers
         self._see = see
         self._stopping = stopping
@@ -99,14 +111,14 @@ class Events:
         while True:
             try:
                 found = await self._workers.ask(self._see)
-                self._say("change", found["digest"], found)
+                self._say("change", found.digest, as_json(found))
             except Exception as error:  # noqa: BLE001 - whatever it is: who watches must not take silence for health
                 log.get().warning("the lake's state cannot be read", cause=repr(error))
                 kind = error.kind if isinstance(error, FloodmarkError) else "Internal"
                 self._say("trouble", unreadable(error), {"kind": kind, "message": unreadable(error), "at": _now()})
             await asyncio.sleep(POLL_S)
 
-    def _say(self, event: str, mark: str, data: dict[str, Any]) -> None:
+    def _say(self, event: str, mark: str, data: dict[str, Json]) -> None:
         if (event, mark) == self._said:
             return
         self._said = (event, mark)
@@ -155,11 +167,9 @@ def add_events(app: FastAPI, service: Service) -> None:
     # Set by the server when it is to end (serve/http/server.py): it waits for requests, and these would not end.
     app.state.stopping = threading.Event()
 
-    def see() -> dict[str, Any]:
-        found = overview(service.lake, service.keeping)
-        status = found["status"]
-        told = {"version": status["version"], "health": status["health"], "at": found["at"]}
-        return {**told, "digest": digest_of(found)}
+    def see() -> Change:
+        found = overview(service.lake.catalog, service.keeping)
+        return Change(found.status.version, found.status.health, found.at, digest_of(found))
 
     app.state.events = events = Events(service.workers, see, app.state.stopping)
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -25,10 +26,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from floodmark import clock, log
 from floodmark.catalog.job import FAILED, INTERRUPTED, PENDING, RUNNING, UNKNOWN
-from floodmark.report.health import FINE, REFUSED
+from floodmark.export.status import SinkReport
+from floodmark.report.daemon import DaemonReport, TaskReport
+from floodmark.report.health import FINE
+from floodmark.report.jobs import JobLine
+from floodmark.report.overview import Overview, overview
+from floodmark.report.sinks import SinkLine
+from floodmark.report.spools import REFUSED, SpoolReport
+from floodmark.report.tables import TableLine
 from floodmark.serve.http.events import Events
 from floodmark.serve.http.openapi import errors
-from floodmark.serve.http.overview import overview
 from floodmark.serve.http.readiness import judge_ready
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.timeseries import Figures
@@ -43,9 +50,6 @@ NO_ROUTE = "(none)"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD = "(other)"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-Row = Mapping[str, Any]
-Figure = Callable[[Row], float | None]
 
 _DESCRIBED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -98,10 +102,19 @@ class Metrics:
         return self._registry.collect()
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What one scrape saw of the lake; `committed`: rows by table and change."""
+
+    overview: Overview
+    ready: bool
+    committed: Mapping[tuple[str, str], int]
+
+
 class _Scrape(Collector):
     """One answer; `found` is None if the state cannot be read."""
 
-    def __init__(self, found: Mapping[str, Any] | None, metrics: Metrics, listeners: int) -> None:
+    def __init__(self, found: Seen | None, metrics: Metrics, listeners: int) -> None:
         self._found = found
         self._metrics = metrics
         self._listeners = listeners
@@ -112,8 +125,8 @@ class _Scrape(Collector):
         if self._found is None:
             yield gauge("floodmark_ready", "Whether the lake is fit for work, as /readyz says.", 0)
         else:
-            yield from lake_families(self._found["overview"], self._found["ready"])
-            yield _rows_committed(self._found["committed"])
+            yield from lake_families(self._found.overview, self._found.ready)
+            yield _rows_committed(self._found.committed)
         yield gauge("floodmark_event_listeners", "Open streams of /api/events.", self._listeners)
         yield from self._metrics.collect()
 
@@ -161,11 +174,10 @@ def add_metrics(app: FastAPI, service: Service) -> None:
     figures: Figures = app.state.figures
     events: Events = app.state.events
 
-    def see() -> dict[str, Any]:
-        found = overview(service.lake, service.keeping)
-        status = found["status"]
-        ready = judge_ready(status["health"], status["blocking"], service.intake, service.store)["ready"]
-        return {"overview": found, "ready": ready, "committed": figures.totals()}
+    def see() -> Seen:
+        found = overview(service.lake.catalog, service.keeping)
+        ready = judge_ready(found.status.health, found.status.blocking, service.intake, service.store).ready
+        return Seen(found, ready, figures.totals())
 
     shared = Shared(service.workers, see)
     app.add_middleware(Timed, metrics=metrics)
@@ -188,101 +200,116 @@ def add_metrics(app: FastAPI, service: Service) -> None:
 # ── the lake ──
 
 
-def lake_families(found: Row, ready: bool) -> Iterator[Metric]:
+def lake_families(found: Overview, ready: bool) -> Iterator[Metric]:
     """All families of an overview."""
-    status = found["status"]
+    status = found.status
     yield gauge("floodmark_ready", "Whether the lake is fit for work, as /readyz says.", ready)
-    yield gauge("floodmark_healthy", "Whether its health is fine; what else it is needs somebody.", _is_fine(status))
-    yield gauge("floodmark_lake_version", "The newest version of the lake.", status["version"])
-    yield counter("floodmark_commits", "Publishes of the lake, of all branches.", status["version"])
-    yield gauge("floodmark_lake_versions", "Versions that can be read.", status["versions"])
-    yield gauge("floodmark_lake_tables", "Tables of main.", status["tables"])
-    yield gauge("floodmark_maintenance_due", "Things that maintenance has to do.", len(status["due"]))
-    yield gauge("floodmark_quarantined_rows", "Rows put aside by sinks and spools.", status["quarantined"])
-    operations = {state: len(status[state]) for state in ("running", "pending", "unknown")}
+    fine = status.health == FINE
+    yield gauge("floodmark_healthy", "Whether its health is fine; what else it is needs somebody.", fine)
+    yield gauge("floodmark_lake_version", "The newest version of the lake.", status.version)
+    yield counter("floodmark_commits", "Publishes of the lake, of all branches.", status.version)
+    yield gauge("floodmark_lake_versions", "Versions that can be read.", status.versions)
+    yield gauge("floodmark_lake_tables", "Tables of main.", status.tables)
+    yield gauge("floodmark_maintenance_due", "Things that maintenance has to do.", len(status.due))
+    yield gauge("floodmark_quarantined_rows", "Rows put aside by sinks and spools.", status.quarantined)
+    operations = {"running": len(status.running), "pending": len(status.pending), "unknown": len(status.unknown)}
     yield by_label("floodmark_operations", "Operations that are not over, by state.", "state", operations)
-    yield by_label("floodmark_healed", "What healing and repairs did.", "outcome", status["healed"], counted=True)
-    yield from _tables(found["tables"])
-    yield from _sinks(status["sinks"], found["sinks"])
-    yield from _spools(status["spools"])
-    yield from _jobs(status["jobs"])
-    yield from _daemon(status["daemon"])
+    yield by_label("floodmark_healed", "What healing and repairs did.", "outcome", status.healed, counted=True)
+    yield from _tables(found.tables)
+    yield from _sinks(status.sinks)
+    yield from _shipped(found.sinks)
+    yield from _spools(status.spools)
+    yield from _jobs(status.jobs)
+    yield from _daemon(status.daemon)
 
 
-def _is_fine(status: Row) -> bool:
-    return bool(status["health"] == FINE)
+def _tables(tables: Sequence[TableLine]) -> Iterator[Metric]:
+    family = _Families("table", tables, lambda one: one.table, largest=lambda one: one.rows)
+    yield family.gauge("floodmark_table_rows", "Rows of a table.", lambda one: one.rows)
+    yield family.gauge("floodmark_table_files", "Data files of a table.", lambda one: one.files)
+    yield family.gauge("floodmark_table_bytes", "Bytes of a table's data files.", lambda one: one.bytes)
+    yield family.gauge("floodmark_table_small_files", "Data files worth a compaction.", lambda one: one.small_files)
 
 
-def _maintenance_failed(sink: Row) -> int:
-    return sum(one["outcome"] == "failed" for one in sink["maintenance"])
-
-
-def _tables(tables: Sequence[Row]) -> Iterator[Metric]:
-    family = _Families("table", tables, largest="rows")
-    yield family.gauge("floodmark_table_rows", "Rows of a table.", _of("rows"))
-    yield family.gauge("floodmark_table_files", "Data files of a table.", _of("files"))
-    yield family.gauge("floodmark_table_bytes", "Bytes of a table's data files.", _of("bytes"))
-    yield family.gauge("floodmark_table_small_files", "Data files worth a compaction.", _of("small_files"))
-
-
-def _sinks(short: Sequence[Row], whole: Sequence[Row]) -> Iterator[Metric]:
-    family = _Families("sink", short, largest="lag_rows")
-    yield family.gauge("floodmark_sink_lag_rows", "Changes that a sink has not shipped yet.", _of("lag_rows"))
-    yield family.gauge(
-        "floodmark_sink_lag_seconds", "The age of the oldest of them.", lambda one: one["lag_ms"] / 1000, fold=max
-    )
-    yield family.gauge("floodmark_sink_quarantined_rows", "Rows that a destination refused.", _of("quarantined"))
+def _sinks(sinks: Sequence[SinkLine]) -> Iterator[Metric]:
+    family = _Families("sink", sinks, lambda one: one.sink, largest=lambda one: one.lag_rows)
+    lag = "Changes that a sink has not shipped yet."
+    yield family.gauge("floodmark_sink_lag_rows", lag, lambda one: one.lag_rows)
+    oldest = "The age of the oldest of them."
+    yield family.gauge("floodmark_sink_lag_seconds", oldest, lambda one: one.lag_ms / 1000, fold=max)
+    refused = "Rows that a destination refused."
+    yield family.gauge("floodmark_sink_quarantined_rows", refused, lambda one: one.quarantined)
     failed = "Whether a sink's last run failed or was refused."
-    yield family.gauge("floodmark_sink_failed", failed, lambda one: one["error"] is not None)
+    yield family.gauge("floodmark_sink_failed", failed, lambda one: one.error is not None)
     maintenance = "How many kinds of maintenance failed last on the tables that a sink ships to."
     yield family.gauge("floodmark_sink_maintenance_failed", maintenance, _maintenance_failed)
     paused = "Whether a sink is paused."
-    yield family.gauge("floodmark_sink_paused", paused, lambda one: one["state"] == "paused")
-    sent = _Families("sink", whole)
-    yield sent.counter("floodmark_sink_units", "Units that a sink has settled.", _total("units"))
-    yield sent.counter("floodmark_sink_rows", "Rows that a sink has shipped.", _total("rows"))
-    yield sent.counter("floodmark_sink_bytes", "Bytes that a sink has shipped.", _total("bytes"))
+    yield family.gauge("floodmark_sink_paused", paused, lambda one: one.state == "paused")
 
 
-def _spools(spools: Sequence[Row]) -> Iterator[Metric]:
-    family = _Families("table", spools, largest="waiting_bytes")
-    yield family.gauge("floodmark_spool_waiting_records", "Requests not yet in their table.", _of("waiting_records"))
-    yield family.gauge("floodmark_spool_waiting_rows", "Rows not yet in their table.", _of("waiting_rows"))
-    yield family.gauge("floodmark_spool_waiting_bytes", "Bytes of them on disk.", _of("waiting_bytes"))
+def _maintenance_failed(sink: SinkLine) -> int:
+    return sum(one.outcome == "failed" for one in sink.maintenance)
+
+
+def _shipped(sinks: Sequence[SinkReport]) -> Iterator[Metric]:
+    family = _Families("sink", sinks, lambda one: one.sink)
+    units = "Units that a sink has settled."
+    yield family.counter("floodmark_sink_units", units, lambda one: sum(table.units for table in one.tables))
+    rows = "Rows that a sink has shipped."
+    yield family.counter("floodmark_sink_rows", rows, lambda one: sum(table.rows for table in one.tables))
+    size = "Bytes that a sink has shipped."
+    yield family.counter("floodmark_sink_bytes", size, lambda one: sum(table.bytes for table in one.tables))
+
+
+def _spools(spools: Sequence[SpoolReport]) -> Iterator[Metric]:
+    family = _Families("table", spools, lambda one: one.table, largest=lambda one: one.waiting_bytes)
+    records = "Requests not yet in their table."
+    yield family.gauge("floodmark_spool_waiting_records", records, lambda one: one.waiting_records)
+    rows = "Rows not yet in their table."
+    yield family.gauge("floodmark_spool_waiting_rows", rows, lambda one: one.waiting_rows)
+    size = "Bytes of them on disk."
+    yield family.gauge("floodmark_spool_waiting_bytes", size, lambda one: one.waiting_bytes)
     oldest = "The age of the oldest of them."
-    yield family.gauge("floodmark_spool_oldest_seconds", oldest, _seconds("oldest_ms"), fold=max)
-    yield family.gauge("floodmark_spool_quarantined_rows", "Rows taken that did not fit.", _of("quarantined"))
+    yield family.gauge("floodmark_spool_oldest_seconds", oldest, _oldest_s, fold=max)
+    unfit = "Rows taken that did not fit."
+    yield family.gauge("floodmark_spool_quarantined_rows", unfit, lambda one: one.quarantined)
     refused = "Whether a spool is refused."
-    yield family.gauge("floodmark_spool_refused", refused, lambda one: one["state"] == REFUSED)
-    yield family.counter("floodmark_spool_fed_records", "Requests brought into their table.", _of("fed_records"))
-    yield family.counter("floodmark_spool_fed_rows", "Rows brought into their table.", _of("fed_rows"))
+    yield family.gauge("floodmark_spool_refused", refused, lambda one: one.state == REFUSED)
+    fed = "Requests brought into their table."
+    yield family.counter("floodmark_spool_fed_records", fed, lambda one: one.fed_records)
+    yield family.counter("floodmark_spool_fed_rows", "Rows brought into their table.", lambda one: one.fed_rows)
 
 
-def _jobs(jobs: Sequence[Row] | None) -> Iterator[Metric]:
+def _oldest_s(spool: SpoolReport) -> float | None:
+    return None if spool.oldest_ms is None else spool.oldest_ms / 1000
+
+
+def _jobs(jobs: Sequence[JobLine] | None) -> Iterator[Metric]:
     """None: they cannot be read, and the lake is not ready."""
     if jobs is None:
         return
-    states = {state: sum(job["status"] == state for job in jobs) for state in JOB_STATES}
+    states = {state: sum(job.status == state for job in jobs) for state in JOB_STATES}
     yield by_label("floodmark_jobs", "Jobs that matter now, by state.", "state", states)
-    family = _Families("job", jobs)
-    yield family.gauge("floodmark_job_processed", "Chunks or rows that a job has done.", _of("processed"))
-    yield family.gauge("floodmark_job_wanted", "Chunks or rows that it has to do in all.", _of("total"))
+    family = _Families("job", jobs, lambda one: one.job)
+    yield family.gauge("floodmark_job_processed", "Chunks or rows that a job has done.", lambda one: one.processed)
+    yield family.gauge("floodmark_job_wanted", "Chunks or rows that it has to do in all.", lambda one: one.total)
 
 
-def _daemon(daemon: Row | None) -> Iterator[Metric]:
-    alive = daemon is not None and daemon["alive"]
+def _daemon(daemon: DaemonReport | None) -> Iterator[Metric]:
+    alive = daemon is not None and daemon.alive
     yield gauge("floodmark_daemon_alive", "Whether a daemon runs the lake's tasks.", alive)
-    family = _Families("task", [{"task": one["name"], **one} for one in (daemon or {}).get("tasks", ())])
-    yield family.gauge("floodmark_task_failures", "Failures of a task in a row.", _of("failures"))
-    yield family.gauge("floodmark_task_files_set_aside", "Bad files of a drop folder that lie aside.", _of("set_aside"))
+    family = _Families("task", () if daemon is None else daemon.tasks, lambda one: one.name)
+    yield family.gauge("floodmark_task_failures", "Failures of a task in a row.", lambda one: one.failures)
+    aside = "Bad files of a drop folder that lie aside."
+    yield family.gauge("floodmark_task_files_set_aside", aside, lambda one: one.set_aside)
     ended = "When the last run of a task ended, if it did not fail."
     yield family.gauge("floodmark_task_last_success_timestamp_seconds", ended, _last_success, fold=max)
 
 
-def _last_success(task: Row) -> float | None:
-    if task.get("failures") or task.get("last_error") or not task.get("last_ended"):
+def _last_success(task: TaskReport) -> float | None:
+    if task.failures or task.last_error or not task.last_ended:
         return None
-    return clock.parse_time_ms(task["last_ended"]) / 1000
+    return clock.parse_time_ms(task.last_ended) / 1000
 
 
 # ── families ──
@@ -304,42 +331,43 @@ def by_label(name: str, help: str, label: str, values: Mapping[str, float], *, c
 
 
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
+T = TypeVar("T")
 
 
-class _Families:
-    """Families of one label over the same rows: the first so many by name, or those with the most of something."""
+class _Families(Generic[T]):
+    """Families of one label over the same records: the first so many by name, or those with the most of something."""
 
-    def __init__(self, label: str, rows: Sequence[Row], largest: str | None = None) -> None:
-        ordered = rows if largest is None else sorted(rows, key=lambda row: -(row[largest] or 0))
+    def __init__(
+        self,
+        label: str,
+        records: Sequence[T],
+        name: Callable[[T], str],
+        *,
+        largest: Callable[[T], float | None] | None = None,
+    ) -> None:
+        ordered = records if largest is None else sorted(records, key=lambda one: -(largest(one) or 0))
         self._label = label
-        self._own = sorted(ordered[:LABELS_MAX], key=lambda row: str(row[label]))
+        self._name = name
+        self._own = sorted(ordered[:LABELS_MAX], key=name)
         self._others = ordered[LABELS_MAX:]
 
     def gauge(
-        self, name: str, help: str, figure: Figure, fold: Callable[[Iterable[float]], float] = sum
+        self,
+        name: str,
+        help: str,
+        figure: Callable[[T], float | None],
+        fold: Callable[[Iterable[float]], float] = sum,
     ) -> GaugeMetricFamily:
         return self._filled(GaugeMetricFamily(name, help, labels=[self._label]), figure, fold)
 
-    def counter(self, name: str, help: str, figure: Figure) -> CounterMetricFamily:
+    def counter(self, name: str, help: str, figure: Callable[[T], float | None]) -> CounterMetricFamily:
         return self._filled(CounterMetricFamily(name, help, labels=[self._label]), figure, sum)
 
-    def _filled(self, family: F, figure: Figure, fold: Callable[[Iterable[float]], float]) -> F:
-        for row in self._own:
-            if (value := figure(row)) is not None:
-                family.add_metric([str(row[self._label])], float(value))
-        others = [float(value) for row in self._others if (value := figure(row)) is not None]
+    def _filled(self, family: F, figure: Callable[[T], float | None], fold: Callable[[Iterable[float]], float]) -> F:
+        for one in self._own:
+            if (value := figure(one)) is not None:
+                family.add_metric([self._name(one)], float(value))
+        others = [float(value) for one in self._others if (value := figure(one)) is not None]
         if others:
             family.add_metric([OTHERS], fold(others))
         return family
-
-
-def _of(name: str) -> Figure:
-    return lambda row: row.get(name)
-
-
-def _seconds(name: str) -> Figure:
-    return lambda row: None if row.get(name) is None else row[name] / 1000
-
-
-def _total(name: str) -> Figure:
-    return lambda row: sum(table[name] for table in row["tables"])

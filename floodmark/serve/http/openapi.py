@@ -81,6 +81,18 @@ NDJSON = {
 }
 
 _FASTAPI_ERROR = "HTTPValidationError"
+# The names that the document has for records whose own names say more than a reader of the API needs.
+_NAMES = {
+    "Commit": "CommitLine",
+    "TableCommit": "TouchedTable",
+    "DaemonReport": "Daemon",
+    "JobReport": "Job",
+    "RecentFigures": "Figures",
+    "SinkReport": "Sink",
+    "SpoolReport": "Spool",
+    "TaskReport": "Task",
+}
+_REF = "#/components/schemas/"
 
 
 def describe(app: FastAPI) -> None:
@@ -98,6 +110,31 @@ def describe(app: FastAPI) -> None:
                 del operation["responses"]["422"]
         for name in (_FASTAPI_ERROR, "ValidationError"):
             parts.get("schemas", {}).pop(name, None)
+        _rename(document, parts.setdefault("schemas", {}))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _rename(document: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> None:
+    """The document's own names; of a commit every field is sent, also one that has a default."""
+    for name in ("Commit", "TableCommit"):
+        if name in schemas:
+            schemas[name].pop("description", None)
+            schemas[name]["required"] = list(schemas[name]["properties"])
+            for one in schemas[name]["properties"].values():
+                one.pop("default", None)
+    named = {_NAMES.get(name, name): {**one, "title": _NAMES.get(name, name)} for name, one in schemas.items()}
+    schemas.clear()
+    schemas.update(sorted(named.items()))
+    _point(document)
+
+
+def _point(part: Any) -> None:
+    """Every reference to a schema, by the name that it has now."""
+    if isinstance(part, dict):
+        name = str(part.get("$ref", "")).removeprefix(_REF)
+        if name in _NAMES:
+            part["$ref"] = _REF + _NAMES[name]
+    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _point(one)

@@ -11,14 +11,16 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from floodmark import log
 from floodmark.errors import FloodmarkError
+from floodmark.json_form import Json, Reported, as_json
 from floodmark.lake import Lake
-from floodmark.report.health import REFUSED
 from floodmark.report.jobs import NOT_READY
+from floodmark.report.spools import REFUSED
 from floodmark.storage.probe import impatient, probe_writing
 
 if TYPE_CHECKING:
@@ -32,6 +34,21 @@ FREE_BYTES_MIN = 64 * 1024 * 1024
 STORE_AGE_S_MAX = 15.0
 # One request, not repeated: well within the time for an answer.
 STORE_WAIT_S = 4
+
+
+@dataclass(frozen=True)
+class Ready(Reported):
+    """Without a token, where tokens are set: `ready` alone."""
+
+    ready: bool
+    health: str | None = None
+    reasons: tuple[str, ...] = ()
+
+    def as_dict(self, *, known: bool) -> dict[str, Json]:
+        """What is sent: to callers that are not known, `ready` alone; `reasons` where there are some."""
+        told = as_json(self)
+        names = ("ready", "health", *(["reasons"] if self.reasons else ())) if known else ("ready",)
+        return {name: told[name] for name in names}
 
 
 class StoreWatch:
@@ -57,8 +74,8 @@ class StoreWatch:
             return None
 
 
-def readiness(lake: Lake, intake: Intake | None = None, store: StoreWatch | None = None) -> dict[str, Any]:
-    """`ready`, and the health text; `reasons` if it is not ready."""
+def readiness(lake: Lake, intake: Intake | None = None, store: StoreWatch | None = None) -> Ready:
+    """Whether it is, and the health text; `reasons` if it is not ready."""
     try:
         health = lake.health()
     except Exception as error:  # noqa: BLE001 - whatever it is: a state that cannot be read is not well
@@ -69,18 +86,16 @@ def readiness(lake: Lake, intake: Intake | None = None, store: StoreWatch | None
 
 def judge_ready(
     health: str, blocking: Sequence[str], intake: Intake | None = None, store: StoreWatch | None = None
-) -> dict[str, Any]:
+) -> Ready:
     """The same of a health that somebody has."""
     reasons = [*blocking, *(_intake_problems(intake) if intake is not None else ())]
     if store is not None and (problem := store.problem()) is not None:
         reasons.append(problem)
-    if reasons:
-        return {"ready": False, "health": health, "reasons": reasons}
-    return {"ready": True, "health": health}
+    return Ready(not reasons, health, tuple(reasons))
 
 
-def unready(reason: str) -> dict[str, Any]:
-    return {"ready": False, "health": f"{NOT_READY}: {reason}", "reasons": [reason]}
+def unready(reason: str) -> Ready:
+    return Ready(False, f"{NOT_READY}: {reason}", (reason,))
 
 
 def unreadable(error: Exception) -> str:

@@ -24,6 +24,7 @@ from fastapi import FastAPI, Query, Request, Response
 from floodmark.errors import CommitUnknown, Conflict, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.ingest.feed_memory import Seen
 from floodmark.ingest.judge import Judge, Judges
+from floodmark.json_form import Json
 from floodmark.model import Commit
 from floodmark.rows.json_lines import parse_lines
 from floodmark.serve.http.answers import answer, json_text
@@ -235,7 +236,7 @@ class RowRequests:
                 taken = await asyncio.shield(asyncio.wrap_future(underway.taken))
             if taken.outcome == "taken":
                 self._state.metrics.accepted(table, taken.rows)
-            told = {"outcome": taken.outcome, "rows": taken.rows, "record": taken.record}
+            told: dict[str, Json] = {"outcome": taken.outcome, "rows": taken.rows, "record": taken.record}
             if not wait:
                 return answer(202, json_text(told))
             try:

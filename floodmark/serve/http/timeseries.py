@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from sqlalchemy import and_, func, select
 
 from floodmark import log
 from floodmark.catalog import tables
 from floodmark.catalog.catalog import Catalog
+from floodmark.json_form import Reported
 from floodmark.model import MAIN
 from floodmark.report.sinks import see_sinks
 from floodmark.report.spools import see_spools
@@ -28,6 +30,21 @@ STEPS = 120
 NAMES_MAX = 50
 CHANGES = ("added", "updated", "deleted")
 _STEP_MS = STEP_S * 1000
+
+
+@dataclass(frozen=True)
+class RecentFigures(Reported):
+    """The last ten minutes, by the name of a table or sink: a figure for each of the moments `at_ms`, None if unknown.
+
+    A moment is the end of a step of `step_s` seconds.
+    """
+
+    step_s: int
+    at_ms: tuple[int, ...]
+    rows_per_s: Mapping[str, tuple[float | None, ...]]
+    lag_rows: Mapping[str, tuple[float | None, ...]]
+    lag_s: Mapping[str, tuple[float | None, ...]]
+    waiting_rows: Mapping[str, tuple[float | None, ...]]
 
 
 class Tail:
@@ -87,9 +104,9 @@ class Figures:
     def sample(self) -> None:
         sinks, spools = see_sinks(self._catalog, ()), see_spools(self._catalog)
         found: dict[str, dict[str, float | None]] = {
-            "lag_rows": {one["sink"]: one["lag_rows"] for one in sinks[:NAMES_MAX]},
-            "lag_s": {one["sink"]: one["lag_ms"] / 1000 for one in sinks[:NAMES_MAX]},
-            "waiting_rows": {one["table"]: one["waiting_rows"] for one in spools[:NAMES_MAX]},
+            "lag_rows": {one.sink: one.lag_rows for one in sinks[:NAMES_MAX]},
+            "lag_s": {one.sink: one.lag_ms / 1000 for one in sinks[:NAMES_MAX]},
+            "waiting_rows": {one.table: one.waiting_rows for one in spools[:NAMES_MAX]},
         }
         with self._lock:
             step = _step(self._tail.catch_up())
@@ -102,30 +119,32 @@ class Figures:
             self._tail.catch_up()
             return dict(self._tail.totals)
 
-    def series(self) -> dict[str, Any]:
-        """See shapes.Figures. The step that is under way is left out: it is not known yet."""
+    def series(self) -> RecentFigures:
+        """The step that is under way is left out: it is not known yet."""
         with self._lock:
             last = _step(self._tail.catch_up())
             wanted = range(last - STEPS, last)
-            return {
-                "step_s": STEP_S,
-                "at_ms": [(step + 1) * _STEP_MS for step in wanted],
-                "rows_per_s": self._rates(wanted),
-                **{name: self._sampled(name, wanted) for name in ("lag_rows", "lag_s", "waiting_rows")},
-            }
+            return RecentFigures(
+                step_s=STEP_S,
+                at_ms=tuple((step + 1) * _STEP_MS for step in wanted),
+                rows_per_s=self._rates(wanted),
+                lag_rows=self._sampled("lag_rows", wanted),
+                lag_s=self._sampled("lag_s", wanted),
+                waiting_rows=self._sampled("waiting_rows", wanted),
+            )
 
-    def _rates(self, wanted: range) -> dict[str, list[float | None]]:
+    def _rates(self, wanted: range) -> dict[str, tuple[float | None, ...]]:
         by_table: Counter[str] = Counter()
         for step in wanted:
             by_table.update(self._tail.steps.get(step, {}))
         names = sorted(name for name, _ in by_table.most_common(NAMES_MAX))
         none: Counter[str] = Counter()
-        return {name: [self._tail.steps.get(step, none)[name] / STEP_S for step in wanted] for name in names}
+        return {name: tuple(self._tail.steps.get(step, none)[name] / STEP_S for step in wanted) for name in names}
 
-    def _sampled(self, figure: str, wanted: range) -> dict[str, list[float | None]]:
+    def _sampled(self, figure: str, wanted: range) -> dict[str, tuple[float | None, ...]]:
         found = {step: self._samples[step][figure] for step in wanted if step in self._samples}
         names = sorted({name for one in found.values() for name in one})[:NAMES_MAX]
-        return {name: [found.get(step, {}).get(name) for step in wanted] for name in names}
+        return {name: tuple(found.get(step, {}).get(name) for step in wanted) for name in names}
 
 
 def _step(time_ms: int) -> int:

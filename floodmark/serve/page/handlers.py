@@ -25,16 +25,17 @@ import floodmark
 from floodmark import clock, log
 from floodmark.errors import FloodmarkError, NotFound
 from floodmark.lake import Lake
+from floodmark.report.overview import overview
+from floodmark.report.tables import TableLine, table_contents, table_details
 from floodmark.serve.http.access import ANYBODY, COOKIE, Caller, Refused, is_same_origin
 from floodmark.serve.http.body import Limits, Room, TooLarge, read_body
-from floodmark.serve.http.overview import overview
 from floodmark.serve.http.readiness import unreadable
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.timeseries import Figures
 from floodmark.serve.http.workers import Shared
 from floodmark.serve.page import wording
 from floodmark.serve.page.api_docs import forms_of, operations_of
-from floodmark.serve.page.content import View, view_of
+from floodmark.serve.page.content import Column, View, view_of
 from floodmark.write.shape import TABLE_NAME
 
 HEADERS = {
@@ -49,6 +50,8 @@ HEADERS = {
 STATIC = {"floodmark.js": "text/javascript", "floodmark.css": "text/css", "icon.svg": "image/svg+xml"}
 # A form with one token in it.
 FORM_BYTES_MAX = 4_096
+# Partitions and files of a table.
+LINES_MAX = 50
 # Of a value in a sample.
 SAMPLE_CHARACTERS_MAX = 120
 WRONG_TOKEN = "This is not a token of this lake."
@@ -59,8 +62,8 @@ def add_page(app: FastAPI, service: Service) -> None:
     figures: Figures = app.state.figures
 
     def look() -> View:
-        found = overview(service.lake, service.keeping)
-        return view_of(found, figures.series(), _first_columns(service.lake, found["tables"]))
+        found = overview(service.lake.catalog, service.keeping)
+        return view_of(found, figures.series(), _first_columns(service.lake, found.tables))
 
     shared = Shared(service.workers, look)
 
@@ -168,22 +171,24 @@ def _table_page(service: Service, table: str, place: Mapping[str, Any]) -> str:
     lake = service.lake
     if not TABLE_NAME.fullmatch(table):
         raise NotFound("there is no such table")
-    about = lake.show(table, keeping=service.keeping)
+    catalog = lake.catalog
+    about = table_details(catalog, catalog.history.head(table), service.keeping)
+    contents = catalog.at_head(table, lambda head: table_contents(catalog, head, LINES_MAX))
+    # Each with what it did to this table.
     commits = [
-        {"change": one.table(table).change if any(part.table == table for part in one.tables) else "", **one.as_dict()}
+        (one, next((part.change for part in one.tables if part.table == table), ""))
         for one in lake.history(table=table)
     ]
     sample, problem = list[list[str | None]](), ""
     try:
-        names = [column["name"] for column in about["columns"]]
-        sample = [[_cell(row.get(name)) for name in names] for row in lake.sample(table)]
+        sample = [[_cell(row.get(one.name)) for one in about.columns] for row in lake.sample(table)]
     except (FloodmarkError, OSError, ArrowException) as error:
         problem = unreadable(error)  # the rest is shown all the same
     return _render(
         "table.html",
         **place,
         table=about,
-        contents=lake.contents(table),
+        contents=contents,
         commits=commits,
         sample=sample,
         sample_error=problem,
@@ -196,15 +201,15 @@ def _cell(value: Any) -> str | None:
     return text if text is None or len(text) <= SAMPLE_CHARACTERS_MAX else f"{text[: SAMPLE_CHARACTERS_MAX - 1]}…"
 
 
-def _first_columns(lake: Lake, tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _first_columns(lake: Lake, tables: Sequence[TableLine]) -> list[Column]:
     """The columns of the first table: examples name some of them. None if it cannot be read: an example is not worth
     the page."""
     try:
-        schema = lake.schema(tables[0]["table"]) if tables else None
+        schema = lake.schema(tables[0].table) if tables else None
     except FloodmarkError:
         return []
     fields = () if schema is None else schema.fields
-    return [{"name": one.name, "type": str(one.field_type)} for one in fields if not one.name.startswith("_")]
+    return [Column(one.name, str(one.field_type)) for one in fields if not one.name.startswith("_")]
 
 
 # ── what is sent ──

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from floodmark import clock
-from floodmark.report.jobs import NOT_READY
+from floodmark.json_form import StoredError
+from floodmark.report.health import FINE
+from floodmark.report.jobs import NOT_READY, JobLine, JobReport
 
 # Levels, from good to bad; they are class names of the page too.
 GOOD, BUSY, WARN, BAD, QUIET = "good", "busy", "warn", "bad", "quiet"
-FINE = "fine"
 _SPANS = (("d", 86_400), ("h", 3_600), ("min", 60))
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 _SEE = re.compile(r"; see `[^`]*`(?: and `[^`]*`)*")
@@ -172,30 +172,27 @@ def outcome_text(outcome: str) -> str:
     return outcome.replace("_", " ")
 
 
-def error_line(error: Mapping[str, Any] | str | None) -> str:
+def error_line(error: StoredError | None) -> str:
     """An error as the catalog keeps it: its kind, its message and the facts."""
     if error is None:
         return ""
-    if isinstance(error, str):
-        return error
-    kind, message, facts = error.get("kind"), error.get("message", ""), error.get("facts") or {}
-    said = f" ({', '.join(f'{name} {value}' for name, value in facts.items())})" if facts else ""
-    return f"{kind}: {message}{said}" if kind else f"{message}{said}"
+    said = f" ({', '.join(f'{name} {value}' for name, value in error.facts.items())})" if error.facts else ""
+    return f"{error.kind}: {error.message}{said}"
 
 
-def progress_text(job: Mapping[str, Any]) -> str:
+def progress_text(job: JobLine | JobReport) -> str:
     """How far a job is: 3 of 9 chunks. Whoever follows a range without an end is never done."""
-    if job["total"] is None:
-        return f"{job['processed']:,} {job['unit']}"
-    if job["percent"] is None:
-        return f"{job['processed']:,} {job['unit']}, follows"
-    return f"{job['processed']:,} of {job['total']:,} {job['unit']}"
+    if job.total is None:
+        return f"{job.processed:,} {job.unit}"
+    if job.percent is None:
+        return f"{job.processed:,} {job.unit}, follows"
+    return f"{job.processed:,} of {job.total:,} {job.unit}"
 
 
-def pace_text(job: Mapping[str, Any]) -> str:
+def pace_text(job: JobLine | JobReport) -> str:
     """How fast it is, and how long it will take; nothing if that cannot be told."""
-    parts = [] if job["rate"] is None else [f"{rate_text(job['rate'])} {job['unit']}/s"]
-    parts += [] if job["eta_s"] is None else [f"{span_text(job['eta_s'] * 1000)} left"]
+    parts = [] if job.rate is None else [f"{rate_text(job.rate)} {job.unit}/s"]
+    parts += [] if job.eta_s is None else [f"{span_text(job.eta_s * 1000)} left"]
     return " · ".join(parts)
 
 
