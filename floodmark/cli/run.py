@@ -7,11 +7,12 @@ cluster, every executor of Spark.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from floodmark.errors import Invalid, NotFound, Unavailable
+from floodmark.json_form import Json
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -94,7 +95,7 @@ def _check_only(context: typer.Context, declaration: Declaration, create: bool) 
         check_lake(declaration, set())
     figures = {name: len(getattr(declaration, name)) for name in ("tables", "sources", "sinks")}
     said = ", ".join(f"{count} {name if count != 1 else name[:-1]}" for name, count in figures.items())
-    data: dict[str, Any] = {"outcome": "checked", "file": declaration.text.file or None, **figures}
+    data: dict[str, Json] = {"outcome": "checked", "file": declaration.text.file or None, **figures}
     context.obj.output.result(data, text=f"the settings are right: {said}")
 
 

@@ -14,7 +14,7 @@ from floodmark import clock
 from floodmark.catalog.spools import HELD, PutAside
 from floodmark.errors import Invalid
 from floodmark.ingest.spool_accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
-from floodmark.json_form import as_json
+from floodmark.json_form import Json, as_json
 from floodmark.shown import count_of
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def list_aside(
     output.rows(lines, (*SHOWN, "state") if every else SHOWN, name="entries", empty="no row is in quarantine")
 
 
-def _told(one: PutAside) -> dict[str, Any]:
+def _told(one: PutAside) -> dict[str, Json]:
     return {
         "id": one.id,
         "table": one.table,
@@ -217,7 +217,7 @@ def drop(
             for entry in ids:
                 drop_entry(lake.catalog, entry)
     rows = count_of(sum(one.rows for one in held), "row")
-    data: dict[str, Any] = {"ids": ids, "rows": sum(one.rows for one in held)}
+    data: dict[str, Json] = {"ids": ids, "rows": sum(one.rows for one in held)}
     output = context.obj.output
     if not held:
         output.result({**data, "outcome": NOTHING}, text="nothing to do: none of them is in quarantine any more")

@@ -35,6 +35,7 @@ from floodmark.export.settings import (
     settled_paths,
 )
 from floodmark.export.sinks import PLACE
+from floodmark.json_form import Json
 from floodmark.lake import Lake
 from floodmark.model import MAIN
 from floodmark.storage import local_path, root_location
@@ -170,8 +171,8 @@ def _table_differences(declaration: Declaration, settings: Settings, lake: Lake)
 @dataclass(frozen=True)
 class _Difference:
     setting: str
-    there: Any
-    declared: Any
+    there: Json
+    declared: Json
 
     def __str__(self) -> str:
         return f"{self.setting} is {_shown(self.there)} there, and {_shown(self.declared)} in the file"
@@ -181,7 +182,7 @@ def _sink_differences(known: Sink, sink: DeclaredSink) -> list[_Difference]:
     """What of a sink the lake has otherwise; of settings with keys of their own, which of these."""
     declared = sink.declared
     tables = sorted({followed.table for followed in known.tables} | set(known.lost))
-    pairs: dict[str, tuple[Any, Any]] = {
+    pairs: dict[str, tuple[Json, Json]] = {
         "type": (known.kind, declared.kind),
         "tables": (tables, sorted(set(declared.tables))),
         "branch": (known.branch, declared.line),
@@ -193,8 +194,8 @@ def _sink_differences(known: Sink, sink: DeclaredSink) -> list[_Difference]:
     return [_Difference(key, *pair) for key, pair in pairs.items() if pair[0] != pair[1]]
 
 
-def _by_key(settings: AnySettings) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _by_key(settings: AnySettings) -> dict[str, Json]:
+    found: dict[str, Json] = {}
     for key, value in json.loads(settings.to_json()).items():
         found |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, dict) else {key: value}
     return found
@@ -225,7 +226,7 @@ def _option(one: _Difference) -> str:
     return f"--set {shlex.quote(f'{one.setting}={value}')}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Json) -> str:
     if value is None:
         return "not set"
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

@@ -13,6 +13,7 @@ import gc
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -113,7 +114,7 @@ class Daemon:
 
     # ── at work ──
 
-    def _serve(self, listening: Any) -> None:
+    def _serve(self, listening: socket.socket) -> None:
         service = Service(self.lake, Access(tokens_of(self.settings)), intake=self._intake)
         service.keeping = self.settings.maintain
         app = create_app(service)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from floodmark import clock, log, schedule
 from floodmark.errors import FloodmarkError, cause_text
@@ -36,7 +36,7 @@ class Ran:
     over: bool = False
     # Bad files that lie aside until they are taken away, and the newest of them by name.
     set_aside: int = 0
-    bad_files: tuple[dict[str, Any], ...] = field(default=(), compare=False)
+    bad_files: tuple[JsonObject, ...] = field(default=(), compare=False)
 
 
 class Task(Protocol):
@@ -68,7 +68,7 @@ class _Runner:
     outcome: str | None = None
     error: StoredError | None = None
     set_aside: int = 0
-    bad_files: tuple[dict[str, Any], ...] = ()
+    bad_files: tuple[JsonObject, ...] = ()
     thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class _Runner:
             last_error=self.error,
             failures=self.turn.failures,
             set_aside=self.set_aside,
-            bad_files=tuple(map(JsonObject, self.bad_files)),
+            bad_files=self.bad_files,
             about=JsonObject(getattr(self.task, "about", {})),
             next_at=_time(next_ms),
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from floodmark import clock
 from floodmark.catalog.job import INTERRUPTED, Job
@@ -21,6 +20,7 @@ from floodmark.export.record import FAILED, PAUSED, REFUSED, STOPPED
 from floodmark.export.settings import ICEBERG
 from floodmark.ingest.drop import Drop
 from floodmark.ingest.drop_files import FAILED as FAILED_FOLDER
+from floodmark.json_form import JsonObject
 from floodmark.lake import Lake
 from floodmark.maintain.record import CONFLICT, PARTIAL, Upkept
 from floodmark.schedule import Pace
@@ -182,12 +182,12 @@ class DropTask:
         return f"source {self.source}"
 
     @property
-    def about(self) -> dict[str, Any]:
-        return self.drop.about
+    def about(self) -> JsonObject:
+        return JsonObject(self.drop.about)
 
     def run(self, stop: threading.Event) -> Ran:
         done = self.drop.run(stop.is_set)
-        words: list[Any] = []
+        words = []
         if done.loaded:
             words.append(f"loaded {count_of(done.loaded, 'file')}, {count_of(done.rows, 'row')}")
         if done.failed:
@@ -197,4 +197,5 @@ class DropTask:
         # What is still being written is looked at again as soon as it may be complete.
         again_s = self.settle_s if done.waiting else None
         outcome = "; ".join(words) or "nothing_to_do"
-        return Ran(outcome, again_s=again_s, set_aside=done.set_aside, bad_files=done.bad_files)
+        bad_files = tuple(map(JsonObject, done.bad_files))
+        return Ran(outcome, again_s=again_s, set_aside=done.set_aside, bad_files=bad_files)

@@ -12,6 +12,7 @@ import asyncio
 import fcntl
 import sys
 import termios
+from dataclasses import dataclass
 from typing import Any
 
 import httptools
@@ -37,11 +38,20 @@ _TOO_MANY = answer(
 _GONE: Message = {"type": "http.disconnect"}
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a connection is at, how far, and with which request: the same twice means that nothing happened."""
+
+    state: str
+    figure: float
+    cycle: RequestResponseCycle | None = None
+
+
 class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._is_beyond = len(self.connections) > CONNECTIONS_MAX
-        self._last: Any = None  # what the last look saw, and how often already
+        self._last: _Seen | None = None  # what the last look saw, and how often already
         self._times = 0
         self._rest_looks = 0
         self._fruitless_bytes = 0
@@ -76,14 +86,14 @@ class Connection(HttpToolsProtocol):
         else:
             self._look_again()
 
-    def _seen(self) -> Any:
+    def _seen(self) -> _Seen:
         """The same again: nothing was begun, or nothing of an answer was taken."""
         if (unsent := self._unsent_bytes()) or self.transport.is_closing():
-            return ("unsent", unsent)
+            return _Seen("unsent", unsent)
         if self._is_under_way:
-            return ("busy", self.loop.time())
+            return _Seen("busy", self.loop.time())
         self._rest_looks = min(self._rest_looks + 1, REST_LOOKS_MAX) if self._in_body else 0
-        return ("idle", self.cycle, self._rest_looks)
+        return _Seen("idle", self._rest_looks, self.cycle)
 
     def _unsent_bytes(self) -> int:
         """What the other end has not taken, in our buffer and in the system's."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -33,7 +32,7 @@ _KNOWN = (FloodmarkError, Refused, HTTPException, RequestValidationError, Client
 class Guarded(APIRoute):
     """The connection stays, whatever happens."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[None, None, Response]]:
         handle = super().get_route_handler()
         known = frozenset(field.alias for field in self.dependant.query_params)
 

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
@@ -24,7 +23,7 @@ from floodmark import clock, log
 from floodmark.errors import Busy, FloodmarkError, Unavailable
 from floodmark.json_form import Json, as_json
 from floodmark.report.overview import digest_of, overview
-from floodmark.serve.http.openapi import errors
+from floodmark.serve.http.openapi import Described, errors
 from floodmark.serve.http.readiness import unreadable
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.workers import Workers
@@ -36,7 +35,7 @@ KEEP_ALIVE_S = 15.0
 LOOK_S = 0.5
 SEND_S_MAX = 15.0
 RETRY_MS = 2_000
-_DESCRIBED: dict[int | str, dict[str, Any]] = {
+_DESCRIBED: Described = {
     200: {
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
         "description": "`change`: version, health, at and digest, at once and whenever something changed; `trouble`: "

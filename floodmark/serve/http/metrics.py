@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -35,7 +35,7 @@ from floodmark.report.sinks import SinkLine
 from floodmark.report.spools import REFUSED, SpoolReport
 from floodmark.report.tables import TableLine
 from floodmark.serve.http.events import Events
-from floodmark.serve.http.openapi import errors
+from floodmark.serve.http.openapi import Described, errors
 from floodmark.serve.http.readiness import judge_ready
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.timeseries import Figures
@@ -51,7 +51,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 OTHER_METHOD = "(other)"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
-_DESCRIBED: dict[int | str, dict[str, Any]] = {
+_DESCRIBED: Described = {
     200: {
         "content": {"text/plain": {"schema": {"type": "string"}}},
         "description": "Prometheus's text format, or OpenMetrics if it is asked for; docs/observing.md lists them.",

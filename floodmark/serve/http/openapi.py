@@ -26,6 +26,10 @@ WHY = {
 }
 
 
+# What FastAPI takes of the answers of an operation, by status.
+Described = dict[int | str, dict[str, Any]]
+
+
 class RowProblem(BaseModel):
     """What is wrong with one line."""
 
@@ -67,7 +71,7 @@ class CommittedRows(BaseModel):
     quarantined: int | None = Field(None, description="Rows that the table did not take after all; they are kept.")
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def errors(*statuses: int) -> Described:
     """The answers of an operation that are errors; those that any may give are added."""
     return {status: {"model": Failed, "description": WHY[status]} for status in sorted({*statuses, 400, 421, 500})}
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cachetools import TTLCache
 from fastapi import FastAPI, Query, Request, Response
@@ -24,7 +24,7 @@ from fastapi import FastAPI, Query, Request, Response
 from floodmark.errors import CommitUnknown, Conflict, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.ingest.feed_memory import Seen
 from floodmark.ingest.judge import Judge, Judges
-from floodmark.json_form import Json
+from floodmark.json_form import Json, as_json
 from floodmark.model import Commit
 from floodmark.rows.json_lines import parse_lines
 from floodmark.serve.http.answers import answer, json_text
@@ -77,6 +77,15 @@ class Sent:
 
     def text(self, limits: Limits) -> bytes:
         return unpack(self.body, self.headers.get("content-encoding"), limits.text_bytes_max, self.held)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What became of rows that were committed before the answer."""
+
+    version: int
+    outcome: str
+    rows: int
 
 
 def _answered(taken: Taken) -> futures.Future[Taken]:
@@ -185,25 +194,35 @@ class Rows:
                 if stopping.is_set() or time.monotonic() < until_s or time.monotonic() >= end_s:
                     raise
 
-    def commit(self, place: Place, sent: Sent, claim: Claim, evolve: bool) -> dict[str, Any]:
+    def commit(self, place: Place, sent: Sent, claim: Claim, evolve: bool) -> Committed:
         """Into the table, at once."""
         text = sent.text(self._limits)
         rows = parse_lines(text, self._limits.rows_max)
         count = len(rows)
         if not count and claim.sender is None:
             raise _no_rows()
-        identity = {"sender": claim.sender, "key": claim.key, "table_id": place.table_id, "actor": sent.actor}
         try:
-            commit = self._receive(place.table, rows, **identity, evolve=evolve, from_json=True)
+            commit = self._received(
+                lambda: self._lake.receive(
+                    place.table,
+                    rows,
+                    actor=sent.actor,
+                    sender=claim.sender,
+                    key=claim.key,
+                    table_id=place.table_id,
+                    evolve=evolve,
+                    from_json=True,
+                )
+            )
         except Invalid:
             # In which lines, if the rows are wrong by themselves.
             place.judge.read(text, self._limits.rows_max, evolve=evolve)
             raise
-        return {"version": commit.version, "outcome": commit.outcome, "rows": count}
+        return Committed(commit.version, commit.outcome, count)
 
-    def _receive(self, table: str, rows: list[dict[str, Any]], **options: Any) -> Commit:
+    def _received(self, receive: Callable[[], Commit]) -> Commit:
         try:
-            return self._lake.receive(table, rows, **options)
+            return receive()
         except CommitUnknown as unknown:
             commit = self._lake.resolve(unknown.operation)
             if commit is None:
@@ -258,9 +277,9 @@ class RowRequests:
             check_expected(request.headers, destination, place.judge.key)
             async with workers.turn(place.table_id) if place.judge.key else nullcontext():
                 done = await workers.run(self._rows.commit, place, sent, claim, evolve)
-        if done["outcome"] == "committed":
-            self._state.metrics.accepted(table, done["rows"])
-        return answer(200, json_text(done), {DESTINATION: destination})
+        if done.outcome == "committed":
+            self._state.metrics.accepted(table, done.rows)
+        return answer(200, json_text(as_json(done)), {DESTINATION: destination})
 
     async def _read(self, request: Request, held: Held, actor: str) -> Sent:
         body = await read_body(request.stream(), request.headers.get("content-length"), self._limits, held)

@@ -11,13 +11,15 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent import futures
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from floodmark.errors import Busy, Unavailable
 from floodmark.serve.http.body import Held, Limits, Room
 from floodmark.serve.http.readiness import ANSWER_S_MAX
 
 T = TypeVar("T")
+P = ParamSpec("P")
 # Threads for questions of state.
 ASKERS = 2
 
@@ -70,23 +72,23 @@ class Workers:
         async with self._turns[table_id]:
             yield
 
-    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await self._begun(self._pool, function, *arguments)
+    async def run(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        return await self._begun(self._pool, partial(function, *arguments, **named))
 
-    async def wait(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def wait(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """For what blocks until others have done something; it has a bound of its own, and holds nothing."""
-        return await asyncio.wrap_future(self._waiters.submit(function, *arguments))
+        return await asyncio.wrap_future(self._waiters.submit(function, *arguments, **named))
 
-    async def ask(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def ask(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """A question that changes nothing; `Unavailable` if there is no answer in time."""
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
-                return await self._begun(self._askers, function, *arguments)
+                return await self._begun(self._askers, partial(function, *arguments, **named))
         except TimeoutError as error:
             raise Unavailable("there was no answer in time", seconds=ANSWER_S_MAX, advice="Ask again.") from error
 
-    async def _begun(self, pool: futures.Executor, function: Callable[..., T], *arguments: Any) -> T:
-        future = pool.submit(function, *arguments)
+    async def _begun(self, pool: futures.Executor, act: Callable[[], T]) -> T:
+        future = pool.submit(act)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
         return await asyncio.wrap_future(future)

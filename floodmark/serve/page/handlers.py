@@ -167,7 +167,7 @@ async def _form_token(request: Request, limits: Limits) -> str:
     return parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
 
 
-def _table_page(service: Service, table: str, place: Mapping[str, Any]) -> str:
+def _table_page(service: Service, table: str, place: Mapping[str, str]) -> str:
     lake = service.lake
     if not TABLE_NAME.fullmatch(table):
         raise NotFound("there is no such table")
