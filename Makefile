@@ -51,13 +51,14 @@ test: lint ## everything that must hold: style, spelling, types, layers, tests; 
 test-fast: $(READY) ## the tests that start no JVM
 	$(BIN)/python -m pytest tests/unit tests/contract
 
-lint: $(READY) ## style, spelling, types, layers
+lint: $(READY) ## style, spelling, types and how many are missing, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell --skip ./tests
 	$(BIN)/codespell --ignore-words tests/misspelled.txt tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python -m tests.any_count
 
 bench: $(READY) ## figures: a table, and JSON in bench/out
 	$(BIN)/python -m bench

@@ -2,7 +2,8 @@
 
 Everything that can be seen to be wrong without a lake is an error when the file is read, with file, line and column,
 before anything starts; what needs the rooms above (tables, kinds of sinks, what the lake has) is checked in
-serve/declared.py with the same places. No secret is a setting, and what may be one by mistake is never shown (I18).
+serve/daemon/declaration.py with the same places. No secret is a setting, and what may be one by mistake is never
+shown (I18).
 """
 
 from __future__ import annotations

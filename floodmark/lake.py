@@ -27,7 +27,7 @@ from floodmark.errors import FloodmarkError, Invalid
 from floodmark.model import MAIN, Commit, HealReport
 from floodmark.questions import Questions
 from floodmark.reading import Changes, Moment
-from floodmark.report import DEFAULTS
+from floodmark.report.maintenance import DEFAULTS
 from floodmark.rows.session import Sessions
 from floodmark.shaping import Shaping
 from floodmark.shown import html_table

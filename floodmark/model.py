@@ -152,17 +152,6 @@ class Head:
     files: int
     size_bytes: int
 
-    def summary(self) -> dict[str, Any]:
-        """The table in one line, for people."""
-        return {
-            "table": self.table,
-            "rows": self.rows,
-            "files": self.files,
-            "bytes": self.size_bytes,
-            "sequence": self.sequence,
-            "version": self.version,
-        }
-
 
 @dataclass(frozen=True)
 class CurrentTable:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from floodmark.catalog.catalog import Catalog
 from floodmark.config import MaintainSettings
+from floodmark.json_form import as_json
 from floodmark.model import MAIN, AuditRow, Commit, Head
 from floodmark.reading import Moment, Reader
-from floodmark.report import lake_health, lake_status, lake_tables, table_details
-from floodmark.report_health import Health
-from floodmark.report_tables import table_contents
+from floodmark.report.health import Health
+from floodmark.report.status import lake_health, lake_status, lake_tables
+from floodmark.report.tables import table_contents, table_details
 from floodmark.shown import Listing, TableFacts
 
 if TYPE_CHECKING:
@@ -31,15 +32,16 @@ class Questions:
 
     def tables(self, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> list[dict[str, Any]]:
         """Every table in one line. `keeping`: from when on maintenance is due; by default as the settings say."""
-        return Listing(map(TableFacts, lake_tables(self.catalog, keeping or self.keeping, branch)))
+        lines = lake_tables(self.catalog, keeping or self.keeping, branch)
+        return Listing(TableFacts(as_json(line)) for line in lines)
 
     def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> dict[str, Any]:
         """One table: its columns, layout, size and place. `keeping`: from when on maintenance is due."""
-        return TableFacts(table_details(self.catalog, self._head(table, branch), keeping or self.keeping))
+        return TableFacts(as_json(table_details(self.catalog, self._head(table, branch), keeping or self.keeping)))
 
     def contents(self, table: str, *, branch: str = MAIN, limit: int = 50) -> dict[str, Any]:
         """What a table is made of: its partitions and its largest files, so many of each, and how many there are."""
-        return self.catalog.at_head(table, lambda head: table_contents(self.catalog, head, limit), branch)
+        return as_json(self.catalog.at_head(table, lambda head: table_contents(self.catalog, head, limit), branch))
 
     def sample(self, table: str, *, rows: int = 20) -> list[dict[str, Any]]:
         """A few rows of a table, whichever come first; without Spark."""
@@ -70,7 +72,7 @@ class Questions:
 
     def status(self) -> dict[str, Any]:
         """The lake on one screen: version, tables, rows, sinks, jobs, and whether all is well."""
-        return lake_status(self.catalog, self.keeping)
+        return as_json(lake_status(self.catalog, self.keeping))
 
     def health(self) -> Health:
         """Is it fine, and if not, what is wrong: as `status` says, and quicker."""

@@ -42,6 +42,10 @@ def value_text(value: Any) -> str:
     return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 1]}…"
 
 
+def count_of(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 class Facts(dict[str, Any]):
     """What is known of one thing. `KIND`: what it is, and the key of its name; `SHORT`: what one line shows."""
 

@@ -29,8 +29,8 @@ NEEDED = (
     "floodmark/rows/log4j2.properties",
     "floodmark/catalog/migrations/script.py.mako",
     "floodmark/catalog/migrations/versions/f0010_lake.py",
-    "floodmark/serve/pages/",
-    "floodmark/serve/static/",
+    "floodmark/serve/page/templates/",
+    "floodmark/serve/page/static/",
     f"{INFO}licenses/LICENSE",
 )
 STEP_S = 300

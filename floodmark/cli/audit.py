@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from floodmark.report import audit_line
+from floodmark.json_form import as_json
+from floodmark.report.status import audit_line
 
 
 def run(
@@ -14,5 +15,5 @@ def run(
 ) -> None:
     """List what healing did."""
     with context.obj.open() as lake:
-        rows = [audit_line(row) for row in lake.audit(limit)]
+        rows = [as_json(audit_line(row)) for row in lake.audit(limit)]
     context.obj.output.rows(rows, rows[0] if rows else (), name="audit", empty="nothing was ever healed")

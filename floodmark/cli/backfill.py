@@ -37,8 +37,9 @@ from floodmark.cli.sink_opening import STOPPED_CODE
 from floodmark.cli.sink_settings import parse_size
 from floodmark.cli.sink_text import error_text
 from floodmark.errors import FloodmarkError, Incomplete, Invalid, NotFound
-from floodmark.report import count_of
-from floodmark.report_jobs import cancel_outcome, shown_jobs
+from floodmark.json_form import StoredError, as_json
+from floodmark.report.jobs import JobReport, ack_outcome, cancel_outcome, job_report, report_of, shown_jobs
+from floodmark.shown import count_of
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -216,7 +217,7 @@ def _run(
     redone = [] if run.redone is None else redo_lines(run.redone)
     output.result(run.as_dict(), text="\n".join([*redone, run_text(run)]))
     if run.error is not None:
-        sys.stderr.write(f"floodmark: {error_text(run.error)}\n")
+        sys.stderr.write(f"floodmark: {error_text(StoredError(run.error))}\n")
     # One that somebody stopped is not done: a script that goes on must not take it for that.
     code = STOPPED_CODE if run.outcome == CANCELLED else run.exit_code
     if code:
@@ -262,9 +263,9 @@ def list_jobs(
     output = context.obj.output
     with context.obj.open() as lake:
         known = lake.catalog.jobs.all()
-        shown = [job.as_dict() for job in (known if every else shown_jobs(lake.catalog, known))]
+        shown = [job_report(job) for job in (known if every else shown_jobs(lake.catalog, known))]
     if output.as_json:
-        output.result({"jobs": shown})
+        output.result({"jobs": [as_json(job) for job in shown]})
         return
     rows = [job_row(job) for job in shown]
     output.rows(rows, rows[0] if rows else (), name="jobs", empty="no jobs" if every or not known else "no jobs now")
@@ -277,10 +278,10 @@ def show(context: typer.Context, name: Name) -> None:
     """Show a job: how far it is, its settings, how it failed, and what a history has and lacks."""
     output = context.obj.output
     with context.obj.open() as lake:
-        job = lake.backfill.show(name)
+        job = job_report(lake.catalog.jobs.find(name))
         coverage, problem = _coverage(lake, job)
     if output.as_json:
-        output.result({**job, "coverage": coverage, "coverage_error": problem})
+        output.result({**as_json(job), "coverage": coverage, "coverage_error": problem})
         return
     output.result(job_fields(job, coverage))
     for line in [*([] if coverage is None else coverage_lines(coverage)), *([problem] if problem else [])]:
@@ -289,12 +290,12 @@ def show(context: typer.Context, name: Name) -> None:
         output.note(step)
 
 
-def _coverage(lake: Lake, job: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+def _coverage(lake: Lake, job: JobReport) -> tuple[dict[str, Any] | None, str | None]:
     """What a history has; if that cannot be told, why not: the job itself can still be shown."""
-    if job["kind"] != HISTORY:
+    if job.kind != HISTORY:
         return None, None
     try:
-        return lake.backfill.coverage(job["id"]), None
+        return lake.backfill.coverage(job.id), None
     except FloodmarkError as error:
         return None, f"coverage unknown: {error.kind}: {error}"
 
@@ -332,25 +333,25 @@ def coverage(
 def cancel(context: typer.Context, name: Name) -> None:
     """Ask a job to stop after its batch or chunk; what is done stays, and `resume` goes on with it."""
     with context.obj.open(read_only=False, heal=False) as lake:
-        before = lake.backfill.show(name)
-        job = lake.backfill.cancel(before["id"])
+        before = job_report(lake.catalog.jobs.find(name))
+        job = report_of(lake.backfill.cancel(before.id))
     outcome = cancel_outcome(before, job)
     text = {
-        "asked": f"asked {job['job']} to stop; {job['holder']} does after what it is at",
-        CANCELLED: f"cancelled {job['job']}: {progress_text(job)} done",
-    }.get(outcome, f"nothing to do: {job['job']} is {job['status']}")
-    context.obj.output.result({"outcome": outcome, **job}, text=text)
+        "asked": f"asked {job.job} to stop; {job.holder} does after what it is at",
+        CANCELLED: f"cancelled {job.job}: {progress_text(job)} done",
+    }.get(outcome, f"nothing to do: {job.job} is {job.status}")
+    context.obj.output.result({"outcome": outcome, **as_json(job)}, text=text)
 
 
 @app.command()
 def ack(context: typer.Context, name: Name) -> None:
     """Say that a failure was seen: the job needs no attention any more."""
     with context.obj.open(read_only=False, heal=False) as lake:
-        before = lake.backfill.show(name)
-        job = lake.backfill.ack(before["id"])
-    seen = job["acknowledged"] is not None and before["acknowledged"] is None
-    text = f"acknowledged {job['job']}" if seen else f"nothing to do: {job['job']} is {job['status']}"
-    context.obj.output.result({"outcome": "acknowledged" if seen else NOTHING_TO_DO, **job}, text=text)
+        before = job_report(lake.catalog.jobs.find(name))
+        job = report_of(lake.backfill.ack(before.id))
+    outcome = ack_outcome(before, job)
+    text = f"nothing to do: {job.job} is {job.status}" if outcome == NOTHING_TO_DO else f"acknowledged {job.job}"
+    context.obj.output.result({"outcome": outcome, **as_json(job)}, text=text)
 
 
 @app.command()

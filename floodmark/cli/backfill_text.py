@@ -11,7 +11,9 @@ from floodmark.backfill.record import CANCELLED, DONE, NOTHING_TO_DO, REDONE, TI
 from floodmark.catalog.job import COLUMN, INTERRUPTED, PENDING, RUNNING
 from floodmark.cli.output import size_text
 from floodmark.cli.sink_text import age_text, error_text
-from floodmark.report import count_of
+from floodmark.json_form import Json, as_json
+from floodmark.report.jobs import JobLine, JobReport, report_of
+from floodmark.shown import count_of
 
 RANGES_MAX = 10
 # An error on a screen; names and paths stay whole, to be copied.
@@ -21,19 +23,19 @@ _WRAPPER = TextWrapper(90, break_long_words=False, break_on_hyphens=False)
 # ── jobs ──
 
 
-def progress_text(job: Mapping[str, Any]) -> str:
+def progress_text(job: JobLine | JobReport) -> str:
     """How far it is: 3 of 9 chunks (33.3 %). Whoever follows a range without an end is never done."""
-    if job["total"] is None:
-        return f"{job['processed']:,} {job['unit']}"
-    if job["percent"] is None:
-        return f"{job['processed']:,} {job['unit']}, follows"
-    return f"{job['processed']:,} of {job['total']:,} {job['unit']} ({job['percent']:.1f} %)"
+    if job.total is None:
+        return f"{job.processed:,} {job.unit}"
+    if job.percent is None:
+        return f"{job.processed:,} {job.unit}, follows"
+    return f"{job.processed:,} of {job.total:,} {job.unit} ({job.percent:.1f} %)"
 
 
-def pace_text(job: Mapping[str, Any]) -> str:
+def pace_text(job: JobLine | JobReport) -> str:
     """How fast it is, and how long it will take; nothing if that cannot be told."""
-    parts = [] if job["rate"] is None else [f"{rate_text(job['rate'])} {job['unit']}/s"]
-    parts += [] if job["eta_s"] is None else [f"{age_text(round(job['eta_s'] * 1000))} left"]
+    parts = [] if job.rate is None else [f"{rate_text(job.rate)} {job.unit}/s"]
+    parts += [] if job.eta_s is None else [f"{age_text(round(job.eta_s * 1000))} left"]
     return ", ".join(parts)
 
 
@@ -41,48 +43,49 @@ def rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-def job_line(job: Mapping[str, Any]) -> str:
+def job_line(job: JobLine | JobReport) -> str:
     """A job in a list of the lake's state."""
-    parts = [f"{job['job']} {job['status']}", progress_text(job)]
-    parts += [pace_text(job)] if job["status"] == RUNNING and pace_text(job) else []
-    parts += [f"no progress since {job['stalled_since']}"] if job["stalled_since"] else []
-    parts += [error_text(job["error"])] if job["error"] else []
+    parts = [f"{job.job} {job.status}", progress_text(job)]
+    parts += [pace_text(job)] if job.status == RUNNING and pace_text(job) else []
+    parts += [f"no progress since {job.stalled_since}"] if job.stalled_since else []
+    parts += [error_text(job.error)] if job.error else []
     return ", ".join(parts)
 
 
-def job_row(job: Mapping[str, Any]) -> dict[str, Any]:
+def job_row(job: JobReport) -> dict[str, Json]:
     return {
-        "job": job["job"],
-        "kind": job["kind"],
+        "job": job.job,
+        "kind": job.kind,
         "status": _status(job),
         "progress": progress_text(job),
         "pace": pace_text(job) or None,
-        "rows": job["rows"],
-        "updated": job["updated"],
-        "error": None if job["error"] is None else f"{job['error']['kind']}: {job['error']['message']}",
+        "rows": job.rows,
+        "updated": job.updated,
+        "error": None if job.error is None else f"{job.error.kind}: {job.error.message}",
     }
 
 
-def _status(job: Mapping[str, Any]) -> str:
-    if job["stalled_since"] or job["cancel_asked"]:
-        return "stalled" if job["stalled_since"] else "stopping"
+def _status(job: JobReport) -> str:
+    if job.stalled_since or job.cancel_asked:
+        return "stalled" if job.stalled_since else "stopping"
     # It tries again by itself; the error says what it waits for.
-    return "waiting" if job["status"] == RUNNING and job["error"] else str(job["status"])
+    return "waiting" if job.status == RUNNING and job.error else job.status
 
 
-def job_fields(job: Mapping[str, Any], coverage: Mapping[str, Any] | None) -> dict[str, Any]:
+def job_fields(job: JobReport, coverage: Mapping[str, Any] | None) -> dict[str, Json]:
     """One job on a screen: figures, settings, and how it failed."""
-    shown = {name: job[name] for name in ("job", "id", "kind", "tables", "status")}
+    whole = as_json(job)
+    shown = {name: whole[name] for name in ("job", "id", "kind", "tables", "status")}
     shown |= {"progress": progress_text(job), "pace": pace_text(job) or None}
-    shown |= {name: job[name] for name in ("rows", *(["unfilled"] if job["kind"] == COLUMN else []), "publishes")}
-    shown |= {name: job[name] for name in ("actor", "holder", "created", "started", "updated", "ended")}
-    shown |= {name: job[name] for name in ("stalled_since", "acknowledged") if job[name]}
-    shown |= {"error": _WRAPPER.fill(error_text(job["error"]))} if job["error"] else {}
-    settings = {**job["settings"], **_history_settings(job["settings"], coverage)}
+    shown |= {name: whole[name] for name in ("rows", *(["unfilled"] if job.kind == COLUMN else []), "publishes")}
+    shown |= {name: whole[name] for name in ("actor", "holder", "created", "started", "updated", "ended")}
+    shown |= {name: whole[name] for name in ("stalled_since", "acknowledged") if whole[name]}
+    shown |= {"error": _WRAPPER.fill(error_text(job.error))} if job.error else {}
+    settings = {**job.settings, **_history_settings(job.settings, coverage)}
     return shown | {name: value for name, value in settings.items() if name not in shown and value not in (None, False)}
 
 
-def _history_settings(settings: Mapping[str, Any], coverage: Mapping[str, Any] | None) -> dict[str, Any]:
+def _history_settings(settings: Mapping[str, Any], coverage: Mapping[str, Any] | None) -> dict[str, Json]:
     """A history's range as people write it; nothing for other jobs."""
     if coverage is None:
         return {}
@@ -96,12 +99,12 @@ def _history_settings(settings: Mapping[str, Any], coverage: Mapping[str, Any] |
     }
 
 
-def next_step(job: Mapping[str, Any]) -> str | None:
+def next_step(job: JobReport) -> str | None:
     """What somebody may do about a job that is not at work and not done."""
-    if job["status"] in (PENDING, INTERRUPTED, CANCELLED, "failed"):
-        return f"go on with `{resume_command(job['job'])}`"
-    if job["stalled_since"]:
-        return f"no progress since {job['stalled_since']}: look at {job['holder']}; if it hangs, end it, then resume"
+    if job.status in (PENDING, INTERRUPTED, CANCELLED, "failed"):
+        return f"go on with `{resume_command(job.job)}`"
+    if job.stalled_since:
+        return f"no progress since {job.stalled_since}: look at {job.holder}; if it hangs, end it, then resume"
     return None
 
 
@@ -114,25 +117,25 @@ def resume_command(name: str) -> str:
 
 def run_text(run: BackfillRun) -> str:
     """One run, and what of its job is done."""
-    job = run.job
+    job = report_of(run.job)
     if run.outcome == DONE:
-        return f"done: {job['job']}, {_counts(job)}"
+        return f"done: {job.job}, {_counts(job)}"
     if run.outcome == REDONE:
-        rest = "" if job["status"] == DONE else f"; more is missing: {next_step(job) or 'it goes on'}"
-        return f"redone: {job['job']}, {progress_text(job)} done{rest}"
+        rest = "" if job.status == DONE else f"; more is missing: {next_step(job) or 'it goes on'}"
+        return f"redone: {job.job}, {progress_text(job)} done{rest}"
     if run.outcome == NOTHING_TO_DO:
-        return f"nothing to do: {job['job']} is complete, {_counts(job)}"
+        return f"nothing to do: {job.job} is complete, {_counts(job)}"
     word = "timed out" if run.outcome == TIMED_OUT else run.outcome
-    return f"{word}: {job['job']}, {progress_text(job)} done; what is done stays; {next_step(job) or 'it goes on'}"
+    return f"{word}: {job.job}, {progress_text(job)} done; what is done stays; {next_step(job) or 'it goes on'}"
 
 
-def _counts(job: Mapping[str, Any]) -> str:
-    if job["kind"] == COLUMN:
-        parts = [f"{count_of(job['rows'], 'row')} filled"]
-        parts += [f"{job['unfilled']} of them with null"] if job["unfilled"] else []
+def _counts(job: JobReport) -> str:
+    if job.kind == COLUMN:
+        parts = [f"{count_of(job.rows, 'row')} filled"]
+        parts += [f"{job.unfilled} of them with null"] if job.unfilled else []
     else:
-        parts = [count_of(job["processed"], "chunk"), count_of(job["rows"], "row")]
-    return ", ".join([*parts, f"{count_of(job['publishes'], 'commit')} in all"])
+        parts = [count_of(job.processed, "chunk"), count_of(job.rows, "row")]
+    return ", ".join([*parts, f"{count_of(job.publishes, 'commit')} in all"])
 
 
 # ── plans ──

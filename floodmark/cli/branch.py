@@ -14,6 +14,7 @@ import typer
 
 from floodmark import clock
 from floodmark.cli.output import Output
+from floodmark.json_form import Json
 
 if TYPE_CHECKING:
     from floodmark.catalog.branches import Branch
@@ -128,7 +129,7 @@ def _unmerged(lake: Lake, name: str) -> int:
     return sum(1 for one in own if one.branch == name and one.version > edge.source_since and one.version not in taken)
 
 
-def _row(branch: Branch) -> dict[str, Any]:
+def _row(branch: Branch) -> dict[str, Json]:
     return {
         "branch": branch.name,
         "parent": branch.parent,
@@ -192,7 +193,7 @@ def _show_merged(output: Output, merged: Merged, into: str | None, prefer: str |
 
 def _show_tables(output: Output, tables: Iterable[TableDiff], *, empty: str) -> None:
     tables = list(tables)
-    rows = [
+    rows: list[dict[str, Json]] = [
         {
             "table": one.table,
             "change": one.change,

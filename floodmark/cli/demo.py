@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ from floodmark.cli import demo_rows
 from floodmark.cli.demo_rows import Wanted
 from floodmark.cli.output import Output
 from floodmark.errors import Invalid
+from floodmark.json_form import Json
 from floodmark.lake import Lake
 from floodmark.opening import open as open_lake
 
@@ -68,7 +69,7 @@ def _folder(path: str | None) -> Path:
 # ── what is there, against what was sent ──
 
 
-def _lake_end(lake: Lake, wanted: Wanted) -> dict[str, Any]:
+def _lake_end(lake: Lake, wanted: Wanted) -> dict[str, Json]:
     rows = lake.sql(
         "SELECT 'orders' AS of, id, 0 AS visits FROM orders UNION ALL SELECT 'customers', id, visits FROM customers"
     )
@@ -78,13 +79,13 @@ def _lake_end(lake: Lake, wanted: Wanted) -> dict[str, Any]:
     return count_end("the lake", orders, customers, wanted.orders - wanted.retired, wanted.customers)
 
 
-def _copy_end(lake: Lake, wanted: Wanted) -> dict[str, Any]:
+def _copy_end(lake: Lake, wanted: Wanted) -> dict[str, Json]:
     orders = lake.read_arrow("orders").read_all()["id"].to_pylist()
     customers = [(row["id"], row["visits"]) for row in lake.read_arrow("customers").read_all().to_pylist()]
     return count_end("the second lake", orders, customers, wanted.orders, wanted.customers)
 
 
-def _archive_end(archive: Path, wanted: Wanted) -> dict[str, Any]:
+def _archive_end(archive: Path, wanted: Wanted) -> dict[str, Json]:
     """The files, taken as their reader would: orders as they come, of each customer the last word."""
     from floodmark.export.file_units import read_rows, read_units
 
@@ -101,7 +102,7 @@ def _archive_end(archive: Path, wanted: Wanted) -> dict[str, Any]:
 
 def count_end(
     name: str, orders: Iterable[int], customers: list[tuple[int, int]], ids: frozenset[int], visits: Mapping[int, int]
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Rows that are there, and against those that should be: lost (not there, or not with the last word), doubled."""
     found = Counter(orders)
     strange = [one for one in found if one not in ids]
@@ -115,17 +116,23 @@ def count_end(
     }
 
 
-def exit_code(ends: list[dict[str, Any]]) -> int:
+def exit_code(ends: list[dict[str, Json]]) -> int:
     return 1 if any(end["lost"] or end["doubled"] for end in ends) else 0
 
 
-def _say(output: Output, folder: Path, wanted: Wanted, ends: list[dict[str, Any]], figures: dict[str, int]) -> None:
+def _say(output: Output, folder: Path, wanted: Wanted, ends: list[dict[str, Json]], figures: dict[str, int]) -> None:
     came = {
         "http": len(wanted.by_http) + len(wanted.customers),
         "files": len(wanted.by_files),
         "history": len(wanted.by_history),
     }
-    data = {"rows_in": sum(came.values()), "came": came, "retired": len(wanted.retired), "ends": ends, **figures}
+    data: dict[str, Json] = {
+        "rows_in": sum(came.values()),
+        "came": came,
+        "retired": len(wanted.retired),
+        "ends": ends,
+        **figures,
+    }
     if output.as_json:
         output.result({**data, "folder": str(folder)})
         return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from floodmark.cli.branch_option import OnBranch
 from floodmark.cli.progress import rows_progress
 from floodmark.errors import Invalid
+from floodmark.json_form import Json
 from floodmark.model import MAIN
 
 
@@ -45,7 +46,7 @@ def run(
             raise Invalid("this is inside the lake", path=file, advice="Name a file outside of it.")
         if not overwrite and storage.exists(location):
             raise Invalid("there is a file of this name", path=file, advice="Add --overwrite to replace it.")
-        data: dict[str, Any] = {"table": table, "file": file, "format": found}
+        data: dict[str, Json] = {"table": table, "file": file, "format": found}
         if changes:
             asked = lake.changes(table, since, until, version=version, branch=branch)
             reader = asked.arrow()

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer._completion_shared import get_completion_script
@@ -151,7 +151,7 @@ def _globals_first(arguments: list[str]) -> list[str]:
     """--lake, --catalog, --config and --json may stand anywhere: people write them behind the command too."""
     first: list[str] = []
     rest: list[str] = []
-    waiting: Any = iter(arguments)
+    waiting = iter(arguments)
     for argument in waiting:
         if argument == "--":
             rest.extend([argument, *waiting])

@@ -38,7 +38,8 @@ from floodmark.maintain.record import (
     SINK_VERBS,
     Upkept,
 )
-from floodmark.report import DEFAULTS, count_of
+from floodmark.report.maintenance import DEFAULTS
+from floodmark.shown import count_of
 
 T = TypeVar("T")
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import chain, islice
-from typing import Any
+from typing import TypeAlias
 
 from floodmark.errors import FloodmarkError
 
+# What a row of a table may hold, besides JSON.
+Cell: TypeAlias = "str | int | float | bool | date | Decimal | bytes | Sequence[Cell] | Mapping[str, Cell] | None"
 # So many rows are shown at once where their number has no limit: all columns are as wide as the first of them need.
 _PAGE_ROWS = 1000
 
@@ -24,16 +26,16 @@ _PAGE_ROWS = 1000
 class Output:
     as_json: bool = False
 
-    def result(self, data: Any, *, text: str | None = None) -> None:
+    def result(self, data: Mapping[str, Cell] | None, *, text: str | None = None) -> None:
         """One result: as JSON, or as `text` (by default its fields, a line each)."""
         if self.as_json:
             sys.stdout.write(json.dumps(data, default=_plain) + "\n")
         elif text is not None:
             sys.stdout.write(text + "\n")
         else:
-            self._fields(data)
+            self._fields(data or {})
 
-    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Iterable[str], *, name: str, empty: str) -> None:
+    def rows(self, rows: Sequence[Mapping[str, Cell]], columns: Iterable[str], *, name: str, empty: str) -> None:
         """A list: as one JSON object, or as a table; `empty` says what to do when there is nothing to see."""
         if self.as_json:
             sys.stdout.write(json.dumps({name: list(rows)}, default=_plain) + "\n")
@@ -44,7 +46,7 @@ class Output:
         self._table(rows, list(columns))
 
     def stream(
-        self, rows: Iterable[Mapping[str, Any]], columns: Iterable[str], *, name: str, empty: str, limit: int | None
+        self, rows: Iterable[Mapping[str, Cell]], columns: Iterable[str], *, name: str, empty: str, limit: int | None
     ) -> bool:
         """Rows as they come, however many: memory follows a page. Whether there were more than `limit` of them.
 
@@ -65,7 +67,7 @@ class Output:
                 self._table(page, shown, widths)
         return cut.truncated
 
-    def _stream_json(self, first: list[Mapping[str, Any]], rest: _Limited, name: str) -> None:
+    def _stream_json(self, first: list[Mapping[str, Cell]], rest: _Limited, name: str) -> None:
         sys.stdout.write(f"{{{json.dumps(name)}: [")
         failure: FloodmarkError | None = None
         try:
@@ -80,7 +82,7 @@ class Output:
             raise Cut(failure) from failure
 
     def _table(
-        self, rows: Sequence[Mapping[str, Any]], shown: list[str], widths: Sequence[int] | None = None
+        self, rows: Sequence[Mapping[str, Cell]], shown: list[str], widths: Sequence[int] | None = None
     ) -> list[int]:
         """Print a table; with the widths of an earlier one, as its continuation. The widths of its columns."""
         from rich.console import Console
@@ -113,7 +115,7 @@ class Output:
         if not self.as_json:
             sys.stderr.write(text + "\n")
 
-    def _fields(self, data: Mapping[str, Any]) -> None:
+    def _fields(self, data: Mapping[str, Cell]) -> None:
         width = max((len(name) for name in data), default=0)
         for name, value in data.items():
             # Further lines of a value stand below its first.
@@ -130,16 +132,16 @@ class Cut(FloodmarkError):
         super().__init__(failure.message, advice=failure.advice, **failure.facts)
 
 
-class _Limited(Iterator[Mapping[str, Any]]):
+class _Limited(Iterator[Mapping[str, Cell]]):
     """At most so many rows; `truncated` says, at their end, whether there were more."""
 
-    def __init__(self, rows: Iterator[Mapping[str, Any]], limit: int | None) -> None:
+    def __init__(self, rows: Iterator[Mapping[str, Cell]], limit: int | None) -> None:
         self._rows = rows
         self.limit = limit
         self._count = 0
         self.truncated = False
 
-    def __next__(self) -> Mapping[str, Any]:
+    def __next__(self) -> Mapping[str, Cell]:
         if self.truncated:
             raise StopIteration
         row = next(self._rows)
@@ -161,7 +163,7 @@ def size_text(size_bytes: int) -> str:
     return f"{size:,.1f} {unit}"
 
 
-def _text(value: Any) -> str:
+def _text(value: Cell) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -173,7 +175,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Cell) -> str:
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, Decimal):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,8 @@ from floodmark.cli.sink_opening import exit_with, open_sinks
 from floodmark.cli.sink_text import retry_lines
 from floodmark.errors import Invalid
 from floodmark.export.record import NOTHING_TO_DO, PLANNED
-from floodmark.report import count_of
+from floodmark.json_form import Json
+from floodmark.shown import count_of
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -93,7 +94,7 @@ def drop(
     chosen = None if every else ids
     with open_sinks(context, read_only=not apply) as lake:
         count = lake.sinks.drop(name, ids=chosen) if apply else _count(lake, name, chosen)
-    data: dict[str, Any] = {"sink": name, "rows": count}
+    data: dict[str, Json] = {"sink": name, "rows": count}
     rows = count_of(count, "refused row")
     if not count:
         context.obj.output.result({**data, "outcome": NOTHING_TO_DO}, text="nothing to do: no row is in quarantine")

@@ -7,15 +7,16 @@ cluster, every executor of Spark.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from floodmark.errors import Invalid, NotFound, Unavailable
+from floodmark.json_form import Json
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
-    from floodmark.serve.declared import Declaration
+    from floodmark.serve.daemon.declaration import Declaration
 
 ROLES = ("read", "write", "admin")
 
@@ -42,9 +43,9 @@ def run(
     if new_token:
         _print_token(context, role, name)
         return
-    from floodmark.serve.daemon import spool_folder, tokens_of
-    from floodmark.serve.declared import check_apart, check_file, check_folders_are_there
-    from floodmark.serve.server import check_bind
+    from floodmark.serve.daemon.declaration import check_apart, check_file, check_folders_are_there
+    from floodmark.serve.daemon.lifecycle import spool_folder, tokens_of
+    from floodmark.serve.http.server import check_bind
 
     settings = context.obj.settings
     chosen = bind or settings.serve.bind
@@ -62,7 +63,7 @@ def run(
 
 def _run(context: typer.Context, declaration: Declaration, bind: str, create: bool) -> None:
     from floodmark.cli.backfill_source import find_functions_here
-    from floodmark.serve.daemon import Daemon
+    from floodmark.serve.daemon.lifecycle import Daemon
 
     # Jobs are gone on with as `backfill resume` does from here.
     find_functions_here()
@@ -81,7 +82,7 @@ def _run(context: typer.Context, declaration: Declaration, bind: str, create: bo
 
 def _check_only(context: typer.Context, declaration: Declaration, create: bool) -> None:
     """Against the lake too, if there is one; it is opened read-only."""
-    from floodmark.serve.declared import check_lake
+    from floodmark.serve.daemon.declaration import check_lake
 
     _check_store(context)
     try:
@@ -94,7 +95,7 @@ def _check_only(context: typer.Context, declaration: Declaration, create: bool) 
         check_lake(declaration, set())
     figures = {name: len(getattr(declaration, name)) for name in ("tables", "sources", "sinks")}
     said = ", ".join(f"{count} {name if count != 1 else name[:-1]}" for name, count in figures.items())
-    data: dict[str, Any] = {"outcome": "checked", "file": declaration.text.file or None, **figures}
+    data: dict[str, Json] = {"outcome": "checked", "file": declaration.text.file or None, **figures}
     context.obj.output.result(data, text=f"the settings are right: {said}")
 
 
@@ -127,7 +128,7 @@ def _check_cluster(context: typer.Context, lake: Lake) -> None:
 
 
 def _announce(context: typer.Context, address: str, lake: str, differences: list[str]) -> None:
-    from floodmark.serve.daemon import spool_folder, tokens_of
+    from floodmark.serve.daemon.lifecycle import spool_folder, tokens_of
 
     settings = context.obj.settings
     has_token = bool(tokens_of(settings))
@@ -143,7 +144,7 @@ def _announce(context: typer.Context, address: str, lake: str, differences: list
 
 
 def _print_token(context: typer.Context, role: str, name: str | None) -> None:
-    from floodmark.serve.tokens import new_token, token_hash
+    from floodmark.serve.http.access import new_token, token_hash
 
     if role not in ROLES:
         raise Invalid("there is no such role", role=role, advice=f"Use {', '.join(ROLES)}.")

@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,7 +33,9 @@ from floodmark.cli.sink_text import (
 )
 from floodmark.errors import Invalid
 from floodmark.export.record import NOTHING_TO_DO, PLANNED, STOPPED, SinkRun, worst
-from floodmark.report import count_of
+from floodmark.export.status import SinkReport, sink_report, sink_reports
+from floodmark.json_form import as_json
+from floodmark.shown import count_of
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake
@@ -180,11 +182,11 @@ def remove(context: typer.Context, name: Name, apply: Apply = False) -> None:
     """Forget a sink, its marks, open units and quarantine; shows what is lost, and does it with --apply."""
     output = context.obj.output
     with open_sinks(context, read_only=not apply) as lake:
-        about = lake.sinks.about(name)
+        about = sink_report(lake.catalog, lake.catalog.sinks.find(name))
         if apply:
             lake.sinks.remove(name)
     lines = [f"{'removed' if apply else 'would remove'} {name}, and with it", *removal_lines(about)]
-    output.result({"outcome": "removed" if apply else PLANNED, **about}, text="\n".join(lines))
+    output.result({"outcome": "removed" if apply else PLANNED, **as_json(about)}, text="\n".join(lines))
     if not apply:
         output.note("Add --apply to do it.")
 
@@ -219,7 +221,7 @@ def list_sinks(context: typer.Context) -> None:
     """List all sinks: what they follow, how far behind they are, and what is wrong."""
     sinks = _all(context)
     if context.obj.output.as_json:
-        context.obj.output.result({"sinks": sinks})
+        context.obj.output.result({"sinks": [as_json(about) for about in sinks]})
         return
     rows = [list_row(about) for about in sinks]
     empty = "no sinks: `floodmark sink add` makes one"
@@ -234,9 +236,10 @@ def status(context: typer.Context, name: Annotated[str | None, typer.Argument(he
         sinks = _all(context)
     else:
         with open_sinks(context) as lake:
-            sinks = [lake.sinks.about(name)]
+            sinks = [sink_report(lake.catalog, lake.catalog.sinks.find(name))]
     if output.as_json:
-        output.result({"sinks": sinks} if name is None else sinks[0])
+        found = [as_json(about) for about in sinks]
+        output.result({"sinks": found} if name is None else found[0])
         return
     for number, about in enumerate(sinks):
         if number:
@@ -250,9 +253,9 @@ def status(context: typer.Context, name: Annotated[str | None, typer.Argument(he
         output.result(None, text="no sinks: `floodmark sink add` makes one")
 
 
-def _all(context: typer.Context) -> list[dict[str, Any]]:
+def _all(context: typer.Context) -> list[SinkReport]:
     with context.obj.open() as lake:
-        return list(lake.sinks.status())
+        return sink_reports(lake.catalog)
 
 
 # ── running ──

@@ -18,8 +18,11 @@ from floodmark.export.record import (
     SinkRun,
     TableRun,
 )
+from floodmark.export.status import LastUnit, SinkReport, SinkTable
+from floodmark.json_form import Json, StoredError
 from floodmark.model import BEGINNING
-from floodmark.report import count_of
+from floodmark.report.sinks import SinkLine
+from floodmark.shown import count_of
 
 # Settings that are written down with a unit (catalog/unit.py, Rules), or that say how large the next one is.
 _SEALED = frozenset({"columns", "where", "format", "compression", "part_rows", "part_bytes", "unit_rows", "unit_bytes"})
@@ -39,10 +42,10 @@ def place_text(mark: int | None) -> str | int | None:
     return "beginning" if mark == BEGINNING else mark
 
 
-def error_text(error: Mapping[str, Any]) -> str:
+def error_text(error: StoredError) -> str:
     """An error as the catalog keeps it, like the command shows one."""
-    facts = " ".join(f"{name}={value}" for name, value in error["facts"].items())
-    parts = (f"{error['kind']}: {error['message']}", f"[{facts}]" if facts else "", error["advice"])
+    facts = " ".join(f"{name}={value}" for name, value in error.facts.items())
+    parts = (f"{error.kind}: {error.message}", f"[{facts}]" if facts else "", error.advice)
     return " ".join(part for part in parts if part)
 
 
@@ -127,7 +130,8 @@ def check_lines(found: Mapping[str, Any]) -> list[str]:
     for one in found["tables"]:
         facts = {name: value for name, value in (one["found"] or {}).items() if value is not None}
         told = ", ".join(f"{name}={value}" for name, value in facts.items())
-        lines.append(f"{one['table']}: {one['outcome']}: {error_text(one['error']) if one['error'] else told}")
+        said = error_text(StoredError(one["error"])) if one["error"] else told
+        lines.append(f"{one['table']}: {one['outcome']}: {said}")
     return lines
 
 
@@ -144,28 +148,26 @@ def set_text(changed: Iterable[str]) -> str:
 # ── state ──
 
 
-def sink_line(sink: Mapping[str, Any]) -> str:
+def sink_line(sink: SinkLine) -> str:
     """A sink among the lines of `status`."""
-    rows, bad = sink["lag_rows"], sink["quarantined"]
-    behind = f", {count_of(rows, 'change')} behind, the oldest for {age_text(sink['lag_ms'])}" if rows else ""
+    rows, bad, error = sink.lag_rows, sink.quarantined, sink.error
+    behind = f", {count_of(rows, 'change')} behind, the oldest for {age_text(sink.lag_ms)}" if rows else ""
     aside = f", {bad} in quarantine" if bad else ""
-    error = sink["error"]
-    failed = "" if error is None else f" (FAILED: {error['kind']}: {error['message']})"
-    return f"{sink['sink']} {sink['state']}{behind}{aside}{failed}"
+    failed = "" if error is None else f" (FAILED: {error.kind}: {error.message})"
+    return f"{sink.sink} {sink.state}{behind}{aside}{failed}"
 
 
-def list_row(about: Mapping[str, Any]) -> dict[str, Any]:
+def list_row(about: SinkReport) -> dict[str, Json]:
     """A sink in one line of `sink list`."""
-    tables = about["tables"]
     return {
-        "sink": about["sink"],
-        "kind": about["kind"],
-        "state": _state(about),
-        "branch": about["branch"] or "deleted",
-        "tables": [*(one["table"] for one in tables), *about["lost"]],
-        "behind": sum(one["lag_rows"] for one in tables),
-        "oldest": _oldest(max((one["lag_ms"] for one in tables), default=0)),
-        "quarantined": about["quarantined"],
+        "sink": about.sink,
+        "kind": about.kind,
+        "state": f"{about.state}, running" if about.running else about.state,
+        "branch": about.branch or "deleted",
+        "tables": [*(one.table for one in about.tables), *about.lost],
+        "behind": sum(one.lag_rows for one in about.tables),
+        "oldest": _oldest(max((one.lag_ms for one in about.tables), default=0)),
+        "quarantined": about.quarantined,
         "problem": _problem(about),
     }
 
@@ -174,88 +176,83 @@ def _oldest(lag_ms: int) -> str | None:
     return age_text(lag_ms) if lag_ms else None
 
 
-def _state(about: Mapping[str, Any]) -> str:
-    return f"{about['state']}, running" if about["running"] else str(about["state"])
-
-
-def _problem(about: Mapping[str, Any]) -> str | None:
-    refused = next((one["refused"] for one in about["tables"] if one["refused"]), None)
-    problem = refused or about["error"]
+def _problem(about: SinkReport) -> str | None:
+    refused = next((one.refused for one in about.tables if one.refused), None)
+    problem = refused or about.error
     if problem is None:
-        return "a mark is lost" if about["lost"] else None
-    return f"{problem['kind']}: {problem['message']}"
+        return "a mark is lost" if about.lost else None
+    return f"{problem.kind}: {problem.message}"
 
 
-def status_fields(about: Mapping[str, Any]) -> dict[str, Any]:
+def status_fields(about: SinkReport) -> dict[str, Json]:
     """A sink without its tables, as `sink status` shows it."""
-    error = about["error"]
     return {
-        "sink": about["sink"],
-        "kind": about["kind"],
-        "state": about["state"],
-        "running": about["running"],
-        "settings": about["settings"],
-        "last error": None if error is None else f"{error_text(error)} ({about['error_at']})",
-        "waits until": about["waits_until"],
+        "sink": about.sink,
+        "kind": about.kind,
+        "state": about.state,
+        "running": about.running,
+        "settings": about.settings,
+        "last error": None if about.error is None else f"{error_text(about.error)} ({about.error_at})",
+        "waits until": about.waits_until,
         "quarantined": _of_total(about),
-        "largest body": None if about["body_bytes_max"] is None else size_text(about["body_bytes_max"]),
+        "largest body": None if about.body_bytes_max is None else size_text(about.body_bytes_max),
     }
 
 
-def _of_total(about: Mapping[str, Any]) -> str | int:
-    total = about["quarantine_total_max"]
-    return about["quarantined"] if total is None else f"{about['quarantined']} of at most {total}"
+def _of_total(about: SinkReport) -> str | int:
+    total = about.quarantine_total_max
+    return about.quarantined if total is None else f"{about.quarantined} of at most {total}"
 
 
-def status_rows(about: Mapping[str, Any]) -> list[dict[str, Any]]:
+def status_rows(about: SinkReport) -> list[dict[str, Json]]:
     """The tables of a sink, a line each."""
     return [
         {
-            "table": one["table"],
-            "mark": place_text(one["mark"]),
-            "head": one["head"],
-            "behind": one["lag_rows"],
-            "oldest": _oldest(one["lag_ms"]),
-            "epoch": one["epoch"],
-            "sent": one["rows"],
-            "units": one["units"],
-            "last unit": _last_unit(one["last_unit"]),
-            "open": one["open_unit"],
-            "quarantined": one["quarantined"],
-            "maybe twice": one["rows_doubtful"],
-            "lost": one["rows_lost"],
+            "table": one.table,
+            "mark": place_text(one.mark),
+            "head": one.head,
+            "behind": one.lag_rows,
+            "oldest": _oldest(one.lag_ms),
+            "epoch": one.epoch,
+            "sent": one.rows,
+            "units": one.units,
+            "last unit": _last_unit(one.last_unit),
+            "open": one.open_unit,
+            "quarantined": one.quarantined,
+            "maybe twice": one.rows_doubtful,
+            "lost": one.rows_lost,
         }
-        for one in about["tables"]
+        for one in about.tables
     ]
 
 
-def _last_unit(unit: Mapping[str, Any] | None) -> str | None:
+def _last_unit(unit: LastUnit | None) -> str | None:
     if unit is None:
         return None
-    return f"{unit['since'] + 1} to {unit['until']}, {count_of(unit['rows'], 'row')}, {unit['settled']}"
+    return f"{unit.since + 1} to {unit.until}, {count_of(unit.rows, 'row')}, {unit.settled}"
 
 
-def status_problems(about: Mapping[str, Any]) -> list[str]:
+def status_problems(about: SinkReport) -> list[str]:
     """What keeps tables of a sink from being shipped, a line each."""
-    lines = [f"{one['table']}: {error_text(one['refused'])}" for one in about["tables"] if one["refused"]]
-    return [*lines, *(f"{table}: the sink's mark is lost" for table in about["lost"])]
+    lines = [f"{one.table}: {error_text(one.refused)}" for one in about.tables if one.refused]
+    return [*lines, *(f"{table}: the sink's mark is lost" for table in about.lost)]
 
 
 # ── what cannot be undone ──
 
 
-def removal_lines(about: Mapping[str, Any]) -> list[str]:
+def removal_lines(about: SinkReport) -> list[str]:
     """What is lost with a sink."""
-    lines = [f"  {_mark_line(one)}" for one in about["tables"]]
-    if about["quarantined"]:
-        lines.append(f"  {count_of(about['quarantined'], 'refused row')} in quarantine")
+    lines = [f"  {_mark_line(one)}" for one in about.tables]
+    if about.quarantined:
+        lines.append(f"  {count_of(about.quarantined, 'refused row')} in quarantine")
     return [*lines, "What it sent stays where it is; a new sink of this name knows nothing of that."]
 
 
-def _mark_line(table: Mapping[str, Any]) -> str:
-    behind = f", {count_of(table['lag_rows'], 'change')} not sent" if table["lag_rows"] else ""
-    half = "; its open unit, which may be half sent" if table["open_unit"] else ""
-    return f"{table['table']}: the mark {place_text(table['mark'])} of {table['head']}{behind}{half}"
+def _mark_line(table: SinkTable) -> str:
+    behind = f", {count_of(table.lag_rows, 'change')} not sent" if table.lag_rows else ""
+    half = "; its open unit, which may be half sent" if table.open_unit else ""
+    return f"{table.table}: the mark {place_text(table.mark)} of {table.head}{behind}{half}"
 
 
 def replay_lines(plans: Sequence[Mapping[str, Any]], *, done: bool = False) -> list[str]:

@@ -13,7 +13,8 @@ import typer
 from floodmark import clock
 from floodmark.catalog.spools import HELD, PutAside
 from floodmark.errors import Invalid
-from floodmark.report import count_of
+from floodmark.json_form import Json, as_json
+from floodmark.shown import count_of
 from floodmark.spool.accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
 
 if TYPE_CHECKING:
@@ -46,16 +47,16 @@ def _open(context: typer.Context, *, read_only: bool = True) -> Lake:
 @app.command("list")
 def list_spools(context: typer.Context) -> None:
     """Show each table's spool: what waits in it, what came in by it, and what is wrong with it."""
-    from floodmark.report_spools import see_spools
+    from floodmark.report.spools import see_spools
 
     with _open(context) as lake:
         found = see_spools(lake.catalog, thorough=True)
     output = context.obj.output
-    output.rows(found, COLUMNS, name="spools", empty="no table took rows over HTTP")
+    output.rows([as_json(one) for one in found], COLUMNS, name="spools", empty="no table took rows over HTTP")
     if not output.as_json:
         for one in found:
-            if one["error"] is not None:
-                output.note(f"{one['table']}: {one['error']['message']}. {one['error']['advice']}")
+            if one.error is not None:
+                output.note(f"{one.table}: {one.error.message}. {one.error.advice}")
 
 
 @app.command()
@@ -131,7 +132,7 @@ def list_aside(
     output.rows(lines, (*SHOWN, "state") if every else SHOWN, name="entries", empty="no row is in quarantine")
 
 
-def _told(one: PutAside) -> dict[str, Any]:
+def _told(one: PutAside) -> dict[str, Json]:
     return {
         "id": one.id,
         "table": one.table,
@@ -216,7 +217,7 @@ def drop(
             for entry in ids:
                 drop_entry(lake.catalog, entry)
     rows = count_of(sum(one.rows for one in held), "row")
-    data: dict[str, Any] = {"ids": ids, "rows": sum(one.rows for one in held)}
+    data: dict[str, Json] = {"ids": ids, "rows": sum(one.rows for one in held)}
     output = context.obj.output
     if not held:
         output.result({**data, "outcome": NOTHING}, text="nothing to do: none of them is in quarantine any more")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock, log
-from floodmark.catalog.sink_notes import BODY_BYTES_MAX, NOT_BEFORE_MS, ROWS_DOUBTFUL, ROWS_LOST
 from floodmark.catalog.sink_state import ACTIVE, PAUSED, Followed, Sink
 from floodmark.catalog.units import Bad
 from floodmark.catalog.upkeep import Maintenance
@@ -39,8 +38,10 @@ from floodmark.export.settings import (
     settings_from_json,
     settled_paths,
 )
+from floodmark.export.status import sink_report, sink_reports
 from floodmark.export.watch import Progress, RunWatch
 from floodmark.failpoints import hit
+from floodmark.json_form import as_json
 from floodmark.maintain.keeper import Progress as KeeperProgress
 from floodmark.maintain.record import SINK_COMPACT, SINK_EXPIRE, SINK_VERBS, Upkept
 from floodmark.model import BEGINNING, MAIN, Head
@@ -208,68 +209,11 @@ class LakeSinks:
 
     def status(self) -> list[dict[str, Any]]:
         """Every sink: see `about`."""
-        return Listing(self._about(sink) for sink in self._catalog.sinks.all())
+        return Listing(SinkFacts(as_json(report)) for report in sink_reports(self._catalog))
 
     def about(self, name: str) -> dict[str, Any]:
         """Where a sink is: mark and head, lag in rows and time, last unit, errors, quarantine, per table."""
-        return self._about(self._catalog.sinks.find(name))
-
-    def _about(self, sink: Sink) -> dict[str, Any]:
-        bad = self._catalog.units.count_quarantined(sink.id)
-        notes = self._catalog.sinks.notes(sink.id)
-        waits_until = notes.get(("", NOT_BEFORE_MS))
-        settings = json.loads(sink.settings)
-        about = {
-            "sink": sink.name,
-            "kind": sink.kind,
-            "state": sink.state,
-            "branch": sink.branch,
-            "running": self._catalog.sinks.holder(sink.name),
-            "settings": settings,
-            "error": None if sink.error is None else json.loads(sink.error),
-            "error_at": None if sink.error_ms is None else clock.format_time(sink.error_ms),
-            "quarantined": sum(bad.values()),
-            "quarantine_total_max": settings.get("quarantine_total_max"),
-            "waits_until": None if waits_until is None else clock.format_time(waits_until),
-            "body_bytes_max": notes.get(("", BODY_BYTES_MAX)),
-            "lost": sink.lost,
-            "tables": [self._about_table(sink, one, bad.get(one.table_id, 0), notes) for one in sink.tables],
-        }
-        return SinkFacts(about)
-
-    def _about_table(
-        self, sink: Sink, followed: Followed, bad: int, notes: Mapping[tuple[str, str], int]
-    ) -> dict[str, Any]:
-        lag = self._catalog.units.lag(followed.table_id, followed.mark, sink.branch)
-        last = None if followed.last_unit is None else json.loads(followed.last_unit)
-        if last is not None:
-            last["settled"] = clock.format_time(last.pop("settled_ms"))
-        try:
-            check_followed(sink, followed)
-            refused = None
-        except FloodmarkError as error:
-            refused = error.as_dict()
-        return {
-            "table": followed.table,
-            "mark": followed.mark,
-            "head": followed.head_sequence,
-            "epoch": followed.epoch,
-            "lag_rows": lag.rows,
-            "lag_ms": lag.age_ms,
-            "units": followed.units,
-            "rows": followed.rows,
-            "deletions": followed.deletions,
-            "bytes": followed.size_bytes,
-            "replays": followed.replays,
-            "open_unit": followed.open_unit or followed.retry_unit,
-            "last_unit": last,
-            "quarantined": bad,
-            # May have arrived twice: their part was halved without an answer.
-            "rows_doubtful": notes.get((followed.table_id, ROWS_DOUBTFUL), 0),
-            # Retention took them before they were sent, at most so many: a sink that is not protected, or by force.
-            "rows_lost": notes.get((followed.table_id, ROWS_LOST), 0),
-            "refused": refused,
-        }
+        return SinkFacts(as_json(sink_report(self._catalog, self._catalog.sinks.find(name))))
 
     # ── running ──
 

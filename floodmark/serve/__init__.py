@@ -1,1 +1,1 @@
-"""The daemon: a lake over HTTP. It holds no truth of its own; what it answered is in the catalog (I4)."""
+"""The lake for programs and people that ask it over HTTP, and the daemon that runs it."""

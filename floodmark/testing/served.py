@@ -8,8 +8,8 @@ import uvloop
 
 import floodmark as fm
 from floodmark.serve.app import create_app
-from floodmark.serve.server import Server, bound
-from floodmark.serve.serving import Serving
+from floodmark.serve.http.server import Server, bound
+from floodmark.serve.http.service import Service
 
 GRACE_S = 20
 
@@ -22,7 +22,7 @@ def serve_at(path: str, bind: str, address: str) -> None:
         Path(f"{address}.new").rename(address)
 
     with fm.open(path) as lake:
-        app = create_app(Serving(lake))
+        app = create_app(Service(lake))
         with bound(bind) as listening:
             uvloop.run(Server(app, listening, announce, GRACE_S).serve(sockets=[listening]))
-        app.state.work.close(GRACE_S)
+        app.state.workers.close(GRACE_S)

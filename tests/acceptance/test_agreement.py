@@ -198,8 +198,9 @@ def test_all_answers_agree_and_go_on_agreeing_when_something_changes(world: tupl
 def test_nobody_but_the_report_asks_the_catalog_for_what_is_shown() -> None:
     """Whoever shows something gets it from the report: a query of one's own would be a second truth."""
     folder = Path(floodmark.serve.__path__[0])
-    shown = [*(folder / f"{name}.py" for name in ("api", "events", "families", "metrics", "overview", "page", "view"))]
-    shown.append(folder.parent / "cli" / "status.py")
+    shown = [folder / "http" / f"{name}.py" for name in ("api", "events", "metrics")]
+    shown += [folder / "page" / f"{name}.py" for name in ("handlers", "content")]
+    shown += [folder.parent / "report" / "overview.py", folder.parent / "cli" / "status.py"]
     for path in shown:
         names = {
             name

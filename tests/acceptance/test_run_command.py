@@ -23,15 +23,15 @@ import pytest
 import floodmark as fm
 from floodmark.cli.main import main
 from floodmark.failpoints import VARIABLE
-from floodmark.serve.server import parse_bind
-from floodmark.serve.tokens import token_hash
+from floodmark.serve.http.access import token_hash
+from floodmark.serve.http.server import parse_bind
 from floodmark.testing.children import Child, preload, run_child
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 
 WAIT_S = 60
 
-preload("floodmark.serve.daemon", "floodmark.cli.main")
+preload("floodmark.serve.daemon.lifecycle", "floodmark.cli.main")
 
 
 def run_main(arguments: list[str], folder: str, out: str) -> int:

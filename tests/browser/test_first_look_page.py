@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import floodmark as fm
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import new_token, token_hash
 from tests.acceptance.test_run_command import command, running
 from tests.acceptance.test_run_daemon import status, until
 from tests.browser.conftest import SHOTS, Look

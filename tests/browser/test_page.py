@@ -13,8 +13,7 @@ from playwright.sync_api import Page, expect
 
 import floodmark as fm
 from floodmark.catalog.job import SHOWN_MS
-from floodmark.serve.doors import Token
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import Token, new_token, token_hash
 from floodmark.testing.children import Child, run_child
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.served import serve_at

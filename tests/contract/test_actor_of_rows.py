@@ -11,8 +11,7 @@ import zstandard
 
 import floodmark as fm
 from floodmark.ingest.feed_group import TURNS_MAX, same_kind
-from floodmark.serve.doors import Token
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import Token, new_token, token_hash
 from floodmark.spool.frame import Draft, frame_head, name_of, pack, parse_head, unpack
 from floodmark.spool.segments import Record
 from floodmark.testing.invariants import check_lake

@@ -16,6 +16,7 @@ from floodmark.backfill.sources import CallSource, PathSource, Source
 from floodmark.backfill.tip import SEEN
 from floodmark.cli.backfill_text import is_complete, job_fields, progress_text
 from floodmark.cli.main import main
+from floodmark.report.jobs import report_of
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.history_world import Numbers, history, number_rows, room_of, run
@@ -291,7 +292,7 @@ def test_whoever_follows_is_never_at_its_end(lake: fm.Lake) -> None:
     assert (found.outcome, [job["status"] for job in seen]) == ("cancelled", ["running", "running"])
     for job in seen:
         assert (job["percent"], job["eta_s"]) == (None, None)
-        assert "follows" in progress_text(job)
+        assert "follows" in progress_text(report_of(job))
     assert (found.job["percent"], found.job["processed"]) == (100.0, 5)
 
 
@@ -308,7 +309,7 @@ def test_a_long_error_is_shown_in_lines(lake: fm.Lake, place: Place, capsys: pyt
         raise fm.Invalid("words " * 60, path="/a/" + "long-" * 30 + "path", advice="Mend it.")
 
     run(lake, history(Numbers(act={"40..50": fail})))
-    text = job_fields(lake.backfill.show("years"), covered(lake))["error"]
+    text = job_fields(report_of(lake.backfill.show("years")), covered(lake))["error"]
     assert max(len(line) for line in text.splitlines() if "/a/" not in line) <= 90
     assert "/a/" + "long-" * 30 + "path" in text, "what may be copied stays whole"
     catalog = [] if place.catalog is None else ["--catalog", place.catalog]

@@ -17,9 +17,10 @@ from floodmark.backfill.history import run_history
 from floodmark.backfill.sources import CallSource
 from floodmark.config import MaintainSettings
 from floodmark.ingest.drop import Drop
+from floodmark.json_form import as_json
 from floodmark.schedule import Pace
-from floodmark.serve.lake_tasks import DropTask, JobTask, Lookout, MaintainTask, SinkTask
-from floodmark.serve.tasks import Ran, Task, Tasks
+from floodmark.serve.daemon.scheduler import Ran, Task, Tasks
+from floodmark.serve.daemon.tasks import DropTask, JobTask, Lookout, MaintainTask, SinkTask
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids, rows
 
@@ -63,7 +64,7 @@ def ended(tasks: Tasks) -> None:
 
 
 def state(tasks: Tasks, name: str) -> dict[str, Any]:
-    return next(one for one in tasks.as_dicts() if one["name"] == name)
+    return next(as_json(one) for one in tasks.reports() if one.name == name)
 
 
 def fail() -> Ran:
@@ -118,7 +119,7 @@ def test_a_name_runs_once_at_a_time_and_what_is_over_needs_no_line() -> None:
     until(lambda: once.runs == 1)
     assert state(tasks, "job")["state"] == "running"
     go.set()
-    until(lambda: tasks.as_dicts() == [])
+    until(lambda: tasks.reports() == [])
     assert tasks.start(Scripted("job", lambda: Ran("again"), Pace(None)))
     ended(tasks)
     assert not tasks.start(Scripted("late", fail))

@@ -19,9 +19,8 @@ import zstandard
 
 import floodmark as fm
 from floodmark.ingest.intake import Intake, IntakeLimits
-from floodmark.serve.body import Limits
-from floodmark.serve.doors import Token
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import Token, new_token, token_hash
+from floodmark.serve.http.body import Limits
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids, rows
 from tests.contract.test_receive_http import SMALL, lines, sender, served, told, two_tables

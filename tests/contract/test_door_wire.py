@@ -18,10 +18,9 @@ import psutil
 import pytest
 
 import floodmark as fm
-from floodmark.serve.body import Limits
-from floodmark.serve.connection import HEAD_BYTES_MAX
-from floodmark.serve.doors import Token
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import Token, new_token, token_hash
+from floodmark.serve.http.body import Limits
+from floodmark.serve.http.connection import HEAD_BYTES_MAX
 from tests.conftest import Place, ids, rows
 from tests.contract.test_door import door, landed, nothing_stored, post
 from tests.contract.test_receive_http import SMALL, lines, served, told, two_tables
@@ -148,7 +147,7 @@ def test_a_body_that_does_not_come_is_408(lake: fm.Lake, tmp_path: Path) -> None
 def test_a_head_that_comes_byte_by_byte_is_cut_off(
     lake: fm.Lake, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("floodmark.serve.connection.IDLE_S_MAX", 0.2)
+    monkeypatch.setattr("floodmark.serve.http.connection.IDLE_S_MAX", 0.2)
     place = (client.base_url.host, client.base_url.port or 80)
     with socket.create_connection(place, timeout=30) as slow:
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHo")
@@ -192,8 +191,8 @@ def test_what_cannot_be_read_is_no_answer_to_the_request_before_it(lake: fm.Lake
 def test_more_connections_than_may_be_are_told_so_and_the_others_are_served(
     lake: fm.Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("floodmark.serve.connection.CONNECTIONS_MAX", 4)
-    monkeypatch.setattr("floodmark.serve.connection.TOLD_MAX", 2)
+    monkeypatch.setattr("floodmark.serve.http.connection.CONNECTIONS_MAX", 4)
+    monkeypatch.setattr("floodmark.serve.http.connection.TOLD_MAX", 2)
     with served(lake) as first, contextlib.ExitStack() as stack:
         assert first.get("/healthz").status_code == 200
         place = (first.base_url.host, first.base_url.port or 80)
@@ -233,7 +232,7 @@ def test_the_rest_of_a_body_that_was_refused_may_still_come(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than a connection may be idle, and not for ever."""
-    monkeypatch.setattr("floodmark.serve.connection.IDLE_S_MAX", 1.5)
+    monkeypatch.setattr("floodmark.serve.http.connection.IDLE_S_MAX", 1.5)
     place, size, pieces = (client.base_url.host, client.base_url.port or 80), SMALL.body_bytes_max + 20, 20
     question = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection(place, timeout=30) as connection:
@@ -311,7 +310,7 @@ SENT_AWAY = 8_000_000
 
 
 def test_who_takes_nothing_of_an_answer_is_let_go(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("floodmark.serve.connection.IDLE_S_MAX", 0.4)
+    monkeypatch.setattr("floodmark.serve.http.connection.IDLE_S_MAX", 0.4)
     place = (client.base_url.host, client.base_url.port or 80)
     question = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     whole = client.get("/openapi.json").content

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,10 +15,10 @@ import pytest
 from sqlalchemy import text
 
 import floodmark as fm
-from floodmark.serve import events
+from floodmark.report.overview import Overview, digest_of, overview
 from floodmark.serve.app import create_app
-from floodmark.serve.overview import digest_of, overview
-from floodmark.serve.serving import Serving
+from floodmark.serve.http import events
+from floodmark.serve.http.service import Service
 from tests.conftest import EVENTS, Place, rows
 from tests.contract.test_questions import asked, told
 
@@ -70,7 +71,7 @@ def test_a_listener_is_told_at_once_and_whenever_something_changes(lake: fm.Lake
     with asked(lake) as client, listening(client) as heard:
         name, first = next(heard)
         assert (name, first["version"], first["health"]) == ("change", 1, "fine")
-        assert first["digest"] == digest_of(json.loads(json.dumps(overview(lake))))
+        assert first["digest"] == digest_of(overview(lake.catalog))
         lake.append("events", rows(1))
         # A look while it was being written shows the write under way.
         name, second = next((name, told) for name, told in heard if told["version"] != 1)
@@ -155,10 +156,10 @@ def test_a_listener_that_takes_nothing_loses_its_place(lake: fm.Lake, monkeypatc
         async with asyncio.timeout(WAIT_S):
             await stream({"type": "http"}, never, never)
 
-    app = create_app(Serving(lake))
+    app = create_app(Service(lake))
     asyncio.run(listen(app))
     assert app.state.events.clients == 0
-    assert app.state.work.close(10)
+    assert app.state.workers.close(10)
 
 
 def test_whoever_only_asks_for_the_head_is_no_listener(lake: fm.Lake) -> None:
@@ -170,11 +171,13 @@ def test_whoever_only_asks_for_the_head_is_no_listener(lake: fm.Lake) -> None:
 def test_ages_that_grow_are_no_change_until_they_matter(lake: fm.Lake) -> None:
     lake.append("events", rows(1))
     lake.sinks.add("out", "files", tables="events", path=f"{lake.location}-out")
-    found = overview(lake)
-    later = json.loads(json.dumps(found))
-    age = found["status"]["sinks"][0]["lag_ms"] // 10_000 * 10_000
-    later["at"] = "2030-01-01T00:00:00.000Z"
-    later["status"]["sinks"][0]["lag_ms"] = age + 9_999
-    assert digest_of(later) == digest_of(found)
-    later["status"]["sinks"][0]["lag_ms"] = age + 10_000
-    assert digest_of(later) != digest_of(found)
+    found = overview(lake.catalog)
+    [sink] = found.status.sinks
+    age = sink.lag_ms // 10_000 * 10_000
+
+    def later(lag_ms: int) -> Overview:
+        status = replace(found.status, sinks=(replace(sink, lag_ms=lag_ms),))
+        return replace(found, at="2030-01-01T00:00:00.000Z", status=status)
+
+    assert digest_of(later(age + 9_999)) == digest_of(found)
+    assert digest_of(later(age + 10_000)) != digest_of(found)

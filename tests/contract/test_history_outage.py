@@ -18,7 +18,7 @@ from floodmark.backfill.record import BackfillRun
 from floodmark.backfill.sources import CallSource
 from floodmark.catalog.job import Job
 from floodmark.config import JobsSettings, check_settings
-from floodmark.serve.lake_tasks import JobTask, Lookout, is_resumed
+from floodmark.serve.daemon.tasks import JobTask, Lookout, is_resumed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids
 from tests.history_world import Numbers, history, number_rows, room_of

@@ -15,7 +15,8 @@ import floodmark as fm
 from floodmark.catalog.spools import DROPPED, HELD, RETRIED
 from floodmark.ingest.intake import Intake, IntakeLimits
 from floodmark.ingest.quarantine import drop, read_aside, retry
-from floodmark.report_spools import see_spools
+from floodmark.json_form import as_json
+from floodmark.report.spools import see_spools
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
@@ -42,7 +43,7 @@ def test_what_was_taken_comes_in_once_and_is_told_with_its_version(lake: fm.Lake
     with pytest.raises(fm.Invalid, match="Idempotency-Key"):
         take(lake, people, "events", *rows(3), key="first")
     assert ids(lake) == [1, 2]
-    [state] = see_spools(lake.catalog)
+    [state] = [as_json(one) for one in see_spools(lake.catalog)]
     mine = state_of(people, "events")
     assert state == {name: mine[name] for name in state}
     assert (state["state"], state["fed_records"], state["fed_rows"], state["version"]) == ("ok", 1, 2, landed.version)
@@ -57,7 +58,7 @@ def test_records_that_wait_together_are_one_publish(lake: fm.Lake) -> None:
         take(lake, intake, "notes", *rows(7))
         assert state_of(intake, "events")["state"] == "waiting"
         [events, _] = see_spools(lake.catalog)
-        assert (events["state"], events["waiting_records"], events["waiting_rows"]) == ("waiting", 20, 20)
+        assert (events.state, events.waiting_records, events.waiting_rows) == ("waiting", 20, 20)
         before = lake.status()["version"]
         assert intake.drain(20)
         assert lake.status()["version"] == before + 2
@@ -290,7 +291,7 @@ def test_a_table_that_is_gone_keeps_its_rows_in_the_spool_and_stops_no_other(lak
         assert ids(lake) == []
     with intake_of(lake) as intake:
         bring(lake, intake, "events", *rows(3))
-        assert sorted(one["state"] for one in see_spools(lake.catalog)) == ["ok", "ok", "refused"]
+        assert sorted(one.state for one in see_spools(lake.catalog)) == ["ok", "ok", "refused"]
     assert ids(lake) == [3]
 
 

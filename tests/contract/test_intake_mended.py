@@ -16,7 +16,7 @@ import floodmark as fm
 from floodmark import log
 from floodmark.ingest.intake import Intake
 from floodmark.ingest.quarantine import drop
-from floodmark.serve.rows import REMEMBERED_S
+from floodmark.serve.http.rows import REMEMBERED_S
 from floodmark.spool.accept import accept, plan
 from floodmark.spool.keys import KeyWindow, Known
 from floodmark.testing.invariants import check_lake

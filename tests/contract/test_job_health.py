@@ -14,9 +14,9 @@ import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.job import CANCELLED, DONE, FAILED, SHOWN_MS
 from floodmark.catalog.jobs import Held
-from floodmark.report_jobs import TROUBLES_MAX
-from floodmark.serve import work as served_work
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.report.jobs import TROUBLES_MAX
+from floodmark.serve.http import workers
+from floodmark.serve.http.access import new_token, token_hash
 from floodmark.testing.children import run_child, run_killed
 from tests.conftest import Place, ids, rows
 from tests.contract.test_jobs import find, now_ms, set_job, start, start_and_die
@@ -212,13 +212,13 @@ def test_a_state_that_cannot_be_read_is_not_ready(lake: fm.Lake, client: httpx.C
 def test_a_question_without_an_answer_in_time_is_not_ready(
     lake: fm.Lake, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_work, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(workers, "ANSWER_S_MAX", 0.05)
     over = threading.Event()
     real = lake.health
     lake.health = lambda: (over.wait(30), real())[1]  # type: ignore[method-assign]
     try:
         # As many as there are threads, and more: every one is answered.
-        for _ in range(served_work.ASKERS + 2):
+        for _ in range(workers.ASKERS + 2):
             assert "no answer in time" in ready(client, 503)["health"]
         # Writers have threads of their own.
         assert post(client, lines(rows(1))).status_code == 200

@@ -22,6 +22,7 @@ from floodmark.cli.main import main
 from floodmark.clock import new_id
 from floodmark.errors import Corrupt, Fenced, Invalid
 from floodmark.recover.examine import Check, examine_lake
+from floodmark.report.jobs import job_report
 from floodmark.testing.children import run_killed
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
@@ -82,11 +83,11 @@ def test_a_run_that_says_nothing_for_long_in_a_living_process_is_told(lake: fm.L
     assert lake.status()["health"] == said
     with served(lake) as client:
         assert ready(client, 200)["health"] == said, "it may be at work: that makes no lake unready"
-    shown = lake.backfill.show("years")
+    shown = job_report(find(lake))
     assert job_row(shown)["status"] == "stalled"
     assert f"no progress since {job['updated']}" in job_line(shown)
     assert job_fields(shown, None)["stalled_since"] == job["updated"]
-    assert shown["holder"] in str(next_step(shown))
+    assert str(shown.holder) in str(next_step(shown))
     lake.catalog.jobs.progress(held, 4, 9)
     assert (lake.backfill.show("years")["stalled_since"], lake.status()["health"]) == (None, "fine")
     lake.catalog.jobs.end(held, DONE, 9, 9)

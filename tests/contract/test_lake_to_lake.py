@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.serve.body import Limits
+from floodmark.serve.http.body import Limits
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, rows
 from tests.contract.test_receive_http import served

@@ -13,10 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from sqlalchemy import text
 
 import floodmark as fm
-from floodmark.serve import families
-from floodmark.serve.families import OTHERS, lake_families
-from floodmark.serve.metrics import Metrics
-from floodmark.serve.overview import overview
+from floodmark.report.overview import overview
+from floodmark.serve.http import metrics
+from floodmark.serve.http.metrics import OTHERS, Metrics, lake_families
 from tests.conftest import Place, rows
 from tests.contract.test_questions import asked, make_lake
 
@@ -111,7 +110,7 @@ def test_requests_are_counted_by_route_never_by_path(client: httpx.Client) -> No
 
 
 def test_rows_are_counted_for_a_bounded_number_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("floodmark.serve.metrics.LABELS_MAX", 2)
+    monkeypatch.setattr("floodmark.serve.http.metrics.LABELS_MAX", 2)
     metrics = Metrics()
     for table in ("a", "b", "c", "d", "a"):
         metrics.accepted(table, 10)
@@ -120,11 +119,11 @@ def test_rows_are_counted_for_a_bounded_number_of_tables(monkeypatch: pytest.Mon
 
 
 def test_tables_beyond_the_bound_are_one_series(lake: fm.Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "LABELS_MAX", 1)
-    found = {family.name: family for family in lake_families(overview(lake), True)}
+    monkeypatch.setattr(metrics, "LABELS_MAX", 1)
+    found = {family.name: family for family in lake_families(overview(lake.catalog), True)}
     shown = {one.labels["table"]: one.value for one in found["floodmark_table_rows"].samples}
     assert shown == {"events": 5, OTHERS: 2}, "the largest have their own"
-    assert families.LABELS_MAX == 1
+    assert metrics.LABELS_MAX == 1
 
 
 def test_rows_of_a_commit_are_counted_once_and_add_up(lake: fm.Lake, client: httpx.Client) -> None:

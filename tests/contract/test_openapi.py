@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import floodmark as fm
-from floodmark.serve.doors import Token
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import Token, new_token, token_hash
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.contract.test_door import door
 
@@ -104,3 +105,23 @@ def test_every_operation_describes_its_errors(lake: fm.Lake, tmp_path: Path) -> 
             assert "HTTPValidationError" not in str(answers), (method, path)
     taken = document["paths"]["/api/tables/{table}/rows"]["post"]["responses"]
     assert {"200", "202", "400", "401", "403", "404", "408", "409", "413", "415", "422", "429", "503"} <= set(taken)
+
+
+def test_the_names_of_what_is_answered_stay(lake: fm.Lake, tmp_path: Path) -> None:
+    """Clients that are made from the document have classes of these names."""
+    with door(lake, tmp_path / "spool") as client:
+        document = client.get("/openapi.json").json()
+        assert client.get("/openapi.json").json() == document, "the same, however often it is asked for"
+    schemas = document["components"]["schemas"]
+    assert list(schemas) == sorted(schemas)
+    assert set(schemas) == {
+        *("Alive", "Ready", "Overview", "Status", "Figures", "Error", "Failed", "RowProblem", "CommittedRows"),
+        *("TakenRows", "Tables", "TableLine", "TableDetails", "ColumnLine", "ConsumerLine", "Outcome", "LastRun"),
+        *("Commits", "CommitLine", "TouchedTable", "Audit", "AuditLine", "Sinks", "Sink", "SinkLine", "SinkTable"),
+        *("LastUnit", "DestinationMaintenance", "Jobs", "Job", "JobLine", "ChangedJob", "Spools", "Spool"),
+        *("Daemon", "Task"),
+    }
+    assert {schema["title"] for schema in schemas.values()} == set(schemas)
+    refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert refs <= set(schemas)
+    assert schemas["CommitLine"]["required"] == list(schemas["CommitLine"]["properties"])

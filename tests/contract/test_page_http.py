@@ -11,9 +11,8 @@ import httpx
 import pytest
 
 import floodmark as fm
-from floodmark.serve.body import Limits
-from floodmark.serve.doors import COOKIE, Token
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import COOKIE, Token, new_token, token_hash
+from floodmark.serve.http.body import Limits
 from floodmark.testing.database_faults import DatabaseFaults
 from tests.conftest import EVENTS, Place, rows
 from tests.contract.test_receive_http import served, told

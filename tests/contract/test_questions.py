@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 from sqlalchemy import text, update
 
 import floodmark as fm
@@ -23,15 +23,19 @@ from floodmark.catalog import tables
 from floodmark.catalog.job import DONE, FAILED
 from floodmark.config import MaintainSettings
 from floodmark.ingest.intake import Intake
-from floodmark.report_health import Health
-from floodmark.serve import shapes
+from floodmark.json_form import as_json
+from floodmark.report.health import Health
+from floodmark.report.jobs import JobReport
+from floodmark.report.overview import Overview, overview
+from floodmark.report.status import Status
+from floodmark.report.tables import TableDetails
 from floodmark.serve.app import create_app
-from floodmark.serve.doors import Doors, Token
-from floodmark.serve.figures import STEPS, Figures
-from floodmark.serve.overview import overview
-from floodmark.serve.server import Server, bound
-from floodmark.serve.serving import Serving
-from floodmark.serve.tokens import token_hash
+from floodmark.serve.http.access import Access, Token, token_hash
+from floodmark.serve.http.api import Alive, Audit, ChangedJob, Commits, Jobs, Sinks, Spools, Tables
+from floodmark.serve.http.readiness import Ready
+from floodmark.serve.http.server import Server, bound
+from floodmark.serve.http.service import Service
+from floodmark.serve.http.timeseries import STEPS, Figures, RecentFigures
 from tests.conftest import EVENTS, Place, rows
 from tests.contract.test_jobs import find, set_job, start
 from tests.intake_world import bring, intake_of
@@ -44,7 +48,7 @@ TOKENS = [Token(role, token_hash(f"the {role} token"), role) for role in ("read"
 def asked(lake: fm.Lake, *, tokens: bool = False, **options: Any) -> Iterator[httpx.Client]:
     """A client of a server of this lake, which runs in a thread of this process."""
     address: queue.Queue[str] = queue.Queue()
-    app = create_app(Serving(lake, Doors(TOKENS if tokens else ()), **options))
+    app = create_app(Service(lake, Access(TOKENS if tokens else ()), **options))
     with bound("127.0.0.1:0") as listening:
         server = Server(app, listening, address.put, grace_s=10)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
@@ -57,7 +61,7 @@ def asked(lake: fm.Lake, *, tokens: bool = False, **options: Any) -> Iterator[ht
             server.stop()
             thread.join(30)
             assert not thread.is_alive()
-            assert app.state.work.close(10)
+            assert app.state.workers.close(10)
 
 
 def bearer(role: str) -> dict[str, str]:
@@ -91,13 +95,18 @@ def client(lake: fm.Lake) -> Iterator[httpx.Client]:
         yield client
 
 
-def got(client: httpx.Client, path: str, shape: type[BaseModel] | None = None, status: int = 200) -> Any:
+def got(client: httpx.Client, path: str, shape: type | None = None, status: int = 200) -> Any:
     answer = client.get(path)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     if shape is not None:
-        shape.model_validate_json(answer.content, strict=True)
+        in_shape(shape, answer.content)
     return answer.json()
+
+
+def in_shape(shape: type, text: bytes | str) -> None:
+    """Every field is there, of its type, and no other."""
+    TypeAdapter(shape).validate_json(text, strict=True)
 
 
 def told(answer: httpx.Response, status: int) -> dict[str, Any]:
@@ -116,20 +125,20 @@ def plain(value: Any) -> Any:
 
 
 def test_every_answer_is_that_of_the_lake_in_its_shape(lake: fm.Lake, client: httpx.Client) -> None:
-    status = got(client, "/api/status", shapes.Status)
+    status = got(client, "/api/status", Status)
     assert _timeless(status) == _timeless(plain(lake.status()))
     assert (status["tables"], status["rows"], status["quarantined"], status["blocking"]) == (2, 7, 0, [])
-    assert got(client, "/api/tables", shapes.Tables) == {"tables": plain(lake.tables())}
-    assert got(client, "/api/tables/events", shapes.TableDetails) == plain(lake.show("events"))
-    commits = got(client, "/api/commits", shapes.Commits)
+    assert got(client, "/api/tables", Tables) == {"tables": plain(lake.tables())}
+    assert got(client, "/api/tables/events", TableDetails) == plain(lake.show("events"))
+    commits = got(client, "/api/commits", Commits)
     assert commits == {"commits": plain([commit.as_dict() for commit in lake.history(limit=50)])}
-    assert _timeless(got(client, "/api/sinks", shapes.Sinks)) == _timeless({"sinks": plain(lake.sinks.status())})
-    assert got(client, "/api/jobs", shapes.Jobs) == {"jobs": plain(lake.backfill.list())}
-    assert got(client, "/api/jobs/years", shapes.Job) == plain(lake.backfill.show("years"))
-    assert got(client, "/api/audit", shapes.Audit) == {"audit": []}
-    assert got(client, "/api/spools", shapes.Spools) == {"spools": []}
-    assert got(client, "/healthz", shapes.Alive) == {"status": "ok"}
-    whole = got(client, "/api/overview", shapes.Overview)
+    assert _timeless(got(client, "/api/sinks", Sinks)) == _timeless({"sinks": plain(lake.sinks.status())})
+    assert got(client, "/api/jobs", Jobs) == {"jobs": plain(lake.backfill.list())}
+    assert got(client, "/api/jobs/years", JobReport) == plain(lake.backfill.show("years"))
+    assert got(client, "/api/audit", Audit) == {"audit": []}
+    assert got(client, "/api/spools", Spools) == {"spools": []}
+    assert got(client, "/healthz", Alive) == {"status": "ok"}
+    whole = got(client, "/api/overview", Overview)
     assert _timeless(whole["status"]) == _timeless(status)
     assert (whole["tables"], whole["commits"]) == (plain(lake.tables()), commits["commits"])
     assert [job["job"] for job in whole["jobs"]] == ["years", "over", "failed"]
@@ -145,8 +154,8 @@ def _timeless(value: Any) -> Any:
 def test_the_overview_has_its_shape_on_every_database(place: Place) -> None:
     with place.open(create=True, actor="test") as lake:
         make_lake(lake)
-        found = plain(overview(lake))
-        shapes.Overview.model_validate_json(json.dumps(found), strict=True)
+        found = plain(as_json(overview(lake.catalog)))
+        in_shape(Overview, json.dumps(found))
         assert (found["status"]["rows"], found["tables"][0]["rows"], len(found["commits"])) == (7, 5, 5)
         assert Figures(lake.catalog).totals()["events", "added"] == 5
 
@@ -196,8 +205,8 @@ def test_what_is_due_follows_the_settings_of_the_server(lake: fm.Lake) -> None:
 def test_figures_know_rows_of_before_the_start_and_lag_since(lake: fm.Lake) -> None:
     figures = Figures(lake.catalog)
     found = figures.series()
-    assert len(found["at_ms"]) == STEPS
-    assert found["lag_rows"] == {}, "nobody has looked yet"
+    assert len(found.at_ms) == STEPS
+    assert found.lag_rows == {}, "nobody has looked yet"
     figures.sample()
     lake.append("events", rows(6))
     assert figures.totals()["events", "added"] == 6
@@ -207,14 +216,14 @@ def test_figures_know_rows_of_before_the_start_and_lag_since(lake: fm.Lake) -> N
         tx.execute(update(tables.commits).values(committed_ms=tables.commits.c.committed_ms - 20_000))
     later = Figures(lake.catalog)
     later.sample()
-    shapes.Figures.model_validate(plain(later.series()))
-    rates = later.series()["rows_per_s"]
+    in_shape(RecentFigures, json.dumps(as_json(later.series())))
+    rates = later.series().rows_per_s
     assert sum(value * 5 for value in rates["events"]) == 6
     assert sum(value * 5 for value in rates["people"]) == 2
 
 
 def test_figures_are_sampled_by_the_server(lake: fm.Lake, client: httpx.Client) -> None:
-    got(client, "/api/figures", shapes.Figures)
+    got(client, "/api/figures", RecentFigures)
     figures: Figures = client.app.state.figures  # type: ignore[attr-defined]
     ended = threading.Event()
     for _ in range(600):
@@ -231,7 +240,7 @@ def test_figures_are_sampled_by_the_server(lake: fm.Lake, client: httpx.Client) 
 def test_a_failure_is_acknowledged_over_http(lake: fm.Lake, client: httpx.Client) -> None:
     assert "attention: job failed failed" in got(client, "/api/status")["health"]
     answer = client.post(f"/api/jobs/{find(lake, 'failed').id}/acknowledge")
-    shapes.ChangedJob.model_validate_json(answer.content, strict=True)
+    in_shape(ChangedJob, answer.content)
     assert (answer.json()["outcome"], answer.json()["job"]) == ("acknowledged", "failed")
     assert got(client, "/api/status")["health"] == "fine"
     assert client.post("/api/jobs/failed/acknowledge").json()["outcome"] == "nothing_to_do"
@@ -260,12 +269,12 @@ def test_each_role_may_do_what_it_is_for_and_no_more(lake: fm.Lake) -> None:
 
 def test_strangers_are_told_whether_it_is_ready_and_nothing_else(lake: fm.Lake) -> None:
     with asked(lake, tokens=True) as client:
-        assert got(client, "/readyz", shapes.Ready) == {"ready": True}
+        assert got(client, "/readyz", Ready) == {"ready": True}
         assert got(client, "/healthz") == {"status": "ok"}
         known = client.get("/readyz", headers=bearer("read")).json()
         assert known == {"ready": True, "health": lake.status()["health"]}
         set_job(lake, spec="{")
-        assert got(client, "/readyz", shapes.Ready, 503) == {"ready": False}
+        assert got(client, "/readyz", Ready, 503) == {"ready": False}
         assert client.get("/readyz", headers=bearer("read")).json()["reasons"]
 
 
@@ -300,7 +309,7 @@ def spoil_pointer(lake: fm.Lake) -> None:
 def test_what_blocks_the_lake_makes_it_not_ready(
     lake: fm.Lake, client: httpx.Client, spoil: Callable[[fm.Lake], None], reason: str
 ) -> None:
-    assert got(client, "/readyz", shapes.Ready)["ready"] is True
+    assert got(client, "/readyz", Ready)["ready"] is True
     spoil(lake)
     answer = client.get("/readyz")
     assert answer.status_code == 503
@@ -312,24 +321,24 @@ def test_a_spool_folder_that_cannot_be_written_to_makes_it_not_ready(lake: fm.La
     place = tmp_path / "disk"
     place.mkdir()
     with asked(lake, intake=Intake(lake.engine, place / "spool")) as client:
-        assert got(client, "/readyz", shapes.Ready)["ready"] is True, "it will be made there"
+        assert got(client, "/readyz", Ready)["ready"] is True, "it will be made there"
         place.rmdir()
         place.write_text("something else is there")
-        assert "cannot be written to" in got(client, "/readyz", shapes.Ready, 503)["reasons"][0]
+        assert "cannot be written to" in got(client, "/readyz", Ready, 503)["reasons"][0]
 
 
 def test_a_refused_spool_is_told_everywhere_and_blocks(lake: fm.Lake, client: httpx.Client) -> None:
     with intake_of(lake) as intake:
         bring(lake, intake, "events", *rows(7))
-    assert got(client, "/readyz", shapes.Ready)["ready"] is True
-    (spool,) = got(client, "/api/spools", shapes.Spools)["spools"]
+    assert got(client, "/readyz", Ready)["ready"] is True
+    (spool,) = got(client, "/api/spools", Spools)["spools"]
     shutil.rmtree(spool["folder"])
-    answer = got(client, "/readyz", shapes.Ready, 503)
+    answer = got(client, "/readyz", Ready, 503)
     assert answer["reasons"] == ["refused: the spool of events; see `floodmark spool list`"]
-    status = got(client, "/api/status", shapes.Status)
+    status = got(client, "/api/status", Status)
     assert (status["spools"][0]["state"], status["blocking"]) == ("refused", answer["reasons"])
     assert status["spools"][0]["error"]["advice"]
-    events = got(client, "/api/tables", shapes.Tables)["tables"][0]
+    events = got(client, "/api/tables", Tables)["tables"][0]
     assert events["health"] == "refused: its spool; see `floodmark spool list`"
     text = client.get("/metrics").text
     assert 'floodmark_spool_refused{table="events"} 1.0' in text

@@ -22,11 +22,10 @@ import zstandard
 import floodmark as fm
 from floodmark.ingest.intake import Intake
 from floodmark.serve.app import create_app
-from floodmark.serve.body import Limits
-from floodmark.serve.doors import Doors, Token
-from floodmark.serve.server import Server, bound
-from floodmark.serve.serving import Serving
-from floodmark.serve.tokens import new_token, token_hash
+from floodmark.serve.http.access import Access, Token, new_token, token_hash
+from floodmark.serve.http.body import Limits
+from floodmark.serve.http.server import Server, bound
+from floodmark.serve.http.service import Service
 from floodmark.storage import local_path
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
@@ -47,7 +46,7 @@ def served(
     """A client of a server that runs in a thread of this process. Without an intake rows are committed at once."""
     address: queue.Queue[str] = queue.Queue()
     known = [*tokens, *([Token("one", token_sha256, "admin")] if token_sha256 else [])]
-    app = create_app(Serving(lake, Doors(known), limits, intake))
+    app = create_app(Service(lake, Access(known), limits, intake))
     with bound("127.0.0.1:0") as listening:
         server = Server(app, listening, address.put, grace_s=10)
         thread = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=[listening])))
@@ -58,7 +57,7 @@ def served(
         finally:
             server.stop()
             thread.join()
-            assert app.state.work.close(10)
+            assert app.state.workers.close(10)
 
 
 @contextmanager

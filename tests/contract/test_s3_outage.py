@@ -23,7 +23,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.errors import Invalid, Unavailable
-from floodmark.serve.ready import StoreWatch
+from floodmark.serve.http.readiness import StoreWatch
 from floodmark.storage import Storage
 from floodmark.storage.probe import FOLDER, probe_bucket
 from floodmark.testing.s3 import S3Process, s3_environment, s3_process, s3_stand_in

@@ -13,7 +13,7 @@ import pytest
 import floodmark as fm
 from floodmark.cli.main import main
 from floodmark.export.file_units import read_units
-from floodmark.serve.body import Limits
+from floodmark.serve.http.body import Limits
 from floodmark.testing.children import preload, run_killed
 from floodmark.testing.receiver import Receiver, answers
 from tests.conftest import Place, rows

@@ -11,6 +11,7 @@ import pytest
 import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.cli.sink_text import run_lines, status_rows
+from floodmark.export.status import sink_report
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, Place
 
@@ -36,7 +37,7 @@ def test_rows_that_an_unprotected_sink_lost_are_in_its_status_the_history_and_th
     assert lake.maintain.retain(now=NOW).outcome == "retained"
     about = lake.sinks.about("out")
     assert about["tables"][0]["rows_lost"] == 3
-    assert status_rows(about)[0]["lost"] == 3
+    assert status_rows(sink_report(lake.catalog, lake.catalog.sinks.find("out")))[0]["lost"] == 3
     assert "up to 3 not sent by sink out" in lake.history(limit=1)[0].message
     done = lake.sinks.run("out")
     assert (done.outcome, done.rows, done.as_dict()["tables"][0]["rows_lost"]) == ("shipped", 1, 3)

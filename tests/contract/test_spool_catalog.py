@@ -15,7 +15,7 @@ import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.riders import AlreadyCommitted, Rider, rider_from_dict
 from floodmark.catalog.spool_rider import Held, RetryRider, SpoolRider
-from floodmark.report_spools import see_spools
+from floodmark.report.spools import see_spools
 from floodmark.spool.accept import BEGIN_ANEW, GIVE_UP, GO_ON, NOTHING, accept, plan
 from floodmark.testing.children import run_child
 from floodmark.testing.invariants import check_lake
@@ -89,9 +89,10 @@ def refused(lake: fm.Lake, match: str) -> None:
             take(lake, intake, "events", *rows(9))
         assert state_of(intake, "events")["state"] == "refused"
         bring(lake, intake, "notes", *rows(1))
-    [seen] = [one for one in see_spools(lake.catalog) if one["table"] == "events"]
-    assert seen["state"] == "refused"
-    assert seen["error"]["advice"]
+    [seen] = [one for one in see_spools(lake.catalog) if one.table == "events"]
+    assert seen.state == "refused"
+    assert seen.error is not None
+    assert seen.error["advice"]
     assert "spool" in lake.status()["health"]
 
 
@@ -182,13 +183,13 @@ def test_the_spool_of_a_table_that_is_gone_is_given_up_only_when_that_is_accepte
     assert fed.is_dir()
     accept(lake.catalog, planned)
     assert not fed.exists()
-    assert [one["table"] for one in see_spools(lake.catalog)] == ["events"]
+    assert [one.table for one in see_spools(lake.catalog)] == ["events"]
     assert ids(lake) == [7]
     # If nothing waits, nobody has to decide anything.
     lake.apply({"events": {"drop": True}}, allow_destructive=True)
     with intake_of(lake) as intake:
         assert {one["state"] for one in intake.states()} == {"ok"}
-    assert [(one["state"], one["error"]) for one in see_spools(lake.catalog)] == [("ok", None)]
+    assert [(one.state, one.error) for one in see_spools(lake.catalog)] == [("ok", None)]
 
 
 @pytest.mark.mostly_sqlite
@@ -218,7 +219,7 @@ def test_a_spool_on_another_machine_is_neither_fed_nor_shadowed_here(lake: fm.La
     with lake.catalog.database.write() as tx:
         tx.execute(update(tables.spools).values(host="elsewhere", folder="/there/spool"))
     [seen] = see_spools(lake.catalog)
-    assert (seen["state"], seen["waiting_rows"], seen["fed_rows"]) == ("elsewhere", None, 1)
+    assert (seen.state, seen.waiting_rows, seen.fed_rows) == ("elsewhere", None, 1)
     aside = fed.parent.parent / "aside"
     shutil.move(fed, aside)
     with intake_of(lake) as intake, pytest.raises(fm.Conflict, match="another machine"):
@@ -227,7 +228,7 @@ def test_a_spool_on_another_machine_is_neither_fed_nor_shadowed_here(lake: fm.La
     shutil.move(aside, fed)
     with intake_of(lake) as intake:
         assert intake.wait(table_id(lake, "events"), 1, 30).rows == 1
-    assert see_spools(lake.catalog)[0]["host"] == socket.gethostname()
+    assert see_spools(lake.catalog)[0].host == socket.gethostname()
 
 
 # ── the daemon ──

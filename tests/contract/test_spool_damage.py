@@ -9,7 +9,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.ingest.intake import IntakeLimits
-from floodmark.report_spools import see_spools
+from floodmark.report.spools import see_spools
 from floodmark.spool.accept import MEND, NOTHING, accept, plan
 from floodmark.testing.invariants import check_lake
 from tests.conftest import ids
@@ -99,7 +99,8 @@ def test_what_is_damaged_is_gone_on_without_and_its_neighbours_are_fed(lake: fm.
     with intake_of(lake, QUICK) as intake:
         assert state_of(intake, "events")["state"] == "refused"
     [seen] = see_spools(lake.catalog, thorough=True)
-    assert (seen["state"], seen["error"]["kind"]) == ("refused", "Corrupt")
+    assert seen.error is not None
+    assert (seen.state, seen.error["kind"]) == ("refused", "Corrupt")
 
     planned = plan(lake.catalog, "events", None)
     assert planned.action == MEND

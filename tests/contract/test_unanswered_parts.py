@@ -23,7 +23,7 @@ from floodmark.errors import Invalid, Unavailable
 from floodmark.export.http_policy import Reply, wait_s
 from floodmark.export.record import SinkRun
 from floodmark.ingest.receive import Sender
-from floodmark.serve.body import Limits
+from floodmark.serve.http.body import Limits
 from floodmark.storage import local_path
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Fault, Receiver, answers, holds

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.serve.body import Limits
+from floodmark.serve.http.body import Limits
 from floodmark.testing.children import preload, run_killed
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Fault, Receiver, holds

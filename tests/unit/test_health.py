@@ -7,29 +7,33 @@ from typing import Any
 
 import pytest
 
-from floodmark.report_health import Health, Troubles, judge
-from floodmark.report_jobs import JobsSeen
+from floodmark.json_form import StoredError, stored_error
+from floodmark.report.daemon import DaemonReport, TaskReport
+from floodmark.report.health import Health, Troubles, judge
+from floodmark.report.jobs import JobsSeen
+from floodmark.report.sinks import SinkLine
+from floodmark.report.spools import SpoolReport, State
 
-NOTHING = Troubles((), (), (), (), (), (), None, JobsSeen([]))
+NOTHING = Troubles((), (), (), (), (), (), None, JobsSeen(()))
 
 
 def spool(
-    table: str = "events", state: str = "ok", quarantined: int = 0, oldest_ms: int | None = None
-) -> dict[str, Any]:
-    return {"table": table, "state": state, "quarantined": quarantined, "oldest_ms": oldest_ms}
+    table: str = "events", state: State = "ok", quarantined: int = 0, oldest_ms: int | None = None
+) -> SpoolReport:
+    return SpoolReport(table, "id", "here", "/spool", state, 0, 0, 0, oldest_ms, 0, 0, quarantined, None, None)
 
 
-def sink(name: str = "out", quarantined: int = 0, error: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"sink": name, "quarantined": quarantined, "error": error}
+def sink(name: str = "out", quarantined: int = 0, error: dict[str, Any] | None = None) -> SinkLine:
+    return SinkLine(name, "files", "active", ("events",), 0, 0, quarantined, stored_error(error), None, ())
 
 
-def daemon(*tasks: dict[str, Any], alive: bool = True) -> dict[str, Any]:
-    return {"alive": alive, "tasks": list(tasks)}
+def daemon(*tasks: TaskReport, alive: bool = True) -> DaemonReport:
+    return DaemonReport("here", 1, "2026-11-16T09:00:00.000Z", None, alive, "2026-11-16T09:00:00.000Z", tasks)
 
 
-def task(name: str, failures: int = 1, kind: str = "Unavailable") -> dict[str, Any]:
-    state = "failed" if failures else "waiting"
-    return {"name": name, "state": state, "failures": failures, "last_error": {"kind": kind} if failures else None}
+def task(name: str, failures: int = 1, kind: str = "Unavailable", set_aside: int = 0) -> TaskReport:
+    state, error = ("failed", StoredError({"kind": kind})) if failures else ("waiting", None)
+    return TaskReport(name, "files", state, failures=failures, last_error=error, set_aside=set_aside)
 
 
 def said(**changes: Any) -> str:
@@ -73,7 +77,7 @@ def test_failed_tasks_of_a_daemon_that_lives_need_attention() -> None:
 
 
 def test_bad_files_need_attention_for_as_long_as_they_lie_there() -> None:
-    tasks = [{**task("source a", 0), "set_aside": 2}, {**task("source b", 0), "set_aside": 1}, task("source c", 0)]
+    tasks = [task("source a", 0, set_aside=2), task("source b", 0, set_aside=1), task("source c", 0)]
     assert said(daemon=daemon(*tasks)) == "attention: 3 bad files of source a, source b; see `floodmark status`"
     assert said(daemon=daemon(*tasks, alive=False)) == "fine"
     assert said(daemon=daemon(*tasks[2:])) == "fine"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from floodmark.serve import charts
-from floodmark.serve.view import example_of
+from floodmark.serve.page import charts
+from floodmark.serve.page.content import Column, example_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,12 +59,14 @@ def test_ticks_of_spans_are_exact(highest_s: float, labels: tuple[str, str]) -> 
 def test_an_example_names_a_column_that_is_there_and_one_that_is_not(
     columns: dict[str, str], wanted: tuple[str, str]
 ) -> None:
-    assert example_of([{"name": name, "type": kind} for name, kind in columns.items()]) == wanted
+    assert example_of([Column(name, kind) for name, kind in columns.items()]) == wanted
 
 
 def test_a_wheel_has_every_file_of_the_page() -> None:
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["floodmark"]
     package = ROOT / "floodmark"
     have = {path for pattern in packed for path in package.glob(pattern)}
-    for folder in ("serve/pages", "serve/static"):
-        assert {path for path in (package / folder).rglob("*") if path.is_file()} <= have
+    for folder in ("serve/page/templates", "serve/page/static"):
+        files = {path for path in (package / folder).rglob("*") if path.is_file()}
+        assert files
+        assert files <= have

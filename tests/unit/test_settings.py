@@ -8,7 +8,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.config import Settings, check_settings, load_settings
-from floodmark.serve.declared import check_apart, check_file, check_lake, source_path
+from floodmark.serve.daemon.declaration import check_apart, check_file, check_lake, source_path
 
 SHA = "ab" * 32
 GOOD = f"""\

@@ -1,0 +1,253 @@
+"""What the lake says about itself: from the catalog alone, without Spark. The command, HTTP and the page share it.
+
+Nothing here changes anything. `look` reads once what several answers are made of; `lake_status` and `lake_tables` are
+such answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import func, select
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.drifted import drifted_tables
+from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STATES, to_operation
+from floodmark.catalog.processes import is_dead
+from floodmark.config import MaintainSettings
+from floodmark.errors import Corrupt
+from floodmark.json_form import Reported
+from floodmark.model import MAIN, AuditRow, Head
+from floodmark.report.daemon import DaemonReport, see_daemon
+from floodmark.report.health import Health, Troubles, judge
+from floodmark.report.jobs import JobLine, JobsSeen, see_jobs
+from floodmark.report.maintenance import (
+    DEFAULTS,
+    LastRun,
+    UpkeepSeen,
+    due_now,
+    last_of_each_verb,
+    ratio,
+    see_upkeep,
+    sum_known,
+    unanswered,
+)
+from floodmark.report.sinks import SinkLine, see_sinks
+from floodmark.report.spools import SpoolReport, see_spools
+from floodmark.report.tables import TableLine, table_lines
+
+
+@dataclass(frozen=True)
+class Status(Reported):
+    """The lake on one screen, as `floodmark status --json`. `health` is "fine", or what is wrong and where to look."""
+
+    lake: str
+    catalog: str
+    format: int
+    incarnation: str
+    version: int
+    branches: int
+    tables: int
+    rows: int
+    files: int
+    bytes: int
+    small_files: int | None
+    small_file_ratio: float | None
+    versions: int
+    expired_states: int
+    last_commit: str | None
+    running: tuple[str, ...]
+    pending: tuple[str, ...]
+    unknown: tuple[str, ...]
+    drifted: tuple[str, ...]
+    pins: int
+    healed: Mapping[str, int]
+    last_maintenance: Mapping[str, LastRun | None]
+    due: tuple[str, ...]
+    sinks: tuple[SinkLine, ...]
+    spools: tuple[SpoolReport, ...]
+    # Rows that sinks and spools put aside and nobody has settled yet.
+    quarantined: int
+    daemon: DaemonReport | None
+    # None: they cannot be read, and jobs_error says why.
+    jobs: tuple[JobLine, ...] | None
+    jobs_error: str | None
+    # The parts of `health` that make the lake not ready.
+    blocking: tuple[str, ...]
+    health: str
+
+
+@dataclass(frozen=True)
+class AuditLine(Reported):
+    time: str
+    operation: str
+    kind: str
+    found: str
+    outcome: str
+    version: int | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Operations at work, dead ones that healing will settle, and ones that it cannot understand."""
+
+    running: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LakeIdentity:
+    location: str
+    format: int
+    incarnation: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at the catalog found, of main."""
+
+    lake: LakeIdentity
+    heads: Sequence[Head]
+    upkeep: UpkeepSeen
+    sinks: tuple[SinkLine, ...]
+    spools: tuple[SpoolReport, ...]
+    daemon: DaemonReport | None
+    jobs: JobsSeen
+    drifted: tuple[str, ...]
+
+
+def look(catalog: Catalog) -> Look:
+    row = catalog.lake_row()
+    upkeep = see_upkeep(catalog)
+    return Look(
+        LakeIdentity(row.location, row.format, row.incarnation, row.version),
+        catalog.history.heads(),
+        upkeep,
+        tuple(see_sinks(catalog, upkeep.newest)),
+        tuple(see_spools(catalog)),
+        see_daemon(catalog),
+        see_jobs(catalog),
+        tuple(sorted(drifted_tables(catalog.database))),
+    )
+
+
+def lake_health(catalog: Catalog, seen: Look | None = None) -> Health:
+    """Is it fine? Quick: nothing is counted that is not asked for."""
+    return _judged(seen or look(catalog), _unfinished(catalog))
+
+
+def lake_status(
+    catalog: Catalog, keeping: MaintainSettings = DEFAULTS, seen: Look | None = None, age_s_max: float = 0.0
+) -> Status:
+    """The lake on one screen. `keeping`: from when on maintenance is due.
+
+    `age_s_max`: what has to be counted through all versions (what a sweep would do) may be so old.
+    """
+    seen = seen or look(catalog)
+    lake, heads, upkeep = seen.lake, seen.heads, seen.upkeep
+    commits = catalog.history.commits(limit=1)
+    unfinished = _unfinished(catalog)
+    health = _judged(seen, unfinished)
+    files, small = sum(head.files for head in heads), sum_known(upkeep.small_files.get(head.table_id) for head in heads)
+    with catalog.database.read() as tx:
+        query = select(tables.audit.c.outcome, func.count()).group_by(tables.audit.c.outcome)
+        branches = tx.execute(select(func.count()).select_from(tables.branches)).scalar_one()
+        healed = {outcome: count for outcome, count in tx.execute(query)}  # noqa: C416 - rows are not pairs to mypy
+    return Status(
+        lake=lake.location,
+        catalog=catalog.database.shown_url,
+        format=lake.format,
+        incarnation=lake.incarnation,
+        version=lake.version,
+        branches=branches,
+        tables=len(heads),
+        rows=sum(head.rows for head in heads),
+        files=files,
+        bytes=sum(head.size_bytes for head in heads),
+        small_files=small,
+        small_file_ratio=ratio(small, files),
+        versions=catalog.expiry.count_live(),
+        expired_states=catalog.expiry.count_dead(0, age_s_max=age_s_max),
+        last_commit=clock.format_time(commits[0].committed_ms) if commits else None,
+        running=tuple(unfinished.running),
+        pending=tuple(unfinished.pending),
+        unknown=tuple(unfinished.unknown),
+        drifted=seen.drifted,
+        pins=catalog.pin_count(),
+        healed=healed,
+        last_maintenance=last_of_each_verb(upkeep, heads),
+        due=tuple(due_now(catalog, heads, upkeep, keeping, age_s_max)),
+        sinks=seen.sinks,
+        spools=seen.spools,
+        quarantined=sum(one.quarantined for one in seen.sinks) + sum(one.quarantined for one in seen.spools),
+        daemon=seen.daemon,
+        jobs=seen.jobs.shown,
+        jobs_error=seen.jobs.error,
+        blocking=health.blocking,
+        health=health.text,
+    )
+
+
+def lake_tables(
+    catalog: Catalog, keeping: MaintainSettings = DEFAULTS, branch: str = MAIN, seen: Look | None = None
+) -> list[TableLine]:
+    """Every table of a branch in one line, by name."""
+    if branch != MAIN:
+        return table_lines(catalog, catalog.history.heads(branch), UpkeepSeen(), (), (), keeping)
+    seen = seen or look(catalog)
+    return table_lines(catalog, seen.heads, seen.upkeep, seen.spools, seen.drifted, keeping)
+
+
+def audit_line(row: AuditRow) -> AuditLine:
+    """What healing or a repair did, once, in one line."""
+    return AuditLine(
+        time=clock.format_time(row.at_ms),
+        operation=row.operation,
+        kind=row.kind,
+        found=row.found,
+        outcome=row.outcome,
+        version=row.version,
+        detail=row.detail,
+    )
+
+
+def _judged(seen: Look, found: Unfinished) -> Health:
+    failed = unanswered(seen.upkeep, seen.heads)
+    return judge(
+        Troubles(found.unknown, found.pending, seen.drifted, failed, seen.sinks, seen.spools, seen.daemon, seen.jobs)
+    )
+
+
+def _unfinished(catalog: Catalog) -> Unfinished:
+    rows, now = catalog.journal.unfinished()
+    found = Unfinished()
+    for row in rows:
+        if row.state in (ABANDONED, PUBLISHED):
+            continue
+        if row.state not in STATES:
+            found.unknown.append(row.id)
+        elif catalog.journal.is_own(row) or not is_dead(row, now):
+            found.running.append(row.id)
+        elif _is_understood(catalog, row):
+            found.pending.append(row.id)
+        else:
+            found.unknown.append(row.id)
+    return found
+
+
+def _is_understood(catalog: Catalog, row: Any) -> bool:
+    """Can a healer settle this dead operation?"""
+    try:
+        to_operation(row)
+        if row.state == STAGED:
+            catalog.journal.read_seal(row.id)
+    except Corrupt:
+        return False
+    return True

@@ -1,0 +1,319 @@
+"""What the lake says of its tables: each in one line, and one in full, from the catalog and metadata alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from sqlalchemy import select
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.catalog import Catalog
+from floodmark.catalog.upkeep import Policy
+from floodmark.config import MaintainSettings
+from floodmark.errors import Corrupt
+from floodmark.json_form import Reported
+from floodmark.model import MAIN, Head
+from floodmark.report.health import FINE
+from floodmark.report.maintenance import (
+    DEFAULTS,
+    Outcome,
+    UpkeepSeen,
+    database_ms,
+    due_of_table,
+    outcome_of,
+    ratio,
+    see_upkeep,
+)
+from floodmark.report.spools import REFUSED, SpoolReport
+from floodmark.shown import count_of
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+
+VERSIONS_PER_STATEMENT = 500
+
+
+@dataclass(frozen=True)
+class TableLine(Reported):
+    """A table in one line; `changed` is when its last commit was, `due` what maintenance would do to it."""
+
+    table: str
+    rows: int
+    files: int
+    bytes: int
+    sequence: int
+    version: int
+    changed: str | None
+    small_files: int | None
+    small_file_ratio: float | None
+    waiting_rows: int | None
+    quarantined: int
+    due: tuple[str, ...]
+    health: str
+
+
+@dataclass(frozen=True)
+class ColumnLine(Reported):
+    name: str
+    type: str
+    required: bool
+    refers_to: str | None
+    # The default of rows that do not bring it, or an expression.
+    filled: str | None
+    comment: str
+
+
+@dataclass(frozen=True)
+class ConsumerLine(Reported):
+    name: str
+    mark: int
+    lag: int
+    protected: bool
+
+
+@dataclass(frozen=True)
+class TableDetails(Reported):
+    """One table, as `floodmark show TABLE --json`."""
+
+    table: str
+    table_id: str
+    location: str
+    rows: int
+    files: int
+    bytes: int
+    sequence: int
+    version: int
+    snapshot: int | None
+    columns: tuple[ColumnLine, ...]
+    key: tuple[str, ...]
+    partition: tuple[str, ...]
+    sort: tuple[str, ...]
+    comment: str
+    metadata_location: str
+    small_files: int | None
+    small_file_ratio: float | None
+    snapshots: int
+    orphan_files: int | None
+    orphan_bytes: int | None
+    retention: str | None
+    retention_column: str | None
+    consumers: tuple[ConsumerLine, ...]
+    last_maintenance: Mapping[str, Outcome]
+    due: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PartitionLine(Reported):
+    partition: str
+    rows: int
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FileLine(Reported):
+    file: str
+    partition: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TableContents(Reported):
+    """What a table is made of: some of its partitions and files, and how many there are."""
+
+    partitions: tuple[PartitionLine, ...]
+    partitions_count: int
+    files: tuple[FileLine, ...]
+    files_count: int
+
+
+def table_lines(
+    catalog: Catalog,
+    heads: Sequence[Head],
+    upkeep: UpkeepSeen,
+    spools: Sequence[SpoolReport],
+    drifted: Collection[str],
+    keeping: MaintainSettings = DEFAULTS,
+) -> list[TableLine]:
+    """Tables in one line each. How a table is kept is known of main alone: on other branches it is None."""
+    now_ms, changed = database_ms(catalog), _committed_ms(catalog, {head.version for head in heads})
+    by_table = {spool.table: spool for spool in spools}
+    found = []
+    for head in heads:
+        on_main = head.branch == MAIN
+        small = upkeep.small_files.get(head.table_id) if on_main else None
+        spool = by_table.get(head.table) if on_main else None
+        found.append(
+            TableLine(
+                table=head.table,
+                rows=head.rows,
+                files=head.files,
+                bytes=head.size_bytes,
+                sequence=head.sequence,
+                version=head.version,
+                changed=clock.format_time(changed[head.version]) if head.version in changed else None,
+                small_files=small,
+                small_file_ratio=ratio(small, head.files),
+                waiting_rows=0 if spool is None else spool.waiting_rows,
+                quarantined=0 if spool is None else spool.quarantined,
+                due=tuple(due_of_table(head, upkeep, keeping, now_ms)) if on_main else (),
+                health=_health(head.table in drifted and on_main, spool),
+            )
+        )
+    return found
+
+
+def _health(drifted: bool, spool: SpoolReport | None) -> str:
+    """The table in words, as the lake's health tells it."""
+    parts = ["refused: changed by another writer; see `floodmark repair`"] if drifted else []
+    if spool is not None and spool.state == REFUSED:
+        parts.append("refused: its spool; see `floodmark spool list`")
+    elif spool is not None and spool.quarantined:
+        see = f"see `floodmark spool quarantine list {spool.table}`"
+        parts.append(f"attention: {count_of(spool.quarantined, 'row')} in quarantine; {see}")
+    return "; ".join(parts) or FINE
+
+
+def _committed_ms(catalog: Catalog, versions: Collection[int]) -> dict[int, int]:
+    commit, wanted = tables.commits, sorted(versions)
+    found: dict[int, int] = {}
+    with catalog.database.read() as tx:
+        for start in range(0, len(wanted), VERSIONS_PER_STATEMENT):
+            some = commit.c.version.in_(wanted[start : start + VERSIONS_PER_STATEMENT])
+            rows = tx.execute(select(commit.c.version, commit.c.committed_ms).where(some))
+            found |= {row.version: row.committed_ms for row in rows}
+    return found
+
+
+def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFAULTS) -> TableDetails:
+    """A table: its columns, layout, size and place, and how it is kept."""
+    from floodmark.catalog.metadata import schema_of
+
+    metadata = catalog.files.metadata(head.metadata_location)
+    schema, spec = schema_of(metadata, head), metadata.specs()[head.spec_id]
+    upkeep = see_upkeep(catalog)
+    small = upkeep.small_files.get(head.table_id)
+    policy = upkeep.policies.get(head.table_id, Policy())
+    orphans = _orphans(catalog, head)
+    return TableDetails(
+        table=head.table,
+        table_id=head.table_id,
+        location=metadata.location,
+        rows=head.rows,
+        files=head.files,
+        bytes=head.size_bytes,
+        sequence=head.sequence,
+        version=head.version,
+        snapshot=head.snapshot,
+        columns=_columns(metadata, schema, head),
+        key=tuple(_column_name(schema, field_id) for field_id in schema.identifier_field_ids),
+        partition=tuple(_partition_text(schema, field) for field in spec.fields),
+        sort=tuple(
+            f"{_column_name(schema, field.source_id)} {field.direction.name.lower()}"
+            for field in metadata.sort_order().fields
+        ),
+        comment=metadata.properties.get("comment", ""),
+        metadata_location=head.metadata_location,
+        small_files=small,
+        small_file_ratio=ratio(small, head.files),
+        snapshots=catalog.expiry.count_readable(head.table_id),
+        orphan_files=None if orphans is None else orphans[0],
+        orphan_bytes=None if orphans is None else orphans[1],
+        retention=policy.retention,
+        retention_column=policy.column,
+        consumers=tuple(
+            ConsumerLine(one.name, one.mark, max(0, head.sequence - one.mark), one.protected)
+            for one in catalog.upkeep.consumers(head.table_id)
+        ),
+        last_maintenance={one.verb: outcome_of(one) for one in upkeep.newest if one.table_id == head.table_id},
+        due=tuple(due_of_table(head, upkeep, keeping, database_ms(catalog))),
+    )
+
+
+def _columns(metadata: TableMetadata, schema: Schema, head: Head) -> tuple[ColumnLine, ...]:
+    from floodmark.catalog.fills import fills_of
+    from floodmark.catalog.references import references_of
+
+    refers = {one.field_id: one.parent for one in references_of(metadata.properties, schema, head.table_id)}
+    filled = {one.field_id: one.expression for one in fills_of(metadata.properties, schema)}
+    return tuple(
+        ColumnLine(
+            name=field.name,
+            type=str(field.field_type),
+            required=field.required,
+            refers_to=refers.get(field.field_id),
+            filled=filled.get(field.field_id),
+            comment=field.doc or "",
+        )
+        for field in schema.fields
+        if not field.name.startswith("_")
+    )
+
+
+def _orphans(catalog: Catalog, head: Head) -> tuple[int, int] | None:
+    """Files and bytes that only expired versions of the table name, whether their grace is over or not.
+
+    None if nobody can tell, because a file that versions need is gone: `floodmark doctor` says which.
+    """
+    from floodmark.maintain.sweep import plan_sweep, with_sizes
+
+    try:
+        mine = [states for states in catalog.expiry.states(0, head.table) if states.table_id == head.table_id]
+        files = [file for states in mine for file in with_sizes(catalog, plan_sweep(catalog, states).doomed)]
+    except Corrupt:
+        return None
+    return len(files), sum(file.size_bytes or 0 for file in files)
+
+
+def _column_name(schema: Schema, field_id: int) -> str:
+    return str(schema.find_column_name(field_id))
+
+
+def _partition_text(schema: Schema, field: PartitionField) -> str:
+    column = _column_name(schema, field.source_id)
+    transform = str(field.transform)
+    if transform == "identity":
+        return column
+    name, _, rest = transform.partition("[")
+    return f"{name}({rest.rstrip(']') + ', ' if rest else ''}{column})"
+
+
+# ── what a table is made of ──
+
+
+def table_contents(catalog: Catalog, head: Head, lines_max: int) -> TableContents:
+    """The partitions and files of a table: the first partitions by name, the largest files, and how many there are."""
+    from pyiceberg.manifest import DataFileContent
+
+    from floodmark.catalog.metadata import schema_of
+
+    metadata = catalog.files.metadata(head.metadata_location)
+    schema, specs = schema_of(metadata, head), metadata.specs()
+    parts: defaultdict[str, list[FileLine]] = defaultdict(list)
+    for manifest in catalog.files.manifests(head.manifest_list) if head.manifest_list else ():
+        for entry in catalog.files.entries(manifest):
+            file = entry.data_file
+            if file.content != DataFileContent.DATA:
+                continue
+            spec = specs[manifest.partition_spec_id]
+            name = unquote(spec.partition_to_path(file.partition, schema)) if spec.fields else ""
+            path = file.file_path.removeprefix(metadata.location).lstrip("/")
+            parts[name].append(FileLine(path, name, file.record_count, file.file_size_in_bytes))
+    files = sorted((one for some in parts.values() for one in some), key=lambda one: (-one.bytes, one.file))
+    return TableContents(
+        partitions=tuple(
+            PartitionLine(name, sum(one.rows for one in some), len(some), sum(one.bytes for one in some))
+            for name, some in sorted(parts.items())[:lines_max]
+        ),
+        partitions_count=len(parts),
+        files=tuple(files[:lines_max]),
+        files_count=len(files),
+    )

@@ -1,0 +1,166 @@
+"""Who may do what: bearer tokens with roles, and what a browser on this machine may not do in its user's name.
+
+A role may do all that the ones before it may: read, write, admin. Tokens are known by their hashes only (I18), all are
+compared in constant time. Without any token the lake is served on this machine only (server.py), and everybody
+there may do everything; but a page of another origin may not write, and a request that asks for this server by a name
+that is not this machine's is not heard at all: it was sent by a page whose name was turned to this address.
+A token comes in the Authorization header, or in the cookie that the page's login sets; browsers send cookies by
+themselves, so a write by cookie must come from a page of this very server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+Role = Literal["read", "write", "admin"]
+ROLES: tuple[Role, ...] = ("read", "write", "admin")
+COOKIE = "floodmark_token"
+# A header is short; what is longer is no token of ours and is not hashed.
+TOKEN_CHARACTERS_MAX = 512
+# 256 random bits: a plain SHA-256 of it tells nobody anything, and needs no salt and no slow hash.
+TOKEN_BYTES = 32
+TOKEN_PREFIX = "fmt_"
+
+
+class Refused(Exception):
+    """Not heard: 401 who is unknown, 403 who may not, 421 who means another server, 400 and 431 by wrong headers."""
+
+    def __init__(self, status: int, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = {400: "Invalid", 401: "Unauthorized", 431: "Invalid"}.get(status, "Forbidden")
+        self.message = message
+        self.advice = advice
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as settings know it: a name for people, its hash, and its role."""
+
+    name: str
+    sha256: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks. `by_cookie`: a browser sent the token by itself."""
+
+    name: str
+    role: Role
+    by_cookie: bool = False
+
+    @property
+    def actor(self) -> str:
+        """Who a commit of theirs is by: the token's name; empty without tokens, where the lake's own actor stands."""
+        return "" if self is ANYBODY else self.name
+
+    def may(self, role: Role) -> bool:
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+ANYBODY = Caller("anybody on this machine", "admin")
+
+
+class Access:
+    def __init__(self, tokens: Sequence[Token] = ()) -> None:
+        self._tokens = tuple(tokens)
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._tokens)
+
+    def check(self, request: HTTPConnection, role: Role) -> Caller:
+        """The caller, who may act in this role; `Refused` otherwise."""
+        caller = self.caller(request)
+        if caller is None:
+            raise Refused(401, "this needs a token of the lake", "Send it as `Authorization: Bearer TOKEN`.")
+        if not caller.may(role):
+            raise Refused(403, f"this token's role is {caller.role}, and this needs {role}", "Use another token.")
+        if role != "read":
+            self._check_origin(request, caller)
+        return caller
+
+    def caller(self, request: HTTPConnection) -> Caller | None:
+        """Who asks; None if tokens are set and no known one came. Refuses nobody."""
+        if not self._tokens:
+            return ANYBODY
+        if "authorization" in request.headers:
+            token = self.token_of(bearer_of(request.headers["authorization"]))
+            return None if token is None else Caller(token.name, token.role)
+        token = self.token_of(request.cookies.get(COOKIE))
+        return None if token is None else Caller(token.name, token.role, by_cookie=True)
+
+    def token_of(self, text: str | None) -> Token | None:
+        """The token that this text is; takes as long for any wrong one, however many are known."""
+        digest = token_hash((text or "")[:TOKEN_CHARACTERS_MAX])
+        found = None
+        for token in self._tokens:
+            if hmac.compare_digest(digest, token.sha256.lower()):
+                found = token
+        return found if text else None
+
+    def check_host(self, host: str | None) -> None:
+        """Without tokens only this machine's own names are answered to (see above)."""
+        if self._tokens or is_own_name(host):
+            return
+        raise Refused(
+            421,
+            "a lake without tokens is asked for by a name of this machine only",
+            "Use localhost or 127.0.0.1 in the address, or serve it with a token.",
+        )
+
+    def _check_origin(self, request: HTTPConnection, caller: Caller) -> None:
+        origin = request.headers.get("origin")
+        if origin is None and not caller.by_cookie:
+            return
+        if caller is not ANYBODY and not caller.by_cookie:
+            return  # a page of another origin cannot know the token: who sends it was given it
+        if origin is None or not is_same_origin(origin, request.headers.get("host")):
+            # A page that a browser shows could write here in its user's name.
+            raise Refused(403, "a page of another origin may not write here", "Use a token in a header.")
+
+
+def is_own_name(host: str | None) -> bool:
+    """Whether a Host header names this machine as seen from itself: localhost, or a loopback address."""
+    if host is None or any(one in host for one in "@/\\?#"):
+        return False
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def is_same_origin(origin: str, host: str | None) -> bool:
+    """Whether a page of this origin came from the server that the request is for. The scheme is the proxy's matter."""
+    try:
+        return bool(host) and urlsplit(origin).netloc.lower() == (host or "").lower()
+    except ValueError:
+        return False
+
+
+# ── tokens ──
+
+
+def new_token() -> str:
+    return TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def token_hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
+
+
+def bearer_of(authorization: str) -> str | None:
+    """The token of an Authorization header; None if it holds none."""
+    scheme, _, token = authorization.strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None

@@ -1,0 +1,144 @@
+"""The app in OpenAPI: the forms of answers and errors, as they are sent. A test holds the server to them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from pydantic import BaseModel, Field
+
+WHY = {
+    400: "The request cannot be understood: a line is not a JSON object, a header or a parameter has the wrong form.",
+    401: "A token is needed that the lake knows.",
+    403: "The token's role is not enough, or a page of another origin asks to write.",
+    404: "There is no such thing.",
+    405: "This address does not know the method.",
+    408: "The body did not come in time.",
+    409: "Not now, or not in this order.",
+    412: "The sender means another lake, table, key or unit.",
+    413: "Too much at once, as it was sent or once it is unpacked.",
+    415: "The Content-Encoding is not known.",
+    421: "A lake without tokens is asked for by a name of its own machine only.",
+    422: "The rows do not fit the table, or the Idempotency-Key was used for other rows. `problems` names lines.",
+    429: "Too many requests, or too many rows that wait: again after Retry-After.",
+    500: "Something failed here; the server's log says what.",
+    503: "A part that is needed did not answer: again after Retry-After.",
+}
+
+
+# What FastAPI takes of the answers of an operation, by status.
+Described = dict[int | str, dict[str, Any]]
+
+
+class RowProblem(BaseModel):
+    """What is wrong with one line."""
+
+    line: int = Field(description="Counted from 1, blank ones too.")
+    column: str | None = Field(description="The table's column, or the field inside it.")
+    character: int | None = Field(description="Where in the line, counted from 1, if it is not JSON.")
+    problem: str
+
+
+class Error(BaseModel):
+    """What failed, in words; the facts; and what to do next."""
+
+    kind: str
+    message: str
+    facts: dict[str, str]
+    advice: str
+    problems: list[RowProblem] | None = Field(None, description="The first wrong lines; facts.count: how many.")
+
+
+class Failed(BaseModel):
+    error: Error
+
+
+class TakenRows(BaseModel):
+    """The rows are durable, and come into the table once. Nothing else has to be done for that."""
+
+    outcome: Literal["taken", "already_taken"]
+    rows: int
+    record: int = Field(description="The number of the request in the table's spool.")
+    note: str | None = Field(None, description="With wait=committed: why there is no version yet.")
+
+
+class CommittedRows(BaseModel):
+    """The rows are in the table."""
+
+    outcome: Literal["committed", "already_committed", "nothing_to_do", "skipped"]
+    rows: int
+    version: int | None
+    quarantined: int | None = Field(None, description="Rows that the table did not take after all; they are kept.")
+
+
+def errors(*statuses: int) -> Described:
+    """The answers of an operation that are errors; those that any may give are added."""
+    return {status: {"model": Failed, "description": WHY[status]} for status in sorted({*statuses, 400, 421, 500})}
+
+
+NDJSON = {
+    "requestBody": {
+        "description": "One JSON object in each line, plain or packed with gzip or zstd (Content-Encoding).",
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+        "required": True,
+    }
+}
+
+_FASTAPI_ERROR = "HTTPValidationError"
+# The names that the document has for records whose own names say more than a reader of the API needs.
+_NAMES = {
+    "Commit": "CommitLine",
+    "TableCommit": "TouchedTable",
+    "DaemonReport": "Daemon",
+    "JobReport": "Job",
+    "RecentFigures": "Figures",
+    "SinkReport": "Sink",
+    "SpoolReport": "Spool",
+    "TaskReport": "Task",
+}
+_REF = "#/components/schemas/"
+
+
+def describe(app: FastAPI) -> None:
+    """The document of the app as it is: tokens are bearer tokens, if settings ask for any at all; and what FastAPI says
+    of parameters of a wrong form is not so here: they are 400, as any other error."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        parts = document.setdefault("components", {})
+        parts.setdefault("securitySchemes", {})["token"] = {"type": "http", "scheme": "bearer"}
+        document["security"] = [{"token": []}, {}]
+        for operation in (one for methods in document["paths"].values() for one in methods.values()):
+            if _FASTAPI_ERROR in str(operation["responses"].get("422", "")):
+                del operation["responses"]["422"]
+        for name in (_FASTAPI_ERROR, "ValidationError"):
+            parts.get("schemas", {}).pop(name, None)
+        _rename(document, parts.setdefault("schemas", {}))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _rename(document: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> None:
+    """The document's own names; of a commit every field is sent, also one that has a default."""
+    for name in ("Commit", "TableCommit"):
+        if name in schemas:
+            schemas[name].pop("description", None)
+            schemas[name]["required"] = list(schemas[name]["properties"])
+            for one in schemas[name]["properties"].values():
+                one.pop("default", None)
+    named = {_NAMES.get(name, name): {**one, "title": _NAMES.get(name, name)} for name, one in schemas.items()}
+    schemas.clear()
+    schemas.update(sorted(named.items()))
+    _point(document)
+
+
+def _point(part: Any) -> None:
+    """Every reference to a schema, by the name that it has now."""
+    if isinstance(part, dict):
+        name = str(part.get("$ref", "")).removeprefix(_REF)
+        if name in _NAMES:
+            part["$ref"] = _REF + _NAMES[name]
+    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _point(one)

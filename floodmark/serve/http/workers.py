@@ -1,0 +1,127 @@
+"""The threads that touch the lake for requests, how many at once, and for how long (I14).
+
+Writers, questions of state, and callers that wait for a commit have threads of their own: none makes the others wait.
+What a thread began is not stopped: at the end it is waited for, and what is cut off then is like a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from concurrent import futures
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from floodmark.errors import Busy, Unavailable
+from floodmark.serve.http.body import Held, Limits, Room
+from floodmark.serve.http.readiness import ANSWER_S_MAX
+
+T = TypeVar("T")
+P = ParamSpec("P")
+# Threads for questions of state.
+ASKERS = 2
+
+
+class Workers:
+    """The threads that touch the lake, and who may use them when."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._pool = futures.ThreadPoolExecutor(limits.workers, thread_name_prefix="floodmark-serve")
+        self._askers = futures.ThreadPoolExecutor(ASKERS, thread_name_prefix="floodmark-ask")
+        self._waiters = futures.ThreadPoolExecutor(limits.waiters_max, thread_name_prefix="floodmark-wait")
+        self._limits = limits
+        self._room = Room(limits.bytes_max)
+        self._under_way = 0
+        self._waiting = 0
+        self._running: set[futures.Future[Any]] = set()
+        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def under_way(self) -> int:
+        """How many requests hold a place now."""
+        return self._under_way
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[Held]:
+        """A place for one request, with the memory that it takes."""
+        if self._under_way >= self._limits.requests_max:
+            raise _busy("too many requests are under way", requests_max=self._limits.requests_max)
+        self._under_way += 1
+        try:
+            with self._room.held() as held:
+                yield held
+        finally:
+            self._under_way -= 1
+
+    @asynccontextmanager
+    async def patient(self) -> AsyncIterator[None]:
+        """A place for one that will wait for a commit, once its rows are taken and their memory is free again."""
+        if self._waiting >= self._limits.waiters_max:
+            raise _busy("too many requests wait for their commit", waiters_max=self._limits.waiters_max)
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    @asynccontextmanager
+    async def turn(self, table_id: str) -> AsyncIterator[None]:
+        """One after the other for one table: merges side by side would plan each other's work again."""
+        async with self._turns[table_id]:
+            yield
+
+    async def run(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        return await self._begun(self._pool, partial(function, *arguments, **named))
+
+    async def wait(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """For what blocks until others have done something; it has a bound of its own, and holds nothing."""
+        return await asyncio.wrap_future(self._waiters.submit(function, *arguments, **named))
+
+    async def ask(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """A question that changes nothing; `Unavailable` if there is no answer in time."""
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                return await self._begun(self._askers, partial(function, *arguments, **named))
+        except TimeoutError as error:
+            raise Unavailable("there was no answer in time", seconds=ANSWER_S_MAX, advice="Ask again.") from error
+
+    async def _begun(self, pool: futures.Executor, act: Callable[[], T]) -> T:
+        future = pool.submit(act)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return await asyncio.wrap_future(future)
+
+    def close(self, wait_s: float) -> bool:
+        """Whether all that was begun came to its end in this time."""
+        for pool in (self._pool, self._askers, self._waiters):
+            pool.shutdown(wait=False, cancel_futures=True)
+        return not futures.wait(list(self._running), timeout=wait_s).not_done
+
+
+def _busy(message: str, **limit: int) -> Busy:
+    return Busy(message, **limit, advice="Send it again.")
+
+
+class Shared(Generic[T]):
+    """A question that many ask at once is asked of the catalog once: they all get the same answer.
+
+    So whoever asks without end costs one thread, not all of them. An answer is given to those who asked while it was
+    made, and kept for nobody: the next one asks again.
+    """
+
+    def __init__(self, workers: Workers, question: Callable[[], T]) -> None:
+        self._workers = workers
+        self._question = question
+        self._asked: asyncio.Task[T] | None = None
+
+    async def ask(self) -> T:
+        """The answer; `Unavailable` if there is none in time. An error is everybody's too."""
+        loop = asyncio.get_running_loop()
+        if self._asked is None or self._asked.done() or self._asked.get_loop() is not loop:
+            self._asked = loop.create_task(self._workers.ask(self._question))
+            # Who asked may have left before an error came: it was told then, to nobody.
+            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # Whoever leaves does not take the answer away from the others.
+        return await asyncio.shield(self._asked)
