@@ -173,7 +173,7 @@ def ids(lake: fm.Lake, table: str = "events", version: int | None = None) -> lis
     found: list[int] = []
     for path in lake.catalog.files.data_files(state[table]):
         with lake.catalog.storage.open_input(path) as file:
-            found += pq.read_table(file, columns=["id"])["id"].to_pylist()
+            found += pq.ParquetFile(file).read(["id"], use_threads=False)["id"].to_pylist()
     return sorted(found)
 
 
