@@ -54,7 +54,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What was left out by choice, and tests that need a browser and found none: said once, where it is seen."""
-    if LEFT_OUT.cases and terminalreporter.config.option.markexpr == "not soak":
+    chosen = terminalreporter.config.option
+    if chosen.markexpr == "not soak" and not chosen.collectonly:
         LEFT_OUT.write()
         for line in LEFT_OUT.lines():
             terminalreporter.write_line(line)
