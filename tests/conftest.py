@@ -54,7 +54,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What was left out by choice, and tests that need a browser and found none: said once, where it is seen."""
-    if LEFT_OUT.cases and terminalreporter.config.option.markexpr == "not soak":
+    chosen = terminalreporter.config.option
+    if chosen.markexpr == "not soak" and not chosen.collectonly:
         LEFT_OUT.write()
         for line in LEFT_OUT.lines():
             terminalreporter.write_line(line)
@@ -173,7 +174,7 @@ def ids(lake: fm.Lake, table: str = "events", version: int | None = None) -> lis
     found: list[int] = []
     for path in lake.catalog.files.data_files(state[table]):
         with lake.catalog.storage.open_input(path) as file:
-            found += pq.read_table(file, columns=["id"])["id"].to_pylist()
+            found += pq.ParquetFile(file).read(["id"], use_threads=False)["id"].to_pylist()
     return sorted(found)
 
 

@@ -20,11 +20,12 @@ class LeftOut:
     def count(self, run: list[str], left: list[str]) -> None:
         """Node ids: a test is what they have before their case."""
         ran, rest = (Counter(one.partition("[")[0] for one in ids) for ids in (run, left))
-        self.cases = {test: (ran[test], rest[test]) for test in rest}
+        self.cases = {test: (ran[test], rest[test]) for test in {**ran, **rest}}
 
     def lines(self) -> list[str]:
         """For a person: all in one line, then each file with how many cases of how many were left out."""
-        if not self.cases:
+        sampled = [test for test, (_, rest) in self.cases.items() if rest]
+        if not sampled:
             return []
         left, every = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
         for test, (ran, rest) in self.cases.items():
@@ -34,14 +35,14 @@ class LeftOut:
             every[folder][short] += ran + rest
         total = sum(counts.total() for counts in left.values())
         where = LIST.relative_to(LIST.parent.parent)
-        lines = [f"{total} cases of {len(self.cases)} tests are left to `make soak` (each test in {where}). By file:"]
+        lines = [f"{total} cases of {len(sampled)} tests are left to `make soak` (each test in {where}). By file:"]
         for folder, counts in sorted(left.items()):
-            parts = (f"{name} {counts[name]} of {every[folder][name]}" for name in sorted(counts))
-            lines += wrap(f"{folder}: {', '.join(parts)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+            parts = [f"{name} {rest} of {every[folder][name]}" for name, rest in sorted(counts.items()) if rest]
+            if parts:
+                lines += wrap(f"{folder}: {', '.join(parts)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
         return lines
 
     def write(self) -> None:
         LIST.parent.mkdir(exist_ok=True)
-        LIST.write_text(
-            "".join(f"{test}: {left} of {run + left}\n" for test, (run, left) in sorted(self.cases.items()))
-        )
+        sampled = sorted((test, run, left) for test, (run, left) in self.cases.items() if left)
+        LIST.write_text("".join(f"{test}: {left} of {run + left}\n" for test, run, left in sampled))

@@ -259,7 +259,8 @@ def _check_deletions(
 
 def _parquet(catalog: Catalog, location: str) -> pa.Table:
     with catalog.storage.open_input(location) as stream:
-        return pq.read_table(stream)
+        # As a file, not a dataset of one: for a small file that takes a quarter of the time.
+        return pq.ParquetFile(stream).read(use_threads=False)
 
 
 def _reader(catalog: Catalog) -> MetadataFiles:

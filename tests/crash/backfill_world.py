@@ -107,7 +107,7 @@ def people(lake: fm.Lake) -> People:
     found = 0
     for path in lake.catalog.files.data_files(lake.catalog.history.head(PEOPLE)):
         with lake.catalog.storage.open_input(path) as stream:
-            table = pq.read_table(stream)
+            table = pq.ParquetFile(stream).read(use_threads=False)
         found += len(table)
         if COLUMN in table.column_names:
             filled |= dict(zip(table["id"].to_pylist(), table[COLUMN].to_pylist(), strict=True))
