@@ -38,9 +38,9 @@ from bench.keyed import ZSTD
 from bench.machine import own_busy_s
 from bench.measure import Goal, Line, Samples, not_measured, rate, ratio, timed, times_in_turns, took
 from bench.workshop import FIRST_MS, KEYS, QUICK, SCHEMA, TABLE, Workshop
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.progress import Progress
-from floodmark.backfill.record import BackfillRun
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.jobs.progress import Progress
+from floodmark.jobs.record import BackfillRun
 from floodmark.lake import Lake
 from floodmark.testing.postgres import postgres_server
 from tests.conftest import Place

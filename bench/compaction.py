@@ -37,7 +37,7 @@ from bench.machine import own_busy_s
 from bench.measure import Goal, Line, Samples, rate, ratio, timed, times_in_turns
 from bench.workshop import FIRST_MS, KEYS, MASTER, QUICK, TABLE, Workshop
 from floodmark.lake import Lake
-from floodmark.rows import gather
+from floodmark.rows.rewriting import gather
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -381,7 +381,7 @@ def _idle_bytes(lake: Lake) -> int:
     def look(_: str) -> Iterator[str]:
         import psutil
 
-        import floodmark.rows.gather  # noqa: F401
+        import floodmark.rows.rewriting.gather  # noqa: F401
 
         yield str(psutil.Process().memory_info().rss)
 

@@ -25,8 +25,8 @@ from bench.keyed import ZSTD
 from bench.machine import own_busy_s
 from bench.measure import Goal, Line, Samples, rate, ratio, timed, times_in_turns
 from bench.workshop import SCHEMA, TABLE, Workshop
-from floodmark.export.file_units import read_units
-from floodmark.rows import parts
+from floodmark.rows.reading import parts
+from floodmark.sinks.files.units import read_units
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -16,7 +16,8 @@ from typer.main import get_command
 
 from floodmark import errors
 from floodmark.cli.main import app
-from floodmark.config import (
+from floodmark.failpoints import VARIABLE as FAILPOINT_VARIABLE
+from floodmark.settings.settings import (
     CATALOG_VARIABLE,
     FILE_NAME,
     LAKE_VARIABLE,
@@ -26,7 +27,6 @@ from floodmark.config import (
     ServeSettings,
     Settings,
 )
-from floodmark.failpoints import VARIABLE as FAILPOINT_VARIABLE
 from floodmark.storage.options import KNOWN as STORAGE_OPTIONS
 
 PAGE = Path(__file__).parent / "cli.md"

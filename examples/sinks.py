@@ -12,7 +12,7 @@ import tempfile
 from typing import Any
 
 import floodmark as fm
-from floodmark.export.file_units import read_rows, read_units
+from floodmark.sinks.files.units import read_rows, read_units
 
 folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="floodmark-sinks-") + "/lake"
 out = f"{folder}-out"

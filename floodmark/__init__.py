@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from floodmark.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from floodmark.catalog.branches import Branch
+    from floodmark.branches.records import BranchDiff, Merged
+    from floodmark.commit.branches import Branch
     from floodmark.errors import (
         BelowRetention,
         Busy,
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
         TooOld,
         Unavailable,
     )
-    from floodmark.evolve.plan import Plan
     from floodmark.lake import Lake
     from floodmark.model import AuditRow, Commit, HealReport, TableCommit
     from floodmark.opening import open, restore
-    from floodmark.recover.repair import Repair
-    from floodmark.write.branch_records import BranchDiff, Merged
+    from floodmark.repair.repair import Repair
+    from floodmark.schema.plan import Plan
     from floodmark.write.transaction import Transaction
 
 __all__ = [
@@ -72,10 +72,10 @@ _ROOMS = {
     "floodmark.opening": ("open", "restore"),
     "floodmark.model": ("AuditRow", "Commit", "HealReport", "TableCommit"),
     "floodmark.write.transaction": ("Transaction",),
-    "floodmark.write.branch_records": ("BranchDiff", "Merged"),
-    "floodmark.catalog.branches": ("Branch",),
-    "floodmark.evolve.plan": ("Plan",),
-    "floodmark.recover.repair": ("Repair",),
+    "floodmark.branches.records": ("BranchDiff", "Merged"),
+    "floodmark.commit.branches": ("Branch",),
+    "floodmark.schema.plan": ("Plan",),
+    "floodmark.repair.repair": ("Repair",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from floodmark.catalog.catalog import Catalog
+from floodmark.commit.catalog import Catalog
 from floodmark.commit.recovery import Healer
 from floodmark.errors import Invalid
 from floodmark.reading import Reader

@@ -15,42 +15,50 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from floodmark import clock
 from floodmark.catalog.backup import backup as backup_catalog
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.riders import Rider
+from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent, batch_rider, stream_rider
+from floodmark.commit.publication import unchanged
 from floodmark.commit.recovery import resolve
-from floodmark.config import MaintainSettings
 from floodmark.engine import Engine
-from floodmark.errors import FloodmarkError, Invalid
-from floodmark.model import MAIN, Commit, HealReport
-from floodmark.questions import Questions
+from floodmark.errors import Conflict, FloodmarkError, Invalid
+from floodmark.json_form import as_json
+from floodmark.model import MAIN, AuditRow, Commit, Head, HealReport
 from floodmark.reading import Changes, Moment
+from floodmark.report.health import Health
 from floodmark.report.maintenance import DEFAULTS
+from floodmark.report.status import lake_health, lake_status, lake_tables
+from floodmark.report.tables import table_contents, table_details
 from floodmark.rows.session import Sessions
-from floodmark.shaping import Shaping
-from floodmark.shown import html_table
+from floodmark.settings.settings import MaintainSettings
+from floodmark.shown import Listing, TableFacts, html_table
 from floodmark.storage import root_location
 from floodmark.write.options import WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyiceberg.schema import Schema
 
     from floodmark.backfill.backfills import LakeBackfills
-    from floodmark.export.sinks import LakeSinks
+    from floodmark.branches.branches import LakeBranches
     from floodmark.ingest.stream import StreamWriter
-    from floodmark.maintain.keeper import Keeper
-    from floodmark.recover.history_files import GivenUp
-    from floodmark.recover.repair import Repair
+    from floodmark.maintenance.keeper import Keeper
+    from floodmark.repair.history_files import GivenUp
+    from floodmark.repair.repair import Repair
     from floodmark.rows.frames import DataFrame, SparkSession
-    from floodmark.write.branches import LakeBranches
+    from floodmark.schema.file import WantedTable
+    from floodmark.schema.plan import Plan
+    from floodmark.sinks.sinks import LakeSinks
     from floodmark.write.transaction import Transaction
+    from floodmark.write.undrop import Undropped
 
 Progress = Callable[[int, int], None]
+# A file that declares tables, what tomllib reads from it, or what it holds under `tables`.
+Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
-class Lake(Questions, Shaping):
+class Lake:
     """A lake that is open. `floodmark.open` opens one; close it, or use it in a `with` block.
 
     Tables     create_table, drop_table, undrop, adopt, plan, apply, tables, show, schema
@@ -129,7 +137,7 @@ class Lake(Questions, Shaping):
         existing = {head.table.lower(): head.table for head in self.heads(branch)}
         if name.lower() in existing:
             if if_not_exists:
-                return self._unchanged("create_table", branch)
+                return unchanged(self.catalog, self._intent("create_table", None, "", branch=branch))
             raise Invalid(
                 "there is a table of this name",
                 table=existing[name.lower()],
@@ -140,7 +148,9 @@ class Lake(Questions, Shaping):
             return create(self.engine, intent, shape)
         except Invalid:
             if if_not_exists and name.lower() in {head.table.lower() for head in self.heads(branch)}:
-                return self._unchanged("create_table", branch)  # another process was quicker
+                return unchanged(
+                    self.catalog, self._intent("create_table", None, "", branch=branch)
+                )  # another process was quicker
             raise
 
     def adopt(
@@ -156,6 +166,107 @@ class Lake(Questions, Shaping):
         self.engine.get_ready()
         intent = self._intent("adopt", actor, message or f"adopt {location}")
         return adopt(self.engine, intent, name, root_location(location), key)
+
+    # ── their shape, as code ──
+
+    def plan(self, source: Source, *, check: bool = True) -> Plan:
+        """What it takes to give main the tables that a file declares, in steps.
+
+        Each is safe, needs a rewrite, is destructive (loses data), or is refused.
+
+        Changes nothing. `check` looks at rows too, where a step depends on them: keys, nulls, references.
+        """
+        from floodmark.schema.look import checked_plan
+        from floodmark.schema.plan import make_plan
+
+        wanted, origin = _read(source)
+        plan = make_plan(self.catalog, wanted, origin)
+        return checked_plan(self.catalog, plan) if check else plan
+
+    def apply(
+        self,
+        source: Source | Plan,
+        *,
+        expect: str | None = None,
+        fill_later: bool = False,
+        allow_destructive: bool = False,
+        actor: str | None = None,
+        message: str = "",
+        told: Callable[[Plan], None] | None = None,
+    ) -> Commit:
+        """Do all of it in one version; `nothing_to_do` if the tables are like that already.
+
+        Of a Plan, exactly that: `Conflict` if a table that it read has moved since. Of a file, what it takes now;
+        `expect` is the id of the plan that this must be. `fill_later`: rows that are there stay without the defaults
+        of new columns, until a backfill fills them. `allow_destructive`: also steps that lose data (tables and columns
+        that go, a retention that lets more rows go); without it they are `Invalid`. `told` gets the plan that was done
+        in the end: of a file, it is made anew if tables moved meanwhile.
+        """
+        from floodmark.schema.apply import apply_plan
+        from floodmark.schema.plan import Plan, make_plan
+
+        self.engine.get_ready()
+        again: Callable[[], Plan] | None = None
+        if isinstance(source, Plan):
+            plan = source
+        else:
+            wanted, origin = _read(source)
+            plan = make_plan(self.catalog, wanted, origin)
+            if expect is None:
+                again = lambda: make_plan(self.catalog, wanted, origin)  # noqa: E731
+        if expect is not None and plan.id != expect:
+            raise Conflict(
+                "this is not the plan that was expected",
+                plan=plan.id,
+                expected=expect,
+                advice="The file or the lake changed since then: make the plan again, and look at it.",
+            )
+        intent = self._intent("apply", actor, message or f"apply {plan.origin}")
+        return apply_plan(
+            self.engine,
+            intent,
+            plan,
+            again=again,
+            fill_later=fill_later,
+            allow_destructive=allow_destructive,
+            told=told,
+        )
+
+    def plan_drop(self, table: str) -> Plan:
+        """What drop_table would do now; its one step is refused if something needs the table. Changes nothing."""
+        self.catalog.history.head(table)
+        return self.plan({table: {"drop": True}})
+
+    def drop_table(self, table: str, *, actor: str | None = None, message: str = "") -> Commit:
+        """Drop a table from main. Older versions keep it, and `undrop` brings it back, until they expire.
+
+        Refused while a sink follows it, a backfill works on it, a branch has it, or a table refers to it.
+        """
+        self.engine.get_ready()
+        self.catalog.history.head(table)
+        wanted = {table: {"drop": True}}
+        return self.apply(wanted, allow_destructive=True, actor=actor, message=message or f"drop {table}")
+
+    def undrop(
+        self,
+        table: str,
+        *,
+        version: int | None = None,
+        actor: str | None = None,
+        message: str = "",
+        told: Callable[[Undropped], None] | None = None,
+    ) -> Commit:
+        """Bring a dropped table back as it was: the same table id and sequences, and its marks and batch ids go on.
+
+        `BelowRetention` once no version that has it can be read; `Invalid` if its name is taken. `version`: one that
+        has the table, if several had this name. Its references to other tables are not checked any more, until `apply`
+        declares them again. `told` gets what came back.
+        """
+        from floodmark.write.undrop import undrop
+
+        self.engine.get_ready()
+        intent = self._intent("undrop", actor, message or f"undrop {table}")
+        return undrop(self.catalog, intent, table, version, told)
 
     # ── writing ──
 
@@ -356,12 +467,70 @@ class Lake(Questions, Shaping):
         """What changed in a table after sequence `since` (None: ever) and up to `until` (None: the newest)."""
         return self._reader.changes(table, since, until, Moment(version, at, branch))
 
+    # ── questions of state: from the catalog and metadata alone, no JVM, nothing written (I17) ──
+
+    def heads(self, branch: str = MAIN) -> list[Head]:
+        """The newest state of every table of a branch, as the catalog has it."""
+        return self.catalog.history.heads(branch)
+
+    def tables(self, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> list[dict[str, Any]]:
+        """Every table in one line. `keeping`: from when on maintenance is due; by default as the settings say."""
+        lines = lake_tables(self.catalog, keeping or self.keeping, branch)
+        return Listing(TableFacts(as_json(line)) for line in lines)
+
+    def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> dict[str, Any]:
+        """One table: its columns, layout, size and place. `keeping`: from when on maintenance is due."""
+        return TableFacts(as_json(table_details(self.catalog, self._head(table, branch), keeping or self.keeping)))
+
+    def contents(self, table: str, *, branch: str = MAIN, limit: int = 50) -> dict[str, Any]:
+        """What a table is made of: its partitions and its largest files, so many of each, and how many there are."""
+        return as_json(self.catalog.at_head(table, lambda head: table_contents(self.catalog, head, limit), branch))
+
+    def sample(self, table: str, *, rows: int = 20) -> list[dict[str, Any]]:
+        """A few rows of a table, whichever come first; without Spark."""
+        found: list[dict[str, Any]] = []
+        with self._reader.arrow(table, Moment(None, None, MAIN), with_seq=False) as batches:
+            for batch in batches:
+                found += batch.slice(0, rows - len(found)).to_pylist()
+                if len(found) >= rows:
+                    break
+        return found
+
+    def schema(self, table: str, *, branch: str = MAIN) -> Schema:
+        """The table's Iceberg schema at the head."""
+        return self._reader.schema(self._head(table, branch))
+
+    def filled_columns(self, table: str, *, branch: str = MAIN) -> tuple[str, ...]:
+        """The columns that rows need not bring: the table fills them by an expression."""
+        return self._reader.filled_columns(self._head(table, branch))
+
+    def history(
+        self, *, limit: int = 20, table: str | None = None, branch: str | None = None, before: int | None = None
+    ) -> list[Commit]:
+        """Commits, newest first: of all branches, or those that one branch stands on; only versions `before` one."""
+        commits = self.catalog.history.commits(limit=limit, table=table, branch=branch, before=before)
+        if table is not None and not commits and before is None:
+            self._head(table, branch or MAIN)  # a name that never was is not a table without a history
+        return Listing(commits)
+
+    def status(self) -> dict[str, Any]:
+        """The lake on one screen: version, tables, rows, sinks, jobs, and whether all is well."""
+        return as_json(lake_status(self.catalog, self.keeping))
+
+    def health(self) -> Health:
+        """Is it fine, and if not, what is wrong: as `status` says, and quicker."""
+        return lake_health(self.catalog)
+
+    def audit(self, limit: int = 1000) -> list[AuditRow]:
+        """What healing and repairs did, ever; newest first."""
+        return self.catalog.history.audit(limit)
+
     # ── branches ──
 
     @cached_property
     def branches(self) -> LakeBranches:
         """Try a change on the side: create, list, diff, merge and delete branches of the whole lake."""
-        from floodmark.write.branches import LakeBranches
+        from floodmark.branches.branches import LakeBranches
 
         return LakeBranches(self.engine)
 
@@ -370,14 +539,14 @@ class Lake(Questions, Shaping):
     @cached_property
     def maintain(self) -> Keeper:
         """Compaction, retention, expiry and sweep; each call returns its records, with a named outcome."""
-        from floodmark.maintain.keeper import Keeper
+        from floodmark.maintenance.keeper import Keeper
 
         return Keeper(self.engine, self.keeping)
 
     @cached_property
     def sinks(self) -> LakeSinks:
         """Ways out: sinks that ship each row once."""
-        from floodmark.export.sinks import LakeSinks
+        from floodmark.sinks.sinks import LakeSinks
 
         return LakeSinks(self.engine)
 
@@ -405,7 +574,7 @@ class Lake(Questions, Shaping):
         all tables the rest is returned as `unclear`. Needs no healing first: open the lake with heal=False if that
         refuses.
         """
-        from floodmark.recover.repair import preview, repair_all
+        from floodmark.repair.repair import preview, repair_all
 
         if not apply:
             return preview(self.engine, table, choice)
@@ -417,7 +586,7 @@ class Lake(Questions, Shaping):
 
         A version that a branch, a pin or a run holds stays. No file is deleted.
         """
-        from floodmark.recover.history_files import give_up
+        from floodmark.repair.history_files import give_up
 
         if apply:
             self.engine.check_writable()
@@ -445,11 +614,20 @@ class Lake(Questions, Shaping):
 
     # ── inside ──
 
+    def _head(self, table: str, branch: str) -> Head:
+        return self.catalog.history.head(table, branch)
+
     def _intent(
         self, kind: str, actor: str | None, message: str, batch: Rider | None = None, branch: str = MAIN
     ) -> Intent:
         return Intent(kind, branch, actor or self.actor, message, batch)
 
-    def _unchanged(self, kind: str, branch: str = MAIN) -> Commit:
-        version = self.catalog.history.resolve(branch=branch)
-        return Commit(version, "nothing_to_do", None, kind, branch, self.actor, "", clock.now_ms())
+
+def _read(source: Source) -> tuple[tuple[WantedTable, ...], str]:
+    from floodmark.schema.file import read_wanted, tables_of, wanted_tables
+    from floodmark.schema.plan import GIVEN
+
+    if isinstance(source, Mapping):
+        origin = GIVEN
+        return wanted_tables(tables_of(source, origin), origin), origin
+    return read_wanted(source), os.fspath(source)

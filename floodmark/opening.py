@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 from floodmark import failpoints
 from floodmark.catalog.backup import read_backup
 from floodmark.catalog.backup import restore as restore_catalog
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.database import SQLITE_NAME, Database
 from floodmark.catalog.lifecycle import create_catalog, open_catalog, stored_format
 from floodmark.catalog.processes import LEASE_MS
-from floodmark.config import Settings, find_catalog, find_lake, is_settings_file, load_settings
+from floodmark.commit.catalog import Catalog
 from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.failpoints import hit
 from floodmark.lake import Lake
 from floodmark.rows.session import Sessions
+from floodmark.settings.settings import Settings, find_catalog, find_lake, is_settings_file, load_settings
 from floodmark.storage import Storage, join, local_path, root_location
 from floodmark.storage.probe import is_remote, probe_bucket
 

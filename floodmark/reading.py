@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from floodmark import clock
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.dropped import find_dropped
-from floodmark.catalog.expiry import deletions_floor
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.dropped import find_dropped
+from floodmark.commit.expiry import deletions_floor
 from floodmark.errors import BelowRetention, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.model import BEGINNING, MAIN, Head
 from floodmark.rows.session import Sessions
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
 
-    from floodmark.rows.changes import ChangePlan
     from floodmark.rows.frames import DataFrame
+    from floodmark.rows.reading.changes import ChangePlan
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Changes:
 
     @cached_property
     def df(self) -> DataFrame:
-        from floodmark.rows.changes import changes_dataframe
+        from floodmark.rows.reading.changes import changes_dataframe
 
         options = self._catalog.storage.options
         return changes_dataframe(self._sessions.get(), self.plan, storage_options=options, arrow=self._by_arrow)
@@ -77,7 +77,7 @@ class Changes:
         """The changes as a stream of Arrow batches, in this process."""
         import pyarrow as pa
 
-        from floodmark.rows.changes import changes_batches, changes_schema
+        from floodmark.rows.reading.changes import changes_batches, changes_schema
 
         batches = changes_batches(self._catalog.storage, self.plan)
         return pa.RecordBatchReader.from_batches(
@@ -141,8 +141,8 @@ class Reader:
     def arrow(self, table: str, moment: Moment, *, with_seq: bool) -> pa.RecordBatchReader:
         import pyarrow as pa
 
-        from floodmark.catalog.live import live_files
-        from floodmark.rows.arrow_reader import arrow_batches, arrow_read_schema
+        from floodmark.commit.live_files import live_files
+        from floodmark.rows.reading.arrow_reader import arrow_batches, arrow_read_schema
 
         version = self._resolve(moment)
         with _readable(self._catalog, version):
@@ -155,8 +155,8 @@ class Reader:
         )
 
     def sql(self, query: str, moment: Moment, *, with_seq: bool) -> DataFrame:
-        from floodmark.rows.query import missing_table, misspelt_table, query_body, run_query
         from floodmark.rows.session import is_spark_running
+        from floodmark.rows.sql.query import missing_table, misspelt_table, query_body, run_query
 
         query_body(query)  # refused before a JVM is started for it
         version = self._resolve(moment)
@@ -193,8 +193,8 @@ class Reader:
         return f"It was dropped: `floodmark undrop {table}` brings it back."
 
     def changes(self, table: str, since: int | None, until: int | None, moment: Moment) -> Changes:
-        from floodmark.catalog.live import live_files
-        from floodmark.rows.changes import plan_changes
+        from floodmark.commit.live_files import live_files
+        from floodmark.rows.reading.changes import plan_changes
 
         version = self._resolve(moment)
         head = self._head_at(table, version, moment)
@@ -224,27 +224,27 @@ class Reader:
         )
 
     def _check_not_drifted(self, head: Head) -> None:
-        from floodmark.catalog.drift import check_not_drifted
+        from floodmark.commit.drift import check_not_drifted
 
         current = self._catalog.history.current_tables(head.branch, [head.table]).get(head.table)
         if current is not None:
             check_not_drifted(self._catalog.files, current)
 
     def schema(self, head: Head) -> Schema:
-        from floodmark.catalog.metadata import schema_of
+        from floodmark.commit.metadata import schema_of
 
         return schema_of(self._catalog.files.metadata(head.metadata_location), head)
 
     def filled_columns(self, head: Head) -> tuple[str, ...]:
         """The columns that the table fills by an expression where rows do not bring them."""
-        from floodmark.catalog.fills import fills_of
+        from floodmark.commit.fills import fills_of
 
         properties = self._catalog.files.metadata(head.metadata_location).properties
         return tuple(fill.column for fill in fills_of(properties, self.schema(head)))
 
     def _scan(self, head: Head, with_seq: bool) -> DataFrame:
-        from floodmark.catalog.live import live_files
-        from floodmark.rows.scan import scan, scan_with_seq
+        from floodmark.commit.live_files import live_files
+        from floodmark.rows.reading.scan import scan, scan_with_seq
 
         schema, options, arrow = self.schema(head), self._catalog.storage.options, self._by_arrow(head)
         if with_seq:
@@ -255,7 +255,7 @@ class Reader:
 
     def _by_arrow(self, head: Head) -> bool | None:
         """True for a table with renamed columns: Spark matches columns by id, but pushes filters down by name."""
-        from floodmark.catalog.metadata import has_renamed_columns
+        from floodmark.commit.metadata import has_renamed_columns
 
         return True if has_renamed_columns(self._catalog.files.metadata(head.metadata_location)) else None
 

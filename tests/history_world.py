@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import floodmark as fm
-from floodmark.backfill.geometry import Chunk, Geometry
-from floodmark.backfill.history import HistorySpec, run_history
-from floodmark.backfill.progress import Step
-from floodmark.backfill.record import BackfillRun
-from floodmark.backfill.run import Room
+from floodmark.backfill.chunks.geometry import Chunk, Geometry
+from floodmark.backfill.chunks.history import HistorySpec, run_history
+from floodmark.jobs.progress import Step
+from floodmark.jobs.record import BackfillRun
+from floodmark.jobs.run import Room
 from floodmark.rows.session import Sessions
 from tests.without_spark import NO_SPARK
 

@@ -79,7 +79,7 @@ def test_only_the_rooms_that_move_rows_know_spark() -> None:
 
 def test_nothing_that_only_asks_for_state_imports_spark_arrow_or_iceberg_at_once() -> None:
     """Late imports are inside functions; at the top of these modules they would cost every command a second."""
-    at_once = ("lake.py", "config.py", "catalog/catalog.py", "catalog/history.py", "catalog/journal.py")
+    at_once = ("lake.py", "settings/settings.py", "commit/catalog.py", "catalog/history.py", "commit/journal.py")
     reports = [name for name in MODULES if name.startswith("report")]
     heavy = {"pyspark", "pyarrow", "pyiceberg", "pandas"}
     for module in (*at_once, *reports, *(name for name in MODULES if name.startswith("cli/"))):

@@ -12,18 +12,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from floodmark import clock
-from floodmark.backfill.progress import Step
-from floodmark.backfill.record import BackfillRun
-from floodmark.backfill.run import Room
-from floodmark.catalog.job import COLUMN, HISTORY, UNKNOWN, Job
+from floodmark.catalog.jobs import COLUMN, HISTORY, UNKNOWN, Job
 from floodmark.engine import Engine
 from floodmark.errors import Invalid
+from floodmark.jobs.progress import Step
+from floodmark.jobs.record import BackfillRun
+from floodmark.jobs.run import Room
 from floodmark.model import Commit
 from floodmark.shown import JobFacts, Listing
 
 if TYPE_CHECKING:
-    from floodmark.backfill.column import ColumnSpec
-    from floodmark.backfill.history import HistorySpec
+    from floodmark.backfill.chunks.history import HistorySpec
+    from floodmark.backfill.columns.column import ColumnSpec
     from floodmark.rows.frames import DataFrame
 
 GIVE_UP = "1d"
@@ -52,7 +52,7 @@ class LakeBackfills:
         `history_spec`. `progress(chunks done, chunks in all)` is called after every chunk. `give_up`: with follow=True,
         how long a source that is away is tried again.
         """
-        from floodmark.backfill.history import run_history
+        from floodmark.backfill.chunks.history import run_history
 
         spec = self.history_spec(name, source, tables, **options)
         return run_history(self._patient(give_up), spec, actor or self._room.engine.actor, progress)
@@ -91,10 +91,10 @@ class LakeBackfills:
         `tip_wait`: how long to wait for a tip that is not there yet. `forget_tip`: how far the source came before does
         not count.
         """
-        from floodmark.backfill.checks import expected_rows
-        from floodmark.backfill.geometry import Geometry
-        from floodmark.backfill.history import HistorySpec
-        from floodmark.backfill.sources import to_source
+        from floodmark.backfill.chunks.checks import expected_rows
+        from floodmark.backfill.chunks.geometry import Geometry
+        from floodmark.backfill.chunks.history import HistorySpec
+        from floodmark.backfill.chunks.sources import to_source
 
         if order not in ("newest", "oldest"):
             raise Invalid("chunks come newest or oldest first", order=order, advice="Use newest or oldest.")
@@ -135,7 +135,7 @@ class LakeBackfills:
         `all_rows` takes them out too. If a consumer has shipped rows of a table without a key, it is Invalid, unless
         `force`. `source`: of a job whose source the catalog cannot keep.
         """
-        from floodmark.backfill.redo import redo
+        from floodmark.backfill.chunks.redo import redo
 
         job, options = self._of_kind(name, HISTORY), _redo_options(force, all_rows, source)
         return redo(self._room, job, first, last, actor or self._room.engine.actor, progress, **options)
@@ -144,26 +144,26 @@ class LakeBackfills:
         self, name: str, first: Any, last: Any, *, force: bool = False, all_rows: bool = False, source: Any = None
     ) -> dict[str, Any]:
         """What `redo` would take out and load; refused if a redo would be. Changes nothing."""
-        from floodmark.backfill.redo import plan
+        from floodmark.backfill.chunks.redo import plan
 
         job, options = self._of_kind(name, HISTORY), _redo_options(force, all_rows, source)
         return plan(self._room, job, first, last, **options)
 
     def read(self, name: str, first: Any, last: Any, *, table: str | None = None) -> DataFrame:
         """The rows of a range of a history, if all of it is there: else BelowRetention or Incomplete, never no rows."""
-        from floodmark.backfill.coverage import read_range
+        from floodmark.backfill.chunks.coverage import read_range
 
         return read_range(self._room, self._of_kind(name, HISTORY), first, last, table)
 
     def check_range(self, name: str, first: Any, last: Any, *, table: str | None = None) -> None:
         """Whether all of a range is there, for a table or for all of the job's: else BelowRetention or Incomplete."""
-        from floodmark.backfill.coverage import check_range
+        from floodmark.backfill.chunks.coverage import check_range
 
         check_range(self._room, self._of_kind(name, HISTORY), first, last, table)
 
     def coverage(self, name: str) -> dict[str, Any]:
         """What a history has and has not, per table: ranges, gaps, and what was pruned."""
-        from floodmark.backfill.coverage import coverage
+        from floodmark.backfill.chunks.coverage import coverage
 
         return coverage(self._room, self._of_kind(name, HISTORY))
 
@@ -178,7 +178,7 @@ class LakeBackfills:
         `expression` is Spark SQL over the row; new writes that do not bring the column fill it by the same expression.
         `options`: see `column_spec`. `progress(rows done, rows in all)` is called after every batch.
         """
-        from floodmark.backfill.column import run_column
+        from floodmark.backfill.columns.column import run_column
 
         spec = self.column_spec(table, column, expression, **options)
         return run_column(self._room, spec, actor or self._room.engine.actor, progress)
@@ -201,7 +201,7 @@ class LakeBackfills:
         Rows keep their sequences, unless `announce` gives them new ones so that consumers see them. A batch has at most
         batch_rows rows and batch_bytes bytes, and is followed by a pause.
         """
-        from floodmark.backfill.column import ColumnSpec, fold
+        from floodmark.backfill.columns.column import ColumnSpec, fold
 
         _check_positive(batch_rows=batch_rows, batch_bytes=batch_bytes)
         pause_s = clock.parse_duration_ms(pause) / 1000
@@ -209,7 +209,7 @@ class LakeBackfills:
 
     def unbind(self, table: str, column: str, *, actor: str | None = None) -> Commit:
         """Let a column be filled by its expression no more: writers compute nothing, what is unfilled stays null."""
-        from floodmark.backfill.unbind import unbind
+        from floodmark.backfill.columns.unbind import unbind
 
         return unbind(self._room, table, column, actor or self._room.engine.actor)
 
@@ -217,7 +217,8 @@ class LakeBackfills:
 
     def plan(self, spec: HistorySpec | ColumnSpec) -> dict[str, Any]:
         """What a backfill would do now; changes nothing."""
-        from floodmark.backfill import column, history
+        from floodmark.backfill.chunks import history
+        from floodmark.backfill.columns import column
 
         if isinstance(spec, column.ColumnSpec):
             return column.plan(self._room, spec)
@@ -236,8 +237,9 @@ class LakeBackfills:
 
         `stop`, once it is set, ends the run after the chunk or batch that it is at; the job is then interrupted.
         """
-        from floodmark.backfill import column, history
-        from floodmark.backfill.unbind import end_unbound
+        from floodmark.backfill.chunks import history
+        from floodmark.backfill.columns import column
+        from floodmark.backfill.columns.unbind import end_unbound
 
         job, actor = self._catalog.jobs.find(name), actor or self._room.engine.actor
         room = replace(self._patient(give_up), stop=stop)
@@ -275,7 +277,7 @@ class LakeBackfills:
 
 
 def _redo_options(force: bool, all_rows: bool, source: Any) -> dict[str, Any]:
-    from floodmark.backfill.sources import to_source
+    from floodmark.backfill.chunks.sources import to_source
 
     return {"force": force, "all_rows": all_rows, "source": None if source is None else to_source(source)}
 

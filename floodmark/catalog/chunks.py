@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.job_rows import check_job
+from floodmark.catalog.jobs import check_job
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, Rider
 from floodmark.catalog.sink_state import CONSUMER, OPEN
 from floodmark.errors import Conflict, Invalid

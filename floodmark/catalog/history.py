@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, delete, func, insert, select, union_all
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.lines import Lines, Part, on_parts
+from floodmark.catalog.lineage import Lines, Part, on_parts
 from floodmark.errors import BelowRetention, Corrupt, Invalid, NotFound
 from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, DeletionsFile, Head, TableCommit
 

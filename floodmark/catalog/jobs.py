@@ -1,30 +1,269 @@
-"""Jobs in the catalog: long work that anyone can watch, stop and go on with.
+"""A job as the catalog has it: long work, how far it is, who is at it, and what people are told about it.
 
-A job is made once, under its name, with what it is for good (`pinned`); a start that means something else is refused.
-One run holds it at a time, by a lease that lives as long as its process: whoever finds a dead holder takes over, and
-the audit says so, once for every run that died (I16). What is done is not told by `processed`, which is for people, but
-by the tables and fm_chunks: so a crash anywhere leaves a job that its next run goes on with from the truth.
+Pure: rate and time left are computed from what was written down, by the database's clock. A state that this version
+does not know is shown as unknown, never as done. A failed job stays in sight until somebody acknowledges it or ten
+minutes after its end; one without a time of its end stays for ever: what cannot be told is not over.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, or_, select, update
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.job import CANCELLED, FAILED, PENDING, RUNNING, UNKNOWN, Job
-from floodmark.catalog.job_rows import LOOKING, check_job, find_id, no_job, to_job
 from floodmark.catalog.processes import Heartbeat, is_dead
 from floodmark.catalog.riders import AuditRider
-from floodmark.errors import Busy, Conflict, Corrupt, Invalid, Unavailable
+from floodmark.errors import Busy, Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
+
+PENDING, RUNNING, DONE, FAILED, CANCELLED = "pending", "running", "done", "failed", "cancelled"
+STATES = frozenset({PENDING, RUNNING, DONE, FAILED, CANCELLED})
+INTERRUPTED, UNKNOWN = "interrupted", "unknown"
+HISTORY, COLUMN = "history", "column"
+CHUNKS, ROWS = "chunks", "rows"
+SHOWN_MS = 10 * 60_000
+# Kinds of errors whose reason may pass: whoever tries again may get through.
+PASSING = frozenset({"Unavailable", "Conflict", "Busy", "CommitUnknown"})
+# Among the facts of an error: since when a job failed, or waits, for such a reason, without any progress.
+FAILING_SINCE = "failing_since"
+# A run that works or waits says so more often than this, unless one chunk or batch takes so long.
+STALLED_MS = 15 * 60_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """`processed` of `total` is for people; `rows`, `unfilled` and `publishes` are exact: publishes wrote them.
+
+    `resumed_from` is what was processed when the present run began, so that its rate is its own. `looked_ms` is when
+    the job was looked at, by the clock that wrote the other times.
+    """
+
+    id: str
+    name: str
+    kind: str
+    table_names: tuple[str, ...]
+    spec: str
+    state: str
+    processed: int
+    total: int | None
+    unit: str
+    resumed_from: int
+    rows: int
+    unfilled: int
+    publishes: int
+    error: Mapping[str, Any] | None
+    actor: str
+    created_ms: int
+    updated_ms: int
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    acknowledged_ms: int | None = None
+    cancel_ms: int | None = None
+    run: str | None = None
+    alive: bool = False
+    holder: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    # Two looks at the same job find the same.
+    looked_ms: int | None = field(default=None, compare=False)
+
+    @property
+    def status(self) -> str:
+        if self.state not in STATES:
+            return UNKNOWN
+        return INTERRUPTED if self.state == RUNNING and not self.alive else self.state
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (DONE, FAILED, CANCELLED)
+
+    @property
+    def failed_passing(self) -> bool:
+        """Whether it failed for a reason that may pass."""
+        return self.state == FAILED and (self.error or {}).get("kind") in PASSING
+
+    @property
+    def failing_since_ms(self) -> int | None:
+        """Since when it fails, or its run waits, for a reason that may pass; None if it does neither."""
+        if self.error is None or self.error.get("kind") not in PASSING:
+            return None
+        try:
+            return clock.parse_time_ms(str(self.error["facts"][FAILING_SINCE]))
+        except (KeyError, TypeError, Invalid):
+            return self.ended_ms
+
+    @property
+    def stalled_since_ms(self) -> int | None:
+        """Since when nothing was heard of a run whose process lives, if that is too long ago; it may hang."""
+        if self.status != RUNNING or self.looked_ms is None or self.looked_ms - self.updated_ms < STALLED_MS:
+            return None
+        return self.updated_ms
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether it has all there is now of a range without an end, and follows it: it is not done, and never is."""
+        follows = self.settings.get("follow") is True and self.settings.get("last") is None
+        return follows and self.status == RUNNING and self.total is not None and self.processed >= self.total
+
+    def rate(self) -> float | None:
+        """Units a second in the present or last run; None before anything can be said."""
+        done, ms = self.processed - self.resumed_from, self._run_ms()
+        return None if done <= 0 or ms <= 0 else done * 1000 / ms
+
+    def eta_ms(self) -> int | None:
+        """The time that is left, if it goes on like this; None for work that is not at work or has no known end."""
+        rate = self.rate()
+        if self.status != RUNNING or rate is None or self.total is None or self.is_caught_up:
+            return None
+        return round(max(0, self.total - self.processed) / rate * 1000)
+
+    def is_shown(self, now_ms: int) -> bool:
+        """Whether a failure is still to be seen. Work that goes on, or cannot be understood, always is."""
+        if self.status in (PENDING, RUNNING, INTERRUPTED, UNKNOWN):
+            return True
+        if self.state != FAILED or self.acknowledged_ms is not None:
+            return False
+        return self.ended_ms is None or now_ms < self.ended_ms + SHOWN_MS
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same figures for --json, HTTP and the page."""
+        rate, eta_ms = self.rate(), self.eta_ms()
+        return {
+            "job": self.name,
+            "id": self.id,
+            "kind": self.kind,
+            "tables": list(self.table_names),
+            "status": self.status,
+            "processed": self.processed,
+            "total": self.total,
+            "unit": self.unit,
+            "percent": None if self.is_caught_up else _percent(self.processed, self.total),
+            "rate": None if rate is None else round(rate, 3),
+            "eta_s": None if eta_ms is None else round(eta_ms / 1000, 1),
+            "rows": self.rows,
+            "unfilled": self.unfilled,
+            "publishes": self.publishes,
+            "error": None if self.error is None else dict(self.error),
+            "actor": self.actor,
+            "holder": self.holder if self.alive else None,
+            "cancel_asked": self.cancel_ms is not None and self.state == RUNNING,
+            "created": clock.format_time(self.created_ms),
+            "started": _time(self.started_ms),
+            "updated": clock.format_time(self.updated_ms),
+            "stalled_since": _time(self.stalled_since_ms),
+            "ended": _time(self.ended_ms),
+            "acknowledged": _time(self.acknowledged_ms),
+            "settings": dict(self.settings),
+        }
+
+    def _run_ms(self) -> int:
+        """How long the run took until its figures were written: between two writes no time has passed for them."""
+        return 0 if self.started_ms is None else (self.ended_ms or self.updated_ms) - self.started_ms
+
+
+def _percent(processed: int, total: int | None) -> float | None:
+    """Below 100 until all of it is done."""
+    if total is None:
+        return None
+    if processed >= total:
+        return 100.0
+    return min(99.9, round(100 * processed / total, 1))
+
+
+def _time(time_ms: int | None) -> str | None:
+    return None if time_ms is None else clock.format_time(time_ms)
+
+
+def _looking() -> Any:
+    job, process = tables.jobs, tables.processes
+    columns = [job.c.id.label("job_id"), *(column for column in job.c if column.name != "id")]
+    return (
+        select(*columns, *(column for column in process.c if column.name != "id"))
+        .join(process, process.c.id == job.c.owner_process, isouter=True)
+        .order_by(job.c.id.desc())
+    )
+
+
+LOOKING = _looking()
+
+
+def to_job(row: Any, alive: bool, now_ms: int) -> Job:
+    """A row of LOOKING as a job, looked at now; Corrupt if it cannot be understood."""
+    try:
+        spec = json.loads(row.spec)
+        names = tuple(str(name) for name in json.loads(row.table_names))
+        error = None if row.error is None else dict(json.loads(row.error))
+        settings = {**spec["pinned"], **spec["settings"]}
+    except (ValueError, TypeError, KeyError) as problem:
+        raise Corrupt("a job's record cannot be understood", job=row.name, cause=problem) from problem
+    return Job(
+        row.job_id,
+        row.name,
+        row.kind,
+        names,
+        row.spec,
+        row.state,
+        row.processed,
+        row.total,
+        row.unit,
+        row.resumed_from,
+        row.rows_done,
+        row.unfilled,
+        row.publishes,
+        error,
+        row.actor,
+        row.created_ms,
+        row.updated_ms,
+        row.started_ms,
+        row.ended_ms,
+        row.acknowledged_ms,
+        row.cancel_ms,
+        row.owner_run,
+        alive,
+        (f"{row.host}:{row.pid}" if row.pid is not None else "this process") if alive else None,
+        settings,
+        now_ms,
+    )
+
+
+def find_id(tx: Connection, name: str) -> str | None:
+    """The id of a job by its name or, if none is called so, by its id."""
+    job = tables.jobs
+    mine = or_(job.c.name == name, job.c.id == name)
+    found = {str(row.name): str(row.id) for row in tx.execute(select(job.c.name, job.c.id).where(mine))}
+    return found.get(name, next(iter(found.values()), None))
+
+
+def no_job(tx: Connection, name: str) -> NotFound:
+    newest = select(tables.jobs.c.name).order_by(tables.jobs.c.id.desc()).limit(10)
+    known = tx.execute(newest).scalars().all()
+    return NotFound(
+        "there is no such job", job=name, jobs=",".join(known) or "none", advice="`floodmark backfill list` shows them."
+    )
+
+
+def check_job(tx: Connection, job: str, run: str | None = None, *, name: str | None = None, lock: bool = False) -> Any:
+    """The job's row: Corrupt if it is gone, Fenced unless `run`, where it is given, still holds the job."""
+    row = tables.jobs
+    query = select(row.c.owner_run, row.c.cancel_ms, row.c.started_ms).where(row.c.id == job)
+    found = tx.execute(query.with_for_update() if lock else query).first()
+    if found is None:
+        raise vanished(name or job)
+    if run is not None and found.owner_run != run:
+        advice = "Look at `floodmark backfill show`."
+        raise Fenced("another run has taken this job over", job=name or job, advice=advice)
+    return found
+
+
+def vanished(job: str) -> Corrupt:
+    return Corrupt("the job vanished from the catalog", job=job, advice="Start it again: what is done stays.")
+
 
 NAME_CHARACTERS_MAX = 200
 END_TRIES_MAX = 5
@@ -351,3 +590,39 @@ def _check_same(job: Job, kind: str, pinned: Mapping[str, Any]) -> None:
         different="; ".join(f"{name}: {wanted.get(name)!r}, was {known.get(name)!r}" for name in different),
         advice="What a job is does not change once it was started. Choose another name.",
     )
+
+
+@dataclass(frozen=True)
+class EndRider:
+    """A run of a job ends in this state; `error` says what people are told of it."""
+
+    job: str
+    run: str
+    state: str
+    error: Mapping[str, Any] | None = None
+
+    def check(self, tx: Connection) -> None:
+        check_job(tx, self.job, self.run)
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        job = tables.jobs
+        started_ms = tx.execute(select(job.c.started_ms).where(job.c.id == self.job)).scalar()
+        # A clock that was set back must not make a run end before it began.
+        ended_ms = max(now_ms, started_ms or 0)
+        values: dict[str, Any] = {
+            "state": self.state,
+            "error": None if self.error is None else json.dumps(dict(self.error)),
+            "publishes": job.c.publishes + 1,
+            "updated_ms": ended_ms,
+            "ended_ms": ended_ms,
+            **dict.fromkeys(("owner_process", "owner_run", "cancel_ms")),
+        }
+        tx.execute(update(job).where(job.c.id == self.job).values(values))
+
+    def as_dict(self) -> dict[str, Any]:
+        error = None if self.error is None else dict(self.error)
+        return {"type": "job_end", "job": self.job, "run": self.run, "state": self.state, "error": error}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EndRider:
+        return cls(data["job"], data["run"], data["state"], data["error"])

@@ -14,9 +14,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.lines import Lines
-from floodmark.catalog.sink_notes import ROWS_LOST, add_to_note
-from floodmark.catalog.sink_state import CONSUMER
+from floodmark.catalog.lineage import Lines
+from floodmark.catalog.sink_state import CONSUMER, ROWS_LOST, add_to_note
 from floodmark.model import MAIN
 
 
@@ -227,41 +226,3 @@ def own_scope(tx: Connection, scope: str, branch: str) -> str:
 
 def _branch(branch: str) -> dict[str, str]:
     return {} if branch == MAIN else {"branch": branch}
-
-
-def rider_from_dict(data: dict[str, Any]) -> Rider:
-    if data["type"] == "batch":
-        return BatchRider(scope=data["scope"], id=data["id"], branch=data.get("branch", MAIN))
-    if data["type"] == "stream":
-        return StreamRider(data["scope"], data["id"], data["position"], data.get("branch", MAIN))
-    if data["type"] == "marks":
-        counted, lost = (
-            tuple(sorted((str(one), int(data[part][one])) for one in data[part])) for part in ("counted", "lost")
-        )
-        return MarksRider(data["table_id"], data["seq_max"], data["forced"], counted, lost)
-    # Late: these are made of what is here.
-    if data["type"] == "sender":
-        from floodmark.catalog.senders import SenderRider
-
-        return SenderRider.from_dict(data)
-    if data["type"] in ("chunk", "prune", "redo", "fill"):
-        from floodmark.catalog.chunks import job_rider_from_dict
-
-        return job_rider_from_dict(data)
-    if data["type"] == "branch_merge":
-        from floodmark.catalog.merge_rider import MergeRider
-
-        return MergeRider.from_dict(data)
-    if data["type"] in ("policy", "names", "drop", "undrop"):
-        from floodmark.catalog.shape_riders import shape_rider_from_dict
-
-        return shape_rider_from_dict(data)
-    if data["type"] == "job_end":
-        from floodmark.catalog.job_end import EndRider
-
-        return EndRider.from_dict(data)
-    if data["type"] in ("spool", "spool_retry"):
-        from floodmark.catalog.spool_rider import spool_rider_from_dict
-
-        return spool_rider_from_dict(data)
-    raise ValueError(f"unknown rider {data['type']!r}")

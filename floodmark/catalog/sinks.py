@@ -18,26 +18,24 @@ from sqlalchemy import Connection, and_, delete, func, insert, select, update
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.lines import Lines
+from floodmark.catalog.lineage import Lines
 from floodmark.catalog.processes import Heartbeat, is_dead
 from floodmark.catalog.riders import AuditRider
-from floodmark.catalog.sink_notes import (
-    BODY_BYTES_MAX,
-    NOT_BEFORE_MS,
-    ROWS_LOST,
-    ROWS_LOST_SAID,
-    forget_notes,
-    put_note,
-    read_notes,
-)
 from floodmark.catalog.sink_state import (
     ACTIVE,
+    BODY_BYTES_MAX,
     CONSUMER,
     GIVEN_UP,
     LOOKING,
     LOOKING_FOR_ONE,
+    NOT_BEFORE_MS,
     OPEN,
+    ROWS_LOST,
+    ROWS_LOST_SAID,
     Sink,
+    forget_notes,
+    put_note,
+    read_notes,
     to_sink,
 )
 from floodmark.errors import Busy, Conflict, Invalid, NotFound

@@ -10,9 +10,178 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
 
-from floodmark.catalog.branch_tables import make_lines, make_merges, make_sink_lines
-from floodmark.catalog.job_tables import make_chunks, make_jobs
-from floodmark.catalog.spool_tables import make_daemon, make_spool_quarantine, make_spools
+
+def _whole(name: str, nullable: bool = False) -> Column[int]:
+    return Column(name, BigInteger, nullable=nullable)
+
+
+def make_lines(metadata: MetaData) -> Table:
+    """One row for every branch that ever was, but main. A name may be given again; an id never is."""
+    return Table(
+        "fm_lines",
+        metadata,
+        Column("id", String(26), primary_key=True),
+        Column("name", String(255), nullable=False, index=True),
+        # The id of a line, or `main`.
+        Column("parent", String(26), nullable=False),
+        # Where it left its parent: the newest of the parent's versions that it stands on.
+        _whole("base_version"),
+        # The lake's version when it was made: its own commits are above this one.
+        _whole("born_version"),
+        # What its next merge with its parent compares with, and which version of it the parent has, and it of that.
+        _whole("common_version"),
+        _whole("sent_version"),
+        _whole("taken_version"),
+        _whole("created_ms"),
+        # The lake's version when it was deleted: its own commits are not above this one. None while it lives.
+        _whole("ended_version", nullable=True),
+        _whole("ended_ms", nullable=True),
+        Column("actor", Text, nullable=False),
+    )
+
+
+def make_merges(metadata: MetaData) -> Table:
+    """The commits that are merges of branches: `version` of line `target` holds all that `source` had."""
+    return Table(
+        "fm_merges",
+        metadata,
+        Column("version", BigInteger, primary_key=True, autoincrement=False),
+        Column("source", String(26), nullable=False),
+        _whole("source_version"),
+        Column("target", String(26), nullable=False),
+        # JSON: by table id, how a conflict of the table as a whole was settled (kept, replaced); empty if none was.
+        Column("settled", Text, nullable=False),
+    )
+
+
+def make_sink_lines(metadata: MetaData) -> Table:
+    """The sinks that follow another branch than main: by its line, since its name may be given again."""
+    return Table(
+        "fm_sink_lines",
+        metadata,
+        Column("sink", String(26), primary_key=True),
+        Column("line", String(26), nullable=False),
+    )
+
+
+def make_jobs(metadata: MetaData) -> Table:
+    """Long work: what it is, how far it is, and by `owner_process` and `owner_run` the lease of the run at work."""
+    return Table(
+        "fm_jobs",
+        metadata,
+        Column("id", String(26), primary_key=True),
+        Column("name", String(300), nullable=False, unique=True),
+        Column("kind", String(16), nullable=False),
+        # A JSON list.
+        Column("table_names", Text, nullable=False),
+        # JSON: `pinned` is what it was made with for good, `settings` what the newest start said.
+        Column("spec", Text, nullable=False),
+        # pending, running, done, failed, cancelled
+        Column("state", String(16), nullable=False),
+        # For people, at most once a second; what is done is told by rows_done, by fm_chunks and by the tables.
+        _whole("processed"),
+        _whole("total", nullable=True),
+        Column("unit", String(16), nullable=False),
+        _whole("resumed_from"),
+        # Exact: riders of the publishes.
+        _whole("rows_done"),
+        _whole("unfilled"),
+        _whole("publishes"),
+        # Why it failed, as JSON.
+        Column("error", Text),
+        Column("actor", Text, nullable=False),
+        _whole("created_ms"),
+        _whole("started_ms", nullable=True),
+        _whole("updated_ms"),
+        _whole("ended_ms", nullable=True),
+        _whole("acknowledged_ms", nullable=True),
+        _whole("cancel_ms", nullable=True),
+        Column("owner_process", String(26)),
+        Column("owner_run", String(26)),
+    )
+
+
+def make_chunks(metadata: MetaData) -> Table:
+    """A chunk of history that a table has: once (I5). state: done, pruned."""
+    return Table(
+        "fm_chunks",
+        metadata,
+        Column("job", String(26), primary_key=True),
+        Column("chunk", BigInteger, primary_key=True, autoincrement=False),
+        Column("table_name", String(255), primary_key=True),
+        Column("table_id", String(36), nullable=False),
+        Column("state", String(16), nullable=False),
+        _whole("rows_total"),
+        _whole("version"),
+        Column("operation", String(26), nullable=False),
+        _whole("done_ms"),
+    )
+
+
+def make_spools(metadata: MetaData) -> Table:
+    """One row per table that took rows over HTTP. It changes in the publish of the rows, and by no other step."""
+    return Table(
+        "fm_spools",
+        metadata,
+        Column("table_id", String(36), primary_key=True),
+        Column("table_name", String(255), nullable=False),
+        # Which spool the position is of: another one at its place is refused.
+        Column("spool_id", String(26), nullable=False),
+        # Where it lies. A spool is on the local disk of one machine.
+        Column("host", Text, nullable=False),
+        Column("folder", Text, nullable=False),
+        # The records below are in the table, or in quarantine.
+        _whole("position"),
+        # The version of the last feed; None before the first.
+        _whole("version", nullable=True),
+        # Rows that came in by feeds, ever; and rows that are in quarantine now.
+        _whole("rows_fed"),
+        _whole("quarantined"),
+        _whole("registered_ms"),
+        _whole("updated_ms"),
+    )
+
+
+def make_spool_quarantine(metadata: MetaData) -> Table:
+    """Rows that were taken, and then did not fit their table: an object of JSON lines for each group that had some."""
+    return Table(
+        "fm_spool_quarantine",
+        metadata,
+        Column("id", String(26), primary_key=True),
+        Column("table_id", String(36), nullable=False, index=True),
+        Column("table_name", String(255), nullable=False),
+        Column("spool_id", String(26), nullable=False),
+        # The first record that rows of it are of.
+        _whole("record"),
+        _whole("rows_held"),
+        # JSON: the first error, as every error is told.
+        Column("reason", Text, nullable=False),
+        Column("location", Text, nullable=False),
+        _whole("at_ms"),
+        # held, retried, dropped
+        Column("state", String(16), nullable=False),
+        # The version that a retry brought them in with.
+        _whole("version", nullable=True),
+    )
+
+
+def make_daemon(metadata: MetaData) -> Table:
+    """At most one row: the process that runs the lake's tasks, and how they are. A lease as that of any process."""
+    return Table(
+        "fm_daemon",
+        metadata,
+        Column("id", Integer, primary_key=True, autoincrement=False),
+        Column("process", String(26), nullable=False),
+        Column("run", String(26), nullable=False),
+        Column("host", Text, nullable=False),
+        Column("pid", Integer, nullable=False),
+        Column("address", Text),
+        _whole("started_ms"),
+        _whole("updated_ms"),
+        # A JSON list: every task, as the daemon tells it.
+        Column("tasks", Text, nullable=False),
+    )
+
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
 FORMAT = 10
@@ -71,6 +240,9 @@ processes = Table(
 )
 
 # The journal. state: staging, staged, published, abandoned.
+# What `cleaned` says of an operation at its end.
+CLEANED, LOOK_ONCE_MORE = 1, 2
+
 operations = Table(
     "fm_operations",
     metadata,
@@ -391,7 +563,7 @@ senders = Table(
     Column("unit", String(26)),
 )
 
-# What a sink learned or lost, as numbers (catalog/sink_notes.py); of the whole sink where `table_id` is empty.
+# What a sink learned or lost, as numbers (catalog/sink_state.py); of the whole sink where `table_id` is empty.
 sink_notes = Table(
     "fm_sink_notes",
     metadata,

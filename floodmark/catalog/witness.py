@@ -28,7 +28,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.sink_state import CONSUMER, Sink
 from floodmark.catalog.unit import RETRY, ROWS, Unit
-from floodmark.catalog.unit_log import after_rollback
+from floodmark.catalog.units import after_rollback
 from floodmark.errors import Corrupt, FloodmarkError
 from floodmark.storage import Storage, join
 

@@ -10,7 +10,7 @@ import typer
 from floodmark.cli.plan import FILE_HELP, NOTHING, declared, show_steps
 
 if TYPE_CHECKING:
-    from floodmark.evolve.plan import Plan
+    from floodmark.schema.plan import Plan
 
 
 def run(

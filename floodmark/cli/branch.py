@@ -17,9 +17,9 @@ from floodmark.cli.output import Output
 from floodmark.json_form import Json
 
 if TYPE_CHECKING:
-    from floodmark.catalog.branches import Branch
+    from floodmark.branches.records import Merged, TableDiff
+    from floodmark.commit.branches import Branch
     from floodmark.lake import Lake
-    from floodmark.write.branch_records import Merged, TableDiff
 
 CONFLICT_CODE = 3
 
@@ -215,6 +215,6 @@ def _show_tables(output: Output, tables: Iterable[TableDiff], *, empty: str) -> 
 
 
 def _text(row: Mapping[str, Any] | None) -> str | None:
-    from floodmark.rows.files import json_value
+    from floodmark.rows.json.text_files import json_value
 
     return None if row is None else json.dumps(json_value(row), ensure_ascii=False)

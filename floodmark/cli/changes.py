@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from floodmark.cli.branch_option import OnBranch
+from floodmark.cli.context import OnBranch
 from floodmark.model import MAIN
 
 
@@ -21,7 +21,7 @@ def run(
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
 ) -> None:
     """Show the changes of a table: rows that came or changed, keys that were deleted."""
-    from floodmark.rows.files import dicts, json_value
+    from floodmark.rows.json.text_files import dicts, json_value
 
     with context.obj.open() as lake:
         changes = lake.changes(table, since, until, version=version, branch=branch)

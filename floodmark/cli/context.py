@@ -1,15 +1,20 @@
-"""What every command gets: which lake is meant, and where output goes."""
+"""`--branch`: the branch that a command reads or writes. The same words for all of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from floodmark.cli.output import Output
-from floodmark.config import Settings, find_catalog, find_lake, load_settings
 from floodmark.lake import Lake
 from floodmark.opening import open as open_lake
+from floodmark.settings.settings import Settings, find_catalog, find_lake, load_settings
+
+OnBranch = Annotated[str, typer.Option("--branch", help="The branch that is meant.")]
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from floodmark.cli.branch_option import OnBranch
+from floodmark.cli.context import OnBranch
 from floodmark.cli.progress import staging_progress
 from floodmark.model import MAIN
 

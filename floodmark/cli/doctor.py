@@ -9,7 +9,7 @@ import typer
 from floodmark import __version__
 from floodmark.cli.output import Output
 from floodmark.errors import FloodmarkError
-from floodmark.recover.examine import Check, examine_executors, examine_lake, examine_machine, examine_store
+from floodmark.repair.examine import Check, examine_executors, examine_lake, examine_machine, examine_store
 from floodmark.storage import root_location
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from floodmark.cli.branch_option import OnBranch
+from floodmark.cli.context import OnBranch
 from floodmark.cli.progress import rows_progress
 from floodmark.errors import Invalid
 from floodmark.json_form import Json
@@ -29,7 +29,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write a table, or its changes, to a file that `load` takes; only CSV does not tell empty text from none."""
-    from floodmark.rows.files import format_for, write_file
+    from floodmark.rows.json.text_files import format_for, write_file
     from floodmark.storage import local_path, root_location
 
     if not changes and (since is not None or until is not None):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from floodmark.cli.branch_option import OnBranch
+from floodmark.cli.context import OnBranch
 from floodmark.cli.progress import staging_progress
 from floodmark.errors import CommitUnknown, FloodmarkError, Invalid
 from floodmark.model import MAIN, Commit

@@ -19,8 +19,8 @@ from floodmark.cli.output import size_text
 from floodmark.cli.progress import upkeep_progress
 from floodmark.cli.sink_opening import open_sinks
 from floodmark.errors import Invalid
-from floodmark.maintain.keeper import Keeper
-from floodmark.maintain.record import (
+from floodmark.maintenance.keeper import Keeper
+from floodmark.maintenance.record import (
     BELOW_THRESHOLD,
     COMPACT,
     CONFLICT,

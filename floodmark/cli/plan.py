@@ -14,7 +14,7 @@ from floodmark.errors import Invalid
 if TYPE_CHECKING:
     from floodmark.cli.context import Context
     from floodmark.cli.output import Output
-    from floodmark.evolve.plan import Plan
+    from floodmark.schema.plan import Plan
 
 FILE_HELP = "A file that declares tables (default: [tables.…] of floodmark.toml)."
 NOTHING = "nothing to do: the tables are as declared"

@@ -9,9 +9,9 @@ import typer
 from floodmark.cli.sink_opening import exit_with, open_sinks
 from floodmark.cli.sink_text import retry_lines
 from floodmark.errors import Invalid
-from floodmark.export.record import NOTHING_TO_DO, PLANNED
 from floodmark.json_form import Json
 from floodmark.shown import count_of
+from floodmark.sinks.record import NOTHING_TO_DO, PLANNED
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake

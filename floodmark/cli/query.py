@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from floodmark.cli.branch_option import OnBranch
+from floodmark.cli.context import OnBranch
 from floodmark.model import MAIN
-from floodmark.rows.query import stream
+from floodmark.rows.sql.query import stream
 
 SHOWN_ROWS = 100
 

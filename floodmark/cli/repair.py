@@ -12,7 +12,7 @@ import typer
 from floodmark.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from floodmark.recover.repair import Repair
+    from floodmark.repair.repair import Repair
 
 DONE = {"taken_in": "taken in as a commit of `external`", "put_back": "put back as Floodmark left it"}
 
@@ -74,7 +74,7 @@ def _end(repairs: list[Repair], *, apply: bool) -> None:
 
 
 def _give_up(context: typer.Context, *, apply: bool) -> None:
-    from floodmark.recover.history_files import versions_text
+    from floodmark.repair.history_files import versions_text
 
     with context.obj.open(read_only=not apply, heal=False) as lake:
         done = lake.give_up_unreadable(apply=apply)

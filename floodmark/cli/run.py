@@ -62,7 +62,7 @@ def run(
 
 
 def _run(context: typer.Context, declaration: Declaration, bind: str, create: bool) -> None:
-    from floodmark.cli.backfill_source import find_functions_here
+    from floodmark.cli.backfill import find_functions_here
     from floodmark.serve.daemon.lifecycle import Daemon
 
     # Jobs are gone on with as `backfill resume` does from here.
@@ -111,7 +111,7 @@ def _check_store(context: typer.Context) -> None:
 def _check_cluster(context: typer.Context, lake: Lake) -> None:
     """A task on every executor. Not in local mode: there the executor is this machine, and this Python."""
     from floodmark import __version__
-    from floodmark.recover.examine import examine_executors
+    from floodmark.repair.examine import examine_executors
     from floodmark.rows.session import is_local
 
     if is_local(context.obj.settings.spark):

@@ -32,10 +32,10 @@ from floodmark.cli.sink_text import (
     status_rows,
 )
 from floodmark.errors import Invalid
-from floodmark.export.record import NOTHING_TO_DO, PLANNED, STOPPED, SinkRun, worst
-from floodmark.export.status import SinkReport, sink_report, sink_reports
 from floodmark.json_form import as_json
 from floodmark.shown import count_of
+from floodmark.sinks.record import NOTHING_TO_DO, PLANNED, STOPPED, SinkRun, worst
+from floodmark.sinks.status import SinkReport, sink_report, sink_reports
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from floodmark.export.record import REFUSED, STOPPED, SinkRun, worst
+from floodmark.sinks.record import REFUSED, STOPPED, SinkRun, worst
 
 if TYPE_CHECKING:
     from floodmark.lake import Lake

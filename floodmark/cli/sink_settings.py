@@ -1,6 +1,6 @@
 """A sink's settings out of options of the command line, or out of [sinks.NAME] in floodmark.toml.
 
-Texts become what export/settings.py checks: this only knows how a setting is written, not whether it is right. A path
+Texts become what sinks/settings.py checks: this only knows how a setting is written, not whether it is right. A path
 means the folder of whoever writes it down, so it is made whole here: runs come from other folders.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from floodmark.errors import Invalid
-from floodmark.export.section import parse_size, read_section, read_values
 from floodmark.model import MAIN
+from floodmark.sinks.section import parse_size, read_section, read_values
 
 # Options that are named like their setting.
 _SAME = (

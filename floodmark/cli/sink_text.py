@@ -6,7 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from floodmark.cli.output import size_text
-from floodmark.export.record import (
+from floodmark.json_form import Json, StoredError
+from floodmark.model import BEGINNING
+from floodmark.report.sinks import SinkLine
+from floodmark.shown import count_of
+from floodmark.sinks.record import (
     BUSY,
     FAILED,
     NOTHING_TO_DO,
@@ -18,11 +22,7 @@ from floodmark.export.record import (
     SinkRun,
     TableRun,
 )
-from floodmark.export.status import LastUnit, SinkReport, SinkTable
-from floodmark.json_form import Json, StoredError
-from floodmark.model import BEGINNING
-from floodmark.report.sinks import SinkLine
-from floodmark.shown import count_of
+from floodmark.sinks.status import LastUnit, SinkReport, SinkTable
 
 # Settings that are written down with a unit (catalog/unit.py, Rules), or that say how large the next one is.
 _SEALED = frozenset({"columns", "where", "format", "compression", "part_rows", "part_bytes", "unit_rows", "unit_bytes"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from floodmark.cli.backfill_text import job_line
+from floodmark.cli.backfill import job_line
 from floodmark.cli.sink_text import age_text, sink_line
 from floodmark.json_form import Json, JsonObject, as_json
 from floodmark.report.daemon import DaemonReport, TaskReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from floodmark.cli.branch_option import OnBranch
+from floodmark.cli.context import OnBranch
 from floodmark.model import MAIN
 
 

@@ -20,11 +20,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from floodmark import clock, log
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.journal import PUBLISHED, Operation, fenced
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain, Rider
-from floodmark.catalog.seal import Edit, Seal
+from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent
+from floodmark.commit.journal import PUBLISHED, Operation, fenced
+from floodmark.commit.seal import Edit, Seal
 from floodmark.errors import CommitUnknown, Conflict, Fenced, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, Head
@@ -181,7 +181,7 @@ class Publication:
 
     def take_turn(self, table_ids: Iterable[str]) -> None:
         """Let other writers of these tables wait until this operation ends."""
-        self._catalog.door.turns.take(self.operation.id, table_ids, PLAN_TURN_MS)
+        self._catalog.publisher.turns.take(self.operation.id, table_ids, PLAN_TURN_MS)
 
     # ── seal and publish ──
 
@@ -233,7 +233,7 @@ class Publication:
         hit(f"{kind}.sealed")
         # Task attempts that the driver never heard of may have left files that the seal does not name.
         leftovers = plan.used_spark or plan.leftovers or sealed_apart or plans > 1
-        commit = self._catalog.door.publish(
+        commit = self._catalog.publisher.publish(
             self.operation, seal, points=kind, audit=audit, leftovers=leftovers, recheck=plan.recheck
         )
         self._end()

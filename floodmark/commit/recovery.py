@@ -16,11 +16,11 @@ from collections.abc import Collection
 from typing import Any
 
 from floodmark import log
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, Judged, Moved, to_operation
-from floodmark.catalog.lines import ENDED, Lines
+from floodmark.catalog.lineage import ENDED, Lines
 from floodmark.catalog.processes import is_dead
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, Judged, Moved, to_operation
 from floodmark.errors import Busy, Conflict, Corrupt, Incomplete, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, HealReport
@@ -74,7 +74,7 @@ class Healer:
         elif row.state == PUBLISHED:
             if self._is_dead(row, now):
                 commit = self._catalog.history.commit(row.version)
-                report.files_deleted += self._catalog.door.clean(to_operation(row), commit)
+                report.files_deleted += self._catalog.publisher.clean(to_operation(row), commit)
         elif given_up:
             self._roll_back(row, "discarded", "given up by an operator", report, given_up=True)
         elif row.state not in STATES:
@@ -126,7 +126,7 @@ class Healer:
     def _waits_for_repair(self, row: Any, seal: Any, report: _Report) -> bool:
         """Whether a table of the operation drifted. Asked before anything is built: every write asks anew."""
         # Late: Iceberg's code is not needed to find that nothing is dead.
-        from floodmark.catalog.drift import check_not_drifted
+        from floodmark.commit.drift import check_not_drifted
 
         found = self._catalog.history.current_tables(row.branch, [edit.table for edit in seal.edits])
         drifted = [one for one in found.values() if one.pointer != one.pointer_known]
@@ -140,7 +140,7 @@ class Healer:
         operation = to_operation(row)
         audit = AuditRider(row.kind, STAGED, "rolled_forward", "sealed with an identity; published by a healer")
         try:
-            commit = self._catalog.door.publish(
+            commit = self._catalog.publisher.publish(
                 operation, seal, points="heal", audit=audit, leftovers=True, judged=Judged.of(row)
             )
         except AlreadyCommitted as already:

@@ -24,14 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
-from floodmark.catalog.catalog import Catalog
+from floodmark.commit.catalog import Catalog
 from floodmark.errors import Conflict, Invalid
 from floodmark.ingest.judge import Judge, shape_at
 from floodmark.model import SEQ_COLUMN, Head
-from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.convert import Shape, table_shape
-from floodmark.rows.duplicates import last_of_table
-from floodmark.rows.json_lines import parse_lines
+from floodmark.rows.json.json_lines import parse_lines
+from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE, UPSERT
+from floodmark.rows.staging.duplicates import last_of_table
 from floodmark.spool.segments import Record
 from floodmark.write.prune import key_fields
 from floodmark.write.refusals import Offence

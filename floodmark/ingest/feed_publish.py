@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.spool_rider import SpoolRider
+from floodmark.catalog.spools import SpoolRider
+from floodmark.commit.catalog import Catalog
 from floodmark.engine import Engine
 from floodmark.errors import Invalid, Unavailable
 from floodmark.failpoints import hit

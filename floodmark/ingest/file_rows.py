@@ -20,8 +20,8 @@ from floodmark.errors import Invalid
 from floodmark.ingest.csv_rows import read_text
 from floodmark.ingest.files import COMPRESSIONS, CORRECT_ADVICE
 from floodmark.ingest.judge import Judge
-from floodmark.rows.changes import CHANGE_COLUMN
 from floodmark.rows.convert import Column, table_shape
+from floodmark.rows.reading.changes import CHANGE_COLUMN
 
 ROWS_MAX = 20_000_000
 _GZIP_BITS = 16 + zlib.MAX_WBITS

@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from floodmark.errors import Invalid, NotFound
 from floodmark.rows.convert import MISSING
 from floodmark.rows.failures import DIGITS_ADVICE, INEXACT, spark_job
-from floodmark.rows.incoming import LEFT_OUT_ADVICE, PARTS_MAX, Parts
-from floodmark.rows.problems import Problem, Problems
+from floodmark.rows.misfits import Problem, Problems
 from floodmark.rows.schema import nearest
 from floodmark.rows.session import Sessions
+from floodmark.rows.staging.incoming import LEFT_OUT_ADVICE, PARTS_MAX, Parts
 from floodmark.storage import local_path
 
 if TYPE_CHECKING:

@@ -19,19 +19,19 @@ import pyarrow as pa
 from cachetools import LRUCache
 from pyiceberg.schema import Schema
 
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.fills import fills_of
-from floodmark.catalog.metadata import schema_of
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.fills import fills_of
+from floodmark.commit.metadata import schema_of
 from floodmark.errors import Invalid
 from floodmark.model import SEQ_COLUMN, Head
-from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.convert import NULL_IN_REQUIRED, Column, Conformer, Shape, table_shape
-from floodmark.rows.dicts import rows_schema, rows_to_table
 from floodmark.rows.evolve import evolve_schema
-from floodmark.rows.json_lines import python_values
-from floodmark.rows.json_rows import PROBLEMS_MAX, LineProblem, Lines, WrongRows, read_lines
-from floodmark.rows.problems import Problems
+from floodmark.rows.json.json_lines import python_values
+from floodmark.rows.json.json_rows import PROBLEMS_MAX, LineProblem, Lines, WrongRows, read_lines
+from floodmark.rows.misfits import Problems
+from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.schema import nearest
+from floodmark.rows.staging.dicts import rows_schema, rows_to_table
 from floodmark.write.prune import key_fields
 
 JUDGES_MAX = 256

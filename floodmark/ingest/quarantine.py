@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from floodmark import clock, log
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.spool_rider import Held, RetryRider
-from floodmark.catalog.spools import HELD, PutAside
+from floodmark.catalog.spools import HELD, Held, PutAside, RetryRider
+from floodmark.commit.catalog import Catalog
 from floodmark.engine import Engine
 from floodmark.errors import BelowRetention, Conflict, Corrupt, NotFound, Unavailable
 from floodmark.failpoints import hit

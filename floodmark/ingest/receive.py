@@ -16,24 +16,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.riders import Rider
 from floodmark.catalog.senders import SenderRider, is_skipped
+from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent, batch_rider
+from floodmark.commit.metadata import schema_of
 from floodmark.commit.publication import publish, rehearse
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
 from floodmark.ingest.judge import NOT_COLUMNS
 from floodmark.model import MAIN, Commit, Head
-from floodmark.rows.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.convert import Shape, table_shape
-from floodmark.rows.dicts import rows_to_table
-from floodmark.rows.json_lines import python_values
+from floodmark.rows.json.json_lines import python_values
 from floodmark.rows.keys import render_keys
-from floodmark.rows.problems import Problem, Problems
+from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.schema import nearest
-from floodmark.rows.stage import in_memory_batches
+from floodmark.rows.staging.dicts import rows_to_table
+from floodmark.rows.staging.stage import in_memory_batches
 from floodmark.storage import join
 from floodmark.write.change import Change
 from floodmark.write.options import WriteOptions

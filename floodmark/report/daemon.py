@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
-from floodmark.catalog.catalog import Catalog
+from floodmark.commit.catalog import Catalog
 from floodmark.json_form import JsonObject, Reported, StoredError, stored_error
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from floodmark import clock, log
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.job import CANCELLED, FAILED, INTERRUPTED, RUNNING, UNKNOWN, Job
+from floodmark.catalog.jobs import CANCELLED, FAILED, INTERRUPTED, RUNNING, UNKNOWN, Job
+from floodmark.commit.catalog import Catalog
 from floodmark.json_form import JsonObject, Reported, StoredError, stored_error
 
 NOT_READY = "not ready"

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from floodmark import clock
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.upkeep import LAKE, Maintenance, Policy
-from floodmark.config import MaintainSettings
+from floodmark.commit.catalog import Catalog
 from floodmark.json_form import Reported
-from floodmark.maintain.record import COMPACT, FAILED, REFUSED, RETAIN, VERBS
+from floodmark.maintenance.record import COMPACT, FAILED, REFUSED, RETAIN, VERBS
 from floodmark.model import Head
+from floodmark.settings.settings import MaintainSettings
 from floodmark.shown import count_of
 
 # Time goes on and rows grow old: a policy is looked after this often.

@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from floodmark import clock
-from floodmark.catalog.catalog import Catalog
-from floodmark.config import MaintainSettings
-from floodmark.export.status import SinkReport, sink_reports
+from floodmark.commit.catalog import Catalog
 from floodmark.json_form import Json, Reported, as_json
 from floodmark.model import Commit
 from floodmark.report.jobs import JobReport, job_report
 from floodmark.report.maintenance import DEFAULTS
 from floodmark.report.status import AuditLine, Status, audit_line, lake_status, lake_tables, look
 from floodmark.report.tables import TableLine
+from floodmark.settings.settings import MaintainSettings
+from floodmark.sinks.status import SinkReport, sink_reports
 
 # What is counted through all versions (what a sweep would do) is not counted again before that.
 COUNT_AGE_S_MAX = 60.0

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from floodmark import clock
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.upkeep import Maintenance
+from floodmark.commit.catalog import Catalog
 from floodmark.errors import BelowRetention, Corrupt
-from floodmark.export import record as sink_record
 from floodmark.json_form import Reported, StoredError, stored_error
-from floodmark.maintain.record import SINK_VERBS
+from floodmark.maintenance.record import SINK_VERBS
+from floodmark.sinks import record as sink_record
 
 
 @dataclass(frozen=True)

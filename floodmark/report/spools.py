@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from floodmark import clock
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spools import SpoolRow
+from floodmark.commit.catalog import Catalog
 from floodmark.errors import FloodmarkError
 from floodmark.json_form import Reported, StoredError
 from floodmark.spool.salvage import find_damage

@@ -14,11 +14,10 @@ from sqlalchemy import func, select
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.drifted import drifted_tables
-from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGED, STATES, to_operation
 from floodmark.catalog.processes import is_dead
-from floodmark.config import MaintainSettings
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.drift import drifted_tables
+from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGED, STATES, to_operation
 from floodmark.errors import Corrupt
 from floodmark.json_form import Reported
 from floodmark.model import MAIN, AuditRow, Head
@@ -39,6 +38,7 @@ from floodmark.report.maintenance import (
 from floodmark.report.sinks import SinkLine, see_sinks
 from floodmark.report.spools import SpoolReport, see_spools
 from floodmark.report.tables import TableLine, table_lines
+from floodmark.settings.settings import MaintainSettings
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from sqlalchemy import select
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.upkeep import Policy
-from floodmark.config import MaintainSettings
+from floodmark.commit.catalog import Catalog
 from floodmark.errors import Corrupt
 from floodmark.json_form import Reported
 from floodmark.model import MAIN, Head
@@ -30,6 +29,7 @@ from floodmark.report.maintenance import (
     see_upkeep,
 )
 from floodmark.report.spools import REFUSED, SpoolReport
+from floodmark.settings.settings import MaintainSettings
 from floodmark.shown import count_of
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _committed_ms(catalog: Catalog, versions: Collection[int]) -> dict[int, int]
 
 def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFAULTS) -> TableDetails:
     """A table: its columns, layout, size and place, and how it is kept."""
-    from floodmark.catalog.metadata import schema_of
+    from floodmark.commit.metadata import schema_of
 
     metadata = catalog.files.metadata(head.metadata_location)
     schema, spec = schema_of(metadata, head), metadata.specs()[head.spec_id]
@@ -239,8 +239,8 @@ def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFA
 
 
 def _columns(metadata: TableMetadata, schema: Schema, head: Head) -> tuple[ColumnLine, ...]:
-    from floodmark.catalog.fills import fills_of
-    from floodmark.catalog.references import references_of
+    from floodmark.commit.fills import fills_of
+    from floodmark.commit.references import references_of
 
     refers = {one.field_id: one.parent for one in references_of(metadata.properties, schema, head.table_id)}
     filled = {one.field_id: one.expression for one in fills_of(metadata.properties, schema)}
@@ -263,7 +263,7 @@ def _orphans(catalog: Catalog, head: Head) -> tuple[int, int] | None:
 
     None if nobody can tell, because a file that versions need is gone: `floodmark doctor` says which.
     """
-    from floodmark.maintain.sweep import plan_sweep, with_sizes
+    from floodmark.maintenance.sweep import plan_sweep, with_sizes
 
     try:
         mine = [states for states in catalog.expiry.states(0, head.table) if states.table_id == head.table_id]
@@ -293,7 +293,7 @@ def table_contents(catalog: Catalog, head: Head, lines_max: int) -> TableContent
     """The partitions and files of a table: the first partitions by name, the largest files, and how many there are."""
     from pyiceberg.manifest import DataFileContent
 
-    from floodmark.catalog.metadata import schema_of
+    from floodmark.commit.metadata import schema_of
 
     metadata = catalog.files.metadata(head.metadata_location)
     schema, specs = schema_of(metadata, head), metadata.specs()

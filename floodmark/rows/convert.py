@@ -20,8 +20,8 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 
 from floodmark.errors import Corrupt
 from floodmark.model import SEQ_COLUMN
+from floodmark.rows.misfits import Problem, Problems
 from floodmark.rows.nested import list_of, map_of, map_parts, struct_of
-from floodmark.rows.problems import Problem, Problems
 from floodmark.rows.schema import arrow_schema, nearest, user_fields
 from floodmark.rows.translate import is_list
 

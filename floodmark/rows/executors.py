@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from floodmark.errors import FloodmarkError
-from floodmark.rows.parts import task_slots
+from floodmark.rows.reading.parts import task_slots
 from floodmark.rows.tasks import collect_tagged
 from floodmark.storage import local_path
 from floodmark.storage.probe import impatient, probe_writing

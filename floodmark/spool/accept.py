@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spools import SpoolRow
+from floodmark.commit.catalog import Catalog
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.failpoints import hit
 from floodmark.spool.folder import read_about, take_lock, write_about

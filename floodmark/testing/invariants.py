@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 from sqlalchemy import select
 
 from floodmark.catalog import tables
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.history import EXPIRED
-from floodmark.catalog.journal import ABANDONED, PUBLISHED, STAGING, all_files
-from floodmark.catalog.lines import Line, Lines
-from floodmark.catalog.metadata import MetadataFiles, small_file_bytes
-from floodmark.catalog.table_states import CONDEMNED_MS
+from floodmark.catalog.lineage import Line, Lines
 from floodmark.catalog.witness import FOLDER as WITNESSES
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGING, all_files
+from floodmark.commit.metadata import MetadataFiles, small_file_bytes
+from floodmark.commit.table_states import CONDEMNED_MS
 from floodmark.errors import FloodmarkError
 from floodmark.model import MAIN, SEQ_COLUMN, Head
 from floodmark.testing.line_invariants import (

@@ -1,7 +1,7 @@
 """What must hold of branches and of every line of commits: from the rows alone, by following each commit's parent.
 
-A way of its own to find what a version sees, on purpose: expiry, sweep and readers ask lines (catalog/lines.py), and a
-mistake there must not vouch for itself here.
+A way of its own to find what a version sees, on purpose: expiry, sweep and readers ask lines (catalog/lineage.py), and
+a mistake there must not vouch for itself here.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 from pyiceberg.table.metadata import TableMetadata
 
 from floodmark.catalog.history import LIVE
-from floodmark.catalog.lines import Line
-from floodmark.catalog.metadata import last_sequence
+from floodmark.catalog.lineage import Line
+from floodmark.commit.metadata import last_sequence
 from floodmark.model import MAIN
 
 # By version, then by table id, the row of the state that the version sees; tombstones too.

@@ -12,11 +12,11 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from floodmark.catalog import tables
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.history import LIVE
 from floodmark.catalog.sink_state import CONSUMER, OPEN
 from floodmark.catalog.unit import RETRY, ROWS, Unit
 from floodmark.catalog.witness import FOLDER
+from floodmark.commit.catalog import Catalog
 from floodmark.errors import FloodmarkError
 from floodmark.model import BEGINNING, MAIN
 

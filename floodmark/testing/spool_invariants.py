@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from floodmark.catalog.catalog import Catalog
 from floodmark.catalog.spools import HELD
+from floodmark.commit.catalog import Catalog
 from floodmark.ingest.quarantine import FOLDER, leftovers, read_aside
 from floodmark.storage import join
 

@@ -16,20 +16,20 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IcebergType, NestedField
 
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.fills import Fill, absent_fields, fill_property, fills_of, is_unbound, unbound_property
-from floodmark.catalog.live import live_files
-from floodmark.catalog.metadata import new_snapshot_id, schema_of
-from floodmark.catalog.references import references_of
 from floodmark.catalog.riders import Rider
-from floodmark.catalog.seal import WRITE, Edit
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.fills import Fill, absent_fields, fill_property, fills_of, is_unbound, unbound_property
 from floodmark.commit.intent import Intent
+from floodmark.commit.live_files import live_files
+from floodmark.commit.metadata import new_snapshot_id, schema_of
 from floodmark.commit.publication import Planned, PublishPlan, Start, publish
+from floodmark.commit.references import references_of
+from floodmark.commit.seal import WRITE, Edit
 from floodmark.errors import Conflict, Invalid
 from floodmark.model import Commit, Head
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.schema import arrow_schema, arrow_type, user_fields
-from floodmark.write.shaped import planned_metadata
+from floodmark.write.table import planned_metadata
 
 KIND = "add_column"
 

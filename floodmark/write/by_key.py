@@ -15,9 +15,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import VoidTransform
 
 from floodmark.rows.keys import KeySet
-from floodmark.rows.packed import pack_positions
-from floodmark.rows.rewrite import Source
-from floodmark.rows.stage import StageTarget
+from floodmark.rows.rewriting.position_text import pack_positions
+from floodmark.rows.rewriting.rewrite import Source
+from floodmark.rows.staging.stage import StageTarget
 from floodmark.storage import Storage
 from floodmark.write.prune import key_fields
 

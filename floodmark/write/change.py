@@ -15,30 +15,29 @@ from typing import Any
 from pyiceberg.table.metadata import TableMetadata
 
 from floodmark import log
-from floodmark.catalog.adopt import Adopted
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.journal import Operation
-from floodmark.catalog.metadata import new_metadata
 from floodmark.catalog.riders import PlanAgain, Rider
-from floodmark.catalog.seal import CREATE, Edit
+from floodmark.commit.adopt import Adopted
+from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent
+from floodmark.commit.journal import Operation
+from floodmark.commit.metadata import new_metadata
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start
+from floodmark.commit.seal import CREATE, Edit
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
-from floodmark.rows.bundle import Bundle
-from floodmark.rows.incoming import by_columns, by_lacking, check_whole, last_of
-from floodmark.rows.runner import Runner
-from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
+from floodmark.rows.rewriting.runner import Runner
+from floodmark.rows.staging.bundle import Bundle
+from floodmark.rows.staging.incoming import by_columns, by_lacking, check_whole, last_of
+from floodmark.rows.staging.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
 from floodmark.storage import join
 from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.other_tables import tables_at_head
 from floodmark.write.references import ReferenceChecks
 from floodmark.write.shape import TableShape
-from floodmark.write.shaped import Means, planned_metadata
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, RETAIN, Part, Step
-from floodmark.write.table import TableChange
+from floodmark.write.table import Means, TableChange, planned_metadata
 from floodmark.write.watch import watched
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from floodmark.catalog.live import live_files
-from floodmark.catalog.metadata import has_renamed_columns, schema_of
+from floodmark.commit.live_files import live_files
+from floodmark.commit.metadata import has_renamed_columns, schema_of
 from floodmark.engine import Engine
 from floodmark.model import Head
-from floodmark.rows.rewrite import BY_WHERE, Rewrite, Source
-from floodmark.rows.runner import Runner
-from floodmark.rows.stage import StageTarget
-from floodmark.rows.where import Where, count_positions
+from floodmark.rows.rewriting.rewrite import BY_WHERE, Rewrite, Source
+from floodmark.rows.rewriting.runner import Runner
+from floodmark.rows.sql.where import Where, count_positions
+from floodmark.rows.staging.stage import StageTarget
 
 if TYPE_CHECKING:
     pass

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.metadata import has_renamed_columns, schema_of
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.metadata import has_renamed_columns, schema_of
 from floodmark.errors import NotFound
 from floodmark.model import MAIN
 from floodmark.rows.session import Sessions
@@ -22,7 +22,7 @@ def tables_at_head(catalog: Catalog, sessions: Sessions, branch: str = MAIN) -> 
     """Gives a table by its name, whatever its case; `NotFound` if there is none."""
 
     def read(name: str) -> DataFrame:
-        from floodmark.rows.scan import scan
+        from floodmark.rows.reading.scan import scan
 
         heads = [head for head in catalog.history.heads(branch) if head.table.lower() == name.lower()]
         if not heads:

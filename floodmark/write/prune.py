@@ -21,8 +21,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import NestedField, PrimitiveType
 
-from floodmark.catalog.live import LiveFile
-from floodmark.catalog.manifests import data_file
+from floodmark.commit.live_files import LiveFile
+from floodmark.commit.manifests import data_file
 from floodmark.model import FileRecord
 
 # Ranges are compared file by file; with more incoming files than this, their common range is.

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 from pyiceberg.types import NestedField
 
-from floodmark.catalog.live import LiveFile, live_files
-from floodmark.catalog.metadata import MetadataFiles, schema_of
-from floodmark.catalog.references import Reference, Referrer, references_of, referrers_of
 from floodmark.catalog.riders import PlanAgain
+from floodmark.commit.live_files import LiveFile, live_files
+from floodmark.commit.metadata import MetadataFiles, schema_of
+from floodmark.commit.references import Reference, Referrer, references_of, referrers_of
 from floodmark.errors import Corrupt, NotFound
 from floodmark.model import MAIN, Head
-from floodmark.rows.references import Missing, held_values, missing_values
+from floodmark.rows.reading.references import Missing, held_values, missing_values
 from floodmark.storage import Storage
 from floodmark.write import refusals
 from floodmark.write.prune import key_fields

@@ -11,9 +11,9 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 
-from floodmark.catalog.fills import FILL_PREFIX
-from floodmark.catalog.metadata import GC_BEFORE, GC_ENABLED, GC_OFF
-from floodmark.catalog.references import REFERENCE_PREFIX, REFERRER_PREFIX
+from floodmark.commit.fills import FILL_PREFIX
+from floodmark.commit.metadata import GC_BEFORE, GC_ENABLED, GC_OFF
+from floodmark.commit.references import REFERENCE_PREFIX, REFERRER_PREFIX
 from floodmark.errors import Invalid
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.schema import table_schema

@@ -10,13 +10,13 @@ from typing import Protocol
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
-from floodmark.catalog.fills import Fill, absent_fields, fills_of
-from floodmark.catalog.live import LiveFile
 from floodmark.catalog.riders import Rider
+from floodmark.commit.fills import Fill, absent_fields, fills_of
+from floodmark.commit.live_files import LiveFile
 from floodmark.model import FileRecord, Head
-from floodmark.rows.rewrite import Result, Source
-from floodmark.rows.runner import Runner
-from floodmark.rows.stage import StageTarget
+from floodmark.rows.rewriting.rewrite import Result, Source
+from floodmark.rows.rewriting.runner import Runner
+from floodmark.rows.staging.stage import StageTarget
 from floodmark.write.options import DEFAULT, WriteOptions
 
 APPEND, MERGE, DELETE, OVERWRITE, RETAIN = "append", "merge", "delete", "overwrite", "retain"

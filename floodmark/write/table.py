@@ -1,46 +1,436 @@
-"""What one change does to one table: steps applied to its files, on paper, until the publish makes them true.
+"""A table as a change sees it: its shape, where its rows are staged, and rows that are brought to that shape.
 
-The table's working state is its live files at the head that the change planned on, without those removed so far and
-with those staged so far; each step works on that state, so a later step of a transaction sees an earlier one. The steps
-are kept with the rows that came in, as staged files: if the table moved in a way that matters, they are taken again on
-the new head, without asking the caller for the rows a second time (protocol 1, plan again).
+Rows that came in without a column which an expression fills are staged without it first, and then again with it: so the
+expression is evaluated on what is in the table's own files, whatever form the rows came in. A crash leaves files in the
+operation's own folder that nothing refers to (I3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
-from floodmark.catalog.fills import lacking
-from floodmark.catalog.live import LiveFile, live_files
-from floodmark.catalog.metadata import has_renamed_columns, schema_of
-from floodmark.catalog.references import referrers_of
+from floodmark import clock
 from floodmark.catalog.riders import PlanAgain, Rider
-from floodmark.catalog.seal import Edit
-from floodmark.errors import Conflict, Invalid
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.fills import Fill, absent_fields, fills_of, lacking
+from floodmark.commit.live_files import LiveFile, live_files, seq_field_id
+from floodmark.commit.manifests import data_file
+from floodmark.commit.metadata import (
+    MetadataFiles,
+    add_schema,
+    has_renamed_columns,
+    new_snapshot_id,
+    schema_of,
+    seen_from,
+)
+from floodmark.commit.references import referrers_of
+from floodmark.commit.seal import CREATE, WRITE, Edit, RemovedFile
+from floodmark.errors import Conflict, Corrupt, Invalid
 from floodmark.model import FileRecord, Head
-from floodmark.rows.duplicates import find_duplicates
+from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.keys import examples
-from floodmark.rows.packed import unpack_positions
-from floodmark.rows.rewrite import ALL, BY_KEY, BY_POSITIONS, BY_WHERE, NONE, Result, Rewrite, Source
+from floodmark.rows.rewriting.position_text import unpack_positions
+from floodmark.rows.rewriting.rewrite import ALL, BY_KEY, BY_POSITIONS, BY_WHERE, NONE, Result, Rewrite, Source
+from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.schema import arrow_schema, user_fields
-from floodmark.rows.where import Where
+from floodmark.rows.sql.where import Where
+from floodmark.rows.staging.deletions import DeletionsWriter
+from floodmark.rows.staging.duplicates import find_duplicates
+from floodmark.rows.staging.stage import StageTarget
+from floodmark.storage import Storage
 from floodmark.write import refusals
-from floodmark.write.by_key import rows_of_keys
-from floodmark.write.planned import PlannedTable
+from floodmark.write.by_key import keys_target, rows_of_keys
 from floodmark.write.prune import key_fields, may_hold_keys
 from floodmark.write.reshape import check_condition, check_required, present_name, translated
-from floodmark.write.shaped import Means
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, RETAIN, Part, Step, TableState
-from floodmark.write.working import WorkingFiles
 
 if TYPE_CHECKING:
-    pass
+    from floodmark.rows.frames import DataFrame
+
+
+def planned_metadata(catalog: Catalog, head: Head) -> TableMetadata:
+    """A table's newest metadata, as the branch of this head sees it: ids that any branch has given are taken there."""
+    newest = catalog.files.metadata(catalog.history.newest_metadata(head.table_id))
+    return seen_from(newest, head.schema_id, head.spec_id)
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a change works on a table with. `tables` gives others of the lake, for expressions that fill columns."""
+
+    files: MetadataFiles
+    storage: Storage
+    runner: Runner
+    tables: Callable[[str], DataFrame]
+
+
+class ShapedTable:
+    def __init__(self, name: str, metadata: TableMetadata, head: Head | None, folder: str, means: Means) -> None:
+        """`head` is None for a table that the same change makes: then `metadata` is its first.
+
+        `folder` is where the change stages its files.
+        """
+        self.name = name
+        self.metadata = metadata
+        self.head = head
+        self._files = means.files
+        self._storage = means.storage
+        self._runner = means.runner
+        self.folder = folder
+        self._tables = means.tables
+        # The table's own; `schema` has the columns that this change brings, too.
+        self.own = metadata.schema() if head is None else schema_of(metadata, head)
+        self.schema = self.own
+        self._new_spec_id: int | None = None
+
+    @property
+    def spec_id(self) -> int:
+        if self._new_spec_id is not None:
+            return self._new_spec_id
+        return self.metadata.default_spec_id if self.head is None else self.head.spec_id
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(column.name for column in key_fields(self.schema))
+
+    def evolved(self, incoming: pa.Schema) -> Schema:
+        """The table's schema with what rows of this Arrow schema bring: columns, wider numbers. Changes nothing yet."""
+        known = [schema.schema_id for schema in self.metadata.schemas]
+        found = evolve_schema(
+            self.schema, incoming, last_column_id=self.metadata.last_column_id, next_schema_id=max(known) + 1
+        )
+        return self.schema if found is None else found
+
+    def target(self, schema: Schema | None = None, *, fill_missing: bool = False) -> StageTarget:
+        return StageTarget(
+            folder=self.folder,
+            schema_json=(schema or self.schema).model_dump_json(),
+            spec_json=self.metadata.specs()[self.spec_id].model_dump_json(),
+            sort_json=self.metadata.sort_order().model_dump_json(),
+            properties=dict(self.metadata.properties),
+            storage_options=self._storage.options,
+            fill_missing=fill_missing,
+        )
+
+    def keys_target(self) -> StageTarget:
+        return keys_target(self.target(), self.metadata, self.schema, self.spec_id)
+
+    def part_target(self, schema: Schema, names: Sequence[str]) -> tuple[StageTarget, Schema]:
+        """Where rows are staged that bring these columns only, and the schema of those. Its files are not published.
+
+        Names that the schema does not have are left to staging, which refuses them.
+        """
+        kept = [column for column in schema.fields if column.name in names]
+        keys = list(schema.identifier_field_ids)
+        part = Schema(*kept, schema_id=schema.schema_id, identifier_field_ids=keys)
+        target = keys_target(self.target(), self.metadata, schema, self.spec_id)
+        return replace(target, schema_json=part.model_dump_json()), part
+
+    @property
+    def fills(self) -> tuple[Fill, ...]:
+        """The table's columns that an expression fills."""
+        return fills_of(self.metadata.properties, self.schema)
+
+    def staged_again(
+        self, records: Sequence[FileRecord], schema: Schema, target: StageTarget, fills: Sequence[Fill]
+    ) -> tuple[FileRecord, ...]:
+        """Rows that came in and were staged for `schema`, staged again for the target with these columns filled."""
+        sources = [Source(record.path, record.rows, record.size_bytes, None, True) for record in records]
+        if fills:
+            try:
+                return self._runner.fill(
+                    target, sources, fills, table=self.name, source_schema=schema, tables=self._tables
+                )
+            except Invalid as error:
+                raise _cannot_fill(error, self.name, fills) from error
+        rewrite = Rewrite(target, NONE, source_schema_json=schema.model_dump_json())
+        return tuple(record for file in self._runner.run(rewrite, sources).files for record in file.records)
+
+    def _sources(self, files: Iterable[LiveFile]) -> list[Source]:
+        fills = self.fills
+        return [Source.of(file, absent=absent_fields(file, fills, self.schema)) for file in files]
+
+
+def _cannot_fill(error: Invalid, table: str, fills: Sequence[Fill]) -> Invalid:
+    """Rows that fit the table, and for which a column cannot be computed: there are ways out."""
+    columns = ", ".join(fill.column for fill in fills)
+    out = f"Bring the column with the rows; `floodmark backfill unbind {table} COLUMN` lets all writers leave it out."
+    facts = {**error.facts, "table": table, "filled": columns}
+    return Invalid(error.message, advice=f"{error.advice} {out}".strip(), **facts)
+
+
+@dataclass
+class WorkingFiles:
+    """`needed` were read and stay; `deletions` hold keys that go. Counts are those of the steps, added up."""
+
+    folder: str
+    base: dict[str, LiveFile] | None = None
+    added: dict[str, FileRecord] = field(default_factory=dict)
+    removed: dict[str, LiveFile] = field(default_factory=dict)
+    needed: set[str] = field(default_factory=set)
+    deletions: list[FileRecord] = field(default_factory=list)
+    rows_added: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    # The table gets another shape, also if no row comes or goes.
+    reshaped: bool = False
+    # Files were staged that will not be published.
+    leftovers: bool = False
+
+    def copy(self) -> WorkingFiles:
+        return replace(
+            self,
+            added=dict(self.added),
+            removed=dict(self.removed),
+            needed=set(self.needed),
+            deletions=list(self.deletions),
+        )
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.added or self.removed or self.deletions or self.reshaped)
+
+    def add(self, records: Sequence[FileRecord]) -> None:
+        check_records(records, self.folder)
+        self.added.update({record.path: record for record in records})
+
+    def add_again(self, records: Sequence[FileRecord]) -> None:
+        """Files that another operation published, on another branch: under their own paths, in its folder."""
+        twice = [record.path for record in records if record.path in self.added or record.path in (self.base or {})]
+        if twice or len({record.path for record in records}) != len(records):
+            raise Corrupt("a file of the table would be named twice", files=", ".join(twice[:3]))
+        self.added.update({record.path: record for record in records})
+
+    def add_deletions(self, records: Sequence[FileRecord]) -> None:
+        check_records(records, self.folder)
+        self.deletions += records
+
+    def edit(
+        self,
+        table: str,
+        head: Head | None,
+        metadata: TableMetadata,
+        schema: Schema,
+        spec_id: int,
+        snapshot: int,
+        *,
+        checked: bool,
+    ) -> Edit:
+        """What the door is to do; without a head it makes the table, with this metadata."""
+        evolved = head is not None and self.changed and schema.schema_id != head.schema_id
+        moved = head is not None and spec_id != head.spec_id
+        return Edit(
+            action=WRITE if head is not None else CREATE,
+            table=table,
+            table_id=str(metadata.table_uuid) if head is None else head.table_id,
+            location=metadata.location,
+            schema_id=head.schema_id if head is not None and not evolved else schema.schema_id,
+            spec_id=spec_id,
+            snapshot=snapshot if self.changed else None,
+            added=tuple(self.added.values()),
+            removed=tuple(RemovedFile(file.path, file.rows, file.size_bytes) for file in self.removed.values()),
+            needed=tuple(sorted(self.needed - set(self.removed))),
+            deletions=tuple(self.deletions),
+            rows_added=self.rows_added,
+            rows_updated=self.rows_updated,
+            rows_deleted=self.rows_deleted,
+            checked=checked,
+            base_snapshot=None if head is None else head.snapshot,
+            schema=schema.model_dump_json() if evolved else None,
+            base_schema_id=head.schema_id if head is not None and evolved else None,
+            spec=metadata.specs()[spec_id].model_dump_json() if moved else None,
+            base_spec_id=head.spec_id if head is not None and moved else None,
+            metadata=metadata.model_dump_json(exclude_none=True) if head is None else None,
+        )
+
+    def drop(self, file: LiveFile) -> None:
+        if self.added.pop(file.path, None) is None:
+            self.removed[file.path] = file
+        else:
+            self.leftovers = True  # staged by an earlier step, and not to be published
+
+
+def staged_files(
+    records: Iterable[FileRecord], metadata: TableMetadata, schema: Schema, spec_id: int
+) -> list[LiveFile]:
+    """Files that this change has staged, as planning sees them: without a sequence."""
+    seq_id = seq_field_id(schema)
+    return [LiveFile(data_file(record, metadata, spec_id), None, seq_id) for record in records]
+
+
+def check_records(records: Sequence[FileRecord], folder: str) -> None:
+    """A file is published once, and only from the folder that this operation owns."""
+    paths = [record.path for record in records]
+    foreign = [path for path in paths if not path.startswith(folder + "/")]
+    if foreign or len(set(paths)) != len(paths) or any(record.rows <= 0 for record in records):
+        raise Corrupt("staging reported files that are not this operation's own, each once, with rows", folder=folder)
+
+
+class PlannedTable(ShapedTable):
+    def __init__(self, name: str, metadata: TableMetadata, head: Head | None, folder: str, means: Means) -> None:
+        super().__init__(name, metadata, head, folder, means)
+        self._snapshot = new_snapshot_id()
+        self._state = WorkingFiles(self.folder)
+        # The publish demands that the table is just where it was planned, whatever is done to it.
+        self.strict = False
+        # Another table of the change is right only beside this one's rows; looked at again if it moved.
+        self.depended = False
+        # Something was put on paper that is no step, and cannot be taken again.
+        self._decided = False
+
+    @property
+    def leftovers(self) -> bool:
+        return self._state.leftovers
+
+    # ── decided elsewhere ──
+
+    def add_again(self, records: Sequence[FileRecord], *, carried: bool = False) -> None:
+        """Add files that are published already, on another branch: no copy, and a sequence of this commit.
+
+        `carried`: their rows went with `replace_all` and come back as they were; they are not counted as new.
+        """
+        self._decided = True
+        self._base()  # to know what is live
+        self._state.add_again(records)
+        self._count(records, carried=carried)
+
+    def add_staged(self, records: Sequence[FileRecord], *, carried: bool = False) -> None:
+        """Add files that were staged in this operation's folder for the table's shape, fresh or settled."""
+        self._decided = True
+        self._state.add(records)
+        self._count(records, carried=carried)
+
+    def _count(self, records: Sequence[FileRecord], *, carried: bool) -> None:
+        rows = sum(record.rows for record in records)
+        if carried:
+            self._state.rows_deleted -= rows
+        else:
+            self._state.rows_added += rows
+
+    def fill_files(self, files: Iterable[LiveFile]) -> None:
+        """Write files again that lack columns which the table's shape fills; their rows keep their sequences (I6)."""
+        self._decided = True
+        lacking: dict[tuple[int, ...], list[LiveFile]] = {}
+        for file in files:
+            lacking.setdefault(absent_fields(file, self.fills, self.schema), []).append(file)
+        for absent, some in lacking.items():
+            if not absent:
+                continue
+            records = self._runner.fill(
+                replace(self.target(), settled=True),
+                [Source.of(file, absent=absent) for file in some],
+                [fill for fill in self.fills if fill.field_id in absent],
+                table=self.name,
+                source_schema=self.schema,
+                tables=self._tables,
+            )
+            for file in some:
+                self._state.drop(file)
+                self._state.rows_deleted += file.rows
+            self.add_staged(records, carried=True)
+
+    def replace_all(self, keep: Collection[str] = ()) -> int:
+        """Take out every file but those with these paths; returns how many rows go. No deletion is written down."""
+        self._decided = True
+        going = [file for file in self.working_files() if file.path not in keep]
+        for file in going:
+            self._state.drop(file)
+        rows = sum(file.rows for file in going)
+        self._state.rows_deleted += rows
+        return rows
+
+    def tell_deleted(self, keys: pa.Table) -> None:
+        """Write these keys down as deleted by this commit, though no row of them is there any more."""
+        self._decided = True
+        writer = DeletionsWriter(self._storage, self.folder, self.schema, key_fields(self.schema), clock.new_id())
+        try:
+            # Crash here: at most a whole file in the operation's own folder; healing deletes it.
+            with self._storage.batch():
+                writer.write(keys)
+                record = writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+        if record is not None:
+            self._state.add_deletions([record])
+
+    def reshape(self, schema: Schema, spec_id: int | None = None) -> None:
+        """Give the table a schema and a partition spec that its metadata knows, whether rows come or not."""
+        self._decided = True
+        if spec_id is not None and spec_id not in self.metadata.specs():
+            raise Corrupt("the table's metadata does not know this partition spec", table=self.name, spec_id=spec_id)
+        if self.metadata.schema_by_id(schema.schema_id) is None:
+            raise Corrupt("the table's metadata does not know this schema", table=self.name, schema=schema.schema_id)
+        self.schema = schema
+        self.metadata = self.metadata.model_copy(update={"current_schema_id": schema.schema_id})
+        self._new_spec_id = self.spec_id if spec_id is None else spec_id
+        self._state.reshaped = True
+
+    # ── files ──
+
+    def working_files(self) -> list[LiveFile]:
+        """The files that the table has once this change is true, as far as it is planned."""
+        base = [file for path, file in self._base().items() if path not in self._state.removed]
+        return [*base, *self._staged(self._state.added.values())]
+
+    def came_files(self) -> list[LiveFile]:
+        """The files of rows that are new to the table, or that were not looked at before they were put here.
+
+        All of them, if the table gets a shape that it did not have when they were: a reference may come with it.
+        """
+        if self._state.reshaped:
+            return self.working_files()
+        staged = self._staged(self._state.added.values())
+        return [file for file in staged if self._decided or file.fresh]
+
+    def deleted_keys(self) -> list[str]:
+        """The files of the keys that some step took out; a later one may have brought them again."""
+        return [record.path for record in self._state.deletions]
+
+    def base_paths(self) -> set[str]:
+        """The files at the head that was planned on."""
+        return set(self._base())
+
+    def came_meanwhile(self, head: Head) -> list[LiveFile]:
+        """The files of a newer head that were not there at the one that was planned on."""
+        return [file for file in live_files(self._files, head, self.schema) if file.path not in self._base()]
+
+    def _base(self) -> dict[str, LiveFile]:
+        if self._state.base is None:
+            found = [] if self.head is None else live_files(self._files, self.head, self.schema)
+            self._state.base = {file.path: file for file in found}
+        return self._state.base
+
+    def _staged(self, records: Iterable[FileRecord]) -> list[LiveFile]:
+        return staged_files(records, self.metadata, self.schema, self.spec_id)
+
+    def _replace(self, result: Result) -> None:
+        """Put a rewrite's outcome on paper."""
+        live = {file.path: file for file in self.working_files()}
+        for file in result.files:
+            if file.removed:
+                self._state.drop(live[file.path])
+                self._state.add(file.records)
+            elif file.unchanged and file.path in self._base():
+                self._state.needed.add(file.path)
+        self._state.add_deletions(result.deletions)
+
+    def _evolve(self, schema: Schema) -> None:
+        """The table's shape, from this step on, is the one that its rows bring."""
+        if schema is not self.schema:
+            self.schema, self.metadata = schema, add_schema(self.metadata, schema)
+
+    def _edit(self, *, checked: bool) -> Edit:
+        return self._state.edit(
+            self.name, self.head, self.metadata, self.schema, self.spec_id, self._snapshot, checked=checked
+        )
 
 
 class TableChange(PlannedTable):

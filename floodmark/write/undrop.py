@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 from pyiceberg.table.metadata import TableMetadata
 
-from floodmark.catalog.catalog import Catalog
-from floodmark.catalog.dropped import Dropped, find_dropped
-from floodmark.catalog.metadata import new_snapshot_id, schema_of
-from floodmark.catalog.references import REFERENCE_PREFIX, REFERRER_PREFIX, references_of, referrers_of
 from floodmark.catalog.riders import PlanAgain
-from floodmark.catalog.seal import UNDROP, Edit
-from floodmark.catalog.shape_riders import UndropRider
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.dropped import Dropped, find_dropped
 from floodmark.commit.intent import Intent
+from floodmark.commit.metadata import new_snapshot_id, schema_of
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.commit.references import REFERENCE_PREFIX, REFERRER_PREFIX, references_of, referrers_of
+from floodmark.commit.seal import UNDROP, Edit
+from floodmark.commit.shape_riders import UndropRider
 from floodmark.errors import Conflict
 from floodmark.model import Commit
 

@@ -6,14 +6,14 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from floodmark.catalog.adopt import read_foreign
+from floodmark.commit.adopt import read_foreign
 from floodmark.commit.intent import Intent
 from floodmark.commit.publication import publish
 from floodmark.engine import Engine
 from floodmark.errors import Invalid
 from floodmark.model import Commit
-from floodmark.rows.duplicates import find_duplicates
 from floodmark.rows.schema import check_columns
+from floodmark.rows.staging.duplicates import find_duplicates
 from floodmark.write.change import Change
 from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.prune import key_fields

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from floodmark.catalog.journal import all_files
+from floodmark.commit.journal import all_files
 from floodmark.errors import Unavailable
 from floodmark.storage import Storage
 

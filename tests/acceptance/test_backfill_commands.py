@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.catalog.job import FAILED
+from floodmark.catalog.jobs import FAILED
 from floodmark.testing.children import Child, preload, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.acceptance.test_sink_commands import Done, answer, command, on_a_terminal, run_main
 from tests.conftest import ids
 
-preload("floodmark.cli.main", "floodmark.backfill.history", "floodmark.backfill.column")
+preload("floodmark.cli.main", "floodmark.backfill.chunks.history", "floodmark.backfill.columns.column")
 
 WAIT_S = 60
 # A source that is away while a file says so, and that waits at a chunk while another does.

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.cli import demo, demo_rows
-from floodmark.cli.demo_story import WHILE_FILES_COME, WHILE_SENDING
+from floodmark.cli.demo import command as demo
+from floodmark.cli.demo import rows as demo_rows
+from floodmark.cli.demo.story import WHILE_FILES_COME, WHILE_SENDING
 from floodmark.testing.invariants import check_lake
 
 COMMAND = [sys.executable, "-m", "floodmark.cli.main"]

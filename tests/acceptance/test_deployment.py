@@ -21,10 +21,10 @@ import pytest
 
 import floodmark as fm
 from floodmark import clock
-from floodmark.config import load_settings
 from floodmark.rows.session import JAVA_VERSIONS
 from floodmark.serve.http.access import token_hash
 from floodmark.serve.http.body import Limits
+from floodmark.settings.settings import load_settings
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.postgres import PostgresServer
 from floodmark.testing.s3 import ENVIRONMENT, S3Server, s3_environment, s3_stand_in

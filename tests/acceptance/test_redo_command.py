@@ -11,7 +11,7 @@ from floodmark.testing.invariants import check_lake
 from tests.acceptance.test_backfill_commands import YEARS, asked, backfill, health, loaded, made
 
 __all__ = ["made"]
-preload("floodmark.cli.main", "floodmark.backfill.redo")
+preload("floodmark.cli.main", "floodmark.backfill.chunks.redo")
 
 
 def test_a_chunk_is_loaded_again_by_one_command(made: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import floodmark as fm
-from floodmark.recover.examine import examine_lake
+from floodmark.repair.examine import examine_lake
 from floodmark.testing.children import preload, run_child, run_killed
 from tests.acceptance.test_sink_commands import answer
 from tests.conftest import Place
 from tests.foreign_writer import by_another, theirs
 
-preload("floodmark.cli.main", "floodmark.recover.repair")
+preload("floodmark.cli.main", "floodmark.repair.repair")
 
 
 def make(folder: str) -> None:

@@ -11,7 +11,7 @@ from floodmark.testing.children import preload
 from floodmark.testing.invariants import check_lake
 from tests.acceptance.test_sink_commands import answer, command
 
-preload("floodmark.cli.main", "floodmark.evolve.apply")
+preload("floodmark.cli.main", "floodmark.schema.apply")
 
 FIRST = """
 [tables.users]

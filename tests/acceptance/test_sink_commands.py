@@ -25,7 +25,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.cli.main import main
-from floodmark.export.file_units import read_rows, read_units
+from floodmark.sinks.files.units import read_rows, read_units
 from floodmark.testing.children import Child, preload, run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Fault, Receiver, answers
@@ -34,7 +34,9 @@ TOKEN = "a-token-that-nobody-may-see"
 UNIT_SIZE = {"unit_rows": 20_000_000, "unit_bytes": 8 * 1024**3}
 NEW = ("add", "new", "--kind", "files", "--table", "users", "--path", "x")
 
-preload("floodmark.cli.main", "floodmark.export.sinks", "floodmark.export.http", "floodmark.rows.parts")
+preload(
+    "floodmark.cli.main", "floodmark.sinks.sinks", "floodmark.sinks.http.destination", "floodmark.rows.reading.parts"
+)
 
 
 @dataclass(frozen=True)

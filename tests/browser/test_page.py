@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 import floodmark as fm
-from floodmark.catalog.job import SHOWN_MS
+from floodmark.catalog.jobs import SHOWN_MS
 from floodmark.serve.http.access import Token, new_token, token_hash
 from floodmark.testing.children import Child, run_child
 from floodmark.testing.database_faults import DatabaseFaults

@@ -13,7 +13,7 @@ from sqlalchemy import update
 import floodmark as fm
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.job import CHUNKS, DONE, FAILED, HISTORY
+from floodmark.catalog.jobs import CHUNKS, DONE, FAILED, HISTORY
 from floodmark.ingest.intake import Intake, default_folder
 from floodmark.testing.children import run_killed
 from tests.conftest import Place, rows

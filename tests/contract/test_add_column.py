@@ -17,13 +17,13 @@ from sqlalchemy import select
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.fills import absent_fields, fills_of
-from floodmark.catalog.journal import ABANDONED
-from floodmark.catalog.live import live_files
-from floodmark.catalog.metadata import schema_of
 from floodmark.catalog.riders import BatchRider
-from floodmark.catalog.seal import Edit, Seal, seal_hash
+from floodmark.commit.fills import absent_fields, fills_of
 from floodmark.commit.intent import Intent
+from floodmark.commit.journal import ABANDONED
+from floodmark.commit.live_files import live_files
+from floodmark.commit.metadata import schema_of
+from floodmark.commit.seal import Edit, Seal, seal_hash
 from floodmark.errors import Conflict, Invalid, NotFound
 from floodmark.ingest.receive import receive
 from floodmark.model import MAIN, Commit

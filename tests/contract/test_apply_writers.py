@@ -14,9 +14,9 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 import floodmark as fm
-from floodmark.catalog.metadata import new_snapshot_id, schema_of
-from floodmark.catalog.seal import WRITE, Edit
 from floodmark.commit.intent import Intent
+from floodmark.commit.metadata import new_snapshot_id, schema_of
+from floodmark.commit.seal import WRITE, Edit
 from floodmark.errors import Conflict, Invalid
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake

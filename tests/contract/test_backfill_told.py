@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.coverage import check_range, coverage
-from floodmark.backfill.geometry import Chunk, Geometry
-from floodmark.backfill.history import HistorySpec, plan
-from floodmark.backfill.sources import CallSource, PathSource, Source
-from floodmark.backfill.tip import SEEN
-from floodmark.cli.backfill_text import is_complete, job_fields, progress_text
+from floodmark.backfill.chunks.coverage import check_range, coverage
+from floodmark.backfill.chunks.geometry import Chunk, Geometry
+from floodmark.backfill.chunks.history import HistorySpec, plan
+from floodmark.backfill.chunks.sources import CallSource, PathSource, Source
+from floodmark.backfill.chunks.tip import SEEN
+from floodmark.cli.backfill import is_complete, job_fields, progress_text
 from floodmark.cli.main import main
 from floodmark.report.jobs import report_of
 from floodmark.testing.invariants import check_lake

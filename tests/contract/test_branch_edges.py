@@ -6,14 +6,20 @@ import pytest
 from sqlalchemy import Connection
 
 import floodmark as fm
-from floodmark.catalog.batches import doubled_tables
-from floodmark.catalog.edges import Edge, find_edge, merged_sequences, own_changes, since_sequence
-from floodmark.catalog.lines import Lines
-from floodmark.catalog.live import live_files
-from floodmark.catalog.merge_rider import MergeRider
-from floodmark.catalog.metadata import new_snapshot_id
+from floodmark.catalog.lineage import Lines
+from floodmark.catalog.merge_base import (
+    Edge,
+    MergeRider,
+    doubled_tables,
+    find_edge,
+    merged_sequences,
+    own_changes,
+    since_sequence,
+)
 from floodmark.catalog.riders import PlanAgain, Rider
-from floodmark.catalog.seal import TAKE, WRITE, Edit, Seal
+from floodmark.commit.live_files import live_files
+from floodmark.commit.metadata import new_snapshot_id
+from floodmark.commit.seal import TAKE, WRITE, Edit, Seal
 from floodmark.model import BEGINNING, MAIN
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, rows

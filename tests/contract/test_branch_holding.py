@@ -10,9 +10,9 @@ from sqlalchemy import delete, select, update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.expiry import deletions_floor
+from floodmark.commit.expiry import deletions_floor
 from floodmark.model import SNAPSHOTS_KEPT
-from floodmark.recover.examine import examine_lake
+from floodmark.repair.examine import examine_lake
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows

@@ -12,7 +12,7 @@ from sqlalchemy import event, insert
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.journal import all_files
+from floodmark.commit.journal import all_files
 from floodmark.testing.invariants import check_lake
 from tests.without_spark import without_spark
 

@@ -12,7 +12,7 @@ from pyiceberg.types import StringType
 
 import floodmark as fm
 from floodmark.commit.intent import Intent
-from floodmark.export.file_units import read_rows, read_units
+from floodmark.sinks.files.units import read_rows, read_units
 from floodmark.testing.invariants import check_lake
 from floodmark.write.add_column import add_column
 from tests.conftest import Place, at

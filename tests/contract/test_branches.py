@@ -11,9 +11,9 @@ from sqlalchemy import delete, select
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.lines import Lines
+from floodmark.catalog.lineage import Lines
 from floodmark.catalog.riders import AlreadyCommitted, StreamRider
-from floodmark.catalog.seal import Seal
+from floodmark.commit.seal import Seal
 from floodmark.model import MAIN, SNAPSHOTS_KEPT
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
@@ -237,7 +237,7 @@ def test_a_branch_whose_rows_disagree_is_corrupt_never_gone(lake: fm.Lake) -> No
         with pytest.raises(fm.Corrupt):
             ask()
     with pytest.raises(fm.Corrupt):
-        lake.catalog.door.publish(operation, Seal(()), points="append")
+        lake.catalog.publisher.publish(operation, Seal(()), points="append")
 
 
 def test_a_branch_made_and_deleted_in_an_empty_lake_owns_no_later_commit(place: Place) -> None:
@@ -428,6 +428,6 @@ def test_a_stream_goes_on_on_a_branch_from_where_it_was(lake: fm.Lake) -> None:
 def publish_sealed(lake: fm.Lake, operation: Any, seal: Seal) -> fm.Commit:
     lake.catalog.journal.seal(operation, seal)
     try:
-        return lake.catalog.door.publish(operation, seal, points=operation.kind)
+        return lake.catalog.publisher.publish(operation, seal, points=operation.kind)
     finally:
         lake.catalog.journal.active.discard(operation.id)

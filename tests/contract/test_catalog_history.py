@@ -16,8 +16,8 @@ from sqlalchemy import update
 import floodmark as fm
 from floodmark import clock, failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.manifests import MERGE_AT
-from floodmark.catalog.metadata import METADATA_LOG_KEPT
+from floodmark.commit.manifests import MERGE_AT
+from floodmark.commit.metadata import METADATA_LOG_KEPT
 from floodmark.model import SNAPSHOTS_KEPT
 from floodmark.testing.children import Child, run_killed
 from floodmark.testing.invariants import check_lake

@@ -24,8 +24,8 @@ from sqlalchemy import func, select, update
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.seal import INLINE_BYTES_MAX, seal_hash
-from floodmark.recover.examine import examine_lake
+from floodmark.commit.seal import INLINE_BYTES_MAX, seal_hash
+from floodmark.repair.examine import examine_lake
 from floodmark.storage import local_path
 from floodmark.testing.children import Child, run_killed
 from floodmark.testing.invariants import check_lake

@@ -171,7 +171,7 @@ def test_who_has_had_a_turn_gives_it_back_also_if_no_table_moved(lake: fm.Lake, 
 
 def test_turns_are_taken_all_or_none(lake: fm.Lake) -> None:
     """Two operations with one turn each of the same two tables would wait for each other."""
-    turns = lake.catalog.door.turns
+    turns = lake.catalog.publisher.turns
 
     def held() -> dict[str, str]:
         with lake.catalog.database.read() as tx:

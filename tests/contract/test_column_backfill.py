@@ -18,11 +18,11 @@ from sqlalchemy import delete, func, select, update
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.backfill import column as column_backfill
-from floodmark.backfill import column_plan
-from floodmark.backfill.record import BackfillRun
+from floodmark.backfill.columns import column as column_backfill
+from floodmark.backfill.columns import plan as column_plan
 from floodmark.catalog import tables
 from floodmark.errors import Busy, CommitUnknown, Fenced, Invalid, NotFound, Unavailable
+from floodmark.jobs.record import BackfillRun
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 

@@ -13,10 +13,10 @@ import pytest
 from pyiceberg.table.metadata import TableMetadata
 
 import floodmark as fm
-from floodmark.catalog.fills import FILL_PREFIX, Fill, fills_of
 from floodmark.cli.main import main
+from floodmark.commit.fills import FILL_PREFIX, Fill, fills_of
 from floodmark.errors import Busy, Invalid, NotFound
-from floodmark.rows import fill as filling
+from floodmark.rows.rewriting import fill as filling
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, rows
 

@@ -20,9 +20,9 @@ from sqlalchemy import func, select, update
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.journal import ABANDONED
 from floodmark.catalog.upkeep import Maintenance
-from floodmark.maintain import compact as compaction
+from floodmark.commit.journal import ABANDONED
+from floodmark.maintenance import compact as compaction
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 

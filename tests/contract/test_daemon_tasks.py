@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.history import run_history
-from floodmark.backfill.sources import CallSource
-from floodmark.config import MaintainSettings
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.history import run_history
+from floodmark.backfill.chunks.sources import CallSource
 from floodmark.ingest.drop import Drop
 from floodmark.json_form import as_json
-from floodmark.schedule import Pace
 from floodmark.serve.daemon.scheduler import Ran, Task, Tasks
 from floodmark.serve.daemon.tasks import DropTask, JobTask, Lookout, MaintainTask, SinkTask
+from floodmark.settings.schedule import Pace
+from floodmark.settings.settings import MaintainSettings
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids, rows
 

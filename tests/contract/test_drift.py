@@ -14,8 +14,8 @@ from pyiceberg.table import Table
 from pyiceberg.types import StringType
 
 import floodmark as fm
-from floodmark.catalog.drift import classify
-from floodmark.recover.examine import examine_lake
+from floodmark.commit.drift import classify
+from floodmark.repair.examine import examine_lake
 from tests.conftest import Place, rows
 from tests.foreign_writer import by_another, foreign_catalog, theirs
 

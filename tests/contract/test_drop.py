@@ -7,10 +7,10 @@ from sqlalchemy import insert, select
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.metadata import new_snapshot_id
-from floodmark.catalog.riders import PlanAgain, Rider, rider_from_dict
-from floodmark.catalog.seal import DROP, WRITE, Edit, Seal
-from floodmark.catalog.shape_riders import DropRider, NamesRider, PolicyRider
+from floodmark.catalog.riders import PlanAgain, Rider
+from floodmark.commit.metadata import new_snapshot_id
+from floodmark.commit.seal import DROP, WRITE, Edit, Seal, rider_from_dict
+from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
@@ -30,7 +30,7 @@ def publish(lake: fm.Lake, *edits: Edit, riders: tuple[Rider, ...] = (), branch:
     seal = Seal(edits, riders)
     try:
         journal.seal(operation, seal)
-        return lake.catalog.door.publish(operation, seal, points="apply")
+        return lake.catalog.publisher.publish(operation, seal, points="apply")
     except BaseException:
         journal.abandon(operation.id)
         journal.delete_files(operation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
-from floodmark.catalog.manifests import data_file, record_of
+from floodmark.commit.manifests import data_file, record_of
 from floodmark.model import FileRecord
 from tests.conftest import Place
 

@@ -23,13 +23,13 @@ import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog.unit import ACKNOWLEDGED, SEALED, Part, Rules, Settled, Shipped, Stopped, Unit
 from floodmark.errors import Corrupt, Invalid, TooNew, Unavailable
-from floodmark.export import files
-from floodmark.export.file_units import MANIFEST, FileUnit, read_rows, read_units
-from floodmark.export.files import FilesDestination, safe_name, unit_folder
-from floodmark.export.settings import FilesSettings
 from floodmark.model import BEGINNING
-from floodmark.rows import parts
-from floodmark.rows.shipment import Shipment, plan_shipment
+from floodmark.rows.reading import parts
+from floodmark.rows.reading.shipment import Shipment, plan_shipment
+from floodmark.sinks.files import destination as files
+from floodmark.sinks.files.destination import FilesDestination, safe_name, unit_folder
+from floodmark.sinks.files.units import MANIFEST, FileUnit, read_rows, read_units
+from floodmark.sinks.settings import FilesSettings
 from floodmark.storage import Storage, join, root_location
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.s3 import S3Server

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import floodmark as fm
-from floodmark.catalog.job import Job
+from floodmark.catalog.jobs import Job
 from floodmark.shown import ROWS_MAX, Facts, JobFacts, Listing, html_table
 from tests.conftest import Place
 

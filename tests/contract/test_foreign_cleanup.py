@@ -11,9 +11,9 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 import floodmark as fm
-from floodmark.catalog.metadata import GC_BEFORE, GC_ENABLED
-from floodmark.recover.examine import Check, examine_lake
-from floodmark.recover.history_files import look_at_history
+from floodmark.commit.metadata import GC_BEFORE, GC_ENABLED
+from floodmark.repair.examine import Check, examine_lake
+from floodmark.repair.history_files import look_at_history
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.foreign_writer import by_another

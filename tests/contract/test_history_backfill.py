@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.history import plan
-from floodmark.backfill.sources import to_source
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.history import plan
+from floodmark.backfill.chunks.sources import to_source
 from floodmark.testing.children import Child
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.context import Context
-from floodmark.backfill.geometry import Geometry
-from floodmark.backfill.record import BackfillRun
-from floodmark.backfill.sources import PathSource, bind
+from floodmark.backfill.chunks.context import Context
+from floodmark.backfill.chunks.geometry import Geometry
+from floodmark.backfill.chunks.sources import PathSource, bind
 from floodmark.ingest.files import unfinished_csv
+from floodmark.jobs.record import BackfillRun
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids
 from tests.history_world import Numbers, number_rows

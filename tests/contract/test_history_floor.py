@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.coverage import coverage, read_range
-from floodmark.backfill.geometry import Chunk, Geometry
-from floodmark.backfill.history import HistorySpec, plan
+from floodmark.backfill.chunks.coverage import coverage, read_range
+from floodmark.backfill.chunks.geometry import Chunk, Geometry
+from floodmark.backfill.chunks.history import HistorySpec, plan
 from floodmark.catalog.jobs import Held
 from floodmark.catalog.upkeep import Consumer
 from floodmark.testing.invariants import check_lake

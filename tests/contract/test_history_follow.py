@@ -12,8 +12,8 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.backfill.history import spec_from_job
-from floodmark.backfill.sources import to_source
+from floodmark.backfill.chunks.history import spec_from_job
+from floodmark.backfill.chunks.sources import to_source
 from floodmark.testing.children import run_child
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.coverage import coverage
-from floodmark.backfill.geometry import Chunk, Geometry
-from floodmark.backfill.history import HistorySpec, plan
+from floodmark.backfill.chunks.coverage import coverage
+from floodmark.backfill.chunks.geometry import Chunk, Geometry
+from floodmark.backfill.chunks.history import HistorySpec, plan
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids
 from tests.history_world import Numbers, chunk_rows, history, room_of, run

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.geometry import Chunk
+from floodmark.backfill.chunks.geometry import Chunk
 from floodmark.testing.invariants import check_lake
 from tests.history_world import Numbers, history, room_of, run
 

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 
 import floodmark as fm
-from floodmark.backfill import prune
-from floodmark.backfill.coverage import check_range, coverage
-from floodmark.backfill.geometry import Chunk, Geometry
-from floodmark.backfill.history import HistorySpec, Outlook, plan
-from floodmark.backfill.ledger import Ledger
-from floodmark.backfill.load import Loader
-from floodmark.backfill.progress import CallbackFailed, Cancelled, Progress
-from floodmark.backfill.ranges import TableRange
-from floodmark.backfill.sources import TableSource
+from floodmark.backfill.chunks import prune
+from floodmark.backfill.chunks.coverage import check_range, coverage
+from floodmark.backfill.chunks.geometry import Chunk, Geometry
+from floodmark.backfill.chunks.history import HistorySpec, Outlook, plan
+from floodmark.backfill.chunks.ledger import Ledger
+from floodmark.backfill.chunks.load import Loader
+from floodmark.backfill.chunks.ranges import TableRange
+from floodmark.backfill.chunks.sources import TableSource
 from floodmark.catalog.chunks import ChunkRider, Chunks, LoadedTable
 from floodmark.catalog.jobs import Jobs
 from floodmark.commit.intent import Intent
+from floodmark.jobs.progress import CallbackFailed, Cancelled, Progress
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
 from floodmark.write.change import Change

@@ -11,14 +11,14 @@ import pytest
 
 import floodmark as fm
 from floodmark import clock
-from floodmark.backfill.brake import PAUSE_S_MAX, Outage
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.history import run_history
-from floodmark.backfill.record import BackfillRun
-from floodmark.backfill.sources import CallSource
-from floodmark.catalog.job import Job
-from floodmark.config import JobsSettings, check_settings
+from floodmark.backfill.chunks.brake import PAUSE_S_MAX, Outage
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.history import run_history
+from floodmark.backfill.chunks.sources import CallSource
+from floodmark.catalog.jobs import Job
+from floodmark.jobs.record import BackfillRun
 from floodmark.serve.daemon.tasks import JobTask, Lookout, is_resumed
+from floodmark.settings.settings import JobsSettings, check_settings
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids
 from tests.history_world import Numbers, history, number_rows, room_of

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill import redo
-from floodmark.backfill.record import BackfillRun
+from floodmark.backfill.chunks import redo
 from floodmark.catalog.upkeep import Consumer
+from floodmark.jobs.record import BackfillRun
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 from tests.history_world import Numbers, chunk_rows, history, number_rows, room_of, run

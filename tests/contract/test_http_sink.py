@@ -22,10 +22,10 @@ import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.unit import ACKNOWLEDGED, QUARANTINED, SEALED, Part, Rules, Settled, Shipped, Stopped, Unit
 from floodmark.errors import Corrupt, Invalid, Unavailable
-from floodmark.export.http import HttpDestination
-from floodmark.export.record import SinkRun
-from floodmark.export.settings import HttpSettings
-from floodmark.rows.shipment import Body
+from floodmark.rows.reading.shipment import Body
+from floodmark.sinks.http.destination import HttpDestination
+from floodmark.sinks.record import SinkRun
+from floodmark.sinks.settings import HttpSettings
 from floodmark.storage import Storage
 from floodmark.testing.receiver import (
     Fault,

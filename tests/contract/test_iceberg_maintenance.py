@@ -16,8 +16,8 @@ from pyiceberg.table import Table
 
 import floodmark as fm
 from floodmark import clock, failpoints
-from floodmark.export.iceberg_maintain import Owner, plan_expiry
-from floodmark.maintain.record import SINK_VERBS
+from floodmark.maintenance.record import SINK_VERBS
+from floodmark.sinks.iceberg.maintain import Owner, plan_expiry
 from floodmark.testing.children import preload, run_killed
 from tests.conftest import EVENTS, Place, at, rows
 from tests.contract.test_clock_back import a_day_ahead

@@ -31,13 +31,13 @@ from floodmark import failpoints
 from floodmark.catalog.unit import ACKNOWLEDGED, Part, Rules, Settled, Shipped, Unit, UnitLog
 from floodmark.catalog.upkeep import Maintenance
 from floodmark.errors import Conflict, Corrupt
-from floodmark.export import iceberg
-from floodmark.export.iceberg import IcebergDestination
-from floodmark.export.iceberg_compact import compact_destination
-from floodmark.export.record import SinkRun
-from floodmark.export.settings import IcebergSettings
-from floodmark.export.watch import RunWatch
-from floodmark.rows.shipment import plan_shipment
+from floodmark.rows.reading.shipment import plan_shipment
+from floodmark.sinks.iceberg import destination as iceberg
+from floodmark.sinks.iceberg.compact import compact_destination
+from floodmark.sinks.iceberg.destination import IcebergDestination
+from floodmark.sinks.record import SinkRun
+from floodmark.sinks.settings import IcebergSettings
+from floodmark.sinks.watch import RunWatch
 from floodmark.storage import Storage
 from floodmark.testing.children import preload, run_killed
 from floodmark.testing.s3 import S3Server

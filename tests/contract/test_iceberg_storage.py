@@ -9,8 +9,8 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 import floodmark as fm
-from floodmark.export.iceberg_table import Place as DestinationPlace
-from floodmark.export.settings import IcebergSettings
+from floodmark.sinks.iceberg.table import Place as DestinationPlace
+from floodmark.sinks.settings import IcebergSettings
 from floodmark.storage import Storage
 from floodmark.storage.fileio import with_options
 from floodmark.testing.s3 import S3Server

@@ -12,8 +12,7 @@ from sqlalchemy import text, update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.job import CANCELLED, DONE, FAILED, SHOWN_MS
-from floodmark.catalog.jobs import Held
+from floodmark.catalog.jobs import CANCELLED, DONE, FAILED, SHOWN_MS, Held
 from floodmark.report.jobs import TROUBLES_MAX
 from floodmark.serve.http import workers
 from floodmark.serve.http.access import new_token, token_hash

@@ -11,17 +11,15 @@ import pytest
 from sqlalchemy import text, update
 
 import floodmark as fm
-from floodmark.backfill.progress import TOUCH_EVERY_S, Cancelled, Progress
 from floodmark.catalog import tables
-from floodmark.catalog.job import CANCELLED, COLUMN, DONE, FAILED, HISTORY, SHOWN_MS, STALLED_MS, Job
-from floodmark.catalog.job_end import EndRider
-from floodmark.catalog.jobs import Held
-from floodmark.catalog.riders import rider_from_dict
-from floodmark.cli.backfill_text import job_fields, job_line, job_row, next_step
+from floodmark.catalog.jobs import CANCELLED, COLUMN, DONE, FAILED, HISTORY, SHOWN_MS, STALLED_MS, EndRider, Held, Job
+from floodmark.cli.backfill import job_fields, job_line, job_row, next_step
 from floodmark.cli.main import main
 from floodmark.clock import new_id
+from floodmark.commit.seal import rider_from_dict
 from floodmark.errors import Corrupt, Fenced, Invalid
-from floodmark.recover.examine import Check, examine_lake
+from floodmark.jobs.progress import TOUCH_EVERY_S, Cancelled, Progress
+from floodmark.repair.examine import Check, examine_lake
 from floodmark.report.jobs import job_report
 from floodmark.testing.children import run_killed
 from floodmark.testing.database_faults import DatabaseFaults

@@ -15,16 +15,26 @@ import pytest
 from sqlalchemy import delete, update
 
 import floodmark as fm
-from floodmark.backfill.progress import LOOK_EVERY_S, WRITE_EVERY_S, Cancelled, Progress
-from floodmark.backfill.record import BackfillRun
-from floodmark.backfill.run import TEXT_CHARACTERS_MAX, TimedOut, run_job
 from floodmark.catalog import tables
 from floodmark.catalog.chunks import ChunkRider, FillRider, LoadedChunk, LoadedTable, PruneRider, job_rider_from_dict
-from floodmark.catalog.job import CANCELLED, COLUMN, DONE, FAILED, HISTORY, SHOWN_MS, Job
-from floodmark.catalog.jobs import END_TRIES_MAX, NAME_CHARACTERS_MAX, Held
+from floodmark.catalog.jobs import (
+    CANCELLED,
+    COLUMN,
+    DONE,
+    END_TRIES_MAX,
+    FAILED,
+    HISTORY,
+    NAME_CHARACTERS_MAX,
+    SHOWN_MS,
+    Held,
+    Job,
+)
 from floodmark.catalog.riders import AlreadyCommitted
 from floodmark.commit.intent import Intent
 from floodmark.errors import Busy, Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
+from floodmark.jobs.progress import LOOK_EVERY_S, WRITE_EVERY_S, Cancelled, Progress
+from floodmark.jobs.record import BackfillRun
+from floodmark.jobs.run import TEXT_CHARACTERS_MAX, TimedOut, run_job
 from floodmark.model import MAIN
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.database_faults import DatabaseFaults
@@ -294,7 +304,7 @@ class Clock:
         self.now_s = 0.0
         self.sleeps: list[float] = []
         passing = SimpleNamespace(monotonic=lambda: self.now_s, sleep=self._sleep)
-        monkeypatch.setattr("floodmark.backfill.progress.time", passing)
+        monkeypatch.setattr("floodmark.jobs.progress.time", passing)
 
     def _sleep(self, wait_s: float) -> None:
         self.sleeps.append(wait_s)

@@ -20,8 +20,7 @@ from sqlalchemy import text, update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.job import DONE, FAILED
-from floodmark.config import MaintainSettings
+from floodmark.catalog.jobs import DONE, FAILED
 from floodmark.ingest.intake import Intake
 from floodmark.json_form import as_json
 from floodmark.report.health import Health
@@ -36,6 +35,7 @@ from floodmark.serve.http.readiness import Ready
 from floodmark.serve.http.server import Server, bound
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.timeseries import STEPS, Figures, RecentFigures
+from floodmark.settings.settings import MaintainSettings
 from tests.conftest import EVENTS, Place, rows
 from tests.contract.test_jobs import find, set_job, start
 from tests.intake_world import bring, intake_of

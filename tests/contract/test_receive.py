@@ -22,8 +22,8 @@ import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.database import SQLITE_NAME
 from floodmark.ingest.receive import Sender
-from floodmark.rows.json_lines import parse_lines
-from floodmark.rows.ndjson import encode_lines
+from floodmark.rows.json.json_lines import parse_lines
+from floodmark.rows.json.ndjson import encode_lines
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows

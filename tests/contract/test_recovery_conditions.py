@@ -10,7 +10,7 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.catalog.journal import Judged, Moved
+from floodmark.commit.journal import Judged, Moved
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids, rows
 

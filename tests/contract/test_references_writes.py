@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.catalog.journal import all_files
-from floodmark.catalog.metadata import schema_of
-from floodmark.catalog.references import Reference, no_reference, reference_property, referrer_property
 from floodmark.commit.intent import Intent
+from floodmark.commit.journal import all_files
+from floodmark.commit.metadata import schema_of
+from floodmark.commit.references import Reference, no_reference, reference_property, referrer_property
 from floodmark.errors import Invalid
 from floodmark.storage import join
 from floodmark.testing.children import run_killed

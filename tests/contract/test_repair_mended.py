@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import floodmark as fm
-from floodmark.catalog.live import live_files
-from floodmark.recover.examine import examine_lake
+from floodmark.commit.live_files import live_files
+from floodmark.repair.examine import examine_lake
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 from tests.foreign_writer import by_another, foreign_catalog, theirs

@@ -14,12 +14,12 @@ from sqlalchemy import select
 import floodmark as fm
 from floodmark import clock, failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.live import live_files
 from floodmark.catalog.upkeep import Consumer, Policy
 from floodmark.commit.intent import Intent
-from floodmark.maintain.compact import Compacted, compact
-from floodmark.maintain.plan import CompactionPlan, FileGroup
-from floodmark.maintain.retain import plan_retention, retain
+from floodmark.commit.live_files import live_files
+from floodmark.maintenance.compact import Compacted, compact
+from floodmark.maintenance.plan import CompactionPlan, FileGroup
+from floodmark.maintenance.retain import plan_retention, retain
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, at

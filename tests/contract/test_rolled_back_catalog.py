@@ -18,10 +18,10 @@ from floodmark.catalog import tables
 from floodmark.catalog.senders import OtherUnit
 from floodmark.catalog.witness import FOLDER, STALE_MAX
 from floodmark.errors import Corrupt, Invalid
-from floodmark.export.file_units import MANIFEST, read_rows, read_units
-from floodmark.export.record import SinkRun
 from floodmark.ingest.receive import Sender, receive
-from floodmark.recover.examine import examine_lake
+from floodmark.repair.examine import examine_lake
+from floodmark.sinks.files.units import MANIFEST, read_rows, read_units
+from floodmark.sinks.record import SinkRun
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Receiver
 from tests.conftest import Place, at

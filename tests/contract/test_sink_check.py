@@ -12,14 +12,14 @@ import pytest
 
 import floodmark as fm
 from floodmark.cli.main import main
-from floodmark.export.file_units import read_units
 from floodmark.serve.http.body import Limits
+from floodmark.sinks.files.units import read_units
 from floodmark.testing.children import preload, run_killed
 from floodmark.testing.receiver import Receiver, answers
 from tests.conftest import Place, rows
 from tests.contract.test_receive_http import served
 
-preload("tests.contract.test_sink_check", "floodmark.export.sinks")
+preload("tests.contract.test_sink_check", "floodmark.sinks.sinks")
 
 pytestmark = pytest.mark.mostly_sqlite
 

@@ -11,7 +11,7 @@ import pytest
 import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.cli.sink_text import run_lines, status_rows
-from floodmark.export.status import sink_report
+from floodmark.sinks.status import sink_report
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, Place
 

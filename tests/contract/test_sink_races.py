@@ -11,7 +11,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.errors import Conflict, Invalid
-from floodmark.export.settings import parse_settings
+from floodmark.sinks.settings import parse_settings
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Receiver, answers

@@ -16,8 +16,8 @@ from sqlalchemy.exc import IntegrityError
 import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.errors import Invalid, NotFound
-from floodmark.export.file_units import read_rows, read_units
-from floodmark.export.record import SinkRun
+from floodmark.sinks.files.units import read_rows, read_units
+from floodmark.sinks.record import SinkRun
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Receiver, answers
 from tests.conftest import EVENTS, Place, at, rows

@@ -13,8 +13,9 @@ from sqlalchemy import insert, update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.riders import AlreadyCommitted, Rider, rider_from_dict
-from floodmark.catalog.spool_rider import Held, RetryRider, SpoolRider
+from floodmark.catalog.riders import AlreadyCommitted, Rider
+from floodmark.catalog.spools import Held, RetryRider, SpoolRider
+from floodmark.commit.seal import rider_from_dict
 from floodmark.report.spools import see_spools
 from floodmark.spool.accept import BEGIN_ANEW, GIVE_UP, GO_ON, NOTHING, accept, plan
 from floodmark.testing.children import run_child

@@ -13,9 +13,9 @@ from sqlalchemy import event, func, select, update
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.expiry import deletions_floor
-from floodmark.catalog.journal import CLEANED, LOOK_ONCE_MORE
 from floodmark.catalog.upkeep import Consumer
+from floodmark.commit.expiry import deletions_floor
+from floodmark.commit.journal import CLEANED, LOOK_ONCE_MORE
 from floodmark.model import SNAPSHOTS_KEPT
 from floodmark.storage.fileio import LakeFileIO
 from floodmark.testing.children import run_child, run_killed

@@ -20,10 +20,10 @@ from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.cli.main import main
 from floodmark.errors import Invalid, Unavailable
-from floodmark.export.http_policy import Reply, wait_s
-from floodmark.export.record import SinkRun
 from floodmark.ingest.receive import Sender
 from floodmark.serve.http.body import Limits
+from floodmark.sinks.http.policy import Reply, wait_s
+from floodmark.sinks.record import SinkRun
 from floodmark.storage import local_path
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Fault, Receiver, answers, holds
@@ -289,7 +289,7 @@ def test_rows_of_a_retry_without_an_answer_have_a_new_reason_if_the_endpoint_had
 def test_a_retry_in_which_the_endpoint_goes_down_ends_before_every_row_was_tried(
     events: fm.Lake, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("floodmark.export.http.SILENT_MAX", 2)
+    monkeypatch.setattr("floodmark.sinks.http.destination.SILENT_MAX", 2)
     add(events, receiver, part_rows=1, parallel=1, tries=1, split_unanswered=True)
     receiver.script(Fault(422, when=holds("id", *range(1, 10)), text="boom"))
     run(events)

@@ -10,11 +10,11 @@ from sqlalchemy import insert, select, update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.dropped import Dropped, find_dropped
-from floodmark.catalog.riders import rider_from_dict
-from floodmark.catalog.shape_riders import UndropRider
-from floodmark.catalog.table_states import CONDEMNED_MS
 from floodmark.catalog.upkeep import Consumer
+from floodmark.commit.dropped import Dropped, find_dropped
+from floodmark.commit.seal import rider_from_dict
+from floodmark.commit.shape_riders import UndropRider
+from floodmark.commit.table_states import CONDEMNED_MS
 from floodmark.model import SNAPSHOTS_KEPT
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows

@@ -20,11 +20,11 @@ from sqlalchemy import func, select
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.record import BackfillRun
-from floodmark.backfill.sources import CallSource
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.sources import CallSource
 from floodmark.catalog import tables
 from floodmark.catalog.chunks import DONE, PRUNED
+from floodmark.jobs.record import BackfillRun
 from floodmark.testing.children import preload
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
@@ -33,12 +33,12 @@ from tests.conftest import Place
 preload(
     "tests.crash.backfill_world",
     "floodmark.backfill.backfills",
-    "floodmark.backfill.column",
-    "floodmark.backfill.history",
-    "floodmark.backfill.prune",
-    "floodmark.maintain.keeper",
-    "floodmark.maintain.compact",
-    "floodmark.rows.fill",
+    "floodmark.backfill.columns.column",
+    "floodmark.backfill.chunks.history",
+    "floodmark.backfill.chunks.prune",
+    "floodmark.maintenance.keeper",
+    "floodmark.maintenance.compact",
+    "floodmark.rows.rewriting.fill",
 )
 
 EVENTS, PEOPLE = "events", "people"
@@ -143,7 +143,7 @@ def history(lake: fm.Lake, source: CallSource | None = None, **options: Any) -> 
 
 
 def history_plan(lake: fm.Lake) -> dict[str, Any]:
-    from floodmark.backfill.history import spec_from_job
+    from floodmark.backfill.chunks.history import spec_from_job
 
     return lake.backfill.plan(spec_from_job(lake.catalog.jobs.find(HISTORY_JOB)))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import floodmark as fm
-from floodmark.export.file_units import MANIFEST, read_rows, read_units
+from floodmark.sinks.files.units import MANIFEST, read_rows, read_units
 from floodmark.storage import Storage, join, root_location
 from floodmark.testing.children import Child, preload
 from floodmark.testing.invariants import check_lake

@@ -20,21 +20,21 @@ from sqlalchemy import select
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.export.record import SinkRun
+from floodmark.sinks.record import SinkRun
 from floodmark.testing.children import preload
 from tests.conftest import Place
 
 # What a run of a sink imports late, before the children are forked.
 preload(
     "tests.crash.sink_world",
-    "floodmark.export.sinks",
-    "floodmark.export.files",
-    "floodmark.export.http",
-    "floodmark.export.iceberg",
-    "floodmark.export.iceberg_clean",
-    "floodmark.rows.parts",
-    "floodmark.maintain.keeper",
-    "floodmark.maintain.compact",
+    "floodmark.sinks.sinks",
+    "floodmark.sinks.files.destination",
+    "floodmark.sinks.http.destination",
+    "floodmark.sinks.iceberg.destination",
+    "floodmark.sinks.iceberg.clean",
+    "floodmark.rows.reading.parts",
+    "floodmark.maintenance.keeper",
+    "floodmark.maintenance.compact",
     "pydantic.dataclasses",
     "pyiceberg.avro.decoder_fast",
     "pyiceberg.catalog.sql",

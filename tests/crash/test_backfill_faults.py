@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill import column as column_backfill
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.history import HistorySpec, plan, run_history
-from floodmark.backfill.record import BackfillRun
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.history import HistorySpec, plan, run_history
+from floodmark.backfill.columns import column as column_backfill
+from floodmark.jobs.record import BackfillRun
 from floodmark.testing.children import preload
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import WRITES, FaultyStorage

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill import column as column_backfill
+from floodmark.backfill.columns import column as column_backfill
 from floodmark.testing.database_faults import DatabaseFaults
 from tests.conftest import Place, at
 from tests.crash.backfill_world import (

@@ -14,8 +14,8 @@ from sqlalchemy import event
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.sources import CallSource
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.sources import CallSource
 from floodmark.testing.children import Child, preload
 from tests.conftest import Place
 from tests.crash.backfill_world import (

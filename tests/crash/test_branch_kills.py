@@ -19,10 +19,10 @@ pytestmark = pytest.mark.whole
 
 preload(
     "tests.conftest",
-    "floodmark.write.branch_merge",
-    "floodmark.write.branch_diff",
-    "floodmark.write.branches",
-    "floodmark.maintain.sweep",
+    "floodmark.branches.merge",
+    "floodmark.branches.diff",
+    "floodmark.branches.branches",
+    "floodmark.maintenance.sweep",
 )
 
 MERGE_POINTS = [point for point, kind in FAILPOINTS.items() if kind == "branch_merge"]

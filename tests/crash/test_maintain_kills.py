@@ -11,7 +11,7 @@ from sqlalchemy import select
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.journal import LOOK_ONCE_MORE
+from floodmark.commit.journal import LOOK_ONCE_MORE
 from floodmark.failpoints import FAILPOINTS, WRITE_STEPS
 from floodmark.testing.children import preload, run_child, run_killed
 from floodmark.testing.invariants import check_lake
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.mostly_sqlite
 preload(
     "tests.conftest",
     "tests.crash.test_kill_at_every_step",
-    "floodmark.maintain.keeper",
-    "floodmark.maintain.compact",
-    "floodmark.maintain.sweep",
-    "floodmark.maintain.retain",
+    "floodmark.maintenance.keeper",
+    "floodmark.maintenance.compact",
+    "floodmark.maintenance.sweep",
+    "floodmark.maintenance.retain",
 )
 
 PEOPLE = "id long not null, name string, part string, at timestamp"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.record import BackfillRun
 from floodmark.failpoints import FAILPOINTS
+from floodmark.jobs.record import BackfillRun
 from floodmark.testing.children import preload, run_killed
 from floodmark.testing.database_faults import DatabaseFaults
 from tests.conftest import Place
@@ -42,7 +42,7 @@ from tests.crash.test_backfill_kills import points_of, with_chunks
 from tests.crash.test_kill_at_every_step import BEFORE_COMMIT, BEFORE_SEAL, heal
 from tests.crash.test_sink_faults import CommitFaults
 
-preload("tests.crash.test_redo_kills", "floodmark.backfill.redo")
+preload("tests.crash.test_redo_kills", "floodmark.backfill.chunks.redo")
 
 REDONE = 1
 FIRST, LAST = REDONE * CHUNK_ROWS, (REDONE + 1) * CHUNK_ROWS

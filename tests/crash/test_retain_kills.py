@@ -12,7 +12,7 @@ from floodmark import clock, failpoints
 from floodmark.catalog.upkeep import Consumer, Policy
 from floodmark.commit.intent import Intent
 from floodmark.failpoints import FAILPOINTS, WRITE_STEPS
-from floodmark.maintain.retain import retain
+from floodmark.maintenance.retain import retain
 from floodmark.model import MAIN
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.invariants import check_lake

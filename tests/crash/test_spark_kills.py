@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import floodmark as fm
-from floodmark.backfill import executor
-from floodmark.backfill.geometry import Chunk
+from floodmark.backfill.chunks import executor
+from floodmark.backfill.chunks.geometry import Chunk
 from floodmark.failpoints import FAILPOINTS, VARIABLE
 from floodmark.testing.children import Child, run_child, run_killed
 from floodmark.testing.connect import connect_server

@@ -19,7 +19,7 @@ from tests.between import Between, between
 from tests.conftest import Place, rows
 from tests.contract.test_receive_http import served
 
-preload("tests.crash.test_unanswered_kills", "floodmark.export.sinks", "floodmark.export.http")
+preload("tests.crash.test_unanswered_kills", "floodmark.sinks.sinks", "floodmark.sinks.http.destination")
 
 BAD = 7
 QUICK: dict[str, Any] = {"part_rows": 4, "backoff_s_max": 0.01, "tries": 2, "parallel": 2, "compression": "none"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from floodmark.recover.examine import examine_lake
+from floodmark.repair.examine import examine_lake
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.contract.test_clock_back import a_day_ahead
 from tests.contract.test_iceberg_sink import Elsewhere

@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, inspect
 
 import floodmark as fm
 from floodmark.catalog.database import SQLITE_NAME
-from floodmark.recover.examine import examine_lake
+from floodmark.repair.examine import examine_lake
 from tests.conftest import DATABASES, EVENTS, Place, ids, rows
 
 EVERYTHING = """

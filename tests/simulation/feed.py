@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.catalog.expiry import deletions_floor
-from floodmark.maintain.record import Upkept
+from floodmark.commit.expiry import deletions_floor
+from floodmark.maintenance.record import Upkept
 
 TABLE = "people"
 SCHEMA = "id long not null, value int, part string"

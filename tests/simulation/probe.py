@@ -24,7 +24,7 @@ from sqlalchemy import Connection, event
 
 import floodmark as fm
 from floodmark.catalog.database import Database
-from floodmark.catalog.job import DONE
+from floodmark.catalog.jobs import DONE
 from floodmark.errors import FloodmarkError
 from floodmark.testing.children import Child, preload
 from tests.conftest import Place
@@ -44,7 +44,7 @@ _WRITES = ("INSERT", "UPDATE", "DELETE")
 Options = dict[str, Any]
 Job = Callable[[Place, str, Options], "Told"]
 
-preload("tests.simulation.probe", "floodmark.backfill.backfills", "floodmark.backfill.column")
+preload("tests.simulation.probe", "floodmark.backfill.backfills", "floodmark.backfill.columns.column")
 
 
 def make_table(lake: fm.Lake, files: int, file_rows: int) -> None:

@@ -138,7 +138,7 @@ class World:
         return int(lines[self.dev].base_version)
 
     def _lines(self) -> list[Any]:
-        from floodmark.catalog.lines import Lines
+        from floodmark.catalog.lineage import Lines
 
         with self._lakes["judge"].catalog.database.read() as tx:
             return Lines.read(tx).all()

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.export.file_units import read_rows, read_units
 from floodmark.failpoints import FAILPOINTS
+from floodmark.sinks.files.units import read_rows, read_units
 from floodmark.testing.children import run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place

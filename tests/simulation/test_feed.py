@@ -15,8 +15,8 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.catalog.expiry import deletions_floor
 from floodmark.catalog.upkeep import Consumer
+from floodmark.commit.expiry import deletions_floor
 from floodmark.failpoints import FAILPOINTS
 from floodmark.testing.children import Child, run_killed
 from floodmark.testing.database_faults import DatabaseFaults

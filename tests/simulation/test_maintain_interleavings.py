@@ -21,7 +21,7 @@ from sqlalchemy import select
 import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.history import LIVE
-from floodmark.maintain.record import Upkept
+from floodmark.maintenance.record import Upkept
 from floodmark.model import SNAPSHOTS_KEPT
 from floodmark.testing.children import Child
 from floodmark.testing.explorer import Run, explore

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.record import BackfillRun
-from floodmark.backfill.sources import CallSource
-from floodmark.export.file_units import read_rows, read_units
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.sources import CallSource
 from floodmark.failpoints import FAILPOINTS
+from floodmark.jobs.record import BackfillRun
+from floodmark.sinks.files.units import read_rows, read_units
 from floodmark.testing.children import run_killed
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import FaultyStorage

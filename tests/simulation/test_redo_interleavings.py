@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.sources import CallSource
-from floodmark.export.file_units import read_rows, read_units
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.sources import CallSource
+from floodmark.sinks.files.units import read_rows, read_units
 from floodmark.testing.explorer import Run, explore
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.geometry import Chunk, Geometry
-from floodmark.backfill.ranges import TableRange
-from floodmark.backfill.sources import Context, PathSource, Source, TableSource, bind, explain
+from floodmark.backfill.chunks.geometry import Chunk, Geometry
+from floodmark.backfill.chunks.ranges import TableRange
+from floodmark.backfill.chunks.sources import Context, PathSource, Source, TableSource, bind, explain
 from floodmark.errors import Invalid, NotFound, Unavailable
 from tests.without_spark import NO_SPARK
 

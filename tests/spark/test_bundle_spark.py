@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill import executor
-from floodmark.backfill.geometry import Chunk
-from floodmark.backfill.history import HistorySpec, run_history
+from floodmark.backfill.chunks import executor
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.history import HistorySpec, run_history
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, ids
 from tests.history_world import Numbers, chunk_rows, history, room_of, steps_of
@@ -19,8 +19,8 @@ from tests.history_world import Numbers, chunk_rows, history, room_of, steps_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from floodmark.backfill.progress import Step
-    from floodmark.backfill.record import BackfillRun
+    from floodmark.jobs.progress import Step
+    from floodmark.jobs.record import BackfillRun
 
 CHUNKS = 12
 
@@ -127,7 +127,7 @@ def test_a_table_that_fills_a_column_is_filled_chunk_by_chunk(lake: fm.Lake, spa
 def test_a_bundle_whose_reply_was_lost_is_not_loaded_twice(
     lake: fm.Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from floodmark.backfill.load import Loader
+    from floodmark.backfill.chunks.load import Loader
 
     real, lost = Loader.load_bundle, [1]
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyiceberg.schema import Schema
 
-from floodmark.catalog.live import LiveFile
+from floodmark.commit.live_files import LiveFile
 from floodmark.model import DeletionsFile
-from floodmark.rows import changes, scan
-from floodmark.rows.arrow_reader import arrow_batches
-from floodmark.rows.changes import changes_batches, changes_dataframe, plan_changes
-from floodmark.rows.scan import scan_with_seq
+from floodmark.rows.reading import changes, scan
+from floodmark.rows.reading.arrow_reader import arrow_batches
+from floodmark.rows.reading.changes import changes_batches, changes_dataframe, plan_changes
+from floodmark.rows.reading.scan import scan_with_seq
 from floodmark.rows.schema import table_schema, user_fields
 from tests.unit.test_changes import Files, Row, in_order, rows_of
 

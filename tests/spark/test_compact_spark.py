@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import floodmark as fm
-from floodmark.rows import gather
+from floodmark.rows.rewriting import gather
 from floodmark.testing.invariants import check_lake
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import sys
 from pyspark.sql import SparkSession
 from floodmark.errors import Invalid
 from floodmark.rows.layout import partition_spec
-from floodmark.rows.scan import scan
+from floodmark.rows.reading.scan import scan
 from floodmark.rows.schema import table_schema
 from floodmark.rows.session import Sessions
-from floodmark.rows.stage import StageTarget, stage_dataframe
-from floodmark.rows.where import Where, check_where, spark_positions
+from floodmark.rows.staging.stage import StageTarget, stage_dataframe
+from floodmark.rows.sql.where import Where, check_where, spark_positions
 
 remote = SparkSession.builder.remote("local[2]").getOrCreate()
 spark = Sessions({}).get()

@@ -19,7 +19,7 @@ from tests.conftest import EVENTS, ids
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from floodmark.backfill.record import BackfillRun
+    from floodmark.jobs.record import BackfillRun
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def run(lake: fm.Lake, path: str, **options: object) -> BackfillRun:
 
 
 def fm_source(path: str, **options: object) -> object:
-    from floodmark.backfill.sources import PathSource
+    from floodmark.backfill.chunks.sources import PathSource
 
     return PathSource(path, **options)  # type: ignore[arg-type]
 

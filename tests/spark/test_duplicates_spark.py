@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from floodmark.errors import Invalid
-from floodmark.rows.duplicates import last_of_dataframe
+from floodmark.rows.staging.duplicates import last_of_dataframe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,7 +96,7 @@ def test_a_map_is_neither_key_nor_order(spark: SparkSession, key: list[str], ord
 
 
 def test_the_same_rows_as_for_a_table_in_memory(spark: SparkSession) -> None:
-    from floodmark.rows.duplicates import last_of_table
+    from floodmark.rows.staging.duplicates import last_of_table
 
     df = spark.range(300).selectExpr(
         "id % 17 as a", "concat('n', id % 3) as b", "if(id % 11 = 0, null, id % 5) as v", "array(id % 4, null) as l"

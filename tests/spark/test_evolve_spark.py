@@ -14,9 +14,9 @@ from floodmark.errors import Invalid
 from floodmark.rows.convert import table_shape
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.layout import partition_spec
-from floodmark.rows.scan import scan
+from floodmark.rows.reading.scan import scan
 from floodmark.rows.schema import table_schema
-from floodmark.rows.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
+from floodmark.rows.staging.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.export import files
-from floodmark.export.file_units import FileUnit, read_rows, read_units
-from floodmark.rows import parts
+from floodmark.rows.reading import parts
+from floodmark.sinks.files import destination as files
+from floodmark.sinks.files.units import FileUnit, read_rows, read_units
 from floodmark.storage import Storage
 from floodmark.testing.s3 import S3Server, s3_environment, s3_stand_in
 from tests.conftest import at

@@ -10,17 +10,17 @@ import pytest
 from pyiceberg.types import IcebergType
 
 import floodmark as fm
-from floodmark.catalog.fills import Fill, absent_fields, fills_of
-from floodmark.catalog.live import LiveFile, live_files
+from floodmark.commit.fills import Fill, absent_fields, fills_of
 from floodmark.commit.intent import Intent
+from floodmark.commit.live_files import LiveFile, live_files
 from floodmark.errors import Invalid
 from floodmark.model import MAIN
-from floodmark.rows import fill as filling
-from floodmark.rows.expression import parse_plain
-from floodmark.rows.fill import Filled, expression_type, run_fill
-from floodmark.rows.rewrite import Source
-from floodmark.rows.scan import quoted
-from floodmark.rows.stage import StageTarget
+from floodmark.rows.reading.scan import quoted
+from floodmark.rows.rewriting import fill as filling
+from floodmark.rows.rewriting.fill import Filled, expression_type, run_fill
+from floodmark.rows.rewriting.rewrite import Source
+from floodmark.rows.sql.expression import parse_plain
+from floodmark.rows.staging.stage import StageTarget
 from floodmark.rows.translate import struct_from_spark
 from floodmark.testing.invariants import check_lake
 from floodmark.write.add_column import add_column

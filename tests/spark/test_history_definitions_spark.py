@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import floodmark as fm
-from floodmark.rows.relations import parsed_relations
+from floodmark.rows.sql.table_names import parsed_relations
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, ids
 from tests.history_world import Numbers, history, number_rows, room_of, run
@@ -103,7 +103,7 @@ def test_spark_tells_what_a_query_reads(spark: SparkSession) -> None:
 
 
 def test_a_dry_run_refuses_it_as_well(lake: fm.Lake) -> None:
-    from floodmark.backfill.history import plan
+    from floodmark.backfill.chunks.history import plan
 
     spec = history(Numbers(), {"events": "select * from mine"}, column=None)
     with pytest.raises(fm.Invalid, match="neither the chunk"):

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.coverage import read_range
-from floodmark.backfill.geometry import Chunk, Geometry
-from floodmark.backfill.history import HistorySpec, run_history
-from floodmark.backfill.sources import TableSource, to_source
+from floodmark.backfill.chunks.coverage import read_range
+from floodmark.backfill.chunks.geometry import Chunk, Geometry
+from floodmark.backfill.chunks.history import HistorySpec, run_history
+from floodmark.backfill.chunks.sources import TableSource, to_source
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, ids
 from tests.history_world import Numbers, chunk_rows, history, number_rows, room_of
@@ -22,7 +22,7 @@ from tests.history_world import Numbers, chunk_rows, history, number_rows, room_
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from floodmark.backfill.record import BackfillRun
+    from floodmark.jobs.record import BackfillRun
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import floodmark as fm
-from floodmark.export import iceberg_compact, iceberg_stage
-from floodmark.export.iceberg import IcebergDestination
-from floodmark.export.iceberg_compact import compact_destination
-from floodmark.export.settings import IcebergSettings
-from floodmark.rows import runner
+from floodmark.rows.rewriting import runner
+from floodmark.sinks.iceberg import compact as iceberg_compact
+from floodmark.sinks.iceberg import stage as iceberg_stage
+from floodmark.sinks.iceberg.compact import compact_destination
+from floodmark.sinks.iceberg.destination import IcebergDestination
+from floodmark.sinks.settings import IcebergSettings
 from tests.contract.test_iceberg_sink import PEOPLE, Elsewhere, people, person, refused, ship
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import floodmark as fm
-from floodmark.rows import runner
+from floodmark.rows.rewriting import runner
 from floodmark.testing.invariants import check_lake
 
 if TYPE_CHECKING:

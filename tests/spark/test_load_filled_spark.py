@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.sources import PathSource
+from floodmark.backfill.chunks.sources import PathSource
 from floodmark.ingest.files import read_files
 from floodmark.rows.schema import spark_schema
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import floodmark as fm
-from floodmark.rows import runner
-from floodmark.rows.query import stream
-from floodmark.rows.scan import scan
+from floodmark.rows.reading.scan import scan
+from floodmark.rows.rewriting import runner
+from floodmark.rows.sql.query import stream
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, rows
 from tests.foreign_writer import by_another, theirs

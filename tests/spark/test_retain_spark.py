@@ -12,10 +12,10 @@ import floodmark as fm
 from floodmark import clock
 from floodmark.catalog.upkeep import Consumer, Policy
 from floodmark.commit.intent import Intent
-from floodmark.maintain.compact import Compacted, compact, plan_table
-from floodmark.maintain.retain import plan_retention, retain
+from floodmark.maintenance.compact import Compacted, compact, plan_table
+from floodmark.maintenance.retain import plan_retention, retain
 from floodmark.model import MAIN
-from floodmark.rows import runner
+from floodmark.rows.rewriting import runner
 from floodmark.testing.invariants import check_lake
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import floodmark as fm
-from floodmark.evolve import filling
-from floodmark.rows import fill
+from floodmark.rows.rewriting import fill
+from floodmark.schema import filling
 from floodmark.testing.invariants import check_lake
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pytest
 
 from floodmark.errors import Corrupt, Invalid, Unavailable
 from floodmark.rows.layout import partition_spec
-from floodmark.rows.scan import scan
+from floodmark.rows.reading.scan import scan
 from floodmark.rows.schema import spark_schema, table_schema, user_fields
-from floodmark.rows.stage import StageTarget, stage_dataframe, stage_in_process
+from floodmark.rows.staging.stage import StageTarget, stage_dataframe, stage_in_process
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
@@ -239,10 +239,10 @@ def test_a_missing_file_is_an_error_not_fewer_rows(spark: SparkSession, tmp_path
 KILLED = """
 import sys
 from floodmark.rows.layout import partition_spec
-from floodmark.rows.scan import scan
+from floodmark.rows.reading.scan import scan
 from floodmark.rows.schema import table_schema
 from floodmark.rows.session import Sessions
-from floodmark.rows.stage import StageTarget, stage_dataframe
+from floodmark.rows.staging.stage import StageTarget, stage_dataframe
 
 settings = {"master": "local[2,20]", "spark.executorEnv.FLOODMARK_FAILPOINT": "task.file_written:2"}
 spark = Sessions(settings).get()

@@ -20,7 +20,7 @@ import pytest
 from floodmark.errors import Invalid
 from floodmark.rows.project import read_schema
 from floodmark.rows.schema import arrow_schema, spark_schema, table_schema, user_fields
-from floodmark.rows.where import Where, check_where, count_positions, spark_positions
+from floodmark.rows.sql.where import Where, check_where, count_positions, spark_positions
 from tests.unit.test_where import PLAIN, SCHEMA, Staged, random_condition, random_rows
 from tests.unit.test_where_moments import COLUMNS, micros, rows_of, without_bounds
 

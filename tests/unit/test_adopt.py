@@ -41,10 +41,10 @@ from pyiceberg.types import (
     StructType,
 )
 
-from floodmark.catalog.adopt import ADOPTED_UUID, Adopted, read_foreign
-from floodmark.catalog.live import live_files
-from floodmark.catalog.manifests import write_list, write_merged
-from floodmark.catalog.metadata import METADATA_LOG_KEPT, MetadataFiles
+from floodmark.commit.adopt import ADOPTED_UUID, Adopted, read_foreign
+from floodmark.commit.live_files import live_files
+from floodmark.commit.manifests import write_list, write_merged
+from floodmark.commit.metadata import METADATA_LOG_KEPT, MetadataFiles
 from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.model import SNAPSHOTS_KEPT, Head
 from floodmark.storage import Storage

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from floodmark import clock
-from floodmark.backfill.geometry import Chunk, Geometry
-from floodmark.backfill.sources import (
+from floodmark.backfill.chunks.geometry import Chunk, Geometry
+from floodmark.backfill.chunks.sources import (
     CallSource,
     Context,
     PathSource,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 
-from floodmark.rows.stage import _BATCH_SIZES, _BIG, _BYTES, _NUMBERS, _ROWS, _SPARK_DEFAULTS, _TEXT
+from floodmark.rows.staging.stage import _BATCH_SIZES, _BIG, _BYTES, _NUMBERS, _ROWS, _SPARK_DEFAULTS, _TEXT
 
 
 class Session:

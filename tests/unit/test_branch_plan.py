@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from floodmark.catalog.edges import OwnChanges
+from floodmark.branches.plan import TableFacts, TablePlan, plan_table
+from floodmark.catalog.merge_base import OwnChanges
 from floodmark.model import Head
-from floodmark.write.branch_plan import TableFacts, TablePlan, plan_table
 
 ADDED = OwnChanges(3, 0, 0, 1, False)
 DELETED = OwnChanges(0, 0, 2, 1, False)

@@ -20,15 +20,15 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from floodmark import clock
-from floodmark.catalog.live import LiveFile, seq_field_id
-from floodmark.catalog.manifests import data_file
+from floodmark.commit.live_files import LiveFile, seq_field_id
+from floodmark.commit.manifests import data_file
 from floodmark.errors import Corrupt
 from floodmark.model import BEGINNING, SEQ_COLUMN, DeletionsFile, FileRecord
-from floodmark.rows.arrow_reader import arrow_batches, arrow_read_schema
-from floodmark.rows.changes import ChangePlan, changes_batches, changes_schema, plan_changes
+from floodmark.rows.reading.arrow_reader import arrow_batches, arrow_read_schema
+from floodmark.rows.reading.changes import ChangePlan, changes_batches, changes_schema, plan_changes
 from floodmark.rows.schema import arrow_schema, table_schema, user_fields
-from floodmark.rows.stage import StageTarget, stage_in_process
-from floodmark.rows.statistics import field_leaves, file_record
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
+from floodmark.rows.staging.statistics import field_leaves, file_record
 from floodmark.storage import Storage, join
 
 Row = dict[str, Any]
@@ -303,7 +303,7 @@ def test_rows_of_a_table_stream_with_and_without_sequences(keyed: Files) -> None
 
 
 def test_reading_changes_in_process_needs_no_spark() -> None:
-    code = "import floodmark.rows.changes, sys; assert 'pyspark' not in sys.modules"
+    code = "import floodmark.rows.reading.changes, sys; assert 'pyspark' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 

@@ -6,10 +6,10 @@ import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
-from floodmark.backfill.column import ColumnSpec, fold, spec_from_job
-from floodmark.backfill.column_plan import CUT_BYTES_MIN, Batch, Limits, in_order, plan_batches
-from floodmark.catalog.job import COLUMN, HISTORY, ROWS, RUNNING, Job
-from floodmark.catalog.live import LiveFile
+from floodmark.backfill.columns.column import ColumnSpec, fold, spec_from_job
+from floodmark.backfill.columns.plan import CUT_BYTES_MIN, Batch, Limits, in_order, plan_batches
+from floodmark.catalog.jobs import COLUMN, HISTORY, ROWS, RUNNING, Job
+from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Corrupt, Invalid
 
 MUCH = 1 << 40

@@ -8,8 +8,8 @@ import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
-from floodmark.catalog.live import LiveFile
-from floodmark.maintain.plan import SORTED_GROUP_FILES, CompactionPlan, plan_compaction
+from floodmark.commit.live_files import LiveFile
+from floodmark.maintenance.plan import SORTED_GROUP_FILES, CompactionPlan, plan_compaction
 
 TARGET = 1000
 

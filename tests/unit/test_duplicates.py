@@ -16,11 +16,11 @@ from pyiceberg.types import NestedField
 
 from floodmark import clock
 from floodmark.errors import Invalid
-from floodmark.rows import duplicates
-from floodmark.rows.duplicates import find_duplicates, last_of_table
 from floodmark.rows.layout import partition_spec
 from floodmark.rows.schema import arrow_schema, table_schema
-from floodmark.rows.stage import StageTarget, stage_in_process
+from floodmark.rows.staging import duplicates
+from floodmark.rows.staging.duplicates import find_duplicates, last_of_table
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 
 

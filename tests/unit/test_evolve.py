@@ -19,7 +19,7 @@ from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.layout import partition_spec
 from floodmark.rows.project import read_file
 from floodmark.rows.schema import arrow_schema, table_schema, user_fields
-from floodmark.rows.stage import StageTarget, incoming_schema, stage_in_process
+from floodmark.rows.staging.stage import StageTarget, incoming_schema, stage_in_process
 from floodmark.storage import Storage
 
 

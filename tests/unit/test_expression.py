@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.types import BooleanType, IcebergType, IntegerType, LongType, StringType
 
-from floodmark.rows.expression import Plain, parse_plain
 from floodmark.rows.schema import table_schema
+from floodmark.rows.sql.expression import Plain, parse_plain
 
 SCHEMA = table_schema(
     "id long not null, Name string, user string, `odd na.me` int, `tick``s` int, pair struct<a:int>, größe int"

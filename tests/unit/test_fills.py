@@ -11,17 +11,17 @@ import pytest
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 
-from floodmark.catalog.fills import FILL_PREFIX, Fill, absent_fields, fill_property, fills_of, lacking
-from floodmark.catalog.live import LiveFile
-from floodmark.catalog.manifests import data_file
-from floodmark.catalog.metadata import new_metadata
+from floodmark.commit.fills import FILL_PREFIX, Fill, absent_fields, fill_property, fills_of, lacking
+from floodmark.commit.live_files import LiveFile
+from floodmark.commit.manifests import data_file
+from floodmark.commit.metadata import new_metadata
 from floodmark.errors import Corrupt, Invalid
 from floodmark.model import FileRecord
 from floodmark.rows.evolve import evolve_schema
-from floodmark.rows.fill import run_fill
-from floodmark.rows.rewrite import Source
+from floodmark.rows.rewriting.fill import run_fill
+from floodmark.rows.rewriting.rewrite import Source
 from floodmark.rows.schema import arrow_schema, table_schema
-from floodmark.rows.stage import StageTarget, stage_in_process
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 from floodmark.write.shape import plan_table
 from tests.without_spark import NO_SPARK

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from floodmark.backfill.fingerprint import fingerprint, is_same_function
+from floodmark.backfill.chunks.spec import fingerprint, is_same_function
 
 
 def made(text: str) -> Any:
@@ -51,7 +51,7 @@ def test_two_versions_of_python_and_what_has_no_code_are_known_by_name() -> None
 def test_another_process_finds_the_same() -> None:
     """The order of a set in memory is another in every process."""
     text = "def f(x): return x in {'a', 'b', 'c', 'd', 'e'}"
-    code = f"from floodmark.backfill.fingerprint import fingerprint\n{text}\nprint(fingerprint(f)['code'])"
+    code = f"from floodmark.backfill.chunks.spec import fingerprint\n{text}\nprint(fingerprint(f)['code'])"
     codes = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -20,12 +20,12 @@ from floodmark.errors import Corrupt
 from floodmark.model import FileRecord
 from floodmark.rows.checksum import RowChecksum
 from floodmark.rows.evolve import evolve_schema
-from floodmark.rows.gather import Gathered, Group, gather, run_groups
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.project import read_file, read_schema
-from floodmark.rows.rewrite import Source
+from floodmark.rows.rewriting.gather import Gathered, Group, gather, run_groups
+from floodmark.rows.rewriting.rewrite import Source
 from floodmark.rows.schema import table_schema
-from floodmark.rows.stage import StageTarget, stage_in_process
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 from tests.unit.test_compare import EVERY_TYPE, plain, some_value
 from tests.without_spark import NO_SPARK

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from floodmark.backfill.geometry import CHUNKS_MAX, Chunk, Geometry, gaps, plan_chunks
+from floodmark.backfill.chunks.geometry import CHUNKS_MAX, Chunk, Geometry, gaps, plan_chunks
 from floodmark.errors import Corrupt, Invalid
 
 DAY = 86_400_000_000

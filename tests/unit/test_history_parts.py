@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.brake import Brake, Stopped, call_source, is_worth_a_retry, retrying
-from floodmark.backfill.executor import Executor, Pace
-from floodmark.backfill.geometry import Chunk, Geometry, PlannedChunk
-from floodmark.backfill.ledger import Ledger, joined
-from floodmark.backfill.outputs import order_of
-from floodmark.backfill.progress import Cancelled
-from floodmark.backfill.prune import floor_of, floor_start
-from floodmark.backfill.spec import kept_units, references
+from floodmark.backfill.chunks.brake import Brake, Stopped, call_source, is_worth_a_retry, retrying
+from floodmark.backfill.chunks.executor import Executor, Pace
+from floodmark.backfill.chunks.geometry import Chunk, Geometry, PlannedChunk
+from floodmark.backfill.chunks.ledger import Ledger, joined
+from floodmark.backfill.chunks.load import order_of
+from floodmark.backfill.chunks.prune import floor_of, floor_start
+from floodmark.backfill.chunks.spec import kept_units, references
+from floodmark.jobs.progress import Cancelled
 from tests.without_spark import NO_SPARK
 
 NUMBERS = Geometry.of(5, 95, 10)

@@ -12,8 +12,8 @@ import pytest
 
 from floodmark.catalog.unit import Part, Rules, Unit
 from floodmark.errors import Corrupt, Invalid, Unavailable
-from floodmark.export import http_policy as policy
-from floodmark.export.http_policy import AGAIN, DELIVERED, REFUSED, UNAUTHORIZED, WRONG, Parcel, Reply
+from floodmark.sinks.http import policy
+from floodmark.sinks.http.policy import AGAIN, DELIVERED, REFUSED, UNAUTHORIZED, WRONG, Parcel, Reply
 
 NOW = datetime(2026, 11, 15, 10, 0, tzinfo=UTC)
 FACTS = {"sink": "web", "part": "0-5"}

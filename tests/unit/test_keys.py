@@ -17,7 +17,7 @@ from floodmark.rows import keys
 from floodmark.rows.keys import KeySet, Matches, examples, read_keys, render_keys
 from floodmark.rows.layout import partition_spec
 from floodmark.rows.schema import table_schema
-from floodmark.rows.stage import StageTarget, stage_in_process
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import floodmark
-from floodmark.catalog.lines import ENDED, LIVING, MAIN_LINE, Line, Lines
+from floodmark.catalog.lineage import ENDED, LIVING, MAIN_LINE, Line, Lines
 from floodmark.errors import Corrupt, NotFound
 from floodmark.model import MAIN
 
@@ -89,4 +89,4 @@ def test_only_the_door_and_branches_change_pointers() -> None:
         for path in package.rglob("*.py")
         if "floodmark.catalog.pointers" in path.read_text()
     }
-    assert users == {"catalog/door.py", "catalog/branches.py"}
+    assert users == {"commit/publisher.py", "commit/branches.py"}

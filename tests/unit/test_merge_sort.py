@@ -19,7 +19,7 @@ import pytest
 
 from floodmark.errors import Unavailable
 from floodmark.rows.compare import same_rows
-from floodmark.rows.merge_sort import FAN_IN_MAX, sorted_batches
+from floodmark.rows.rewriting.merge_sort import FAN_IN_MAX, sorted_batches
 
 UP, DOWN = "ascending", "descending"
 Keys = list[tuple[str, str]]

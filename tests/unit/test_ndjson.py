@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 from floodmark.errors import Corrupt, Invalid
-from floodmark.rows.files import write_file
-from floodmark.rows.ndjson import encode_lines, encode_text
+from floodmark.rows.json.ndjson import encode_lines, encode_text
+from floodmark.rows.json.text_files import write_file
 from floodmark.storage import Storage
 
 ROWS = 400

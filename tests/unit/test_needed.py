@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from floodmark.catalog.needed import NOW, Held, Place
+from floodmark.commit.table_states import NOW, Held, Place
 
 
 @dataclass

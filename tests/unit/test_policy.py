@@ -16,14 +16,22 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import LongType
 
 from floodmark import clock
-from floodmark.catalog.live import LiveFile, seq_field_id
-from floodmark.catalog.manifests import data_file
-from floodmark.catalog.metadata import new_metadata
 from floodmark.catalog.upkeep import Policy
+from floodmark.commit.live_files import LiveFile, seq_field_id
+from floodmark.commit.manifests import data_file
+from floodmark.commit.metadata import new_metadata
 from floodmark.errors import Invalid
-from floodmark.maintain import policy
-from floodmark.maintain.policy import Share, check_policy, newest_rows_cut, oldest_files, read_rule, share_before, span
-from floodmark.rows.stage import StageTarget, stage_in_process
+from floodmark.maintenance import policy
+from floodmark.maintenance.policy import (
+    Share,
+    check_policy,
+    newest_rows_cut,
+    oldest_files,
+    read_rule,
+    share_before,
+    span,
+)
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 from floodmark.write.shape import TableShape, plan_table
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from floodmark.rows.query import missing_table, misspelt_table
 from floodmark.rows.session import without_noise
+from floodmark.rows.sql.query import missing_table, misspelt_table
 
 TABLES = ["events", "customers"]
 

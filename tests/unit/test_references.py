@@ -10,10 +10,10 @@ import pytest
 from pyiceberg.schema import Schema
 
 from floodmark import clock
-from floodmark.catalog.live import LiveFile
-from floodmark.catalog.manifests import data_file
-from floodmark.catalog.metadata import new_metadata
-from floodmark.catalog.references import (
+from floodmark.commit.live_files import LiveFile
+from floodmark.commit.manifests import data_file
+from floodmark.commit.metadata import new_metadata
+from floodmark.commit.references import (
     Reference,
     Referrer,
     no_reference,
@@ -24,9 +24,9 @@ from floodmark.catalog.references import (
 )
 from floodmark.errors import Corrupt
 from floodmark.rows.layout import partition_spec, sort_order
-from floodmark.rows.references import held_values, missing_values
+from floodmark.rows.reading.references import held_values, missing_values
 from floodmark.rows.schema import table_schema
-from floodmark.rows.stage import StageTarget, stage_in_process
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 from tests.unit.test_keys import EACH_TYPE
 

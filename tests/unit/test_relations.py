@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from floodmark.rows.relations import _foreign, _told_by_words, relations
+from floodmark.rows.sql.table_names import _foreign, _told_by_words, relations
 from tests.without_spark import NO_SPARK
 
 KNOWN = {"chunk", "events", "a b"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.schedule import BACKOFF_S, BACKOFF_S_MAX, JITTER, Pace, Turn, backoff_s, begin, end, first_turn
+from floodmark.settings.schedule import BACKOFF_S, BACKOFF_S_MAX, JITTER, Pace, Turn, backoff_s, begin, end, first_turn
 
 TIMES = st.floats(0, 1e6)
 PACES = st.builds(Pace, st.none() | st.floats(0.01, 1e5), st.floats(0, 1e3))

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from floodmark.catalog.fills import Fill, fill_property
-from floodmark.catalog.metadata import add_properties, new_metadata
-from floodmark.catalog.references import Reference, reference_property, referrer_property
 from floodmark.catalog.upkeep import Policy
-from floodmark.evolve.diff import diff
-from floodmark.evolve.file import wanted_tables
-from floodmark.evolve.step import DESTRUCTIVE, NEEDS_REWRITE, REFUSED, SAFE, Step
-from floodmark.evolve.tables import Current, Link, TablePlan, Users
+from floodmark.commit.fills import Fill, fill_property
+from floodmark.commit.metadata import add_properties, new_metadata
+from floodmark.commit.references import Reference, reference_property, referrer_property
 from floodmark.model import Head
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.schema import table_schema
+from floodmark.schema.diff import diff
+from floodmark.schema.file import wanted_tables
+from floodmark.schema.step import DESTRUCTIVE, NEEDS_REWRITE, REFUSED, SAFE, Step
+from floodmark.schema.tables import Current, Link, TablePlan, Users
 
 ORDERS = "id long, customer long, ts timestamp, n int, note string"
 
@@ -261,7 +261,7 @@ def test_widen_type(have: str, want: str) -> None:
 
 
 def _with_schema(there: Current, found: TablePlan) -> Any:
-    from floodmark.catalog.metadata import add_schema
+    from floodmark.commit.metadata import add_schema
 
     return add_schema(there.metadata, found.final_schema)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyiceberg.types import DecimalType, ListType, LongType, StringType, TimestamptzType
 
-from floodmark.config import check_settings
 from floodmark.errors import Invalid, NotFound
-from floodmark.evolve.file import WantedColumn, WantedTable, read_wanted, wanted_tables
+from floodmark.schema.file import WantedColumn, WantedTable, read_wanted, wanted_tables
+from floodmark.settings.settings import check_settings
 
 FILE = """
 [tables.customers]

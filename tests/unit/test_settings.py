@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import floodmark as fm
-from floodmark.config import Settings, check_settings, load_settings
 from floodmark.serve.daemon.declaration import check_apart, check_file, check_lake, source_path
+from floodmark.settings.settings import Settings, check_settings, load_settings
 
 SHA = "ab" * 32
 GOOD = f"""\

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 from pyiceberg.schema import Schema
 
-from floodmark.catalog.live import LiveFile
+from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Corrupt, Invalid
 from floodmark.model import BEGINNING, DeletionsFile, FileRecord
-from floodmark.rows import bodies as bodies_module
-from floodmark.rows.changes import deletions_batches, plan_changes
+from floodmark.rows.reading import texts as bodies_module
+from floodmark.rows.reading.changes import deletions_batches, plan_changes
+from floodmark.rows.reading.shipment import Body, Piece, Shipment, bodies, plan_shipment
 from floodmark.rows.schema import table_schema, user_fields
-from floodmark.rows.shipment import Body, Piece, Shipment, bodies, plan_shipment
 from tests.unit.test_changes import Files, History, Row, delete, in_order, upsert
 
 ANY = 1_000_000

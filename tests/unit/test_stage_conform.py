@@ -12,7 +12,7 @@ import pytest
 
 from floodmark.errors import Invalid
 from floodmark.rows.convert import conform
-from floodmark.rows.problems import Problem, Problems
+from floodmark.rows.misfits import Problem, Problems
 from floodmark.rows.schema import table_schema
 
 

@@ -12,8 +12,8 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from floodmark.errors import Invalid
-from floodmark.rows.dicts import rows_to_arrow
 from floodmark.rows.schema import table_schema
+from floodmark.rows.staging.dicts import rows_to_arrow
 
 
 @pytest.mark.parametrize(

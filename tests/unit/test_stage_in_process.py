@@ -27,7 +27,7 @@ from floodmark.errors import Invalid
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.project import read_file
 from floodmark.rows.schema import table_schema, user_fields
-from floodmark.rows.stage import StageTarget, stage_in_process
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 
 

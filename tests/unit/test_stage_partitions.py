@@ -14,7 +14,7 @@ from pyiceberg.conversions import to_bytes
 from floodmark.rows.layout import partition_spec
 from floodmark.rows.project import read_file
 from floodmark.rows.schema import table_schema, user_fields
-from floodmark.rows.stage import StageTarget, stage_in_process
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 
 TIMES = [datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC), datetime(2026, 11, 15, 10, tzinfo=UTC)]
@@ -85,9 +85,9 @@ def test_several_partition_fields_combine() -> None:
 
 
 def test_many_partitions_stay_within_the_open_files_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("floodmark.rows.writer.OPEN_FILES_MAX", 3)
-    monkeypatch.setattr("floodmark.rows.writer.BUFFER_BYTES_MAX", 2000)
-    monkeypatch.setattr("floodmark.rows.stage._BATCH_ROWS_MAX", 50)
+    monkeypatch.setattr("floodmark.rows.staging.writer.OPEN_FILES_MAX", 3)
+    monkeypatch.setattr("floodmark.rows.staging.writer.BUFFER_BYTES_MAX", 2000)
+    monkeypatch.setattr("floodmark.rows.staging.stage._BATCH_ROWS_MAX", 50)
     opened, most = set(), 0
     rows = [{"id": i, "k": i * 7 % 40} for i in range(2000)]
 

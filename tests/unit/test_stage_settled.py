@@ -15,11 +15,11 @@ from pyiceberg.types import LongType, NestedField
 
 from floodmark import clock
 from floodmark.errors import Corrupt, Invalid
-from floodmark.rows.deletions import DeletionsWriter
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.project import read_file
 from floodmark.rows.schema import FIELD_ID, table_schema
-from floodmark.rows.stage import StageTarget, stage_batches, stage_in_process
+from floodmark.rows.staging.deletions import DeletionsWriter
+from floodmark.rows.staging.stage import StageTarget, stage_batches, stage_in_process
 from floodmark.storage import Storage
 
 TEXT = "id long not null, x double, s struct<f:float>, `odd name` string"

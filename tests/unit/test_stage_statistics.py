@@ -15,8 +15,8 @@ from floodmark.model import FileRecord
 from floodmark.rows.convert import table_shape
 from floodmark.rows.layout import partition_spec
 from floodmark.rows.schema import table_schema
-from floodmark.rows.stage import StageTarget, stage_in_process
-from floodmark.rows.statistics import truncate_upper
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
+from floodmark.rows.staging.statistics import truncate_upper
 from floodmark.storage import Storage
 
 

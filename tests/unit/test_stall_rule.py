@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from floodmark.config import check_settings
 from floodmark.errors import Invalid, Unavailable
 from floodmark.rows.session import CONNECT_PORT, Sessions, _server_of, stall_of
 from floodmark.rows.stall import STALL_S, what_waits
+from floodmark.settings.settings import check_settings
 from floodmark.testing.children import preload, run_child
 
 preload("tests.unit.test_stall_rule")

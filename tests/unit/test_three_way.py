@@ -15,15 +15,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 
 from floodmark import clock
-from floodmark.catalog.live import LiveFile, seq_field_id
-from floodmark.catalog.manifests import data_file
-from floodmark.catalog.metadata import new_metadata
+from floodmark.commit.live_files import LiveFile, seq_field_id
+from floodmark.commit.manifests import data_file
+from floodmark.commit.metadata import new_metadata
 from floodmark.model import SEQ_COLUMN, FileRecord
 from floodmark.rows.keys import match_keys
 from floodmark.rows.layout import partition_spec, sort_order
-from floodmark.rows.schema import table_schema
-from floodmark.rows.stage import StageTarget, stage_in_process
-from floodmark.rows.three_way import (
+from floodmark.rows.rewriting.three_way import (
     Side,
     changed_rows,
     chunks,
@@ -34,6 +32,8 @@ from floodmark.rows.three_way import (
     row_schema,
     rows_by_key,
 )
+from floodmark.rows.schema import table_schema
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 from floodmark.write.prune import key_fields, may_hold_range
 
@@ -160,7 +160,7 @@ def test_new_rows_are_told_by_their_sequences() -> None:
 
 def test_changes_are_cut_into_chunks() -> None:
     from floodmark.model import DeletionsFile
-    from floodmark.rows.changes import plan_changes
+    from floodmark.rows.reading.changes import plan_changes
 
     files = Files()
     live = [files.fresh(5, [row(number) for number in range(10)]), files.fresh(2, [row(50)])]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.toml_places import NO_TEXT, Place, TomlText, where_stopped
+from floodmark.settings.places import NO_TEXT, Place, TomlText, where_stopped
 
 TEXT = '''\
 # a = 0

@@ -19,15 +19,15 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
-from floodmark.catalog.live import LiveFile, seq_field_id
-from floodmark.catalog.manifests import data_file
-from floodmark.catalog.metadata import new_metadata
+from floodmark.commit.live_files import LiveFile, seq_field_id
+from floodmark.commit.manifests import data_file
+from floodmark.commit.metadata import new_metadata
 from floodmark.errors import Invalid
 from floodmark.model import FileRecord
 from floodmark.rows.project import read_file, read_schema
 from floodmark.rows.schema import table_schema, user_fields
-from floodmark.rows.stage import StageTarget, stage_in_process
-from floodmark.rows.where import Where
+from floodmark.rows.sql.where import Where
+from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
 from floodmark.write.shape import plan_table
 

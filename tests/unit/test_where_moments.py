@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from floodmark.catalog.live import LiveFile
+from floodmark.commit.live_files import LiveFile
 from floodmark.model import FileRecord
-from floodmark.rows.where import Where
+from floodmark.rows.sql.where import Where
 from tests.unit.test_where import ORDERS, Staged
 
 COLUMNS = "id int, at timestamp, local timestamp_ntz, country string"

@@ -20,12 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from floodmark.catalog.sink_state import Sink
-from floodmark.config import FILE_NAME, Settings, SourceSettings, wrong_setting
 from floodmark.errors import FloodmarkError, Invalid
-from floodmark.evolve.file import WantedTable, wanted_tables
-from floodmark.evolve.step import REFUSED
-from floodmark.export.section import Declared, read_section
-from floodmark.export.settings import (
+from floodmark.json_form import Json
+from floodmark.lake import Lake
+from floodmark.model import MAIN
+from floodmark.schema.file import WantedTable, wanted_tables
+from floodmark.schema.step import REFUSED
+from floodmark.settings.places import TomlText
+from floodmark.settings.settings import FILE_NAME, Settings, SourceSettings, wrong_setting
+from floodmark.sinks.section import Declared, read_section
+from floodmark.sinks.settings import (
     KINDS,
     AnySettings,
     FilesSettings,
@@ -34,13 +38,9 @@ from floodmark.export.settings import (
     settings_from_json,
     settled_paths,
 )
-from floodmark.export.sinks import PLACE
-from floodmark.json_form import Json
-from floodmark.lake import Lake
-from floodmark.model import MAIN
+from floodmark.sinks.sinks import PLACE
 from floodmark.storage import local_path, root_location
 from floodmark.storage.options import checked
-from floodmark.toml_places import TomlText
 
 
 @dataclass(frozen=True)

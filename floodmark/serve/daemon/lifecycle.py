@@ -26,14 +26,12 @@ from typing import Any
 import uvloop
 
 from floodmark import clock, log
-from floodmark.config import OFF, Settings
 from floodmark.errors import Fenced, FloodmarkError
 from floodmark.ingest.drop import Drop
 from floodmark.ingest.intake import Intake, default_folder
 from floodmark.json_form import StoredError, as_json
 from floodmark.lake import Lake
 from floodmark.report.daemon import TaskReport
-from floodmark.schedule import Pace
 from floodmark.serve.app import create_app
 from floodmark.serve.daemon.declaration import Declaration, make_new, source_path
 from floodmark.serve.daemon.scheduler import FAILED, RUNNING, WAITING, Tasks
@@ -41,6 +39,8 @@ from floodmark.serve.daemon.tasks import MAINTAIN_FIRST_S, DropTask, Lookout, Ma
 from floodmark.serve.http.access import Access, Token
 from floodmark.serve.http.server import CUT_OFF_CODE, Server, bound, url_of
 from floodmark.serve.http.service import Service
+from floodmark.settings.schedule import Pace
+from floodmark.settings.settings import OFF, Settings
 from floodmark.shown import count_of
 from floodmark.storage import root_location
 

@@ -1,8 +1,8 @@
 """The daemon's tasks: each in a thread of its own, on its schedule, never beside itself.
 
-What goes wrong with one is its own: it backs off (floodmark/schedule.py), says so to whoever looks, and the others go
-on. A task holds no truth: what it did is in the catalog before it says so, and one that is cut off is like one that
-crashed. `stop` is given to every run, so that long ones end at their next step.
+What goes wrong with one is its own: it backs off (floodmark/settings/schedule.py), says so to whoever looks, and the
+others go on. A task holds no truth: what it did is in the catalog before it says so, and one that is cut off is like
+one that crashed. `stop` is given to every run, so that long ones end at their next step.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from floodmark import clock, log, schedule
+from floodmark import clock, log
 from floodmark.errors import FloodmarkError, cause_text
 from floodmark.json_form import JsonObject, StoredError
 from floodmark.report.daemon import TaskReport
-from floodmark.schedule import Pace
+from floodmark.settings import schedule
+from floodmark.settings.schedule import Pace
 
 WAITING, RUNNING, FAILED, PAUSED, STOPPED = "waiting", "running", "failed", "paused", "stopped"
 MESSAGE_CHARACTERS_MAX = 1_000

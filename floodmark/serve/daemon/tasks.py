@@ -12,20 +12,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from floodmark import clock
-from floodmark.catalog.job import INTERRUPTED, Job
+from floodmark.catalog.jobs import INTERRUPTED, Job
 from floodmark.catalog.upkeep import Maintenance
-from floodmark.config import OFF, JobsSettings, MaintainSettings
 from floodmark.errors import Busy, FloodmarkError, NotFound, Unavailable
-from floodmark.export.record import FAILED, PAUSED, REFUSED, STOPPED
-from floodmark.export.settings import ICEBERG
 from floodmark.ingest.drop import FAILED as FAILED_FOLDER
 from floodmark.ingest.drop import Drop
 from floodmark.json_form import JsonObject
 from floodmark.lake import Lake
-from floodmark.maintain.record import CONFLICT, PARTIAL, Upkept
-from floodmark.schedule import Pace
+from floodmark.maintenance.record import CONFLICT, PARTIAL, Upkept
 from floodmark.serve.daemon.scheduler import Ran, Task
+from floodmark.settings.schedule import Pace
+from floodmark.settings.settings import OFF, JobsSettings, MaintainSettings
 from floodmark.shown import count_of
+from floodmark.sinks.record import FAILED, PAUSED, REFUSED, STOPPED
+from floodmark.sinks.settings import ICEBERG
 
 SINK_EVERY = "10s"
 LOOK_EVERY_S = 10.0
@@ -101,7 +101,7 @@ class JobTask:
     """Goes on with one job, as it was started, if its process died or it failed for a reason that may pass.
 
     How it failed is the job's own word. If that may pass, this task has failed too, so it is tried again with pauses
-    that grow (floodmark/schedule.py), until there was no progress for `give_up`.
+    that grow (floodmark/settings/schedule.py), until there was no progress for `give_up`.
     """
 
     lake: Lake

@@ -26,7 +26,7 @@ from floodmark.errors import (
     Unavailable,
 )
 from floodmark.json_form import Json
-from floodmark.rows.json_lines import NotJson, TooManyRows
+from floodmark.rows.json.json_lines import NotJson, TooManyRows
 from floodmark.serve.http.body import TooLarge, TooSlow, Undecodable, UnknownEncoding
 from floodmark.serve.http.headers import DESTINATION, NEWEST, OtherKey, Stranger, WrongHeader
 

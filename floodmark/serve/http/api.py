@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from fastapi import FastAPI, Path, Query, Request, Response
 
 from floodmark.errors import NotFound, Unavailable
-from floodmark.export.status import SinkReport, sink_reports
 from floodmark.json_form import Json, Reported, as_json
 from floodmark.lake import Lake
 from floodmark.model import Commit
@@ -30,6 +29,7 @@ from floodmark.serve.http.readiness import Ready, readiness, unready
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.timeseries import Figures, RecentFigures
 from floodmark.serve.http.workers import Shared
+from floodmark.sinks.status import SinkReport, sink_reports
 from floodmark.write.shape import TABLE_NAME
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from floodmark import clock, log
-from floodmark.catalog.job import FAILED, INTERRUPTED, PENDING, RUNNING, UNKNOWN
-from floodmark.export.status import SinkReport
+from floodmark.catalog.jobs import FAILED, INTERRUPTED, PENDING, RUNNING, UNKNOWN
 from floodmark.report.daemon import DaemonReport, TaskReport
 from floodmark.report.health import FINE
 from floodmark.report.jobs import JobLine
@@ -40,6 +39,7 @@ from floodmark.serve.http.readiness import judge_ready
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.timeseries import Figures
 from floodmark.serve.http.workers import Shared
+from floodmark.sinks.status import SinkReport
 
 LABELS_MAX = 200
 OTHERS = "(others)"

@@ -26,7 +26,7 @@ from floodmark.ingest.feed_group import Seen
 from floodmark.ingest.judge import Judge, Judges
 from floodmark.json_form import Json, as_json
 from floodmark.model import Commit
-from floodmark.rows.json_lines import parse_lines
+from floodmark.rows.json.json_lines import parse_lines
 from floodmark.serve.http.answers import answer, json_text
 from floodmark.serve.http.body import Held, Limits, read_body, unpack
 from floodmark.serve.http.edge import Direct

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from floodmark.config import MaintainSettings
 from floodmark.lake import Lake
 from floodmark.serve.http.access import Access
 from floodmark.serve.http.body import Limits
 from floodmark.serve.http.readiness import StoreWatch
 from floodmark.serve.http.workers import Workers
+from floodmark.settings.settings import MaintainSettings
 
 if TYPE_CHECKING:
     from floodmark.ingest.intake import Intake

@@ -17,7 +17,7 @@ from sqlalchemy import and_, func, select
 
 from floodmark import log
 from floodmark.catalog import tables
-from floodmark.catalog.catalog import Catalog
+from floodmark.commit.catalog import Catalog
 from floodmark.json_form import Reported
 from floodmark.model import MAIN
 from floodmark.report.sinks import see_sinks

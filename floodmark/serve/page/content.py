@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from floodmark import clock
-from floodmark.catalog.job import DONE, FAILED, INTERRUPTED, PENDING, RUNNING, UNKNOWN
-from floodmark.export.status import SinkReport, SinkTable
+from floodmark.catalog.jobs import DONE, FAILED, INTERRUPTED, PENDING, RUNNING, UNKNOWN
 from floodmark.model import Commit, TableCommit
 from floodmark.report.daemon import DaemonReport, TaskReport
 from floodmark.report.health import FINE
@@ -26,6 +25,7 @@ from floodmark.report.tables import TableLine
 from floodmark.serve.http.timeseries import NAMES_MAX, RecentFigures
 from floodmark.serve.page import charts, wording
 from floodmark.serve.page.wording import BAD, BUSY, GOOD, QUIET, WARN
+from floodmark.sinks.status import SinkReport, SinkTable
 
 T = TypeVar("T")
 # So many like commits in a row are shown as one line that opens.

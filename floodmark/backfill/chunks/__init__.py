@@ -1,0 +1,1 @@
+"""Years of history, loaded chunk by chunk, each once."""

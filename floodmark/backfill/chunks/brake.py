@@ -1,0 +1,138 @@
+"""When workers stop, and how often something is tried: somebody cancelled, or one of them failed for good.
+
+Looked at between two chunks and in every wait, never in the middle of a publish. That the catalog does not answer when
+it is asked for a cancel stops nobody: the next publish finds out whether it is back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+from floodmark import log
+from floodmark.catalog.jobs import PASSING
+from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.jobs.progress import LOOK_EVERY_S, Cancelled, Progress
+
+RETRY_S_MAX = 30.0
+# The longest pause of a follower whose source is away.
+PAUSE_S_MAX = 600.0
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Another worker has failed: this one stops where it is."""
+
+
+class Brake:
+    def __init__(self, progress: Progress | None) -> None:
+        """Without progress: of work that nobody can cancel."""
+        self._progress = progress
+        self._pulled = threading.Event()
+
+    def pull(self) -> None:
+        self._pulled.set()
+
+    def release(self) -> None:
+        """The work that was stopped is tried again."""
+        self._pulled.clear()
+
+    def check(self) -> None:
+        """Raise Stopped or Cancelled if the work has to end here."""
+        if self._pulled.is_set():
+            raise Stopped
+        if self._progress is None:
+            return
+        try:
+            self._progress.check()
+        except Unavailable as error:
+            log.get().warning("nobody could be asked whether to cancel", cause=str(error))
+
+    def wait(self, wait_s: float) -> None:
+        end_s = time.monotonic() + wait_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            self._pulled.wait(min(left_s, LOOK_EVERY_S))
+            self.check()
+
+
+class Outage:
+    """How long a follower waits for what is away: pauses that double, until it is given up. The time is passed in."""
+
+    def __init__(self, give_up_s: float, first_s: float) -> None:
+        self._give_up_s = give_up_s
+        self._first_s = first_s
+        self._since_s: float | None = None
+        self.tries = 0
+
+    def pause_s(self, now_s: float) -> float | None:
+        """It failed again: how long to wait before the next try; None if it is given up."""
+        self._since_s = now_s if self._since_s is None else self._since_s
+        left_s = self._give_up_s - (now_s - self._since_s)
+        if left_s <= 0:
+            return None
+        self.tries += 1
+        return min(self._first_s * 2.0 ** min(self.tries - 1, 30), PAUSE_S_MAX, left_s)
+
+    def away_s(self, now_s: float) -> float:
+        return 0.0 if self._since_s is None else now_s - self._since_s
+
+    def over(self) -> None:
+        self._since_s, self.tries = None, 0
+
+
+def is_worth_a_retry(error: BaseException) -> bool:
+    """What may pass: a part that is away, a race that was lost, whatever code that is not ours raised."""
+    if isinstance(error, FloodmarkError):
+        return error.kind in PASSING
+    return isinstance(error, Exception) and not isinstance(error, Cancelled | Stopped)
+
+
+def retrying(brake: Brake, tries: int, first_wait_s: float, what: str) -> Retrying:
+    """So many tries, with waits that double; the last error is raised as it is."""
+
+    def tell(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        log.get().warning("trying again", what=what, tries=state.attempt_number, cause=str(error))
+
+    return Retrying(
+        retry=retry_if_exception(is_worth_a_retry),
+        stop=stop_after_attempt(tries),
+        wait=wait_exponential(multiplier=first_wait_s, max=RETRY_S_MAX),
+        sleep=brake.wait,
+        before_sleep=tell,
+        reraise=True,
+    )
+
+
+def call_source(what: str, deadline_s: float, brake: Brake, call: Callable[[], T]) -> T:
+    """What a call of the source gives, if it answers in time; `what` names the call in errors.
+
+    The call runs in a thread of its own that is given up when its time is over: nobody can stop a foreign function, but
+    it has nothing of ours in its hands. What it raises is Unavailable, unless it says that a retry would not help.
+    """
+    answers: list[tuple[bool, Any]] = []
+    answered = threading.Event()
+
+    def run() -> None:
+        try:
+            answers.append((True, call()))
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            answers.append((False, error))
+        answered.set()
+
+    threading.Thread(target=run, name=f"floodmark-source-{what}", daemon=True).start()
+    end_s = time.monotonic() + deadline_s
+    while not answered.wait(min(LOOK_EVERY_S, max(0.0, end_s - time.monotonic()))):
+        if time.monotonic() >= end_s:
+            raise Unavailable("the source did not answer in time", call=what, deadline_s=deadline_s)
+        brake.check()
+    good, answer = answers[0]
+    if good:
+        return answer  # type: ignore[no-any-return]
+    if isinstance(answer, Invalid | Corrupt | NotFound):
+        raise answer
+    raise Unavailable("the source failed", call=what, cause=answer) from answer

@@ -1,0 +1,226 @@
+"""What a history has and has not, and reading a range of it: all of it, or an error that says why not.
+
+A range of which a part is pruned, below the floor or before the history is BelowRetention; one of which a chunk is not
+loaded yet is Incomplete. Neither looks like "no rows". Answered from the catalog; the source is never asked, so the
+floor of a range of numbers is counted from how far the last run found the history (tip.py); of a job that has no such
+record, from the highest chunk that is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from floodmark.backfill.chunks.geometry import TIME, Geometry, gaps, range_text, value_text
+from floodmark.backfill.chunks.ledger import joined
+from floodmark.backfill.chunks.prune import DAY_US, database_now_ms, floor_of, floor_start
+from floodmark.backfill.chunks.spec import kept_parts, kept_units, table_range
+from floodmark.backfill.chunks.tip import SEEN, clock_of, frontier_of
+from floodmark.catalog.chunks import DONE, PRUNED, ChunkState
+from floodmark.catalog.jobs import Job
+from floodmark.commit.metadata import schema_of
+from floodmark.errors import BelowRetention, Conflict, Incomplete, Invalid
+from floodmark.jobs.run import Room
+from floodmark.maintenance.policy import read_rule
+
+if TYPE_CHECKING:
+    from floodmark.rows.frames import DataFrame
+
+LOOKS_MAX = 5
+
+
+def coverage(room: Room, job: Job) -> dict[str, Any]:
+    """The ranges that are loaded, missing and pruned, per table, above the floor and up to the newest chunk."""
+    known = _Known.of(room, job)
+    geometry = known.geometry
+    wanted = known.wanted
+    tables = {}
+    for table in known.tables:
+        done = {state.chunk: state.rows for state in known.states(table) if state.state == DONE}
+        pruned = [state.chunk for state in known.states(table) if state.state == PRUNED]
+        settled = {*done, *(number for number in pruned if number < known.pruned_below)}
+        missing = gaps(wanted, known.floor, {table: settled}, [table], geometry)
+        tables[table] = {
+            "chunks": len(done),
+            "rows": sum(done.values()),
+            "loaded": _ranges(geometry, done),
+            "gaps": [list(range_text(start, end)) for start, end in missing],
+            "pruned": _ranges(geometry, pruned),
+        }
+    return {
+        "job": job.name,
+        "first": value_text(geometry.shown(geometry.first)),
+        "last": None if geometry.last is None else value_text(geometry.shown(geometry.last)),
+        "column": known.column,
+        "floor": known.floor_text,
+        "tables": tables,
+    }
+
+
+def read_range(room: Room, job: Job, first: Any, last: Any, table: str | None = None) -> DataFrame:
+    """The rows of [first, last) of a table. BelowRetention or Incomplete if a part of it is not there."""
+    known = _Known.of(room, job)
+    geometry = known.geometry
+    name = known.table(table)
+    low, high = known.check_ends(first, last)
+    for _ in range(LOOKS_MAX):
+        version = room.catalog.history.resolve()
+        found = table_range(room, geometry, name, str(known.column))
+        newest = known.check_chunks(room, name, low, high)
+        # In this order: what is loaded and not pruned now was there then, unless it came since. Then look again.
+        if newest <= version:
+            return found.rows(low, high)
+    raise Conflict("the table kept changing while it was read", table=name, advice="Run it again.")
+
+
+def check_range(room: Room, job: Job, first: Any, last: Any, table: str | None = None) -> None:
+    """BelowRetention or Incomplete if a part of [first, last) is not there, for a table or for all of the job's."""
+    known = _Known.of(room, job)
+    low, high = known.check_ends(first, last)
+    for name in known.tables if table is None else [known.named(table)]:
+        known.check_chunks(room, name, low, high)
+
+
+class _Known:
+    """What the catalog knows of a job, without its source."""
+
+    def __init__(self, room: Room, job: Job, geometry: Geometry, column: str | None, settings: Any) -> None:
+        self.job = job
+        self.geometry = geometry
+        self.column = column
+        self.tables: dict[str, Any] = dict(settings["tables"])
+        self._catalog = room.catalog
+        known = (room.catalog.chunks.newest(job.id, table, self._table_id(table)) for table in self.tables)
+        newest = max((number for number in known if number is not None), default=None)
+        keep = kept_units(geometry, settings.get("keep"))
+        self._now_ms = database_now_ms(room.catalog)
+        self._is_tip_known = geometry.unit == TIME or SEEN in settings
+        if self._is_tip_known:
+            frontier = frontier_of(geometry, settings.get(SEEN), settings, newest)
+        else:
+            frontier = None if newest is None else geometry.shown(geometry.ends(newest)[1])
+        self.wanted = geometry.wanted(None if geometry.last is not None else frontier)
+        self.floor = None
+        if self._is_tip_known or newest is not None:
+            self.floor = floor_of(geometry, keep, frontier, clock_of(settings, self._now_ms))
+
+    @classmethod
+    def of(cls, room: Room, job: Job) -> _Known:
+        return cls(room, job, *kept_parts(job))
+
+    def states(self, table: str, within: range | None = None) -> list[ChunkState]:
+        """The chunks of a table as it is now."""
+        mine = (table, self._table_id(table))
+        return [one for one in self._catalog.chunks.of(self.job.id, within) if (one.table, one.table_id) == mine]
+
+    def _table_id(self, table: str) -> str:
+        return self._catalog.history.head(table).table_id
+
+    @property
+    def pruned_below(self) -> int:
+        """What was pruned below this is no gap. A tip that is not known may be further by less than a chunk than what
+        is loaded."""
+        if self.floor is None:
+            return self.wanted.start
+        return self.geometry.below(self.floor + (0 if self._is_tip_known else self.geometry.size - 1))
+
+    @property
+    def floor_text(self) -> str | None:
+        geometry = self.geometry
+        return None if self.floor is None else value_text(geometry.shown(floor_start(geometry, self.floor)))
+
+    def table(self, name: str | None) -> str:
+        """The table to read: the one that is named, or the first that takes the chunks' rows as they are."""
+        if self.column is None:
+            raise Invalid(
+                "this history has no range column, so its rows cannot be told by their place in it",
+                job=self.job.name,
+                advice="Read the whole table.",
+            )
+        if name is None:
+            plain = [table for table, definition in self.tables.items() if definition is None]
+            return (plain or list(self.tables))[0]
+        return self.named(name)
+
+    def named(self, name: str) -> str:
+        if name not in self.tables:
+            raise Invalid(
+                "this table is not one of the history's", table=name, advice=f"Its tables: {', '.join(self.tables)}."
+            )
+        return name
+
+    def check_ends(self, first: Any, last: Any) -> tuple[int, int]:
+        """The range [first, last) as inner values, if the history goes so far."""
+        geometry = self.geometry
+        low, high = geometry.value(first), geometry.value(last)
+        if low >= high:
+            raise Invalid("the range is empty: its end is not behind its start", first=first, last=last)
+        if low < geometry.first:
+            raise BelowRetention(
+                "the history does not go back so far",
+                job=self.job.name,
+                oldest=value_text(geometry.shown(geometry.first)),
+            )
+        if self.floor is not None and low < floor_start(geometry, self.floor):
+            raise BelowRetention(
+                "a part of this range is below the history's floor", job=self.job.name, oldest=self.floor_text
+            )
+        if geometry.last is not None and high > geometry.last:
+            raise Invalid(
+                "the history does not go so far",
+                job=self.job.name,
+                last=value_text(geometry.shown(geometry.last)),
+                advice="Ask for a range that ends there, or before.",
+            )
+        return low, high
+
+    def check_chunks(self, room: Room, table: str, low: int, high: int) -> int:
+        """Every chunk of the range is loaded; the newest version that one of them came with."""
+        geometry = self.geometry
+        self._check_policy(room, table, low)
+        wanted = geometry.covering(geometry.shown(low), geometry.shown(high))
+        chunks = {state.chunk: state for state in self.states(table, wanted)}
+        versions = []
+        for number in wanted:
+            state = chunks.get(number)
+            if state is None:
+                raise Incomplete(
+                    "a part of this range is not loaded yet",
+                    job=self.job.name,
+                    table=table,
+                    chunk=geometry.chunk(number).name,
+                    advice="Run the backfill, or ask for what is loaded: `floodmark backfill show`.",
+                )
+            if state.state != DONE:
+                raise BelowRetention(
+                    "a part of this range was pruned",
+                    job=self.job.name,
+                    table=table,
+                    chunk=geometry.chunk(number).name,
+                )
+            versions.append(state.version)
+        return max(versions)
+
+    def _check_policy(self, room: Room, table: str, low: int) -> None:
+        """The table's own retention may take rows of the range, if it goes by the same column."""
+        policy = room.catalog.upkeep.policy(self._table_id(table))
+        if policy.retention is None or policy.column != self.column or self.geometry.unit != TIME:
+            return
+        head = room.catalog.history.head(table)
+        metadata = room.catalog.files.metadata(head.metadata_location)
+        rule = read_rule(policy, schema_of(metadata, head), metadata.spec())
+        before = rule.before(self._now_ms) * (DAY_US if str(rule.column and rule.column.field_type) == "date" else 1)
+        if low < before:
+            raise BelowRetention(
+                "a part of this range is below the table's own retention",
+                job=self.job.name,
+                table=table,
+                retention=rule.text,
+                oldest=rule.before_text(self._now_ms),
+            )
+
+
+def _ranges(geometry: Geometry, numbers: Iterable[int]) -> list[list[str]]:
+    """Chunks as ranges, neighbours joined."""
+    ends = ((geometry.ends(low)[0], geometry.ends(high - 1)[1]) for low, high in joined(numbers))
+    return [list(range_text(geometry.shown(start), geometry.shown(end))) for start, end in ends]

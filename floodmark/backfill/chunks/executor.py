@@ -1,0 +1,163 @@
+"""Workers that load the chunks of a plan: bounded threads, or the caller's own thread if one is enough.
+
+The first chunk that cannot be loaded fails the run, by its name; the others stop after their present chunk, and what
+they finished stays. A cancel, an interrupt and an error of the caller's callback stop all of them in the same way. No
+worker waits for another. Chunks that take no time are loaded several at once, as many as take some seconds; if such
+a bundle fails, whatever the reason, its chunks are loaded one by one, so the one that is wrong is named.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Protocol
+
+from floodmark import log
+from floodmark.backfill.chunks.brake import Brake, Stopped, retrying
+from floodmark.backfill.chunks.geometry import PlannedChunk
+from floodmark.errors import Fenced, FloodmarkError, Unavailable
+from floodmark.jobs.progress import Cancelled, Progress
+
+BUNDLE_S = 8.0
+BUNDLE_MAX = 16
+GROWTH_MAX = 8
+# Loads one chunk; the number tells which try it is, from 1.
+Load = Callable[[PlannedChunk, int], None]
+
+
+class LoadBundle(Protocol):
+    """Loads several chunks at once."""
+
+    def is_possible(self) -> bool:
+        """Whether it is worth a try, by what the chunks before were."""
+
+    def load(self, planned: Sequence[PlannedChunk]) -> bool:
+        """False if these have to be loaded one by one; of an error nothing is left."""
+
+
+@dataclass
+class Pace:
+    """How many chunks are loaded at once: more while they take no time, fewer if a cancel would have to wait."""
+
+    size: int = 1
+
+    def took(self, chunks: int, seconds: float) -> None:
+        wanted = int(chunks * BUNDLE_S / max(seconds, 0.001))
+        self.size = max(1, min(wanted, GROWTH_MAX * self.size, BUNDLE_MAX))
+
+    def failed(self) -> None:
+        self.size = 1
+
+
+class Executor:
+    def __init__(
+        self,
+        load: Load,
+        progress: Progress,
+        brake: Brake,
+        *,
+        workers: int,
+        tries: int,
+        retry_s: float,
+        bundle: LoadBundle | None = None,
+    ) -> None:
+        self._load = load
+        self._progress = progress
+        self._brake = brake
+        self._workers = workers
+        self._tries = tries
+        self._retry_s = retry_s
+        self._bundle = bundle
+        self._pace = Pace()
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._processed = 0
+
+    def run(self, planned: Sequence[PlannedChunk], processed: int, total: int) -> None:
+        """Load all of them, and tell each; `processed` of `total` were done before."""
+        self._processed = processed
+        waiting = deque(planned)
+        workers = min(self._workers, len(planned))
+        if workers == 1:
+            while some := self._next(waiting):
+                self._load_some(some, total)
+            return
+
+        def work() -> None:
+            try:
+                while some := self._next(waiting):
+                    self._load_some(some, total)
+            except BaseException as error:  # noqa: BLE001 - the first one is raised where the workers are waited for
+                self._stop(error)
+
+        with ThreadPoolExecutor(workers, thread_name_prefix="floodmark-chunk") as pool:
+            try:
+                wait([pool.submit(work) for _ in range(workers)])
+            except BaseException:
+                # Somebody pressed Ctrl-C. What is in a publish is finished: the pool waits for it.
+                self._brake.pull()
+                raise
+        if self._error is not None:
+            raise self._error
+
+    def _next(self, waiting: deque[PlannedChunk]) -> list[PlannedChunk]:
+        """The next chunks for a worker; no more of the last ones than leave some for the others."""
+        possible = self._bundle is not None and self._bundle.is_possible()
+        with self._lock:
+            count = min(self._pace.size if possible else 1, -(-len(waiting) // self._workers))
+            return [waiting.popleft() for _ in range(count)]
+
+    def _stop(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None and not isinstance(error, Stopped):
+                self._error = error
+        self._brake.pull()
+
+    def _load_some(self, some: Sequence[PlannedChunk], total: int) -> None:
+        started_s, failed = time.monotonic(), False
+        if len(some) > 1:
+            self._brake.check()
+            try:
+                together = self._bundle is not None and self._bundle.load(some)
+            except (Cancelled, Stopped, Fenced):
+                raise
+            except Exception as error:  # noqa: BLE001 - one by one, the chunk that is wrong is found and named
+                log.get().warning("chunks are loaded one by one", chunks=len(some), cause=str(error))
+                together, failed = False, True
+            if together:
+                self._tell(len(some), total)
+            else:
+                for one in some:
+                    self._load_one(one, total, again=failed)
+        else:
+            self._load_one(some[0], total)
+        with self._lock:
+            if failed:
+                self._pace.failed()
+            else:
+                self._pace.took(len(some), time.monotonic() - started_s)
+
+    def _load_one(self, one: PlannedChunk, total: int, *, again: bool = False) -> None:
+        """Load a chunk; `again` if there was a try before, whose outcome may not be known."""
+        self._brake.check()
+        try:
+            for attempt in retrying(self._brake, self._tries, self._retry_s, f"chunk {one.chunk.name}"):
+                with attempt:
+                    self._load(one, attempt.retry_state.attempt_number + again)
+        except (Cancelled, Stopped, Fenced):
+            raise
+        except FloodmarkError as error:
+            error.facts["chunk"] = one.chunk.name
+            raise
+        except Exception as error:
+            raise Unavailable("a chunk could not be loaded", chunk=one.chunk.name, cause=error) from error
+        self._tell(1, total)
+
+    def _tell(self, chunks: int, total: int) -> None:
+        with self._lock:
+            self._processed += chunks
+            self._progress.step(self._processed, total)

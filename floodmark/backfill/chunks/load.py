@@ -1,0 +1,386 @@
+"""A chunk's rows and what comes of them: for each output table, once, without asking the source twice.
+
+`chunk` stands for the chunk's rows. If a table takes them as they are, they are staged for it first, and everything
+else is computed from those files: so all tables of a chunk come from one reading of the source, and look the same when
+a table is added later and the rows are read from the lake. Views are named for one chunk of one try, and dropped with
+it; threads that share a session never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from floodmark import clock, log
+from floodmark.backfill.chunks.brake import Brake, call_source
+from floodmark.backfill.chunks.checks import Checks
+from floodmark.backfill.chunks.geometry import Chunk, PlannedChunk
+from floodmark.backfill.chunks.ledger import Ledger
+from floodmark.backfill.chunks.ranges import TableRange
+from floodmark.backfill.chunks.sources import Source, explain
+from floodmark.backfill.chunks.spec import CHUNK, Definition, HistorySpec, has_column, references, table_range
+from floodmark.catalog.chunks import DONE, ChunkRider, LoadedChunk, LoadedTable
+from floodmark.commit.intent import Intent
+from floodmark.commit.publication import publish
+from floodmark.errors import Invalid
+from floodmark.jobs.run import Room
+from floodmark.model import MAIN, FileRecord, Head
+from floodmark.rows.failures import spark_job
+from floodmark.rows.reading.scan import scan
+from floodmark.rows.schema import user_fields
+from floodmark.rows.session import Sessions
+from floodmark.rows.sql.query import named_tables, run_query
+from floodmark.rows.staging.bundle import Bundle
+from floodmark.write.change import Change
+from floodmark.write.options import WriteOptions
+from floodmark.write.step import APPEND, MERGE
+
+if TYPE_CHECKING:
+    from floodmark.rows.frames import DataFrame, SparkSession
+
+
+def is_frame(data: Any) -> bool:
+    return hasattr(data, "mapInArrow")  # a Spark DataFrame, classic or Connect
+
+
+class Outputs:
+    """What comes into each table, by its definition, for one chunk. Used in a `with` block."""
+
+    def __init__(self, definitions: Mapping[str, Definition], data: Any, sessions: Sessions, uses: int) -> None:
+        """`uses`: how often the rows are asked for, at most; if more than once, they are computed once."""
+        self._definitions = definitions
+        self._sessions = sessions
+        self._data = _reusable(data) if uses > 1 else data
+        self._kept: DataFrame | None = None
+        self._frames: dict[str, DataFrame] = {}
+        self._views: list[str] = []
+        self._token = clock.new_id().lower()
+        if uses > 1 and is_frame(data):
+            self._data = self._kept = data.persist()
+
+    def __enter__(self) -> Outputs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for view in self._views:
+            self._sessions.get().catalog.dropTempView(view)
+        if self._kept is not None:
+            self._kept.unpersist()
+
+    def of(self, table: str) -> Any:
+        """The rows that come into a table: the chunk's own in whatever form they came, else a DataFrame."""
+        if self._definitions[table] is None:
+            return self._data
+        return self._frame(table)
+
+    def staged(self, rows: DataFrame) -> None:
+        """The chunk's rows are staged: these are them, read from there."""
+        self._frames[CHUNK] = rows
+        if is_frame(self._data):
+            self._data = rows
+
+    def count(self, column: str | None = None) -> int:
+        """How many rows the chunk has; with `column`, how many values there are in it, each counted once."""
+        if not is_frame(self._data):
+            rows = to_table(self._data)
+            return int(rows.num_rows if column is None else pc.count_distinct(rows[column]).as_py())
+        with spark_job(self._data.sparkSession, "Spark could not count the rows of a chunk"):
+            return int((self._data if column is None else self._data.select(column).dropna().distinct()).count())
+
+    def _frame(self, table: str) -> DataFrame:
+        if table not in self._frames:
+            self._frames[table] = self._computed(table)
+        return self._frames[table]
+
+    def _computed(self, table: str) -> DataFrame:
+        definition = CHUNK if table == CHUNK else self._definitions[table]
+        if table == CHUNK:
+            return self._data if is_frame(self._data) else to_frame(self._sessions.get(), self._data)
+        if definition is None:
+            return self._frame(CHUNK)
+        if callable(definition):
+            return definition(self._frame(CHUNK))
+        named = references(table, definition, self._definitions, self._sessions)
+        named += named_tables(definition, {CHUNK: None})
+        # By their places, since not every name of a table can be part of a view's name.
+        tables = {name: (f"{self._token}{len(self._views) + place}", None) for place, name in enumerate(named)}
+        self._views += [f"_floodmark_{token}_0" for token, _ in tables.values()]
+        return run_query(self._sessions.get(), definition, tables, self._frame)
+
+
+def _reusable(data: Any) -> Any:
+    """Rows that can be read more than once; whatever else gives them as Arrow may do so only once."""
+    known = is_frame(data) or isinstance(data, list | tuple | pa.Table | pa.RecordBatch) or hasattr(data, "iloc")
+    return data if known else to_table(data)
+
+
+def to_table(data: Any) -> pa.Table:
+    """Rows in memory as an Arrow table; their types are those of their values."""
+    if isinstance(data, list | tuple):
+        return pa.Table.from_pylist(list(data))
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        return data
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(data).read_all()
+    raise Invalid(
+        "these are not rows",
+        given=type(data).__name__,
+        advice="Return a Spark DataFrame, an Arrow table or reader, a pandas DataFrame or a list of dicts.",
+    )
+
+
+def to_frame(spark: SparkSession, data: Any) -> DataFrame:
+    table = to_table(data)
+    if not table.num_columns:
+        raise Invalid(
+            "rows that are none have no columns to compute from",
+            advice="Return an Arrow table or a DataFrame, or let a table take the rows as they are.",
+        )
+    return spark.createDataFrame(table)
+
+
+def order_of(tables: Sequence[str], definitions: Mapping[str, Definition]) -> list[str]:
+    """The tables that take the rows as they are come first: the others are computed from what was staged for them."""
+    return sorted(tables, key=lambda table: definitions[table] is not None)
+
+
+KIND = "chunk"
+
+
+class Loader:
+    """Loads chunks of one job; its threads share it."""
+
+    def __init__(self, room: Room, spec: HistorySpec, source: Source, job: str, actor: str, brake: Brake) -> None:
+        self._room = room
+        self._spec = spec
+        self._source = source
+        self._job = job
+        self._actor = actor
+        self._brake = brake
+        self._checks = Checks(room, spec)
+        # Whether the last chunk was of a kind that can be loaded together with others.
+        self.bundles = False
+
+    def load(self, planned: PlannedChunk, tries: int, ledger: Ledger) -> None:
+        """Load a chunk into the tables that miss it. Later tries ask the catalog first what came of those before."""
+        number, tables, now = planned.chunk.number, planned.tables, ledger
+        if tries > 1:
+            self._room.engine.get_ready()
+            now = Ledger.read(self._room.catalog, self._job, list(self._spec.tables), number)
+            tables = now.missing(number)
+        if tables:
+            self._load(planned.chunk, order_of(tables, self._spec.tables), now)
+        ledger.add(number, planned.tables)
+
+    def _load(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> None:
+        data = self._from_lake(chunk, tables, ledger)
+        if data is not None:
+            try:
+                self._publish_one(chunk, tables, data, ledger, from_source=False)
+            except Invalid as error:
+                # The table has columns, say, that the source never brought.
+                log.get().warning("the source is asked after all", chunk=chunk.name, cause=str(error))
+            else:
+                return
+        self._load_from_source(chunk, tables, ledger)
+
+    def _load_from_source(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> None:
+        data = self._read(chunk)
+        try:
+            self._publish_one(chunk, tables, data, ledger, from_source=True)
+            self.bundles = is_frame(data) and self._can_bundle()
+        except Invalid as error:
+            # Spark says that a record does not fit, not which: the source may know. Nothing is left of the try by now.
+            known = explain(self._source, chunk) if "chunk" not in error.facts else None
+            raise (known or error) from error
+
+    def _read(self, chunk: Chunk) -> Any:
+        self._checks.digest(chunk, self._source)
+        what = f"read({chunk.name})"
+        return call_source(what, self._spec.call_deadline_s, self._brake, lambda: self._source.read(chunk))
+
+    def _publish_one(
+        self, chunk: Chunk, tables: Sequence[str], data: Any, ledger: Ledger, *, from_source: bool
+    ) -> None:
+        def stage(change: Change) -> list[dict[str, int]]:
+            return [self._stage(change, chunk, tables, data, from_source=from_source)]
+
+        self._publish([chunk], tables, ledger, stage)
+
+    def _publish(
+        self,
+        chunks: Sequence[Chunk],
+        tables: Sequence[str],
+        ledger: Ledger,
+        stage: Callable[[Change], Sequence[Mapping[str, int]]],
+    ) -> None:
+        """Publish chunks with their `done`. `stage` stages and checks their rows; it tells how many, by table."""
+
+        def rider(ids: Mapping[str, str], rows: Sequence[Mapping[str, int]]) -> ChunkRider:
+            into = [tuple(LoadedTable(table, ids[table], each[table]) for table in tables) for each in rows]
+            numbers = [chunk.number for chunk in chunks]
+            return ChunkRider(self._job, tuple(LoadedChunk(*one) for one in zip(numbers, into, strict=True)))
+
+        names = chunks[0].name if len(chunks) == 1 else f"{len(chunks)} chunks, {chunks[0].name} to {chunks[-1].name}"
+        message = f"{self._spec.name}: {'chunk ' if len(chunks) == 1 else ''}{names}"
+        known = rider(ledger.table_ids, [dict.fromkeys(tables, 0)] * len(chunks))
+        intent = Intent(KIND, MAIN, self._actor, message, known)
+
+        def fill(change: Change) -> None:
+            rows = stage(change)
+            change.identify(rider({table: change.table_id(table) for table in tables}, rows))
+
+        publish(self._room.catalog, intent, Change(self._room.engine, intent, fill, tables))
+
+    # ── several at once ──
+
+    def load_bundle(self, planned: Sequence[PlannedChunk], ledger: Ledger) -> bool:
+        """Load chunks in one publish; False if they have to be loaded one by one. Nothing is left of an error.
+
+        A Spark job costs as much as some ten thousand rows, so small chunks share one. Each has files of its own.
+        """
+        tables = {table for one in planned for table in one.tables}
+        frames = [self._read(one.chunk) for one in planned] if len(tables) == 1 and self._can_bundle() else []
+        if not frames or not Bundle.is_possible(frames):
+            return False
+        (table,) = tables
+        chunks, bundle = [one.chunk for one in planned], Bundle(frames)
+        self._publish(chunks, [table], ledger, lambda change: self._stage_bundle(change, chunks, table, bundle))
+        for one in planned:
+            ledger.add(one.chunk.number, one.tables)
+        return True
+
+    def _can_bundle(self) -> bool:
+        """Whether all that comes of a chunk is its rows, added to one table as they are."""
+        tables = list(self._spec.tables)
+        if len(tables) != 1 or self._spec.tables[tables[0]] is not None:
+            return False
+        head = self._room.catalog.history.head(tables[0])
+        return not self._is_keyed(tables[0]) and not self._room.engine.reader.filled_columns(head)
+
+    def _stage_bundle(
+        self, change: Change, chunks: Sequence[Chunk], table: str, bundle: Bundle
+    ) -> list[dict[str, int]]:
+        """Stage the rows of all chunks; how many each has. Each is checked as if it were alone."""
+        change.write(APPEND, table, bundle)
+        for chunk, records in zip(chunks, bundle.records, strict=True):
+            self._checks.within(chunk, table, records)
+            self._checks.rows(chunk, sum(record.rows for record in records))
+            self._checks.distinct(chunk, table, records)
+        return [{table: sum(record.rows for record in records)} for records in bundle.records]
+
+    # ── where the rows come from ──
+
+    def _from_lake(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> Any:
+        """The chunk's rows from a table that took them as they are, if all of them are still there; else None.
+
+        Rows that others brought into the chunk's range, or took from it, would be taken for the source's. A table with
+        a key has of each key the newest row only.
+        """
+        spec = self._spec
+        start, end = spec.geometry.ends(chunk.number)
+        for table in spec.plain_tables:
+            if table in tables or chunk.number not in ledger.done[table] or spec.column is None:
+                continue
+            if self._is_keyed(table) or not has_column(self._room, table, spec):
+                continue
+            now = table_range(self._room, spec.geometry, table, spec.column)
+            if self._is_as_loaded(now, chunk.number):
+                rows = now.rows(start, end)
+                return rows.drop(*self._not_brought(now.head, tables))
+        return None
+
+    def _not_brought(self, head: Head, tables: Sequence[str]) -> list[str]:
+        """Columns that a table fills by itself and that others, which take the rows as they are, do not have."""
+        schema = self._room.engine.reader.schema
+        known = [schema(self._room.catalog.history.head(table)) for table in tables if table in self._spec.plain_tables]
+        others = [{column.name for column in user_fields(one)} for one in known]
+        filled = self._room.engine.reader.filled_columns(head)
+        return [name for name in filled if any(name not in columns for columns in others)]
+
+    def _is_as_loaded(self, now: TableRange, number: int) -> bool:
+        """Whether a table has the rows of a chunk as they came: as many, and none that did not come with it."""
+        states = self._room.catalog.chunks.of(self._job, range(number, number + 1))
+        mine = (now.head.table, now.head.table_id)
+        loaded = next((one for one in states if one.state == DONE and (one.table, one.table_id) == mine), None)
+        start, end = self._spec.geometry.ends(number)
+        if loaded is None or now.count(start, end) != loaded.rows:
+            return False
+        touched = {part.table_id: part for part in self._room.catalog.history.commit(loaded.version).tables}
+        part = touched.get(loaded.table_id)
+        # A chunk without rows touches no table.
+        return not loaded.rows or (part is not None and not now.has_others(start, end, part.sequence))
+
+    # ── stage and check ──
+
+    def _stage(
+        self, change: Change, chunk: Chunk, tables: Sequence[str], data: Any, *, from_source: bool
+    ) -> dict[str, int]:
+        """Stage what comes into each table; how many rows each has."""
+        spec = self._spec
+        plain = [table for table in tables if spec.tables[table] is None]
+        # These get all rows; one with a key may get fewer, so nothing is counted or computed by it.
+        whole = [table for table in plain if not self._is_keyed(table)]
+        counted = from_source and not whole and self._checks.are_counted
+        # Staged for a table as they are, the rows are computed once anyway.
+        uses = 1 if whole and is_frame(data) else len(tables) + counted
+        rows: dict[str, int] = {}
+        with Outputs(spec.tables, data, self._room.engine.sessions, uses) as outputs:
+            if counted:
+                self._checks.rows(chunk, outputs.count())
+                if spec.rows_exact and spec.column is not None:
+                    # A table with a key may keep fewer rows: the numbers are counted before.
+                    self._checks.every(chunk, outputs.count(spec.column))
+            for table in [*whole, *(table for table in tables if table not in whole)]:
+                verb, options = self._verb(table)
+                rows[table] = change.write(verb, table, outputs.of(table), options)
+                records = change.staged(table)
+                # Computed rows too, if they say where they are: by that a floor takes them out, and a range reads them.
+                if table in plain or has_column(self._room, table, spec):
+                    self._checks.within(chunk, table, records)
+                if table not in whole:
+                    continue
+                if rows[table] != rows[whole[0]]:
+                    raise Invalid(
+                        "tables got different numbers of a chunk's rows", chunk=chunk.name, table=table,
+                        rows=rows[table], others=rows[whole[0]],
+                    )  # fmt: skip
+                if table == whole[0] and from_source:
+                    self._checks.rows(chunk, rows[table])
+                    self._checks.distinct(chunk, table, records)
+                if table == whole[0] and self._is_read_again(tables, data):
+                    outputs.staged(self._staged_rows(table, records))
+        return rows
+
+    def _is_keyed(self, table: str) -> bool:
+        return bool(self._room.engine.reader.schema(self._room.catalog.history.head(table)).identifier_field_ids)
+
+    def _is_read_again(self, tables: Sequence[str], data: Any) -> bool:
+        """Whether others of these tables are computed from what was staged for the first."""
+        computed = any(self._spec.tables[table] is not None for table in tables)
+        return computed or (len(tables) > 1 and is_frame(data))
+
+    def _staged_rows(self, table: str, records: Iterable[FileRecord]) -> Any:
+        catalog = self._room.catalog
+        schema = self._room.engine.reader.schema(catalog.history.head(table))
+        paths = [record.path for record in records]
+        return scan(self._room.engine.sessions.get(), paths, schema, storage_options=catalog.storage.options)
+
+    def _verb(self, table: str) -> tuple[str, WriteOptions]:
+        """How rows come into a table. With a key, history never takes the place of what is newer.
+
+        By the range column the newest row of a key counts, whatever comes first. Without it, chunks that come newest
+        first leave what is there; oldest first, they replace it. A source's rows are whole: what dicts leave out is
+        null.
+        """
+        spec = self._spec
+        if not self._is_keyed(table):
+            return APPEND, WriteOptions()
+        if has_column(self._room, table, spec):
+            return MERGE, WriteOptions(order=spec.column, newest_by=spec.column, whole_rows=False)
+        return MERGE, WriteOptions(newest_by="" if spec.newest_first else None, whole_rows=False)

@@ -1,0 +1,471 @@
+"""Load chunks of a history again: one publish takes their rows out and makes them missing, then they are loaded.
+
+The rows of a chunk are those in its range that came with its commit: by the range column and the sequence, which a
+compaction keeps (I6). A table without the range column is told by the sequence alone, if no other chunk came with the
+same commit. Rows of the range that others merged or added since stay, and are named; `all_rows` takes them out too.
+From a table with a key the rows go as deletions, so consumers follow; from one without, a redo of rows that a consumer
+has shipped is refused, unless it is forced. All of it is checked again in the publish (RedoRider).
+
+Crash before the publish: nothing has happened. After it: the chunks are missing, which coverage tells, and the job is
+interrupted; whoever resumes it loads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from floodmark import clock
+from floodmark.backfill.chunks.brake import Brake
+from floodmark.backfill.chunks.geometry import Geometry, range_text, value_text
+from floodmark.backfill.chunks.history import Outlook, Run, bound
+from floodmark.backfill.chunks.prune import at_positions, inside, share_in, unit_of
+from floodmark.backfill.chunks.sources import Source
+from floodmark.backfill.chunks.spec import HistorySpec, check_spec, has_column, spec_from_job
+from floodmark.backfill.chunks.tip import Tip
+from floodmark.catalog import jobs as states
+from floodmark.catalog.chunks import DONE, ChunkState, RedoneChunk, RedoRider, shipped, shipped_to
+from floodmark.catalog.jobs import CHUNKS, HISTORY, Held, Job
+from floodmark.catalog.riders import Rider
+from floodmark.commit.intent import Intent
+from floodmark.commit.live_files import LiveFile, live_files
+from floodmark.commit.metadata import schema_of
+from floodmark.commit.publication import publish
+from floodmark.errors import BelowRetention, CommitUnknown, FloodmarkError, Incomplete, Invalid
+from floodmark.jobs.progress import Progress, Step
+from floodmark.jobs.record import DONE as RUN_DONE
+from floodmark.jobs.record import REDONE, BackfillRun
+from floodmark.jobs.run import Room, run_job
+from floodmark.maintenance.policy import Share
+from floodmark.model import BEGINNING, MAIN, SEQ_COLUMN, Commit
+from floodmark.rows.project import read_file, take_rows
+from floodmark.rows.rewriting.rewrite import BY_POSITIONS, Rewrite
+from floodmark.rows.schema import user_fields
+from floodmark.storage import Storage
+from floodmark.write.change import Change
+from floodmark.write.options import WriteOptions
+from floodmark.write.step import RETAIN, Removed, TableState
+
+KIND = "redo"
+# So many of the rows that stay are named.
+NAMED_MAX = 5
+# Sealed with the operation: so many chunks of a table go at once.
+CHUNKS_MAX = 1_000
+
+Positions = np.ndarray[Any, Any]
+
+
+# ── what is asked for ──
+
+
+def whole_chunks(geometry: Geometry, first: Any, last: Any) -> range:
+    """The chunks of [first, last), which must be whole ones."""
+    low, high = geometry.value(first), geometry.value(last)
+    numbers = geometry.covering(first, last)
+    if low >= high or not numbers:
+        raise Invalid("no chunk lies in this range", first=first, last=last)
+    ends = geometry.ends(numbers[0])[0], geometry.ends(numbers[-1])[1]
+    if ends != (low, high):
+        whole = "..".join(range_text(geometry.shown(ends[0]), geometry.shown(ends[1])))
+        raise Invalid(
+            "a chunk is loaded again as a whole",
+            range=f"{first}..{last}",
+            advice=f"Its chunks are {whole}: ask for that, or for fewer.",
+        )
+    if len(numbers) > CHUNKS_MAX:
+        raise Invalid("these are too many chunks for one redo", chunks=len(numbers), most=CHUNKS_MAX)
+    return numbers
+
+
+@dataclass(frozen=True)
+class _Going:
+    """What of one table goes: its chunks that are loaded, with the sequence of each; None of one without rows."""
+
+    table: str
+    table_id: str
+    column: str | None
+    keyed: bool
+    chunks: tuple[ChunkState, ...]
+    sequences: Mapping[int, int | None]
+
+    @property
+    def lowest(self) -> int | None:
+        return min((one for one in self.sequences.values() if one is not None), default=None)
+
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.chunks)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Rows that go, by file; how many of others are in the ranges, how many came since, and some of these by name."""
+
+    mine: tuple[tuple[LiveFile, Positions], ...]
+    others: int
+    since: int
+    named: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(positions) for _, positions in self.mine)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A redo that somebody asked for."""
+
+    job: Job
+    spec: HistorySpec
+    numbers: range
+    force: bool
+    all_rows: bool
+
+    @property
+    def range(self) -> str:
+        geometry = self.spec.geometry
+        ends = geometry.ends(self.numbers[0])[0], geometry.ends(self.numbers[-1])[1]
+        return "..".join(range_text(geometry.shown(ends[0]), geometry.shown(ends[1])))
+
+    def going(self, room: Room) -> list[_Going]:
+        """The tables that hold some of the chunks, as they are now."""
+        loaded = [one for one in room.catalog.chunks.of(self.job.id, self.numbers) if one.state == DONE]
+        found = []
+        for table in self.spec.tables:
+            head = room.catalog.history.head(table)
+            chunks = tuple(one for one in loaded if (one.table, one.table_id) == (table, head.table_id))
+            if not chunks:
+                continue
+            column = self.spec.column if has_column(room, table, self.spec) else None
+            keyed = bool(room.engine.reader.schema(head).identifier_field_ids)
+            sequences = {one.chunk: _sequence(room, one) for one in chunks}
+            going = _Going(table, head.table_id, column, keyed, chunks, sequences)
+            if column is None:
+                _check_alone(room, self.job, going)
+            found.append(going)
+        return found
+
+    def find(self, storage: Storage, going: _Going, files: Sequence[LiveFile], schema: Any) -> _Found:
+        return _Search(storage, self.spec.geometry, going, schema, self.all_rows).find(files)
+
+
+def _sequence(room: Room, state: ChunkState) -> int | None:
+    """The sequence of a chunk's rows; a chunk without rows touches no table."""
+    parts = room.catalog.history.commit(state.version).tables
+    return next((part.sequence for part in parts if part.table_id == state.table_id and state.rows), None)
+
+
+def _check_alone(room: Room, job: Job, going: _Going) -> None:
+    """Without a range column the sequence tells a chunk's rows only if no other chunk came with it."""
+    mine = {one.chunk for one in going.chunks}
+    versions = {one.version for one in going.chunks if one.rows}
+    same = [one for one in room.catalog.chunks.of(job.id) if one.table_id == going.table_id and one.version in versions]
+    others = [one.chunk for one in same if one.chunk not in mine and one.rows]
+    if others:
+        raise Invalid(
+            "the rows of this chunk cannot be told from those of others that came in the same commit",
+            job=job.name,
+            table=going.table,
+            advice="The table has no range column: redo all chunks of that commit, or load into a new table.",
+        )
+
+
+# ── which rows ──
+
+
+@dataclass(frozen=True)
+class _Search:
+    storage: Storage
+    geometry: Geometry
+    going: _Going
+    schema: Any
+    all_rows: bool
+
+    def find(self, files: Sequence[LiveFile]) -> _Found:
+        mine, others, since, named = [], 0, 0, list[str]()
+        for file in files:
+            positions, rest, newer = self._look(file)
+            if len(positions):
+                mine.append((file, positions))
+            others, since = others + len(rest), since + len(newer)
+            named += self._names(file, newer[: NAMED_MAX - len(named)])
+        return _Found(tuple(mine), others, since, tuple(named))
+
+    def _look(self, file: LiveFile) -> tuple[Positions, Positions, Positions]:
+        """Positions of rows that go, of others in the ranges, and of those among them that came since."""
+        nothing = np.empty(0, np.int64)
+        column = next((one for one in user_fields(self.schema) if one.name == self.going.column), None)
+        ranges = [self.geometry.ends(one.chunk) for one in self.going.chunks]
+        if column is not None and share_in(file, column, ranges)[0] is Share.NONE:
+            return nothing, nothing, nothing
+        if column is None and file.seq_bounds() is not None and not self._may_hold(file):
+            return nothing, nothing, nothing
+        found: list[list[Positions]] = [[], [], []]
+        seq = None if file.fresh else self.schema.find_field(SEQ_COLUMN)
+        fields = [one for one in (column, seq) if one is not None] or list(user_fields(self.schema))[:1]
+        inherited, start = BEGINNING if file.sequence is None else file.sequence, 0
+        for batch in read_file(self.storage, file.path, fields):
+            sequences = np.full(len(batch), inherited, np.int64)
+            if seq is not None:
+                sequences = batch.column(len(fields) - 1).fill_null(inherited).to_numpy(zero_copy_only=False)
+            for kind, mask in enumerate(self._masks(None if column is None else batch.column(0), column, sequences)):
+                found[kind].append(np.flatnonzero(mask) + start)
+            start += len(batch)
+        go, rest, newer = (np.concatenate([nothing, *parts]) for parts in found)
+        return go, rest, newer
+
+    def _may_hold(self, file: LiveFile) -> bool:
+        low, high = file.seq_bounds() or (BEGINNING, BEGINNING)
+        return any(one is not None and low <= one <= high for one in self.going.sequences.values())
+
+    def _masks(self, values: Any, column: Any, sequences: Positions) -> tuple[Positions, Positions, Positions]:
+        go, rest, newer = (np.zeros(len(sequences), np.bool_) for _ in range(3))
+        for one in self.going.chunks:
+            sequence = self.going.sequences[one.chunk]
+            here = np.ones(len(sequences), np.bool_)
+            if column is not None:
+                unit = unit_of(column)
+                low, high = self.geometry.ends(one.chunk)
+                here = inside(values, -(-low // unit), -(-high // unit))
+            own = here & (sequences == sequence) if sequence is not None else np.zeros(len(sequences), np.bool_)
+            go |= here if self.all_rows and column is not None else own
+            if column is not None:
+                rest |= here & ~own
+                newer |= here & ~own & (sequences > (BEGINNING if sequence is None else sequence))
+        return go, rest, newer
+
+    def _names(self, file: LiveFile, positions: Positions) -> list[str]:
+        """Rows by their key; without one, by where they are in the range."""
+        if not len(positions):
+            return []
+        ids = set(self.schema.identifier_field_ids)
+        fields = [one for one in user_fields(self.schema) if one.field_id in ids or one.name == self.going.column]
+        fields = [one for one in fields if one.field_id in ids] or fields
+        rows = take_rows(self.storage, file.path, fields, positions).to_pylist()
+        return [", ".join(f"{name}={value}" for name, value in row.items()) for row in rows]
+
+
+class _Redoing:
+    """Takes the rows of chunks out of one table: a remover of one operation (write/step.py)."""
+
+    def __init__(self, asked: _Asked, going: _Going, storage: Storage) -> None:
+        self._asked = asked
+        self._going = going
+        self._storage = storage
+        self.found = _Found((), 0, 0, ())
+
+    def remove(self, table: TableState) -> Removed:
+        self.found = found = self._asked.find(self._storage, self._going, table.files, table.schema)
+        _check_told(self._asked, self._going, found)
+        ids = table.schema.identifier_field_ids
+        key = tuple(one.name for one in user_fields(table.schema) if one.field_id in ids)
+        # With a key, who goes is written down: consumers take the rows out, and what comes again takes their place.
+        rewrite = Rewrite(table.target, BY_POSITIONS, key, deletions=bool(key))
+        sources = [at_positions(table.source(file), positions) for file, positions in found.mine]
+        return Removed((), (table.runner.run(rewrite, sources),))
+
+    def recheck(self, table: TableState) -> None:
+        """Rows that came meanwhile have sequences of their own: they stay."""
+
+    def riders(self) -> tuple[Rider, ...]:
+        return ()
+
+
+# ── what is refused ──
+
+
+def _check_told(asked: _Asked, going: _Going, found: _Found) -> None:
+    """Of a table without a key, rows that got a new sequence would be there twice."""
+    if going.keyed or found.rows >= going.rows:
+        return
+    if going.column is None:
+        raise Invalid(
+            "rows of this chunk were changed since, and without a key or the range's column they cannot be found",
+            job=asked.job.name,
+            table=going.table,
+            range=asked.range,
+            rows=going.rows,
+            rows_as_loaded=found.rows,
+            advice="Delete the chunk's rows by a condition of your own, or load the history into a new table.",
+        )
+    if asked.all_rows or not found.others:
+        return
+    raise Invalid(
+        "rows of this chunk were changed since, and the table has no key to tell them from those of others",
+        job=asked.job.name,
+        table=going.table,
+        range=asked.range,
+        rows=going.rows,
+        rows_as_loaded=found.rows,
+        rows_of_others=found.others,
+        advice="--all-rows (all_rows=True) takes out every row of the range, also what others wrote there.",
+    )
+
+
+def _check_there(asked: _Asked, outlook: Outlook, tip: Any) -> None:
+    """What goes must come again: the source has these chunks now, and none is below the floor."""
+    geometry = asked.spec.geometry
+    for number in asked.numbers:
+        name = geometry.chunk(number).name
+        if number < outlook.kept.start:
+            raise BelowRetention("this chunk is below the history's floor", chunk=name, oldest=outlook.floor_text)
+        if number not in outlook.complete:
+            raise Incomplete(
+                "the source does not have this chunk now: it could not be loaded again",
+                chunk=name,
+                tip=None if tip is None else value_text(tip),
+            )
+
+
+def _unshipped(asked: _Asked, going: Sequence[_Going]) -> tuple[tuple[str, int], ...]:
+    """Tables without a key, and the lowest sequence of what goes: nobody may have shipped it."""
+    if asked.force:
+        return ()
+    return tuple((one.table_id, one.lowest) for one in going if not one.keyed and one.lowest is not None)
+
+
+def _shipped_to(room: Room, one: _Going) -> list[str]:
+    with room.catalog.database.read() as tx:
+        return [] if one.lowest is None else shipped_to(tx, one.table_id, one.lowest)
+
+
+# ── the plan ──
+
+
+def plan(room: Room, job: Job, first: Any, last: Any, **options: Any) -> dict[str, Any]:
+    """What a redo would take out and load; changes nothing, and refuses what a redo would."""
+    asked, _ = _ask(room, job, first, last, **options)
+    return _plan(room, asked)
+
+
+def _plan(room: Room, asked: _Asked) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for one in asked.going(room):
+        head = room.catalog.history.head(one.table)
+        schema = schema_of(room.catalog.files.metadata(head.metadata_location), head)
+        found = asked.find(room.catalog.storage, one, live_files(room.catalog.files, head, schema), schema)
+        names = _shipped_to(room, one)
+        if names and _unshipped(asked, [one]):
+            raise shipped(one.table, names)
+        _check_told(asked, one, found)
+        tables[one.table] = _told(found, names)
+    return {"job": asked.job.name, "range": asked.range, "chunks": len(asked.numbers), "tables": tables}
+
+
+def _told(found: _Found, names: Sequence[str]) -> dict[str, Any]:
+    told: dict[str, Any] = {"rows_out": found.rows, "rows_since": found.since, "since": list(found.named)}
+    return {**told, "shipped_to": list(names)}
+
+
+def _ask(
+    room: Room, job: Job, first: Any, last: Any, *, source: Source | None = None, force: bool = False,
+    all_rows: bool = False,
+) -> tuple[_Asked, Source]:  # fmt: skip
+    spec = spec_from_job(job, source)
+    check_spec(room, spec)
+    at_work = bound(room, spec)
+    asked = _Asked(job, spec, whole_chunks(spec.geometry, first, last), force, all_rows)
+    tip = Tip(at_work, spec, Brake(None)).ask()
+    _check_there(asked, Outlook.look(room, spec, job.id, tip, job.settings), tip)
+    return asked, at_work
+
+
+# ── the redo ──
+
+
+def redo(
+    room: Room, job: Job, first: Any, last: Any, actor: str, progress: Step | None = None, **options: Any
+) -> BackfillRun:
+    """Take the chunks of [first, last) out and load them again. What is refused changes nothing. Busy if a run has the
+    job."""
+    room.engine.get_ready()
+    asked, source = _ask(room, job, first, last, **options)
+    planned = _plan(room, asked)
+    kept = json.loads(job.spec)
+    held = room.catalog.jobs.start(
+        job.name, HISTORY, list(asked.spec.tables), kept["pinned"], kept["settings"], CHUNKS, actor
+    )
+    try:
+        redone, commit = _take_out(room, asked, held, actor, planned)
+    except CommitUnknown:
+        # The chunk may be missing by now: the job is interrupted, not done, and `resume` loads what is missing.
+        room.catalog.jobs.disown(held.run)
+        raise
+    except BaseException:
+        with suppress(FloodmarkError):
+            _give_back(room, held, job, None)
+        raise
+    looked: list[Outlook] = []
+
+    def load(told: Progress) -> bool:
+        run = Run(room, asked.spec, source, held, actor, told, kept["settings"])
+        outlook, chunks = run.load_again(asked.numbers)
+        looked.append(outlook)
+        return commit is not None or chunks > 0
+
+    def end(told: Progress) -> dict[str, Any]:
+        return _give_back(room, held, job, looked[0], told)
+
+    run = run_job(room, held, progress, load, end)
+    # Not `done`: chunks elsewhere may be missing.
+    return replace(run, outcome=REDONE if run.outcome == RUN_DONE else run.outcome, redone=redone)
+
+
+def _take_out(
+    room: Room, asked: _Asked, held: Held, actor: str, planned: Mapping[str, Any]
+) -> tuple[dict[str, Any], Commit | None]:
+    """One publish: the rows go, and their chunks are missing. None if nothing of the range is loaded."""
+    going = asked.going(room)
+    if not going:
+        return {**planned, "version": None}, None
+    redone = [
+        RedoneChunk(state.chunk, one.table, one.table_id, state.version, state.rows)
+        for one in going
+        for state in one.chunks
+    ]
+    rider = RedoRider(clock.new_id(), asked.job.id, held.run, tuple(redone), _unshipped(asked, going))
+    intent = Intent(KIND, MAIN, actor, f"{asked.job.name}: redo {asked.range}", rider)
+    told = {}
+
+    def fill(change: Change) -> None:
+        for one in going:
+            remover = _Redoing(asked, one, room.catalog.storage)
+            change.write(RETAIN, one.table, options=WriteOptions(remover=remover))
+            told[one.table] = _told(remover.found, _shipped_to(room, one))
+        change.identify(replace(rider, detail=_audit_text(asked, actor, told)))
+
+    commit = publish(room.catalog, intent, Change(room.engine, intent, fill, [one.table for one in going]))
+    return {**planned, "tables": told, "version": commit.version}, commit
+
+
+def _audit_text(asked: _Asked, actor: str, told: Mapping[str, Mapping[str, Any]]) -> str:
+    parts = []
+    for table, one in told.items():
+        text = f"{one['rows_out']} rows of {table} taken out"
+        text += f", {one['rows_since']} that came since named ({'; '.join(one['since'])})" if one["rows_since"] else ""
+        text += f", shipped before to {', '.join(one['shipped_to'])}" if one["shipped_to"] else ""
+        parts.append(text)
+    return f"{asked.job.name}: {asked.range} by {actor}: {'; '.join(parts)}"
+
+
+def _give_back(
+    room: Room, held: Held, job: Job, outlook: Outlook | None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """End the run. The job is done if nothing is missing now; else it is where it was before this run.
+
+    One that was done, and whose source has more by now, is stopped: `resume` loads that too.
+    """
+    jobs = room.catalog.jobs
+    figures = (None, None) if progress is None else (progress.processed, progress.total)
+    if outlook is not None and outlook.is_done:
+        return jobs.end(held, states.DONE, *figures).as_dict()
+    if not job.is_over:
+        jobs.disown(held.run)
+        return jobs.find(held.name).as_dict()
+    state = states.CANCELLED if outlook is not None and job.state == states.DONE else job.state
+    return jobs.end(held, state, *figures, job.error).as_dict()

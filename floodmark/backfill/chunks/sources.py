@@ -1,0 +1,436 @@
+"""Sources of history: `tip()`, how far it has come, and `read(chunk)`, the chunk's rows; nothing else.
+
+Built in: files by a path template, another table of the lake, a function. A tip is exclusive: what lies before it is
+complete, and None says that it is not known. Reading changes nothing, and gives the same rows for the same chunk as
+long as what it reads stays the same; so a chunk may be read again after any failure. What is wrong in the settings is
+Invalid when a source is made or bound, before a job is. A missing file is NotFound, a record that does not fit Invalid;
+what a function raises passes as it is.
+
+`bind` gives a source what it needs of the lake. Settings are kept as JSON, so that another process can go on with a
+job; a function that cannot be imported, or an object of somebody else's class, cannot be kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from floodmark.backfill.chunks.context import Context, check_tip, in_context, kept_step, kept_tip, tip_value
+from floodmark.backfill.chunks.geometry import NUMBER, TIME, Chunk, Geometry, Value, span_us
+from floodmark.backfill.chunks.paths import Template
+from floodmark.backfill.chunks.ranges import TableRange
+from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.storage import local_path
+
+if TYPE_CHECKING:
+    from floodmark.rows.frames import DataFrame, SparkSession, StructType
+
+ERROR, EMPTY, ACCEPT = "error", "empty", "accept"
+DIGEST_BYTES = 8 * 1024 * 1024
+_PATTERN = re.compile(r"[*?\[\]{}\\]")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+# What Spark says of an address that it has no code for.
+_NO_CONNECTOR = re.compile(r"No FileSystem for scheme|FileSystem not found")
+
+
+@runtime_checkable
+class Source(Protocol):
+    def tip(self) -> Any:
+        """How far the source has come, exclusive: a number or a time; None if that is not known."""
+
+    def read(self, chunk: Chunk) -> Any:
+        """The chunk's rows: a Spark DataFrame, or rows in any form that `lake.append` takes."""
+
+
+def bind(source: Source, context: Context) -> Source:
+    """The source at work for this lake and history. `Invalid` if its settings do not fit them."""
+    return source.bind(context) if isinstance(source, PathSource | TableSource | CallSource) else source
+
+
+def explain(source: Source, chunk: Chunk) -> FloodmarkError | None:
+    """After rows of a chunk were refused: which records do not fit, if the source can tell."""
+    return source.explain(chunk) if isinstance(source, PathSource) else None
+
+
+# ── as they are kept ──
+
+
+def to_source(given: Any) -> Source:
+    """A source as it is, a path template as text, or a function (also as text, like package.module:function)."""
+    if isinstance(given, Source) and not isinstance(given, type):
+        return given
+    if isinstance(given, str):
+        return CallSource(given) if _FUNCTION.fullmatch(given) else PathSource(given)
+    if callable(given) and not isinstance(given, type):
+        return CallSource(given)
+    raise Invalid(
+        "this is not a source",
+        given=repr(given),
+        advice="Give a path template, a function of a chunk, or an object with tip() and read(chunk).",
+    )
+
+
+def source_as_dict(source: Source) -> dict[str, Any]:
+    """A source's settings for JSON."""
+    if isinstance(source, PathSource | TableSource | CallSource):
+        return source.as_dict()
+    return {"kind": "object", "type": f"{type(source).__module__}.{type(source).__qualname__}"}
+
+
+def source_from_dict(values: Any) -> Source:
+    """The source whose settings were kept. `Invalid` if it cannot be made from them, `Corrupt` if they are none."""
+    known: dict[str, Callable[..., Source]] = {"path": PathSource, "table": TableSource, "call": CallSource}
+    kind = values.get("kind") if isinstance(values, Mapping) else None
+    if kind == "object":
+        raise _not_kept(str(values.get("type")))
+    try:
+        return known[str(kind)](**{name: value for name, value in values.items() if name != "kind"})
+    except (KeyError, TypeError) as error:
+        raise Corrupt("the kept settings of a source cannot be understood", found=repr(values)[:200]) from error
+
+
+def _not_kept(what: str) -> Invalid:
+    return Invalid(
+        "this source cannot be made again from what the catalog keeps",
+        source=what,
+        advice="Start the job again by the same call, with the same name: it goes on from where it is.",
+    )
+
+
+# ── files ──
+
+
+class PathSource:
+    """Files whose names follow from the chunk: JSONL, CSV or Parquet, any path that Spark reads, read strictly.
+
+    `template`: see paths.py; with `step`, a part of the chunk like 1h or 1000, it names a file for every step.
+    Wildcards may be in it; they must not reach into the files of another chunk (write {number:05d}*, not {number}*).
+    missing: "error", or "empty" for files that may not be there. `columns`: what is in the files, like "id long,
+    ts timestamp", if it is not what the table has. `tip`: how far the files go: a value, "now", "now-10m", or "@path"
+    of a small file that holds it; by default now for times, and unknown for numbers. On S3, Spark needs its connector.
+    unfinished: of a CSV file whose last line has no end, which may be cut there: "error", or "accept".
+    """
+
+    def __init__(
+        self,
+        template: str,
+        *,
+        step: Any = None,
+        format: str | None = None,
+        missing: str = ERROR,
+        tip: Any = None,
+        columns: str | None = None,
+        unfinished: str = ERROR,
+    ) -> None:
+        from floodmark.ingest.files import Footers, format_of
+        from floodmark.rows.schema import table_schema
+
+        if columns is not None:
+            table_schema(columns)
+        self.template = Template(template)
+        self.step = kept_step(step)
+        self.format = format_of([self.template.text], format)
+        if missing not in (ERROR, EMPTY):
+            raise Invalid("missing files are an error or empty", missing=repr(missing), advice="Use error or empty.")
+        if unfinished not in (ERROR, ACCEPT):
+            raise Invalid("an unfinished last line is an error or accepted", unfinished=repr(unfinished))
+        self.missing = missing
+        self.unfinished = unfinished
+        self.tip_given = kept_tip(tip)
+        self.columns = columns
+        self._footers = Footers()
+        self._context: Context | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kind": "path",
+            "template": self.template.text,
+            "step": self.step,
+            "format": self.format,
+            "missing": self.missing,
+            "unfinished": self.unfinished,
+            "tip": self.tip_given,
+            "columns": self.columns,
+        }
+
+    def bind(self, context: Context) -> PathSource:
+        self.template.check(context.geometry, self._inner_step(context.geometry))
+        check_tip(self.tip_given, context.geometry)
+        bound = copy.copy(self)
+        bound._context = context
+        return bound
+
+    def tip(self) -> Value | None:
+        context = in_context(self._context)
+        default = "now" if context.geometry.unit == TIME else None
+        return tip_value(default if self.tip_given is None else self.tip_given, context)
+
+    def paths(self, chunk: Chunk) -> list[str]:
+        geometry = in_context(self._context).geometry
+        return self.template.paths(chunk, geometry, self._inner_step(geometry))
+
+    def digest(self, chunk: Chunk) -> str:
+        """The SHA-256 of the chunk's files, one after the other. Invalid if they are not named one by one."""
+        found, storage = hashlib.sha256(), in_context(self._context).catalog.storage
+        for path in self.paths(chunk):
+            location = re.sub(r"^s3[an]:", "s3:", path)
+            if _PATTERN.search(location):
+                raise Invalid("files that a pattern names have no digest", path=path, advice="Name them one by one.")
+            try:
+                size = storage.size(location)
+            except NotFound:
+                if self.missing == EMPTY:
+                    continue
+                raise
+            for start in range(0, size, DIGEST_BYTES):
+                found.update(storage.read_range(location, start, min(DIGEST_BYTES, size - start)))
+        return found.hexdigest()
+
+    def _check_finished(self, chunk: Chunk, paths: list[str]) -> None:
+        """A CSV file that is cut inside its last line reads like a whole one: what is left of the line is a value."""
+        from floodmark.ingest.files import unfinished_csv
+
+        if self.format != "csv" or self.unfinished == ACCEPT:
+            return
+        cut = unfinished_csv(in_context(self._context).sessions, paths)
+        if cut is not None:
+            raise Invalid(
+                "the last line of a CSV file has no end: the file may be cut there",
+                chunk=chunk.name,
+                path=cut,
+                advice="Bring the whole file. If it is whole, end its last line, or --unfinished accept "
+                '(unfinished="accept").',
+            )
+
+    def read(self, chunk: Chunk) -> DataFrame:
+        from floodmark.rows.reading.scan import empty
+
+        spark, columns, paths = in_context(self._context).sessions.get(), self._columns(), self.paths(chunk)
+        self._check_finished(chunk, paths)
+        try:
+            return self._load(spark, paths, columns)
+        except NotFound as error:
+            there = _there(spark, paths)
+            if self.missing == ERROR:
+                lost = [path for path in paths if path not in there] or paths
+                raise NotFound(
+                    "a chunk's files are not there",
+                    chunk=chunk.name,
+                    path=",".join(lost[:3]),
+                    files=len(lost),
+                    advice='Bring them, or say that missing files are empty: --missing empty (missing="empty").',
+                ) from error
+        if there:
+            return self._load(spark, there, columns)
+        if columns is None:
+            raise _columns_unknown(self.template.text)
+        return empty(spark, columns)
+
+    def explain(self, chunk: Chunk) -> Invalid | None:
+        from floodmark.ingest.files import explain
+
+        spark, columns = in_context(self._context).sessions.get(), self._columns()
+        there = _there(spark, self.paths(chunk))
+        return explain(spark, there, self.format, columns) if there and columns is not None else None
+
+    def _load(self, spark: SparkSession, paths: list[str], columns: StructType | None) -> DataFrame:
+        from floodmark.ingest.files import read_files
+
+        if columns is None and self.format != "parquet":
+            raise _columns_unknown(self.template.text)
+        with _files_there(paths):
+            filled = in_context(self._context).filled()
+            common, found = self._footers.columns(paths) if self.format == "parquet" else (None, None)
+            frame = read_files(spark, paths, self.format, columns, filled=filled, found=found)
+            # Over Spark Connect, files are looked for only now.
+            self._footers.learn(common, frame.schema)
+            return frame
+
+    def _columns(self) -> StructType | None:
+        from floodmark.rows.schema import spark_schema, table_schema
+
+        schema = table_schema(self.columns) if self.columns is not None else in_context(self._context).schema()
+        return None if schema is None else spark_schema(schema)
+
+    def _inner_step(self, geometry: Geometry) -> int | None:
+        if self.step is None:
+            return None
+        if (geometry.unit == NUMBER) != isinstance(self.step, int):
+            raise Invalid("the step is not of the history's kind", step=self.step, history_is_of=geometry.unit)
+        return self.step if isinstance(self.step, int) else span_us(self.step)
+
+
+def _there(spark: SparkSession, paths: list[str]) -> list[str]:
+    """Those of the paths that name something; halved, so that many that are there cost one look."""
+    try:
+        with _files_there(paths):
+            # This format reads nothing before rows are asked for, and its columns are always the same.
+            _ = spark.read.format("binaryFile").load([_plain(path) for path in paths]).schema
+    except NotFound:
+        middle = len(paths) // 2
+        return _there(spark, paths[:middle]) + _there(spark, paths[middle:]) if middle else []
+    return paths
+
+
+def _plain(path: str) -> str:
+    return local_path(path) or path if path.startswith("file:") else path
+
+
+@contextmanager
+def _files_there(paths: list[str]) -> Iterator[None]:
+    """Errors of Spark about files become ours: one that is not there, one of a kind that Spark has no code for."""
+    from floodmark.rows.failures import spark_failures
+
+    try:
+        with spark_failures("these files cannot be read"):
+            yield
+    except Invalid as error:
+        if "PATH_NOT_FOUND" in str(error):
+            raise NotFound("there is no such file", cause=error.facts.get("cause")) from error
+        raise
+    except Unavailable as error:
+        if _NO_CONNECTOR.search(f"{error} {error.__cause__}"):
+            raise Invalid(
+                "Spark has no connector for this kind of path",
+                path=paths[0],
+                advice="Put Hadoop's connector on Spark's classpath (for s3a://: hadoop-aws), or read by a function.",
+            ) from error
+        raise
+
+
+def _columns_unknown(template: str) -> Invalid:
+    return Invalid(
+        "the columns of these files are not known: no table takes them as they are",
+        template=template,
+        advice='Say them: --columns "id long, ts timestamp" (in Python columns="…").',
+    )
+
+
+# ── another table ──
+
+
+class TableSource:
+    """Rows of another table of the lake by a column: a whole number, a date or a timestamp.
+
+    Each chunk is read at the lake's head of that moment. Rows that come into the range of a chunk after it was loaded
+    are not brought over, nor are rows where the column is null. So `tip` should be late enough: by default it is just
+    behind the highest number or timestamp that the table has; of a date, its midnight, since that day may go on. For a
+    history whose last rows are before its end, say how far the table goes: a value, "now-10m", or "@path".
+    """
+
+    def __init__(self, table: str, column: str, *, tip: Any = None) -> None:
+        self.table = table
+        self.column = column
+        self.tip_given = kept_tip(tip)
+        self._context: Context | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"kind": "table", "table": self.table, "column": self.column, "tip": self.tip_given}
+
+    def bind(self, context: Context) -> TableSource:
+        check_tip(self.tip_given, context.geometry)
+        bound = copy.copy(self)
+        bound._context = context
+        bound._now()
+        return bound
+
+    def tip(self) -> Value | None:
+        context = in_context(self._context)
+        if self.tip_given is not None:
+            return tip_value(self.tip_given, context)
+        now = self._now()
+        highest = now.highest()
+        if highest is None:
+            return None
+        return context.geometry.shown_within(highest if now.by_day else highest + 1)
+
+    def read(self, chunk: Chunk) -> DataFrame:
+        geometry = in_context(self._context).geometry
+        return self._now().rows(geometry.value(chunk.start), geometry.value(chunk.end))
+
+    def _now(self) -> TableRange:
+        context = in_context(self._context)
+        return TableRange.at_head(context.catalog, context.sessions, context.geometry, self.table, self.column)
+
+
+# ── a function ──
+
+
+class CallSource:
+    """Rows that a function gives for a chunk. Functions may be given as text, package.module:function.
+
+    `tip`: a function without arguments, a value, "now", "now-10m", "@path" of a small file that holds it, or None: then
+    a range with an end is taken to be complete.
+    """
+
+    def __init__(self, read: Callable[[Chunk], Any] | str, tip: Any = None) -> None:
+        if read is None:
+            raise _not_kept("a function that cannot be imported")
+        self._read: Callable[[Chunk], Any] = _function(read)
+        self.tip_given = _function(tip) if _is_function(tip) else kept_tip(tip)
+        self._context: Context | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        read = _function_name(self._read)
+        if not callable(self.tip_given):
+            return {"kind": "call", "read": read, "tip": self.tip_given}
+        tip = _function_name(self.tip_given)
+        return {"kind": "call", "read": read if tip else None, "tip": tip}
+
+    def bind(self, context: Context) -> CallSource:
+        check_tip(self.tip_given, context.geometry)
+        bound = copy.copy(self)
+        bound._context = context
+        return bound
+
+    def tip(self) -> Value | None:
+        return tip_value(self.tip_given, in_context(self._context))
+
+    def read(self, chunk: Chunk) -> Any:
+        return self._read(chunk)
+
+
+def _is_function(given: Any) -> bool:
+    return callable(given) or (isinstance(given, str) and _FUNCTION.fullmatch(given) is not None)
+
+
+def _function(given: Any) -> Callable[..., Any]:
+    function: Any = given if callable(given) else None
+    if function is None and _is_function(given):
+        function = _imported(given)
+    if not callable(function):
+        raise Invalid("this is not a function", given=repr(given), advice="Write it like package.module:function.")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _imported(name: str) -> Any:
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise Invalid(
+            "this function cannot be imported",
+            function=name,
+            cause=error,
+            advice="Write it like package.module:function, and have the package on Python's path.",
+        ) from error
+    return found
+
+
+def _function_name(function: Callable[..., Any]) -> str | None:
+    """How another process finds the function; None if it cannot."""
+    name = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
+    if name.startswith("__main__:") or not _FUNCTION.fullmatch(name):
+        return None
+    try:
+        return name if _imported(name) is function else None
+    except Invalid:
+        return None

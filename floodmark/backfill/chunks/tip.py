@@ -1,0 +1,132 @@
+"""How far the source has come: asked with a deadline for each call, waited for with a limit for all of them.
+
+Waiting leaves nothing behind. While it waits, a source that does not answer is one that has not come further; who asks
+without waiting is told after so many tries that it does not answer.
+
+A source may go back: its files were lost, its clock was set back. The frontier of a history does not: it is the highest
+of the tip, the tips before it and the end of what is loaded. The floor is counted from the frontier, so it only rises
+too, and a chunk below the frontier that is not loaded is a gap, also while the source does not reach it: no run is done
+over it. A run keeps the frontier with its job, and the time that a floor was counted from: others can tell both without
+asking the source. Only a start that says so forgets them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from floodmark import log
+from floodmark.backfill.chunks.brake import Brake, call_source, is_worth_a_retry, retrying
+from floodmark.backfill.chunks.geometry import NUMBER, TIME, Geometry, Value, value_text
+from floodmark.backfill.chunks.sources import Source
+from floodmark.backfill.chunks.spec import HistorySpec, no_tip
+from floodmark.errors import Unavailable
+from floodmark.jobs.run import TimedOut
+
+# Where a job's settings have the frontier of its last plan; None if the source knew no tip then.
+SEEN = "tip"
+# Where they have the time that the floor of a range of time was counted from.
+CLOCK = "clock_ms"
+
+
+def settings_with_tip(spec: HistorySpec, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run, and of what is known the frontier and the time that its floor is counted from."""
+    geometry, kept = spec.geometry, {}
+    if SEEN in known and (geometry.last is None or (spec.keep is not None and geometry.unit == NUMBER)):
+        kept[SEEN] = value_text(known[SEEN]) if isinstance(known[SEEN], datetime) else known[SEEN]
+    if CLOCK in known and spec.keep is not None and geometry.unit == TIME:
+        kept[CLOCK] = known[CLOCK]
+    return {**spec.settings(), **kept}
+
+
+def frontier_of(geometry: Geometry, tip: Value | None, kept: Mapping[str, Any], loaded: int | None) -> Value | None:
+    """How far a history has come, whatever its source says now; `loaded` is the highest chunk that is loaded.
+
+    None: of a range with an end all of it, of others nothing is known.
+    """
+    if geometry.last is not None and (tip is None or (SEEN in kept and kept[SEEN] is None)):
+        return None
+    known = [geometry.value(one) for one in (tip, kept.get(SEEN)) if one is not None]
+    known += [] if loaded is None else [geometry.ends(loaded)[1]]
+    return geometry.shown(max(known)) if known else None
+
+
+def clock_of(kept: Mapping[str, Any], now_ms: int) -> int:
+    """The time that a floor is counted from: a clock that was set back does not lower it."""
+    return max(now_ms, int(kept.get(CLOCK) or 0))
+
+
+class Tip:
+    def __init__(self, source: Source, spec: HistorySpec, brake: Brake) -> None:
+        self._source = source
+        self._spec = spec
+        self._brake = brake
+        self._left_s = spec.tip_wait_s
+        self._seen: Value | None = None
+
+    def ask(self) -> Value | None:
+        """The tip now. None if the source knows none: then a range with an end is all there, of others nothing is."""
+        spec = self._spec
+        for attempt in retrying(self._brake, spec.retries, spec.retry_s, "the source's tip"):
+            with attempt:
+                return self._ask(spec.call_deadline_s)
+        raise Unavailable("the source's tip is not known")  # pragma: no cover - the last try raises
+
+    def wait(self, stop: int, is_due: Callable[[], bool], missing: Callable[[], Sequence[int]]) -> Value | None:
+        """Wait until chunks with this number and above are complete, or something else is due; the tip then.
+
+        TimedOut if that takes too long; it names what is `missing`.
+        """
+        spec, problem = self._spec, None
+        while True:
+            began_s = time.monotonic()
+            if not spec.follow and self._left_s <= 0:
+                raise self._timed_out(missing(), problem)
+            self._brake.wait(spec.poll_s if spec.follow else min(spec.poll_s, self._left_s))
+            try:
+                # Whoever follows has no limit: a source that is away for long is then an error of its own.
+                tip = self.ask() if spec.follow else self._ask(self._limited_s(began_s))
+            except Exception as error:
+                if spec.follow or not is_worth_a_retry(error):
+                    raise
+                log.get().warning("the source's tip is not known", cause=str(error))
+                problem = error
+            else:
+                if is_due() or (tip is not None and spec.geometry.wanted(tip).stop > stop):
+                    return tip
+            self._left_s -= time.monotonic() - began_s
+
+    def _limited_s(self, began_s: float) -> float:
+        """A call may take its deadline, or what is left of the whole wait; a moment at least."""
+        left_s = self._left_s - (time.monotonic() - began_s)
+        return min(self._spec.call_deadline_s, max(left_s, 0.05))
+
+    def _ask(self, deadline_s: float) -> Value | None:
+        given: Any = call_source("tip", deadline_s, self._brake, self._source.tip)
+        geometry = self._spec.geometry
+        if given is None:
+            # Whoever follows waits for the first row.
+            if geometry.last is None and not self._spec.follow:
+                raise no_tip(self._spec.name)
+            return None
+        self._seen = geometry.shown(geometry.value(given))
+        return self._seen
+
+    def _timed_out(self, missing: Sequence[int], problem: Exception | None) -> TimedOut:
+        geometry = self._spec.geometry
+        waiting = geometry.chunk(missing[0]).name
+        went_back = " It came further before: if that was wrong, --forget-tip (forget_tip=True) lets go of it."
+        return TimedOut(
+            "the source has not come as far as the range goes",
+            job=self._spec.name,
+            waiting_for=waiting if len(missing) == 1 else f"{waiting} and {len(missing) - 1} more",
+            last=value_text(geometry.shown(geometry.last)) if geometry.last is not None else None,
+            waited_s=round(self._spec.tip_wait_s, 3),
+            cause=problem,
+            tip=None if self._seen is None else value_text(self._seen),
+            advice="What is complete was loaded. Run it again later, or wait longer: --tip-wait (in Python tip_wait). "
+            "If the source goes further than this tip, say so: --tip (in Python the source's tip)."
+            + (went_back if geometry.last is None else ""),
+        )

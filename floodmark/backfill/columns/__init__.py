@@ -1,0 +1,1 @@
+"""A new column, filled for old rows batch by batch."""

@@ -1,0 +1,340 @@
+"""One batch of a column backfill: some files of a table, rewritten with the new column and published.
+
+One publication. Rows and their sequences stay (I6),
+unless they are announced: then they come with the commit's sequence. As many rows come out as went in, and as many
+nulls in every other column, or it is `Corrupt`. An append or a write to other files meanwhile: the new list is built on
+it. A file gone meanwhile is lost to this batch, with those that were rewritten together with it; the others are
+published. A run that was taken over publishes nothing. Crash anywhere: the old files or the new, never both, never
+neither; a healer undoes what was not published, and no row was counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from floodmark import clock
+from floodmark.backfill.columns.plan import Batch
+from floodmark.catalog.chunks import FillRider
+from floodmark.catalog.jobs import Held
+from floodmark.catalog.riders import PlanAgain
+from floodmark.commit.fills import Fill, absent_fields, fills_of
+from floodmark.commit.intent import Intent
+from floodmark.commit.journal import Operation
+from floodmark.commit.live_files import LiveFile, live_files
+from floodmark.commit.metadata import new_snapshot_id, schema_of
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.commit.seal import WRITE, Edit, RemovedFile
+from floodmark.errors import Conflict, Corrupt
+from floodmark.failpoints import hit
+from floodmark.jobs.run import Room
+from floodmark.model import Commit, FileRecord, Head
+from floodmark.reading import Moment
+from floodmark.rows.reading.arrow_reader import read_rows
+from floodmark.rows.rewriting.fill import run_fill
+from floodmark.rows.rewriting.rewrite import Source
+from floodmark.rows.rewriting.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX
+from floodmark.rows.sql.expression import parse_plain
+from floodmark.rows.staging.stage import StageTarget, stage_batches
+from floodmark.write.table import check_records
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.schema import Schema
+
+KIND = "fill"
+_ADVICE = "Nothing was changed. Run `floodmark doctor`."
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is filled, and by which run of which job. `announce`: the rows get new sequences."""
+
+    table: str
+    table_id: str
+    fill: Fill
+    announce: bool
+    held: Held
+    intent: Intent
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a batch: rows that were filled, files that somebody else replaced meanwhile, the commit if any."""
+
+    rows: int = 0
+    lost: int = 0
+    commit: Commit | None = None
+
+
+@dataclass(frozen=True)
+class _Rewritten:
+    """Files that are replaced together, and by what; `filled` of the rows are counted, `unfilled` of those are null."""
+
+    files: tuple[LiveFile, ...]
+    records: tuple[FileRecord, ...]
+    filled: int = 0
+    unfilled: int = 0
+
+    @property
+    def paths(self) -> frozenset[str]:
+        return frozenset(file.path for file in self.files)
+
+
+@dataclass(frozen=True)
+class _State:
+    """The table as this batch reads it."""
+
+    head: Head
+    location: str
+    schema: Schema
+    fills: tuple[Fill, ...]
+    files: dict[str, LiveFile]
+    target: StageTarget
+
+    def source(self, file: LiveFile) -> Source:
+        return Source.of(file, absent=absent_fields(file, self.fills, self.schema))
+
+
+class FillBatch(PublishPlan):
+    """One batch. `parts`: what Spark fills comes in so many parts, lost or published each. `take_turn`: writers let it
+    by. `check` is called between two files and may raise: then nothing has happened."""
+
+    # Its caller asks for the turn, for a batch that fills nothing again and again.
+    takes_turn = False
+
+    def __init__(
+        self, room: Room, work: Work, batch: Batch, parts: int, check: Callable[[], None], *, take_turn: bool = False
+    ) -> None:
+        self._room = room
+        self._catalog = room.catalog
+        self._work = work
+        self._batch = batch
+        self._parts = parts
+        self._check = check
+        self._take_turn = take_turn
+        self._snapshot = new_snapshot_id()
+        self._state: _State
+        self._head: Head
+        # What is left to publish: what was sealed last, if a publish's reply was lost.
+        self._rewritten: Sequence[_Rewritten] = ()
+        self._used_spark = False
+        self._lost = 0
+
+    def run(self) -> Done:
+        commit = publish(self._catalog, self._work.intent, self)
+        if commit.operation is None:
+            return Done(lost=self._lost)
+        return Done(sum(one.filled for one in self._rewritten), self._lost, commit)
+
+    def start(self) -> Start:
+        read = self._catalog.files.metadata
+        return Start([self._catalog.at_head(self._work.table, lambda head: read(head.metadata_location).location)])
+
+    def stage(self, work: Publication) -> None:
+        if self._take_turn:
+            work.take_turn([self._work.table_id])
+        # Read after begin: from there on the operation holds what it reads.
+        self._state = self._read(work.operation)
+        self._head = self._state.head
+        self._rewritten = self._rewrite(work.operation, self._state, self._batch, self._parts)
+        # Crash here: files in the operation's own folder; recovery deletes them (I3, I10).
+        hit("fill.rewritten")
+        check_records([record for one in self._rewritten for record in one.records], self._state.target.folder)
+
+    @property
+    def used_spark(self) -> bool:
+        return self._used_spark
+
+    # ── read ──
+
+    def _look(self) -> Head:
+        head = self._catalog.history.head(self._work.table, self._work.intent.branch)
+        if head.table_id != self._work.table_id:
+            raise Conflict("the table was made again meanwhile", table=self._work.table)
+        return head
+
+    def _read(self, operation: Operation) -> _State:
+        head = self._look()
+        metadata = self._catalog.files.metadata(head.metadata_location)
+        schema = schema_of(metadata, head)
+        target = StageTarget(
+            folder=operation.folder(metadata.location, "data"),
+            schema_json=schema.model_dump_json(),
+            spec_json=metadata.specs()[head.spec_id].model_dump_json(),
+            sort_json=metadata.sort_order().model_dump_json(),
+            properties=dict(metadata.properties),
+            storage_options=self._catalog.storage.options,
+            settled=not self._work.announce,
+        )
+        files = {file.path: file for file in live_files(self._catalog.files, head, schema)}
+        return _State(head, metadata.location, schema, fills_of(metadata.properties, schema), files, target)
+
+    # ── rewrite ──
+
+    def _rewrite(self, operation: Operation, state: _State, batch: Batch, parts: int) -> list[_Rewritten]:
+        live = [state.files[file.path] for file in batch.files if file.path in state.files]
+        self._lost = len(batch.files) - len(live)
+        batch = replace(batch, files=tuple(live))
+        if not live:
+            return []
+        if batch.piece_rows is not None:
+            return [self._cut(state, live[0], batch.piece_rows)]
+        if _is_little(batch) and parse_plain(self._work.fill.expression, state.schema) is not None:
+            parts = len(live)
+        rewritten = []
+        for files in batch.units(parts):
+            self._check()
+            rewritten.append(self._fill(operation, state, files))
+        return rewritten
+
+    def _fill(self, operation: Operation, state: _State, files: tuple[LiveFile, ...]) -> _Rewritten:
+        fill, sources = self._work.fill, [state.source(file) for file in files]
+        before, self._used_spark = self._used_spark, True  # until it is known: an error must not say that it was not
+        filled, used_spark = run_fill(
+            self._catalog.storage,
+            self._room.engine.sessions,
+            f"floodmark-{operation.id}",
+            state.target,
+            sources,
+            [fill],
+            table=self._work.table,
+            source_schema=state.schema,
+            # At the version that this operation holds: no file of it can go while it is read.
+            tables=lambda name: self._room.engine.reader.read(
+                name, Moment(version=operation.base_version), with_seq=False
+            ),
+        )
+        self._used_spark = before or used_spark
+        _check_same(state, sources, files, filled.records)
+        rows = sum(file.rows for file in files)
+        return _Rewritten(files, filled.records, rows, filled.unfilled.get(fill.field_id, 0))
+
+    def _cut(self, state: _State, file: LiveFile, piece_rows: int) -> _Rewritten:
+        """The file's rows as they are, without the column, in files of so many rows."""
+        source = state.source(file)
+        target = replace(state.target, settled=True).without(source.absent)
+        rows = _Rows(read_rows(self._catalog.storage, file.path, target.shape().schema, True, file.sequence))
+        records: list[FileRecord] = []
+        for _ in range(0, file.rows, piece_rows):
+            self._check()
+            piece = rows.take(piece_rows)
+            staged = stage_batches(target, piece, clock.new_id(), storage=self._catalog.storage)
+            if staged.problems:
+                raise Corrupt("a data file holds rows that its table cannot", file=file.path, cause=staged.problems[0])
+            records += staged.records
+        if rows.ended is False:
+            raise _other_rows([file], file.rows + 1)
+        _check_same(state, [source], (file,), records)
+        return _Rewritten((file,), tuple(records))
+
+    # ── plan ──
+
+    def plan(self) -> Planned:
+        rewritten, head = self._rewritten, self._head
+        if not rewritten:
+            return Planned()
+        filled, unfilled = sum(one.filled for one in rewritten), sum(one.unfilled for one in rewritten)
+        announced = self._work.announce and filled > 0
+        edit = Edit(
+            WRITE,
+            self._work.table,
+            self._work.table_id,
+            self._state.location,
+            head.schema_id,
+            head.spec_id,
+            snapshot=self._snapshot,
+            added=tuple(record for one in rewritten for record in one.records),
+            removed=tuple(
+                RemovedFile(file.path, file.rows, file.size_bytes) for one in rewritten for file in one.files
+            ),
+            rows_updated=filled if announced else 0,
+            checked=True,
+            same_rows=not announced,
+            base_snapshot=head.snapshot,
+        )
+        # Not repeatable: what a dead run sealed is undone, and its rows are filled by the next run.
+        return Planned((edit,), (FillRider(self._work.held.id, self._work.held.run, filled, unfilled),))
+
+    def recheck(self, edit: Edit, head: Head) -> None:
+        """Whatever rows came meanwhile: the files that are replaced are live, and each row gets its own value."""
+
+    def plan_again(self, lost: PlanAgain) -> None:
+        """Go on with what can be published yet, on the new head. Of another shape, the staged files are not right."""
+        before, self._head = self._head, self._look()
+        same = (self._head.schema_id, self._head.spec_id) == (before.schema_id, before.spec_id)
+        files = set(self._catalog.files.data_files(self._head)) if same else set()
+        live = [one for one in self._rewritten if one.paths <= files]
+        if len(live) == len(self._rewritten):
+            live = []  # refused for a reason that is not seen here: it is not tried blindly
+        self._lost += sum(len(one.files) for one in self._rewritten) - sum(len(one.files) for one in live)
+        self._rewritten = live
+
+
+class _Rows:
+    """A stream of rows, taken so many at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    @property
+    def ended(self) -> bool:
+        if self._rest is None:
+            self._rest = next(self._batches, None)
+        return self._rest is None
+
+    def take(self, rows: int) -> Iterator[pa.RecordBatch]:
+        while rows and not self.ended:
+            assert self._rest is not None
+            some, rest = self._rest.slice(0, rows), self._rest.slice(rows)
+            self._rest = rest if len(rest) else None
+            rows -= len(some)
+            yield some
+
+
+def _is_little(batch: Batch) -> bool:
+    """Arrow fills it in this process, file by file, as quickly in one part as in many."""
+    return batch.rows <= IN_PROCESS_ROWS_MAX and batch.size_bytes <= IN_PROCESS_BYTES_MAX
+
+
+def _check_same(
+    state: _State, sources: Sequence[Source], files: Sequence[LiveFile], records: Sequence[FileRecord]
+) -> None:
+    """As many rows as before, and as many nulls in every plain column that all the files had, by their counts.
+
+    To read everything back, as compaction does, would take half as long again as filling it.
+    """
+    rows = sum(record.rows for record in records)
+    if rows != sum(file.rows for file in files):
+        raise _other_rows(files, rows)
+    absent = {field_id for source in sources for field_id in source.absent}
+    for column in state.schema.fields:
+        if not column.field_type.is_primitive or column.field_id in absent or column.field_id == files[0].seq_id:
+            continue
+        before = [(file.data_file.null_value_counts or {}).get(column.field_id) for file in files]
+        after = [record.null_counts.get(column.field_id) for record in records]
+        if None in before or None in after:
+            continue
+        if sum(one or 0 for one in before) != sum(one or 0 for one in after):
+            raise Corrupt(
+                "filled files do not have the values of the files they replace",
+                file=files[0].path,
+                files=len(files),
+                column=column.name,
+                nulls=sum(one or 0 for one in after),
+                nulls_expected=sum(one or 0 for one in before),
+                advice=_ADVICE,
+            )
+
+
+def _other_rows(files: Sequence[LiveFile], rows: int) -> Corrupt:
+    return Corrupt(
+        "data files do not hold as many rows as the catalog says",
+        file=files[0].path,
+        files=len(files),
+        rows=rows,
+        rows_expected=sum(file.rows for file in files),
+        advice=_ADVICE,
+    )

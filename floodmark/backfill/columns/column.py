@@ -1,0 +1,405 @@
+"""What a column backfill is: the part that stays for good, and the settings of a run. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+
+from floodmark import log
+from floodmark.backfill.columns.batch import FillBatch, Work
+from floodmark.backfill.columns.plan import Limits, plan_batches
+from floodmark.catalog.chunks import FillRider
+from floodmark.catalog.jobs import COLUMN, DONE, ROWS, Held, Job, vanished
+from floodmark.commit.fills import Fill, absent_fields, fills_of, is_unbound
+from floodmark.commit.intent import Intent
+from floodmark.commit.live_files import LiveFile, live_files
+from floodmark.commit.metadata import schema_of
+from floodmark.errors import CommitUnknown, Conflict, Corrupt, Fenced, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.jobs import record
+from floodmark.jobs.progress import Cancelled, Progress, Step
+from floodmark.jobs.record import BackfillRun
+from floodmark.jobs.run import Room, run_job
+from floodmark.model import MAIN, Head
+from floodmark.reading import Moment
+from floodmark.rows.evolve import evolve_schema
+from floodmark.rows.rewriting.fill import expression_type
+from floodmark.rows.schema import arrow_schema, arrow_type
+from floodmark.write.add_column import add_column, can_bind_anew, find_column, unbind_column
+
+if TYPE_CHECKING:
+    from pyiceberg.types import IcebergType
+
+    from floodmark.rows.frames import DataFrame
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """What a column backfill is. `announce`: filled rows get new sequences, so that consumers see them."""
+
+    table: str
+    column: str
+    expression: str
+    announce: bool
+    batch_rows: int
+    batch_bytes: int
+    pause_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}.{self.column}"
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.batch_rows, self.batch_bytes)
+
+    def pinned(self, table_id: str) -> dict[str, Any]:
+        """What the job is for good."""
+        return {
+            "table": self.table,
+            "table_id": table_id,
+            "column": self.column,
+            "expression": self.expression,
+            "announce": self.announce,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name in ("batch_rows", "batch_bytes", "pause_s")}
+
+
+def fold(expression: str, join: str | None, on: str | None) -> str:
+    """The expression over the row alone: from rows of another table that match, it becomes a query over these."""
+    if (join is None) != (on is None):
+        raise Invalid("join and on go together", advice='Like: --join "orders o" --on "o.user_id = users.id".')
+    if join is None or on is None:
+        return expression.strip()
+    parts = {"expression": expression, "join": join, "on": on}
+    if empty := [name for name, text in parts.items() if not text.strip()]:
+        raise Invalid("this text is empty", role=", ".join(empty))
+    return f"(select {expression.strip()} from {join.strip()} where {on.strip()})"
+
+
+def spec_from_job(job: Job) -> ColumnSpec:
+    """What a job was started as last."""
+    if job.kind != COLUMN:
+        raise Invalid("this is no column backfill", job=job.name, kind=job.kind)
+    try:
+        names = ("table", "column", "expression", "announce", "batch_rows", "batch_bytes", "pause_s")
+        return ColumnSpec(**{name: job.settings[name] for name in names})
+    except KeyError as error:
+        raise Corrupt("a job's record cannot be understood", job=job.name, cause=error) from error
+
+
+__all__ = ["ColumnSpec", "fold", "plan", "run_column", "spec_from_job"]
+
+TRIES_MAX = 5
+BACKOFF_S, BACKOFF_S_MAX = 1.0, 30.0
+# Rounds in a row that filled nothing: then writers are asked to wait; then it is given up.
+LOST_BEFORE_TURN = 3
+LOST_MAX = 20
+
+T = TypeVar("T")
+
+
+def run_column(room: Room, spec: ColumnSpec, actor: str, callback: Step | None) -> BackfillRun:
+    """Add the column if it is not there, and fill all rows that lack it. Input that is wrong changes nothing."""
+    room.engine.get_ready()
+    found, job = _look_and_find(room, spec)
+    pinned = spec.pinned(found.head.table_id)
+    kind = found.kind or _type_of(room, spec, found)
+    done = job is not None and job.state == DONE and json.loads(job.spec)["pinned"] == pinned
+    if job is not None and done and found.fill is not None and not found.unfilled:
+        return BackfillRun(record.NOTHING_TO_DO, job.as_dict())
+    held = room.catalog.jobs.start(
+        spec.name, COLUMN, [spec.table], pinned, spec.settings(), ROWS, actor, anew=found.unbound
+    )
+    return run_job(room, held, callback, _Run(room, spec, actor, held, kind).work)
+
+
+def plan(room: Room, spec: ColumnSpec) -> dict[str, Any]:
+    """What a backfill would do now; changes nothing."""
+    found, _ = _look_and_find(room, spec)
+    kind = found.kind or _type_of(room, spec, found)
+    batches = list(plan_batches(found.unfilled, spec.limits))
+    return {
+        "job": spec.name,
+        "kind": COLUMN,
+        "table": spec.table,
+        "column": spec.column,
+        "type": str(kind),
+        "expression": spec.expression,
+        "adds_column": found.fill is None,
+        "announce": spec.announce,
+        "rows": found.rows,
+        "files": len(found.unfilled),
+        "bytes": sum(file.size_bytes for file in found.unfilled),
+        # Files that are too large for a batch are cut first.
+        "batches": sum(batch.pieces or 1 for batch in batches),
+        "cuts": sum(batch.piece_rows is not None for batch in batches),
+    }
+
+
+# ── looking ──
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The table as it is: its column, if it has it, and the files that lack it."""
+
+    head: Head
+    schema: Schema
+    fill: Fill | None
+    kind: IcebergType | None
+    unfilled: tuple[LiveFile, ...]
+    # The column is there, was unbound from its expression, and may be bound anew.
+    unbound: bool = False
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.unfilled)
+
+
+def _look_and_find(room: Room, spec: ColumnSpec) -> tuple[_Found, Job | None]:
+    """The table, then the job: another process may be starting it, and a job is there before its column.
+
+    Only a column with a default has none: it came with its table's shape, and its older rows wait for one.
+    """
+    found, job = _look(room, spec), _find_job(room, spec)
+    if job is None and found.fill is not None and not found.unfilled:
+        raise _taken(spec, found.fill.column, found.fill.expression)
+    return found, job
+
+
+def _look(room: Room, spec: ColumnSpec) -> _Found:
+    """Refuses a column that is there and is not filled by this expression. Reads metadata only."""
+    files = room.catalog.files
+
+    def read(head: Head) -> _Found:
+        metadata = files.metadata(head.metadata_location)
+        schema = schema_of(metadata, head)
+        field = next((field for field in schema.fields if field.name.lower() == spec.column.lower()), None)
+        live = live_files(files, head, schema)
+        if field is None:
+            return _Found(head, schema, None, None, tuple(live))
+        fills = (fill for fill in fills_of(metadata.properties, schema) if fill.field_id == field.field_id)
+        fill = next(fills, None)
+        if fill is None and field.name == spec.column and can_bind_anew(room.catalog, metadata, head, field):
+            return _Found(head, schema, None, None, tuple(live), unbound=True)
+        if fill is None and is_unbound(metadata.properties, field.field_id):
+            raise _unbound(spec, field.name)
+        if fill is None or (fill.column, fill.expression) != (spec.column, spec.expression):
+            raise _taken(spec, field.name, None if fill is None else fill.expression)
+        unfilled = (file for file in live if absent_fields(file, [fill], schema))
+        return _Found(head, schema, fill, field.field_type, tuple(unfilled))
+
+    return room.catalog.at_head(spec.table, read)
+
+
+def _taken(spec: ColumnSpec, column: str, expression: str | None) -> Invalid:
+    return Invalid(
+        "the table has a column of this name",
+        table=spec.table,
+        column=column,
+        filled_by=expression,
+        advice="Choose another name; rows that have the column are changed with merge.",
+    )
+
+
+def _unbound(spec: ColumnSpec, column: str) -> Invalid:
+    return Invalid(
+        "the column was unbound from its expression, and data files hold it: it cannot be filled again",
+        table=spec.table,
+        column=column,
+        advice="What is filled stays. Fill another column, or change its rows with merge.",
+    )
+
+
+def _find_job(room: Room, spec: ColumnSpec) -> Job | None:
+    try:
+        job = room.catalog.jobs.find(spec.name)
+    except NotFound:
+        return None
+    if job.kind != COLUMN:
+        raise Invalid(
+            f"the job of this column would be called {spec.name}, and a {job.kind} backfill has that name",
+            table=spec.table,
+            column=spec.column,
+            advice="Call the column otherwise.",
+        )
+    return job
+
+
+def _type_of(room: Room, spec: ColumnSpec, found: _Found) -> IcebergType:
+    """The type that the new column will have; Invalid if there cannot be such a column."""
+
+    def read(name: str) -> DataFrame:
+        return room.engine.reader.read(name, Moment(), with_seq=False)
+
+    known = find_column(found.schema, spec.column)
+    schema = Schema(*(field for field in found.schema.fields if field is not known))
+    kind = expression_type(room.engine.sessions, schema, spec.table, spec.expression, read)
+    if known is not None and not arrow_type(kind).equals(arrow_type(known.field_type)):
+        raise Invalid(
+            "the table has a column of this name and of another type",
+            table=spec.table,
+            column=spec.column,
+            type=str(known.field_type),
+            given=str(kind),
+            advice=f"Choose another name, or make it a {known.field_type}.",
+        )
+    columns = arrow_schema(schema).append(pa.field(spec.column, arrow_type(kind)))
+    # Before there is a job: a name or a type that a table cannot have is refused as the table would do it.
+    if evolve_schema(schema, columns, found.schema.highest_field_id, 0) is None:
+        raise Invalid("a column needs a name", table=spec.table, column=repr(spec.column))
+    return kind
+
+
+# ── one run ──
+
+
+class _Run:
+    """One run of the job, which holds it."""
+
+    def __init__(self, room: Room, spec: ColumnSpec, actor: str, held: Held, kind: IcebergType) -> None:
+        self._room = room
+        self._spec = spec
+        self._held = held
+        self._kind = kind
+        self._intent = Intent("fill", MAIN, actor, f"fill {spec.name}")
+        # Rounds in a row that filled nothing, and into how many parts a batch is divided: more if some were lost.
+        self._lost = 0
+        self._parts = 1
+
+    def work(self, progress: Progress) -> bool:
+        """Fill until no file lacks the column; False if there was nothing to do."""
+        try:
+            return self._work(progress)
+        except Invalid as error:
+            raise self._let_writers_by(error) from error
+
+    def _let_writers_by(self, error: Invalid) -> Invalid:
+        """What cannot be computed would be refused in every write, too: unbound, unless rows were filled by it."""
+        undo = f"`floodmark backfill unbind {self._spec.table} {self._spec.column}` lets writers leave it out."
+        advice = f"{error.advice} {undo}"
+        with suppress(FloodmarkError):  # then somebody has to
+            job = _find_job(self._room, self._spec)
+            if self._look().fill is None or job is None:
+                return error
+            if job.rows == 0:
+                intent = replace(self._intent, kind="add_column", message=f"unbind {self._spec.name}")
+                rider = FillRider(self._held.id, self._held.run, 0, 0)
+                unbind_column(self._room.catalog, intent, self._spec.table, self._spec.column, (rider,))
+                advice = f"{error.advice} No row was filled, and writes leave the column out. Start with what is right."
+            return Invalid(error.message, advice=advice.strip(), **error.facts)
+        return error
+
+    def _work(self, progress: Progress) -> bool:
+        busy = _patiently(self._room, self._held, progress, self._add_column)
+        while True:
+            found = _patiently(self._room, self._held, progress, partial(self._tell, progress))
+            if not found.unfilled:
+                return busy
+            if busy:
+                _wait(progress, self._spec.pause_s)
+            _patiently(self._room, self._held, progress, partial(self._fill, found, progress))
+            busy = True
+
+    def _add_column(self) -> bool:
+        """The column is there when this returns; whether it was this call that added it."""
+        found = self._look()
+        if found.fill is not None:
+            return False
+        intent = replace(self._intent, kind="add_column", message=f"add {self._spec.name}")
+        # A run that was taken over adds nothing.
+        rider = FillRider(self._held.id, self._held.run, 0, 0)
+        add_column(
+            self._room.catalog, intent, self._spec.table, self._spec.column, self._kind, self._spec.expression, (rider,)
+        )
+        return True
+
+    def _look(self) -> _Found:
+        found = _look(self._room, self._spec)
+        if found.head.table_id != self._held.pinned["table_id"]:
+            raise Conflict("the table was made again meanwhile", table=self._spec.table)
+        return found
+
+    def _tell(self, progress: Progress) -> _Found:
+        """How far it is: rows that were counted by publishes, and those in files that lack the column."""
+        found = self._look()
+        if found.fill is None:
+            raise Corrupt("the column vanished from the table", table=self._spec.table, column=self._spec.column)
+        job = _find_job(self._room, self._spec)
+        if job is None:
+            raise vanished(self._held.name)
+        progress.step(job.rows, job.rows + found.rows)
+        if found.unfilled and job.cancel_ms is not None and job.run == self._held.run:
+            raise Cancelled  # after this batch, however quick they are
+        return found
+
+    def _fill(self, found: _Found, progress: Progress) -> None:
+        """One batch. If it filled nothing, the next one is smaller, and after a few it comes in turn."""
+        assert found.fill is not None
+        turn = self._lost >= LOST_BEFORE_TURN
+        limits = replace(self._spec.limits, files_max=1) if turn else self._spec.limits
+        batch = next(plan_batches(found.unfilled, limits))
+        work = Work(self._spec.table, found.head.table_id, found.fill, self._spec.announce, self._held, self._intent)
+        try:
+            done = FillBatch(self._room, work, batch, self._parts, progress.check, take_turn=turn).run()
+        except Conflict as conflict:
+            self._count_lost(conflict)
+            return
+        if done.lost:
+            self._parts = min(2 * self._parts, len(batch.files))
+        else:
+            self._parts = max(1, self._parts // 2)
+        if done.commit is None or batch.piece_rows is not None:
+            # A cut fills nothing yet; somebody may put the pieces together again.
+            self._count_lost()
+        else:
+            self._lost = 0
+        log.get(job=self._spec.name).info("batch", rows=done.rows, files=len(batch.files), lost=done.lost)
+
+    def _count_lost(self, cause: Conflict | None = None) -> None:
+        self._lost += 1
+        if self._lost >= LOST_MAX:
+            raise Conflict(
+                "the table kept changing under this backfill",
+                table=self._spec.table,
+                rounds=self._lost,
+                advice="What is filled stays. Resume it when there are fewer writers.",
+            ) from cause
+
+
+def _patiently(room: Room, held: Held, progress: Progress, work: Callable[[], T]) -> T:
+    """Do it; again, after healing, if something did not answer or a healer took this run's operation for a dead one."""
+    wait_s = BACKOFF_S
+    for tries in range(1, TRIES_MAX + 1):
+        try:
+            if tries > 1:
+                room.engine.get_ready()
+            return work()
+        except (Unavailable, CommitUnknown, Fenced) as error:
+            if tries == TRIES_MAX:
+                raise
+            log.get(job=held.name).warning("trying again", cause=str(error), tries=tries, wait_s=wait_s)
+            if isinstance(error, Fenced):
+                with suppress(Unavailable):
+                    room.catalog.jobs.wants_cancel(held)  # Fenced if it is the job that was taken over
+        _wait(progress, wait_s)
+        wait_s = min(BACKOFF_S_MAX, 2 * wait_s)
+    raise AssertionError("it returns or raises")
+
+
+def _wait(progress: Progress, wait_s: float) -> None:
+    """Wait all of it, also while nobody can tell whether somebody asked to cancel."""
+    end_s = monotonic() + wait_s
+    while (left_s := end_s - monotonic()) > 0:
+        with suppress(Unavailable):
+            progress.wait(left_s)

@@ -1,0 +1,111 @@
+"""Which files of a table are filled next: pure planning, from records of files that lack the column.
+
+A batch is whole files, of bounded rows, bytes and number. They come partition by partition, the oldest rows first, so
+that what one batch rewrites is of about one age and one place. A file that is larger than a batch is not filled but cut
+into files of at most a batch, once nothing else is left; they are filled before the next one is cut. So no publish
+fills more than a batch, whatever others wrote, and a cut is followed by a batch unless somebody undid it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from floodmark.commit.live_files import LiveFile
+
+# What a publish names is written down in its seal: many tiny files are many batches.
+FILES_MAX = 256
+# A file of a few rows is mostly its frame: below this it would not get smaller by having fewer rows.
+CUT_BYTES_MIN = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one batch may have."""
+
+    rows_max: int
+    bytes_max: int
+    files_max: int = FILES_MAX
+
+    def piece_rows(self, file: LiveFile) -> int | None:
+        """How many rows the files may have that this one is to be cut into; None if it fits into a batch as it is."""
+        rows = self.rows_max
+        if file.size_bytes > max(self.bytes_max, CUT_BYTES_MIN):
+            # By a margin: a file of fewer rows takes somewhat more bytes for each.
+            rows = min(rows, file.rows * self.bytes_max * 3 // (file.size_bytes * 4))
+        rows = max(1, rows)
+        return rows if rows < file.rows else None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Files that one publish replaces. With `piece_rows` it is one file, to be cut and not to be filled."""
+
+    files: tuple[LiveFile, ...]
+    piece_rows: int | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def pieces(self) -> int:
+        """How many files it gives if it is a cut."""
+        return 0 if self.piece_rows is None else -(-self.rows // self.piece_rows)
+
+    def units(self, count: int) -> list[tuple[LiveFile, ...]]:
+        """Its files in so many parts of about as many rows, in their order: what is rewritten, or lost, together."""
+        parts: list[list[LiveFile]] = [[]]
+        rows, share = 0, self.rows / max(1, count)
+        for file in self.files:
+            if parts[-1] and rows >= share * len(parts):
+                parts.append([])
+            parts[-1].append(file)
+            rows += file.rows
+        return [tuple(part) for part in parts if part]
+
+
+def plan_batches(files: Sequence[LiveFile], limits: Limits) -> Iterator[Batch]:
+    """All batches that these files make: those that fill, then the cuts."""
+    waiting: list[LiveFile] = []
+    cuts: list[Batch] = []
+    rows = size_bytes = 0
+    for file in in_order(files):
+        piece_rows = limits.piece_rows(file)
+        if piece_rows is not None:
+            cuts.append(Batch((file,), piece_rows))
+            continue
+        full = rows + file.rows > limits.rows_max or size_bytes + file.size_bytes > limits.bytes_max
+        if waiting and (full or len(waiting) == limits.files_max):
+            yield Batch(tuple(waiting))
+            waiting, rows, size_bytes = [], 0, 0
+        waiting.append(file)
+        rows += file.rows
+        size_bytes += file.size_bytes
+    if waiting:
+        yield Batch(tuple(waiting))
+    yield from cuts
+
+
+def in_order(files: Sequence[LiveFile]) -> list[LiveFile]:
+    """Partition by partition, that with the oldest rows first; the oldest first in each."""
+    oldest: dict[tuple[object, ...], tuple[int, str]] = {}
+    for file in files:
+        place, age = _place(file), _age(file)
+        oldest[place] = min(oldest.get(place, age), age)
+    return sorted(files, key=lambda file: (oldest[_place(file)], _age(file)))
+
+
+def _place(file: LiveFile) -> tuple[object, ...]:
+    record = file.data_file.partition
+    return (file.spec_id, *(record[place] for place in range(len(record))))
+
+
+def _age(file: LiveFile) -> tuple[int, str]:
+    """By the oldest row; files whose sequences are not known come first."""
+    bounds = file.seq_bounds()
+    return (-1 if bounds is None else bounds[0], file.path)

@@ -1,0 +1,98 @@
+"""A column that is filled by its expression no more: the way out of one that cannot be computed for somebody's rows.
+
+One publish; the column's job is held meanwhile, so that no run of it goes on with what is unbound. What is filled
+stays, what is not is null, and writers compute nothing. The job ends in that publish: crash before it, and the column
+is bound and its job interrupted; after it, and nothing is left to do.
+
+A run of the job that unbinds its own column may die before its end: it cannot go on if files hold the column by then.
+Such a job ends when somebody resumes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+
+from floodmark.catalog.jobs import CANCELLED, DONE, INTERRUPTED, EndRider, Held, Job
+from floodmark.commit.fills import is_unbound
+from floodmark.commit.intent import Intent
+from floodmark.commit.metadata import schema_of
+from floodmark.errors import Fenced, Invalid, NotFound
+from floodmark.jobs import record
+from floodmark.jobs.record import BackfillRun
+from floodmark.jobs.run import Room
+from floodmark.model import MAIN, Commit, Head
+from floodmark.write.add_column import bound_column, can_bind_anew, find_column, unbind_column
+
+T = TypeVar("T")
+
+
+def unbind(room: Room, table: str, column: str, actor: str) -> Commit:
+    """`Invalid` if no expression fills it, `Busy` if a run is filling it. A job that is not done ends as cancelled."""
+    room.engine.get_ready()
+    jobs = room.catalog.jobs
+    column = _at_head(room, table, lambda metadata, schema, head: bound_column(metadata, schema, head, column).name)
+    intent = Intent("add_column", MAIN, actor, f"unbind {table}.{column}")
+    try:
+        job = jobs.find(f"{table}.{column}")
+    except NotFound:
+        return unbind_column(room.catalog, intent, table, column)
+    held = _hold(room, job)
+    state, told = (DONE, None) if job.state == DONE else (CANCELLED, _told(table, column))
+    try:
+        commit = unbind_column(room.catalog, intent, table, column, (EndRider(held.id, held.run, state, told),))
+    except BaseException:
+        with suppress(Fenced):  # then the publish got through, though nobody could tell: it ended the job
+            jobs.end(held, job.state if job.is_over else CANCELLED, None, None, job.error)
+        raise
+    jobs.ended(held)
+    return commit
+
+
+def end_unbound(room: Room, job: Job) -> BackfillRun | None:
+    """End a job whose run died, if its column was unbound and cannot be bound anew; None if it can go on."""
+    if job.status != INTERRUPTED:
+        return None
+    table, column, table_id = (str(job.settings.get(name)) for name in ("table", "column", "table_id"))
+
+    def is_over(metadata: TableMetadata, schema: Schema, head: Head) -> bool:
+        field = find_column(schema, column)
+        if field is None or head.table_id != table_id or not is_unbound(metadata.properties, field.field_id):
+            return False
+        return not can_bind_anew(room.catalog, metadata, head, field)
+
+    room.engine.get_ready()
+    try:
+        if not _at_head(room, table, is_over):
+            return None
+    except NotFound:
+        return None
+    told = _told(table, column)
+    ended = room.catalog.jobs.end(_hold(room, job), CANCELLED, None, None, told)
+    return BackfillRun(record.CANCELLED, ended.as_dict(), told)
+
+
+def _at_head(room: Room, table: str, look: Callable[[TableMetadata, Schema, Head], T]) -> T:
+    def read(head: Head) -> T:
+        metadata = room.catalog.files.metadata(head.metadata_location)
+        return look(metadata, schema_of(metadata, head), head)
+
+    return room.catalog.at_head(table, read)
+
+
+def _hold(room: Room, job: Job) -> Held:
+    """Hold a job as it was started last. Busy if a living run has it."""
+    spec = json.loads(job.spec)
+    return room.catalog.jobs.start(
+        job.name, job.kind, job.table_names, spec["pinned"], spec["settings"], job.unit, job.actor
+    )
+
+
+def _told(table: str, column: str) -> dict[str, Any]:
+    told = Invalid("the column was unbound from its expression", table=table, column=column)
+    return {**told.as_dict(), "exit_code": told.exit_code}

@@ -1,0 +1,1 @@
+"""Branches of the whole lake: made, compared and merged."""

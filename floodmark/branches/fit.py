@@ -1,0 +1,70 @@
+"""Whether files written in one shape of a table may be named in another: told by their counts, without their rows.
+
+A file that a merge adds again, or lets stay while the table takes the other side's shape, is not rewritten, but for
+columns that are filled. So it must have a value of every other column that is required now; otherwise rows would be
+read with nulls that no writer could have put there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, PrimitiveType
+
+from floodmark.branches.view import SideFiles, schema_at
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.fills import fills_of
+from floodmark.commit.live_files import LiveFile
+from floodmark.errors import Invalid
+from floodmark.model import Head
+from floodmark.rows.schema import user_fields
+
+
+def check_comes(catalog: Catalog, files: SideFiles, some: Iterable[LiveFile]) -> None:
+    """`Invalid` if files of the source hold nulls of a column that is required where they are to come."""
+    column = column_lacked(some, schema_at(catalog, files.head), files.schema)
+    if column is not None:
+        raise Invalid(
+            "a column is required now, and rows of the branch came without it",
+            table=files.head.table,
+            column=column,
+            advice="Give these rows a value on the branch that is merged, and merge again.",
+        )
+
+
+def misfit(catalog: Catalog, files: SideFiles, target: Head, staying: Iterable[LiveFile]) -> str | None:
+    """The first column of the source's shape for which files of the target that stay have no values as it wants them.
+
+    Files that the source has too are as it wants them; columns that are filled get their values on the way.
+    """
+    fills = fills_of(catalog.files.metadata(files.head.metadata_location).properties, files.schema)
+    filled = {fill.field_id for fill in fills}
+    return column_lacked(own_files(files, staying), schema_at(catalog, target), files.schema, filled)
+
+
+def own_files(files: SideFiles, some: Iterable[LiveFile]) -> list[LiveFile]:
+    """Those that the source does not have."""
+    shared = {file.path for file in files.whole_source}
+    return [file for file in some if file.path not in shared]
+
+
+def column_lacked(some: Iterable[LiveFile], was: Schema, now: Schema, filled: Collection[int] = ()) -> str | None:
+    """The first column that must have values now, and did not have to, and for which a file may have none."""
+    before = {field.field_id: field for field in user_fields(was)}
+    wanted = [field for field in user_fields(now) if field.required and not _required(before, field)]
+    wanted = [field for field in wanted if field.field_id not in filled]
+    return next((field.name for file in some for field in wanted if file.rows and _may_lack(file, field)), None)
+
+
+def _required(fields: dict[int, NestedField], field: NestedField) -> bool:
+    there = fields.get(field.field_id)
+    return there is not None and there.required
+
+
+def _may_lack(file: LiveFile, field: NestedField) -> bool:
+    # Counts of a struct or list are those of the values inside it, which do not tell.
+    if not isinstance(field.field_type, PrimitiveType):
+        return True
+    counts = (file.data_file.value_counts or {}, file.data_file.null_value_counts or {})
+    return any(field.field_id not in one for one in counts) or counts[1][field.field_id] > 0

@@ -1,0 +1,419 @@
+"""Merge a branch into the one that it was made from, or back: all of its news in one publish, or none.
+
+    look       both branches while neither moves; nothing new: up to date, without an operation
+    begin      on the target; the common state and the source's head are held like a pin
+    stage      table by table: rows judged three-way (branch_rows.py), or taken, appended, replaced (branch_plan.py)
+    publish    strict: no table that was looked at has moved, nor the source, nor what passed between the two
+
+A conflict changes nothing: the operation is undone and the conflicts are the answer. If something moved, all of it is
+undone and begun again, so many times. If the source is deleted meanwhile it ends in Conflict, whatever step it is at.
+Crash before the publish: healing rolls it back, for nobody was told anything; after it: a commit like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+
+from floodmark.branches.fit import misfit, own_files
+from floodmark.branches.plan import (
+    APPEND_ROWS,
+    BY_KEY,
+    CONFLICT,
+    KEEP,
+    NOTHING,
+    OURS,
+    OVERWRITE_ALL,
+    REFERENCE,
+    REPLACE,
+    RESHAPE,
+    SCHEMA,
+    TAKE_TABLE,
+    THEIRS,
+    TablePlan,
+    plan_table,
+)
+from floodmark.branches.records import (
+    CHANGED,
+    CREATED,
+    IN_CONFLICT,
+    MERGED,
+    PLANNED,
+    RESHAPED,
+    UP_TO_DATE,
+    Merged,
+    RowConflict,
+    TableDiff,
+)
+from floodmark.branches.rows import Conflicts, Counted, KeyedMerge, KeyedRows, Unseen, Writer, written_values
+from floodmark.branches.unkeyed import append_rows, overwrite_rows, replace_rows
+from floodmark.branches.view import BranchView, SideFiles, TableSides, look, same_ground, schema_at
+from floodmark.catalog.merge_base import KEPT, REPLACED, Edge, MergeRider, merged_sequences, since_sequence
+from floodmark.catalog.riders import PlanAgain
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.fills import fills_of
+from floodmark.commit.intent import Intent
+from floodmark.commit.live_files import live_files
+from floodmark.commit.metadata import new_snapshot_id
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.commit.seal import TAKE, Edit
+from floodmark.engine import Engine
+from floodmark.errors import Conflict, Corrupt, NotFound
+from floodmark.failpoints import hit
+from floodmark.model import Head
+from floodmark.rows.rewriting.three_way import row_schema
+from floodmark.rows.schema import user_fields
+from floodmark.write.change import Change
+from floodmark.write.options import WriteOptions
+from floodmark.write.prune import key_fields
+from floodmark.write.refusals import Offends
+from floodmark.write.step import DELETE_KEYS, MERGE
+from floodmark.write.table import TableChange
+
+KIND = "branch_merge"
+TRIES_MAX = 5
+# Rows of the source come with new sequences, also where the target has equal ones.
+REWRITE_EQUAL = WriteOptions(skip_unchanged=False)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to merge, and how: `prefer` (ours, theirs) settles conflicts; `limit` of them are told as data."""
+
+    source: str
+    target: str
+    prefer: str | None = None
+    limit: int = 1000
+
+
+def merge(engine: Engine, wish: Wish, intent: Intent) -> Merged:
+    catalog = engine.catalog
+    plan = _Merge(engine, wish, intent, catalog.branches.edge(wish.source, wish.target))
+    with _deletion_is_conflict(catalog, plan.first):
+        commit = publish(catalog, intent, plan)
+    merged = plan.merged
+    return replace(merged, commit=commit) if merged.outcome == MERGED else merged
+
+
+def plan_merge(catalog: Catalog, wish: Wish) -> Merged:
+    """What a merge would do now: counted, not done. Writes nothing (I17)."""
+    view = look(catalog, wish.source, wish.target)
+    if _is_known(view):
+        return Merged(UP_TO_DATE, wish.source, wish.target)
+    with _deletion_is_conflict(catalog, view.edge):
+        return _outcome(PLANNED, wish, *_Stage(catalog, view, wish, None).run())
+
+
+# ── one try ──
+
+
+class _Merge(PublishPlan):
+    stages_again = True
+    plans_max = TRIES_MAX
+
+    def __init__(self, engine: Engine, wish: Wish, intent: Intent, first: Edge) -> None:
+        self._engine = engine
+        self._catalog = engine.catalog
+        self._wish = wish
+        self._intent = intent
+        # The two branches as they were asked for: others of their names are not meant.
+        self.first = first
+        self.merged = Merged(UP_TO_DATE, wish.source, wish.target)
+        self._view: BranchView
+        self._change: Change | None = None
+
+    def start(self) -> Start | None:
+        wish, first = self._wish, self.first
+        self._view = view = look(self._catalog, wish.source, wish.target)
+        if (view.edge.source.id, view.edge.target.id) != (first.source.id, first.target.id):
+            raise Conflict("a branch was deleted and made again meanwhile", source=wish.source, target=wish.target)
+        if _is_known(view):
+            self.merged = Merged(UP_TO_DATE, wish.source, wish.target)
+            return None
+        table_ids = [one.facts.source.table_id for one in view.tables if one.facts.source is not None]
+        return Start(held_version=min(view.edge.common_version, view.edge.source_head), turn=table_ids)
+
+    def stage(self, work: Publication) -> None:
+        wish, edge = self._wish, self._view.edge
+        # From begin on the versions are held that this view was read at; if it is still true, it stays so.
+        if not same_ground(self._catalog.branches.edge(wish.source, wish.target), edge):
+            raise PlanAgain(wish.source, "the branch moved before the operation was begun")
+        self._change = change = Change(self._engine, self._intent)
+        change.stage(work)
+        stage = _Stage(self._catalog, self._view, wish, change)
+        tables, conflicts = stage.run()
+        if not conflicts.total:
+            _look_for_orphans(change, conflicts)
+        self.merged = _outcome(MERGED, wish, tables, conflicts)
+        change.ride(
+            MergeRider(
+                source=edge.source.id,
+                source_name=edge.source.name,
+                source_version=edge.source_head,
+                target=edge.target.id,
+                child=edge.child.id,
+                common_version=edge.common_version,
+                source_since=edge.source_since,
+                settled=stage.settled,
+            )
+        )
+
+    def plan(self) -> Planned:
+        # With conflicts nothing is published: they are the answer.
+        if self._change is None or self.merged.outcome == IN_CONFLICT:
+            return Planned()
+        return self._change.plan()
+
+    def kept_changing(self) -> Conflict:
+        return Conflict(
+            "the branches kept changing under this merge",
+            source=self._wish.source,
+            target=self._wish.target,
+            tries=TRIES_MAX,
+            advice="Run it again when there are fewer writers.",
+        )
+
+    @property
+    def used_spark(self) -> bool:
+        return self._change is not None and self._change.used_spark
+
+    @property
+    def leftovers(self) -> bool:
+        return self._change is not None and self._change.leftovers
+
+
+def _is_known(view: BranchView) -> bool:
+    """The source has nothing that the target does not know."""
+    if view.edge.source_head == view.edge.source_since:
+        return True
+    return all(plan_table(one.facts).kind == NOTHING for one in view.tables)
+
+
+def _look_for_orphans(change: Change, conflicts: Conflicts) -> None:
+    """References that the merge would orphan are conflicts like the others: a side deleted what the other refers to."""
+    try:
+        change.check()
+    except Offends as error:
+        for offence in error.offences:
+            for value in offence.values.to_pylist():
+                key = {offence.column: value}
+                conflicts.add(RowConflict(offence.table, REFERENCE, key, about=offence.other))
+
+
+def _outcome(outcome: str, wish: Wish, tables: list[TableDiff], conflicts: Conflicts) -> Merged:
+    if conflicts.total:
+        found = tuple(conflicts.found)
+        return Merged(IN_CONFLICT, wish.source, wish.target, conflicts=found, conflicts_total=conflicts.total)
+    return Merged(outcome, wish.source, wish.target, tables=tuple(tables))
+
+
+@contextmanager
+def _deletion_is_conflict(catalog: Catalog, edge: Edge) -> Iterator[None]:
+    """A file or a branch that is gone, while the branch is gone too, means that somebody deleted it meanwhile."""
+    try:
+        yield
+    except (NotFound, Corrupt, FileNotFoundError) as error:
+        source, target = edge.source.name, edge.target.name
+        try:
+            now = catalog.branches.edge(source, target)
+            gone = (now.source.id, now.target.id) != (edge.source.id, edge.target.id)
+        except NotFound:
+            gone = True
+        if gone:
+            raise Conflict("a branch was deleted while it was merged", source=source, target=target) from error
+        raise
+
+
+# ── tables ──
+
+
+class _Stage:
+    """Stages all tables of a merge; without a change it only counts."""
+
+    def __init__(self, catalog: Catalog, view: BranchView, wish: Wish, change: Change | None) -> None:
+        self._catalog = catalog
+        self._view = view
+        self._wish = wish
+        self._change = change
+        self._conflicts = Conflicts(wish.limit)
+        # By table id, how conflicts of whole tables are settled.
+        self.settled: dict[str, str] = {}
+
+    def run(self) -> tuple[list[TableDiff], Conflicts]:
+        """What comes to each table; what is staged is worth nothing once there is a conflict."""
+        plans = [(one, plan_table(one.facts, self._wish.prefer)) for one in self._view.tables]
+        for sides, plan in plans:
+            if plan.kind == CONFLICT:
+                self._conflicts.add(RowConflict(plan.table, plan.reason))
+            if plan.settled and sides.facts.source is not None:
+                self.settled[sides.facts.source.table_id] = plan.settled
+        diffs = [self._table(sides, plan) for sides, plan in plans if plan.kind not in (NOTHING, CONFLICT, KEEP)]
+        return [diff for diff in diffs if diff is not None], self._conflicts
+
+    def _table(self, sides: TableSides, plan: TablePlan) -> TableDiff | None:
+        if plan.kind == TAKE_TABLE:
+            return self._take(sides)
+        facts = sides.facts
+        assert facts.source is not None
+        assert facts.target is not None
+        schema = schema_at(self._catalog, facts.source if plan.theirs_shape else facts.target)
+        files = SideFiles(self._catalog, self._view.edge, sides, schema)
+        self._look_for_lost(sides, plan, schema)
+        if plan.theirs_shape and plan.kind in (APPEND_ROWS, RESHAPE):
+            plan = self._fitting(files, facts.target, plan)
+            if plan.kind == KEEP:
+                return None
+        table = self._planned_on(facts.target)
+        if table is not None and plan.theirs_shape:
+            table.reshape(schema, facts.source.spec_id)
+            if plan.kind in (BY_KEY, APPEND_ROWS, RESHAPE):
+                table.fill_files(own_files(files, files.target))
+                # Crash here: filled files in the operation's own folder; healing deletes them.
+                hit(f"{KIND}.rewritten")
+        counted = Counted()
+        if plan.kind == BY_KEY:
+            counted = self._keyed(files, table, facts.target, plan)
+        elif plan.kind == APPEND_ROWS:
+            counted = append_rows(self._catalog, files, self._change, table)
+        elif plan.kind == REPLACE:
+            counted = replace_rows(self._catalog, files, table)
+        elif plan.kind == OVERWRITE_ALL:
+            counted = overwrite_rows(self._catalog, files, self._change)
+        elif plan.kind != RESHAPE:
+            raise Corrupt("a merge has no such plan", table=plan.table, plan=plan.kind)
+        change = RESHAPED if plan.theirs_shape else CHANGED
+        diff = TableDiff(plan.table, change, counted.added, counted.updated, counted.deleted)
+        return diff if counted or plan.theirs_shape else None
+
+    def _look_for_lost(self, sides: TableSides, plan: TablePlan, schema: Schema) -> None:
+        """A column that one side dropped, and into which the other wrote: a conflict, unless the drop is preferred."""
+        ours = plan.theirs_shape
+        head = sides.facts.target if ours else sides.facts.source
+        if head is None or sides.facts.common is None or self._wish.prefer == (THEIRS if ours else OURS):
+            return
+        own = schema_at(self._catalog, head)
+        filled = fills_of(self._catalog.files.metadata(head.metadata_location).properties, own)
+        known = schema_at(self._catalog, sides.facts.common).field_ids
+        gone = set(known) - set(schema.field_ids) - {fill.field_id for fill in filled}
+        lost = [column.name for column in user_fields(own) if column.field_id in gone]
+        if not lost:
+            return
+        edge = self._view.edge.turned() if ours else self._view.edge
+        with self._catalog.database.read() as tx:
+            since, merged = since_sequence(tx, edge, head.table_id), merged_sequences(tx, edge, head.table_id)
+        writer = Writer(head, own, since, frozenset(merged))
+        wrote = live_files(self._catalog.files, head, own, since)
+        common = live_files(self._catalog.files, sides.facts.common, own)
+        key = [column.name for column in key_fields(own)]
+        for rows, base in written_values(self._catalog.storage, writer, wrote, common, lost):
+            self._conflicts.add_column(plan.table, ", ".join(lost), key, rows, base, ours=ours)
+
+    def _fitting(self, files: SideFiles, target: Head, plan: TablePlan) -> TablePlan:
+        """The plan, if the target's own files fit into the source's shape. Else it is a conflict, or that side wins."""
+        if misfit(self._catalog, files, target, files.target) is None:
+            return plan
+        if self._wish.prefer == THEIRS:
+            self.settled[target.table_id] = REPLACED
+            return replace(plan, kind=OVERWRITE_ALL)
+        if self._wish.prefer == OURS:
+            self.settled[target.table_id] = KEPT
+        else:
+            self._conflicts.add(RowConflict(plan.table, SCHEMA))
+        return replace(plan, kind=KEEP)
+
+    def _keyed(self, files: SideFiles, table: TableChange | None, target: Head, plan: TablePlan) -> Counted:
+        """Merged by key. Rows that only the target has may lack what the source's shape wants: no side can win then."""
+        if table is None or not plan.theirs_shape:
+            return self._by_key(files, table)
+        try:
+            counted = self._by_key(files, table)
+            lacks = misfit(self._catalog, files, target, table.working_files()) is not None
+        except Corrupt:
+            # Such rows cannot even be carried into a file of the new shape.
+            if misfit(self._catalog, files, target, files.target) is None:
+                raise
+            counted, lacks = Counted(), True
+        if lacks:
+            self._conflicts.add(RowConflict(target.table, SCHEMA))
+        return counted
+
+    def _planned_on(self, head: Head) -> TableChange | None:
+        """The working state of the target's table, which must be where the plan saw it; None if nothing is staged."""
+        if self._change is None or self._conflicts.total:
+            return None
+        table = self._change.table(head.table)
+        if table.head is None or (table.head.table_id, table.head.snapshot) != (head.table_id, head.snapshot):
+            raise PlanAgain(head.table, "the table moved before anything was staged")
+        table.strict = True
+        return table
+
+    def _take(self, sides: TableSides) -> TableDiff:
+        head = sides.facts.source
+        assert head is not None
+        if self._change is not None and not self._conflicts.total:
+            self._change.give(
+                Edit(
+                    TAKE,
+                    head.table,
+                    head.table_id,
+                    self._catalog.files.metadata(head.metadata_location).location,
+                    head.schema_id,
+                    head.spec_id,
+                    snapshot=new_snapshot_id(),
+                    rows_added=head.rows,
+                    checked=True,
+                    base_snapshot=head.snapshot,
+                    source_branch=self._view.edge.source.name,
+                ),
+                taken=head,
+            )
+        return TableDiff(head.table, CREATED, rows_added=head.rows)
+
+    def _by_key(self, files: SideFiles, table: TableChange | None) -> Counted:
+        unseen = self._unseen(files)
+        lacking = () if unseen is None else unseen.columns
+        rows = KeyedRows(self._catalog.storage, files, unseen=unseen)
+        merge = KeyedMerge(files.head.table, rows, self._wish.prefer, self._conflicts)
+        if table is None or self._change is None:
+            _drain(merge.upserts())
+            _drain(merge.deletions())
+            return merge.counted
+        schema = row_schema(files.schema)
+        names = [name for name in schema.names if name not in lacking]
+        self._change.write(MERGE, table.name, _reader(schema, names, merge.upserts()), REWRITE_EQUAL)
+        self._change.write(DELETE_KEYS, table.name, _reader(schema, list(table.key), merge.deletions()))
+        if self._wish.prefer == OURS:
+            kept = _reader(schema, schema.names, merge.kept(table.tell_deleted))
+            self._change.write(MERGE, table.name, kept, REWRITE_EQUAL)
+        return merge.counted
+
+    def _unseen(self, files: SideFiles) -> Unseen | None:
+        columns = _filled_by_target(self._catalog, files)
+        if not columns:
+            return None
+        back, table_id = self._view.edge.turned(), files.head.table_id
+        with self._catalog.database.read() as tx:
+            return Unseen(tuple(columns), since_sequence(tx, back, table_id), merged_sequences(tx, back, table_id))
+
+
+def _filled_by_target(catalog: Catalog, files: SideFiles) -> list[str]:
+    """The columns that the target fills by an expression and the source does not have."""
+    target = files.sides.facts.target
+    assert target is not None
+    known = schema_at(catalog, files.head).field_ids
+    fills = fills_of(catalog.files.metadata(target.metadata_location).properties, files.schema)
+    return [fill.column for fill in fills if fill.field_id not in known]
+
+
+def _reader(schema: pa.Schema, names: list[str], parts: Iterator[pa.Table]) -> pa.RecordBatchReader:
+    kept = pa.schema([schema.field(name) for name in names])
+    return pa.RecordBatchReader.from_batches(kept, (b for part in parts for b in part.select(names).to_batches()))
+
+
+def _drain(parts: Iterator[pa.Table]) -> None:
+    for _ in parts:
+        pass

@@ -1,0 +1,112 @@
+"""What the verbs of branches answer: differences, conflicts and merges, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from floodmark.model import Commit
+from floodmark.rows.json.ndjson import json_value
+
+Row = dict[str, Any]
+
+MERGED, UP_TO_DATE, IN_CONFLICT, PLANNED = "merged", "up_to_date", "conflict", "planned"
+CREATED, GONE, RESHAPED, CHANGED = "created", "dropped", "reshaped", "changed"
+ADDED, UPDATED, REMOVED = "added", "updated", "deleted"
+
+
+@dataclass(frozen=True)
+class RowConflict:
+    """What both branches changed, each in its own way. Ours is the branch merged into, theirs the one merged.
+
+    reason: of a row `changed` (both changed it) or `deleted` (one side deleted what the other changed), with its key
+    and the three rows, None where there is none. Of a whole table (no key): `schema`, `key`, `overwritten`, `batch`
+    or `dropped`. `column`: one side dropped a column (`about`) into which the other wrote this row's value.
+    `reference`: `key` holds a value that rows would refer to and that no row would have any more; `about` is the other
+    table of the reference.
+    """
+
+    table: str
+    reason: str
+    key: Row | None = None
+    base: Row | None = None
+    ours: Row | None = None
+    theirs: Row | None = None
+    about: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = {"key": self.key, "base": self.base, "ours": self.ours, "theirs": self.theirs}
+        told = {"table": self.table, "reason": self.reason, **{name: json_value(row) for name, row in rows.items()}}
+        return told if self.about is None else {**told, "about": self.about}
+
+
+@dataclass(frozen=True)
+class TableDiff:
+    """What differs in one table. change: created, dropped, reshaped, changed.
+
+    samples: {"change": "added", "updated" or "deleted", "row": what is there now, "before": what was}.
+    """
+
+    table: str
+    change: str
+    rows_added: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    samples: tuple[dict[str, Any], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "table": self.table,
+            "change": self.change,
+            "rows_added": self.rows_added,
+            "rows_updated": self.rows_updated,
+            "rows_deleted": self.rows_deleted,
+            "samples": [json_value(sample) for sample in self.samples],
+        }
+
+
+@dataclass(frozen=True)
+class BranchDiff:
+    """What a branch has that its parent does not know yet: its head against the state that both knew last."""
+
+    branch: str
+    parent: str
+    common_version: int
+    head_version: int
+    tables: tuple[TableDiff, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "branch": self.branch,
+            "parent": self.parent,
+            "common_version": self.common_version,
+            "head_version": self.head_version,
+            "tables": [table.as_dict() for table in self.tables],
+        }
+
+
+@dataclass(frozen=True)
+class Merged:
+    """How a merge ended. outcome: merged, up_to_date (nothing new), conflict (nothing was changed), planned.
+
+    tables: what came to the target, by table. conflicts: the first of them; conflicts_total: how many there are.
+    """
+
+    outcome: str
+    source: str
+    target: str
+    commit: Commit | None = None
+    tables: tuple[TableDiff, ...] = ()
+    conflicts: tuple[RowConflict, ...] = ()
+    conflicts_total: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "outcome": self.outcome,
+            "source": self.source,
+            "target": self.target,
+            "commit": None if self.commit is None else self.commit.as_dict(),
+            "tables": [table.as_dict() for table in self.tables],
+            "conflicts": [conflict.as_dict() for conflict in self.conflicts],
+            "conflicts_total": self.conflicts_total,
+        }

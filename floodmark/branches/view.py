@@ -1,0 +1,186 @@
+"""Two branches side by side, as the catalog has them: what a merge or a difference is planned from. Reads no rows.
+
+Everything is read while the source does not move: the edge between the two is read before the heads and after. The
+target may be busy: what it is said to have done is read after its heads, so that nothing is left out that these heads
+hold. Who publishes on these heads, and on no others, publishes what was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pyiceberg.schema import Schema
+
+from floodmark.branches.plan import TableFacts
+from floodmark.catalog.lineage import Lines
+from floodmark.catalog.merge_base import (
+    Edge,
+    Settled,
+    doubled_tables,
+    merged_sequences,
+    merged_tables,
+    own_changes,
+    settled_tables,
+    since_sequence,
+)
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.expiry import deletions_floor
+from floodmark.commit.live_files import LiveFile, live_files
+from floodmark.commit.metadata import schema_of
+from floodmark.errors import BelowRetention, Conflict
+from floodmark.model import BEGINNING, DeletionsFile, Head
+
+LOOKS_MAX = 20
+
+
+@dataclass(frozen=True)
+class TableSides:
+    """One table on both sides and in the common state.
+
+    since: the source's sequence that the target knows; excluded: sequences of the source at which it took rows from
+    the target.
+    """
+
+    facts: TableFacts
+    since: int
+    excluded: frozenset[int]
+
+
+@dataclass(frozen=True)
+class BranchView:
+    """Both branches at one moment. `tables` are those of the source and of the common state, by name."""
+
+    edge: Edge
+    tables: tuple[TableSides, ...]
+
+
+def look(catalog: Catalog, source: str, target: str) -> BranchView:
+    """Read all of it; again while the source moves under it, so many times."""
+    edge = catalog.branches.edge(source, target)
+    for _ in range(LOOKS_MAX):
+        theirs, ours = catalog.history.heads(source), catalog.history.heads(target)
+        before, edge = edge, catalog.branches.edge(source, target)
+        if same_ground(before, edge):
+            return _read(catalog, edge, theirs, ours)
+    raise Conflict("the branch that is merged kept changing", source=source, target=target, advice="Run it again.")
+
+
+def same_ground(one: Edge, other: Edge) -> bool:
+    """Neither has the source moved nor anything passed between the two."""
+    ids = [(edge.source.id, edge.target.id, edge.source_head, edge.common_version) for edge in (one, other)]
+    return ids[0] == ids[1]
+
+
+def _read(catalog: Catalog, edge: Edge, source: Sequence[Head], target: Sequence[Head]) -> BranchView:
+    if edge.source_head == edge.source_since:
+        return BranchView(edge, ())  # nothing is new
+    theirs, ours = ({head.table_id: head for head in heads} for heads in (source, target))
+    common = {head.table_id: head for head in catalog.history.tables_at(edge.common_version).values()}
+    sides = []
+    with catalog.database.read() as tx:
+        lines, settled = Lines.read(tx), settled_tables(tx, edge)
+        replaced = {table_id: one.replaced_source for table_id, one in settled.items()}
+        own_source = own_changes(tx, edge, "source", replaced, lines)
+        # All that the target did and the source does not know, and what of it still stands against the source.
+        unknown = own_changes(tx, edge, "target", lines=lines)
+        after = {table_id: one.target_after for table_id, one in settled.items()}
+        own_target = own_changes(tx, edge, "target", after, lines) if after else unknown
+        overwritten = {table_id: one.replaced_target for table_id, one in settled.items()}
+        merged, doubled = merged_tables(tx, edge), doubled_tables(tx, edge, replaced, overwritten, lines)
+        for table_id in sorted({*theirs, *common}, key=lambda one: (theirs.get(one) or common[one]).table):
+            facts = TableFacts(
+                (theirs.get(table_id) or common[table_id]).table,
+                common.get(table_id),
+                theirs.get(table_id),
+                ours.get(table_id),
+                own_source.get(table_id),
+                own_target.get(table_id),
+                batch_twice=table_id in doubled,
+                target_still=table_id not in merged and table_id not in unknown,
+                travels=settled.get(table_id, Settled()).travels(edge),
+            )
+            asked = table_id in theirs and not facts.is_quiet
+            since = since_sequence(tx, edge, table_id, lines) if asked else BEGINNING
+            excluded = merged_sequences(tx, edge, table_id) if asked else frozenset()
+            sides.append(TableSides(facts, since, excluded))
+    return BranchView(edge, tuple(_with_keys(catalog, one) for one in sides))
+
+
+def _with_keys(catalog: Catalog, sides: TableSides) -> TableSides:
+    facts = sides.facts
+    if facts.source is None or facts.target is None or facts.is_quiet:
+        return sides  # nobody will ask
+    keys = (_key(catalog, facts.source), _key(catalog, facts.target))
+    return replace(sides, facts=replace(facts, source_key=keys[0], target_key=keys[1]))
+
+
+def _key(catalog: Catalog, head: Head) -> tuple[int, ...]:
+    return tuple(sorted(schema_at(catalog, head).identifier_field_ids))
+
+
+def schema_at(catalog: Catalog, head: Head) -> Schema:
+    return schema_of(catalog.files.metadata(head.metadata_location), head)
+
+
+class SideFiles:
+    """The files of a table on both sides and in the common state; each list is read once, when it is needed."""
+
+    def __init__(self, catalog: Catalog, edge: Edge, sides: TableSides, schema: Schema) -> None:
+        """`schema` is the one that all rows are to be read in."""
+        self._catalog = catalog
+        self._edge = edge
+        self.sides = sides
+        self.schema = schema
+
+    @property
+    def head(self) -> Head:
+        assert self.sides.facts.source is not None
+        return self.sides.facts.source
+
+    @cached_property
+    def source(self) -> list[LiveFile]:
+        """Only manifests that may hold news."""
+        return live_files(self._catalog.files, self.head, self.schema, self.sides.since)
+
+    @cached_property
+    def whole_source(self) -> list[LiveFile]:
+        return live_files(self._catalog.files, self.head, self.schema)
+
+    @cached_property
+    def common(self) -> list[LiveFile]:
+        head = self.sides.facts.common
+        return [] if head is None else live_files(self._catalog.files, head, self.schema)
+
+    @cached_property
+    def target(self) -> list[LiveFile]:
+        head = self.sides.facts.target
+        return [] if head is None else live_files(self._catalog.files, head, self.schema)
+
+    @property
+    def target_is_common(self) -> bool:
+        facts = self.sides.facts
+        both = (facts.common, facts.target)
+        snapshots = [None if head is None else head.snapshot for head in both]
+        return (both[0] is None) is (both[1] is None) and snapshots[0] == snapshots[1]
+
+    def deletions(self) -> list[DeletionsFile]:
+        """The source's deletions that the target does not know. Refused if some of them are not known any more.
+
+        Those of a child all are: its own are newer than the floor, which its base holds where it is.
+        """
+        since = self.sides.since
+        found = self._catalog.history.deletions(self.head, since, self.head.sequence)
+        if self._edge.source.id != self._edge.child.id:
+            floor = deletions_floor(self._catalog.database, self.head.table_id)
+            if BEGINNING < since < floor:
+                raise BelowRetention(
+                    "what was deleted from this table since then is not known any more",
+                    table=self.head.table,
+                    branch=self._edge.source.name,
+                    since=since,
+                    oldest=floor,
+                    advice="Make a new branch and bring the old one's rows into it.",
+                )
+        return found

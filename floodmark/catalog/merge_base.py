@@ -1,0 +1,448 @@
+"""Edges: what passed between a branch and its parent, which is all that a merge of the two stands on.
+
+A branch merges with its parent only, so everything that two branches share flows over such edges, and each keeps its
+state on the child's line: which version of either side the other one has, and the state that both compare with.
+Questions only; MergeRider moves an edge on, inside the publish of the merge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    not_,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.sql import FromClause
+from sqlalchemy.sql.elements import ColumnElement
+
+from floodmark.catalog import tables
+from floodmark.catalog.history import states_on
+from floodmark.catalog.lineage import Line, Lines, Part, on_parts
+from floodmark.catalog.riders import PlanAgain
+from floodmark.errors import Conflict, Invalid
+from floodmark.model import BEGINNING, MAIN
+
+# Commits that change no row that a merge would bring: files put together, columns filled, rows that went by age.
+QUIET_KINDS = frozenset({"compact", "retain", "prune", "fill"})
+# What a merge did to a table whose conflict somebody settled: it stayed as it was, or became what the source had.
+KEPT, REPLACED = "kept", "replaced"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A merge's ground. `source_since`: the source's version that the target has; `target_since`: the target's version
+    that the source has, which a merge this way does not move. `common_version` is compared with.
+    """
+
+    source: Line
+    target: Line
+    child: Line
+    common_version: int
+    source_since: int
+    source_head: int
+    target_head: int
+    target_since: int
+
+    def turned(self) -> Edge:
+        """The same ground, as a merge the other way has it."""
+        return replace(
+            self,
+            source=self.target,
+            target=self.source,
+            source_since=self.target_since,
+            source_head=self.target_head,
+            target_head=self.source_head,
+            target_since=self.source_since,
+        )
+
+
+@dataclass(frozen=True)
+class OwnChanges:
+    """What the commits of one side did to a table: the sums of their counts, and whether its shape changed."""
+
+    rows_added: int
+    rows_updated: int
+    rows_deleted: int
+    commits: int
+    reshaped: bool
+
+
+def find_edge(tx: Connection, source: str, target: str) -> Edge:
+    """The edge between two branches that live. Invalid unless one was made from the other."""
+    lines = Lines.read(tx)
+    ours, theirs = lines.live(target), lines.live(source)
+    if theirs.parent == ours.id:
+        child, since, known = theirs, theirs.sent_version, theirs.taken_version
+    elif ours.parent == theirs.id:
+        child, since, known = ours, ours.taken_version, ours.sent_version
+    else:
+        raise Invalid(
+            "a branch merges with the one that it was made from, and back",
+            source=source,
+            target=target,
+            advice=f"{source} was made from {_parent_name(lines, theirs)}, {target} from {_parent_name(lines, ours)}.",
+        )
+    head = tables.branches
+    heads = dict(tx.execute(select(head.c.name, head.c.head_version).where(head.c.name.in_((source, target)))).all())
+    return Edge(
+        source=theirs,
+        target=ours,
+        child=child,
+        common_version=child.common_version,
+        source_since=since,
+        source_head=heads[source],
+        target_head=heads[target],
+        target_since=known,
+    )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The newest versions, 0 for none, at which a conflict of a table without a key was settled by choice over an edge.
+
+    kept_target: the target stayed as it was, against the source; replaced_target: it became what the source had. The
+    other two are those of merges the other way, which the source got.
+    """
+
+    kept_target: int = 0
+    replaced_target: int = 0
+    kept_source: int = 0
+    replaced_source: int = 0
+
+    @property
+    def target_after(self) -> int:
+        """Up to here, what the target did stands against nothing of the source any more."""
+        return max(self.kept_target, self.replaced_target)
+
+    def travels(self, edge: Edge) -> bool:
+        """The source was kept against the target, and the target does not know it yet."""
+        return self.kept_source > max(edge.source_since, self.replaced_source)
+
+
+def settled_tables(tx: Connection, edge: Edge) -> dict[str, Settled]:
+    """By table id, what was chosen in merges over this edge, either way."""
+    row, ids = tables.merges, (edge.source.id, edge.target.id)
+    query = (
+        select(row.c.version, row.c.target, row.c.settled)
+        .where(row.c.source.in_(ids), row.c.target.in_(ids), row.c.settled != "")
+        .order_by(row.c.version)
+    )
+    found: dict[str, dict[str, int]] = {}
+    for merge in tx.execute(query):
+        side = "target" if merge.target == edge.target.id else "source"
+        for table_id, choice in json.loads(merge.settled).items():
+            found.setdefault(table_id, {})[f"{choice}_{side}"] = merge.version
+    return {table_id: Settled(**versions) for table_id, versions in found.items()}
+
+
+def own_changes(
+    tx: Connection,
+    edge: Edge,
+    side: Literal["source", "target"],
+    after: Mapping[str, int] | None = None,
+    lines: Lines | None = None,
+) -> dict[str, OwnChanges]:
+    """By table id, what a side did since the other has seen it; without quiet commits and merges from the other.
+
+    `after`: versions of tables up to which the rows that came and went are of no account any more.
+    """
+    commit, touched = tables.commits, tables.commit_tables
+    if side == "source":
+        line, other, since, upto = edge.source, edge.target, edge.source_since, edge.source_head
+    else:
+        line, other, since, upto = edge.target, edge.source, edge.target_since, edge.target_head
+    lines = lines or Lines.read(tx)
+    known = states_on(tx, lines.parts(line, since), line.name)
+    shapes = {head.table_id: (head.schema_id, head.spec_id) for head in known}
+    merged = merge_versions(tx, other, line)
+    query = (
+        select(touched, commit.c.kind)
+        .join(commit, commit.c.version == touched.c.version)
+        .where(on_parts(lines.parts(line, upto)), commit.c.version > since)
+        .order_by(touched.c.version)
+    )
+    found: dict[str, OwnChanges] = {}
+    for row in tx.execute(query):
+        shape = (row.schema_id, row.spec_id)
+        reshaped = shapes.get(row.table_id, shape) != shape
+        shapes[row.table_id] = shape
+        quiet = row.kind in QUIET_KINDS or (row.kind == "add_column" and not reshaped)
+        if quiet or row.version in merged:
+            continue
+        before = found.get(row.table_id, OwnChanges(0, 0, 0, 0, False))
+        if row.version > (after or {}).get(row.table_id, 0):
+            found[row.table_id] = _sum(before, row, reshaped)
+        elif reshaped:
+            found[row.table_id] = replace(before, commits=before.commits + 1, reshaped=True)
+    return found
+
+
+def _sum(before: OwnChanges, row: Any, reshaped: bool) -> OwnChanges:
+    return OwnChanges(
+        before.rows_added + row.rows_added,
+        before.rows_updated + row.rows_updated,
+        before.rows_deleted + row.rows_deleted,
+        before.commits + 1,
+        before.reshaped or reshaped,
+    )
+
+
+def merge_versions(tx: Connection, source: Line, target: Line) -> frozenset[int]:
+    """The versions of `target` that are merges of `source`."""
+    row = tables.merges
+    query = select(row.c.version).where(row.c.source == source.id, row.c.target == target.id)
+    return frozenset(tx.execute(query).scalars())
+
+
+def merged_tables(tx: Connection, edge: Edge) -> frozenset[str]:
+    """The ids of the tables that some merge over this edge, either way, has touched."""
+    row, touched = tables.merges, tables.commit_tables
+    ids = (edge.source.id, edge.target.id)
+    query = (
+        select(touched.c.table_id)
+        .distinct()
+        .join(row, row.c.version == touched.c.version)
+        .where(row.c.source.in_(ids), row.c.target.in_(ids))
+    )
+    return frozenset(tx.execute(query).scalars())
+
+
+def merged_sequences(tx: Connection, edge: Edge, table_id: str) -> frozenset[int]:
+    """The sequences that rows of a table have on the source because they came from the target."""
+    row, touched = tables.merges, tables.commit_tables
+    query = (
+        select(touched.c.sequence)
+        .join(row, row.c.version == touched.c.version)
+        .where(row.c.source == edge.target.id, row.c.target == edge.source.id, touched.c.table_id == table_id)
+    )
+    return frozenset(tx.execute(query).scalars())
+
+
+def since_sequence(tx: Connection, edge: Edge, table_id: str, lines: Lines | None = None) -> int:
+    """Rows of the source's table above this sequence are new to the target.
+
+    If the source took the whole table from the target since, those rows kept the sequences that they had there: new
+    is what came after.
+    """
+    lines, commit, touched = lines or Lines.read(tx), tables.commits, tables.commit_tables
+    known = states_on(tx, lines.parts(edge.source, edge.source_since), edge.source.name, [table_id])
+    if known:
+        return known[0].sequence
+    first = tx.execute(
+        select(touched.c.version, touched.c.sequence)
+        .join(commit, commit.c.version == touched.c.version)
+        .where(on_parts(lines.parts(edge.source, edge.source_head)), commit.c.version > edge.source_since)
+        .where(touched.c.table_id == table_id)
+        .order_by(touched.c.version)
+        .limit(1)
+    ).first()
+    taken = first is not None and first.version in merge_versions(tx, edge.target, edge.source)
+    return int(first.sequence) if first is not None and taken else BEGINNING
+
+
+def _parent_name(lines: Lines, line: Line) -> str:
+    return "nothing" if line.parent is None else lines.get(line.parent).name
+
+
+def doubled_tables(
+    tx: Connection, edge: Edge, source_after: Mapping[str, int], target_after: Mapping[str, int], lines: Lines
+) -> set[str]:
+    """The ids of the tables into which both sides put one batch since they last met: its rows would be there twice.
+
+    `source_after`, `target_after`: versions of tables whose rows of then are not there any more.
+    """
+    theirs, ours = tables.sources.alias(), tables.sources.alias()
+    brought, had = tables.commit_tables.alias(), tables.commit_tables.alias()
+    from_target, from_source = (merge_versions(tx, *pair) for pair in _ways(edge))
+    found: set[str] = set()
+    for one in _parts_after(lines, edge.source, edge.source_since):
+        for other in _parts_after(lines, edge.target, edge.target_since):
+            query = (
+                select(brought.c.table_id, theirs.c.version, ours.c.version.label("ours"))
+                .distinct()
+                .select_from(theirs)
+                .join(ours, and_(ours.c.id == theirs.c.id, ours.c.scope == _renamed(theirs, one.line, other.line)))
+                .join(brought, brought.c.version == theirs.c.version)
+                .join(had, and_(had.c.version == ours.c.version, had.c.table_id == brought.c.table_id))
+                .where(_came(theirs, one, edge.source_since), _came(ours, other, edge.target_since))
+            )
+            for table_id, version, there in tx.execute(query):
+                # What a merge brought is the other side's own.
+                mine = version not in from_target and version > source_after.get(table_id, 0)
+                if mine and there not in from_source and there > target_after.get(table_id, 0):
+                    found.add(table_id)
+    return found
+
+
+def copy_batches(
+    tx: Connection,
+    lines: Lines,
+    source: Line,
+    target: Line,
+    since: int,
+    *,
+    kept: Collection[str],
+    operation: str,
+    version: int,
+) -> None:
+    """What came in on the source after a version is known on the target from now on, as this version.
+
+    Not what put rows into `kept` tables only: those rows did not come.
+    """
+    row = tables.sources
+    below = lines.parts(target)
+    for part in _parts_after(lines, source, since):
+        new = _came(row, part, since)
+        there = row.alias()
+        known = or_(*(and_(there.c.scope == _renamed(row, part.line, one.line), *_upto(there, one)) for one in below))
+        brought = select(
+            _renamed(row, part.line, target),
+            row.c.id,
+            literal(version, BigInteger),
+            literal(operation),
+            row.c.position,
+        ).where(
+            new,
+            row.c.position.is_(None),
+            _brought_rows(row, kept),
+            not_(exists(select(there.c.id).where(there.c.id == row.c.id, known))),
+        )
+        columns = ["scope", "id", "version", "operation", "position"]
+        tx.execute(insert(row).from_select(columns, brought))
+    _copy_streams(tx, source, target, since, kept, operation, version)
+
+
+def _copy_streams(
+    tx: Connection, source: Line, target: Line, since: int, kept: Collection[str], operation: str, version: int
+) -> None:
+    """Of a stream, the further of both positions."""
+    row, there = tables.sources, tables.sources.alias()
+    scope = _renamed(row, source, target)
+    query = (
+        select(scope.label("scope"), row.c.id, row.c.position)
+        .join(there, and_(there.c.id == row.c.id, there.c.scope == scope), isouter=True)
+        .where(_came(row, Part(source, since, None), since), row.c.position.is_not(None), _brought_rows(row, kept))
+        .where(or_(there.c.position.is_(None), there.c.position < row.c.position))
+    )
+    moved: list[dict[str, Any]] = [dict(one) for one in tx.execute(query).mappings()]
+    if not moved:
+        return
+    names = [{"a_scope": one["scope"], "an_id": one["id"]} for one in moved]
+    tx.execute(delete(row).where(row.c.scope == bindparam("a_scope"), row.c.id == bindparam("an_id")), names)
+    tx.execute(insert(row), [{**one, "version": version, "operation": operation} for one in moved])
+
+
+def _ways(edge: Edge) -> tuple[tuple[Line, Line], tuple[Line, Line]]:
+    return (edge.target, edge.source), (edge.source, edge.target)
+
+
+def _parts_after(lines: Lines, line: Line, since: int) -> Sequence[Part]:
+    """What a branch stands on, without the branches below it that it left before this version."""
+    return [part for part in lines.parts(line) if part.upto is None or part.upto > since]
+
+
+def _prefix(line: Line) -> str:
+    return line.scope("")
+
+
+def _came(row: FromClause, part: Part, since: int) -> ColumnElement[bool]:
+    """A row of fm_sources that came in on this part after a version."""
+    prefix = _prefix(part.line)
+    own = row.c.scope.not_like("%/%") if part.line.id == MAIN else row.c.scope.like(f"{prefix}%")
+    return and_(own, row.c.version > since, *_upto(row, part))
+
+
+def _upto(row: FromClause, part: Part) -> list[ColumnElement[bool]]:
+    return [] if part.upto is None else [row.c.version <= part.upto]
+
+
+def _renamed(row: FromClause, line: Line, other: Line) -> ColumnElement[str]:
+    """A row's scope on one line, as another line calls it."""
+    bare = func.substr(row.c.scope, len(_prefix(line)) + 1)
+    return literal(_prefix(other)).concat(bare) if _prefix(other) else bare
+
+
+def _brought_rows(row: FromClause, kept: Collection[str]) -> ColumnElement[bool]:
+    """Not all tables that the batch's commit touched are these."""
+    touched = tables.commit_tables
+    if not kept:
+        return true()
+    of_it = select(touched.c.version).where(touched.c.version == row.c.version)
+    return or_(exists(of_it.where(touched.c.table_id.not_in(kept))), not_(exists(of_it)))
+
+
+@dataclass(frozen=True)
+class MergeRider:
+    """source, target and child are ids of lines; the versions are those of the edge that the merge was planned on.
+
+    settled: by table id, how a conflict of the table as a whole was settled (kept, replaced).
+    """
+
+    source: str
+    source_name: str
+    source_version: int
+    target: str
+    child: str
+    common_version: int
+    source_since: int
+    settled: dict[str, str] = field(default_factory=dict)
+
+    def check(self, tx: Connection) -> None:
+        lines = Lines.read(tx)
+        gone = [line for line in (self.source, self.target) if lines.get(line).ended_version is not None]
+        if gone:
+            raise Conflict("the branch was deleted meanwhile", branch=lines.get(gone[0]).name)
+        branch = tables.branches
+        head = tx.execute(select(branch.c.head_version).where(branch.c.name == self.source_name)).scalar_one()
+        if head != self.source_version:
+            raise PlanAgain(self.source_name, "the branch that is merged moved meanwhile")
+        if lines.get(self.child).common_version != self.common_version:
+            raise PlanAgain(self.source_name, "the branches were merged by another meanwhile")
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        row, lines = tables.lines, Lines.read(tx)
+        tx.execute(
+            insert(tables.merges).values(
+                version=version,
+                source=self.source,
+                source_version=self.source_version,
+                target=self.target,
+                settled=json.dumps(self.settled, sort_keys=True) if self.settled else "",
+            )
+        )
+        known = "sent_version" if self.child == self.source else "taken_version"
+        values = {known: self.source_version, "common_version": self.source_version}
+        tx.execute(update(row).where(row.c.id == self.child).values(**values))
+        copy_batches(
+            tx,
+            lines,
+            lines.get(self.source),
+            lines.get(self.target),
+            self.source_since,
+            kept=[table_id for table_id, choice in self.settled.items() if choice == KEPT],
+            operation=operation,
+            version=version,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"type": "branch_merge", **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> MergeRider:
+        return cls(**{name: value for name, value in data.items() if name != "type"})

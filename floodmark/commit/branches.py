@@ -1,0 +1,343 @@
+"""Branches of the whole lake: made, listed and deleted in one transaction each, without a file.
+
+A branch is a name, a line of commits (lines.py) and a copy of the heads that its base version had: everything that
+asks for heads works on it as on main, and a table is forked when its head there differs. All of it happens under
+fm_lake's lock, as publishing and expiry do, so a base is held or gone, and an operation finds its branch or does not.
+Crash before COMMIT: nothing; after it: done. A lost reply is resolved by reading the line's row (I13).
+Interleaving that is designed out: `dev` is deleted while a writer W of it is paused, and `dev` is made again; W would
+publish into a branch that it never saw. So a name is free only once no operation of that name is unfinished.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
+from floodmark.catalog.history import LIVE, tables_at_in
+from floodmark.catalog.lineage import ENDED, MAIN_LINE, Line, Lines, on_parts
+from floodmark.catalog.merge_base import Edge, find_edge, merge_versions, merged_sequences, own_changes, since_sequence
+from floodmark.catalog.merge_base import OwnChanges as OwnChanges
+from floodmark.catalog.pointers import forget_pointers, head_values, put_pointer
+from floodmark.commit.dropped import copy_parked, last_state, newest_metadata, taken_by
+from floodmark.errors import BelowRetention, Busy, CommitUnknown, Conflict, Invalid, NotFound, Unavailable
+from floodmark.failpoints import hit
+from floodmark.model import MAIN, Head
+
+__all__ = [
+    "Branch",
+    "Branches",
+    "Edge",
+    "OwnChanges",
+    "merged_sequences",
+    "own_changes",
+    "since_sequence",
+]
+
+BRANCH_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+TRIES_MAX = 6
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A branch for people. `commits` are its own; `tables_changed` how many tables those touched."""
+
+    name: str
+    id: str
+    parent: str | None
+    base_version: int
+    head_version: int
+    created_ms: int
+    tables_changed: int
+    commits: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Branches:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(
+        self,
+        name: str,
+        *,
+        source: str | None = None,
+        version: int | None = None,
+        at_ms: int | None = None,
+        actor: str,
+    ) -> Branch:
+        """A branch from the head of `source` (main), from a version, or from a moment on `source`'s line."""
+        check_branch_name(name)
+        if version is not None and at_ms is not None:
+            raise Invalid("give a version or a time, not both", branch=name)
+        line = clock.new_id()
+
+        def make(tx: Connection) -> Branch:
+            version_now, lines = self._database.lock_lake(tx).version, Lines.read(tx)
+            _check_free(tx, lines, name)
+            parent, base = _find_base(tx, lines, source, version, at_ms)
+            now = self._database.now_ms(tx)
+            _insert(tx, Line(line, name, parent.id, base, version_now, base, base, base, now, actor, None, None))
+            _copy_positions(tx, parent, line, base)
+            # Crash here: COMMIT was not sent, so there is no such branch.
+            hit("branch.creating")
+            return Branch(name, line, parent.name, base, base, now, 0, 0)
+
+        made = self._once(line, make, lambda tx: _line_row(tx, line) is not None)
+        # Crash here: the branch is there.
+        hit("branch.created")
+        return made
+
+    def delete(self, name: str) -> Branch:
+        """End a branch; nothing of it is read or copied. Its versions lose their hold, and expire by the window.
+
+        Operations of it that are unfinished find no branch when they publish; dead ones are discarded by healing.
+        """
+        with self._database.read() as tx:
+            line = _to_delete(Lines.read(tx), name)
+
+        def end(tx: Connection) -> Branch:
+            version_now, lines = self._database.lock_lake(tx).version, Lines.read(tx)
+            if lines.live(name).id != line.id:
+                raise Conflict("the branch was deleted and made again meanwhile", branch=name)
+            _to_delete(lines, name)
+            ended = _describe(tx, lines, line)
+            _end(tx, line, version_now, self._database.now_ms(tx))
+            # Crash here: COMMIT was not sent, so the branch is there as it was.
+            hit("branch.deleting")
+            return ended
+
+        ended = self._once(line.id, end, lambda tx: _line_row(tx, line.id).ended_version is not None)
+        # Crash here: the branch is gone.
+        hit("branch.deleted")
+        return ended
+
+    def check_delete(self, name: str) -> Branch:
+        """The branch as `delete` would end it now; refused as that would be. Changes nothing."""
+        with self._database.read() as tx:
+            lines = Lines.read(tx)
+            return _describe(tx, lines, _to_delete(lines, name))
+
+    def list(self) -> list[Branch]:
+        """Every branch that lives; main first, then as they were made."""
+        with self._database.read() as tx:
+            lines = Lines.read(tx)
+            return [_describe(tx, lines, lines.live(line.name)) for line in lines.living()]
+
+    def get(self, name: str) -> Branch:
+        with self._database.read() as tx:
+            lines = Lines.read(tx)
+            return _describe(tx, lines, lines.live(name))
+
+    def taken_versions(self, edge: Edge) -> frozenset[int]:
+        """The versions of an edge's source that brought the target's news to it, and nothing of its own."""
+        with self._database.read() as tx:
+            return merge_versions(tx, edge.target, edge.source)
+
+    def edge(self, source: str, target: str) -> Edge:
+        """What a merge of `source` into `target` stands on. Invalid unless one was made from the other."""
+        with self._database.read() as tx:
+            return find_edge(tx, source, target)
+
+    def _once(
+        self, line_id: str, change: Callable[[Connection], Branch], is_done: Callable[[Connection], bool]
+    ) -> Branch:
+        """Make the change in one transaction; if COMMIT's reply is lost, look whether it is done, then go on."""
+        made: Branch | None = None
+        for tries in range(TRIES_MAX):
+            try:
+                with self._database.write() as tx:
+                    # Under the lake's lock: a server that is still committing is waited for.
+                    self._database.lock_lake(tx)
+                    if made is None or not is_done(tx):
+                        made = change(tx)
+            except Unavailable:
+                if made is None:
+                    raise  # COMMIT was not sent
+                time.sleep(min(2, 0.05 * 2**tries))
+                continue
+            return made
+        raise CommitUnknown(
+            "the catalog did not tell whether the branch was changed",
+            operation=line_id,
+            advice="`floodmark branch list` tells, as soon as the catalog answers.",
+        )
+
+
+def check_branch_name(name: str) -> None:
+    if not isinstance(name, str) or not BRANCH_NAME.fullmatch(name) or name == MAIN:
+        raise Invalid(
+            "a branch cannot have this name",
+            branch=repr(name)[:120],
+            advice="Use up to 100 letters, digits, dots, dashes and underscores, not `main`.",
+        )
+
+
+def _to_delete(lines: Lines, name: str) -> Line:
+    """The line of a branch that may be deleted."""
+    if name == MAIN:
+        raise Invalid("main cannot be deleted", branch=name)
+    line = lines.live(name)
+    children = lines.children(line)
+    if children:
+        names = ",".join(child.name for child in children)
+        advice = "Delete those first, or merge them."
+        raise Invalid("other branches were made from this one", branch=name, branches=names, advice=advice)
+    return line
+
+
+def _check_free(tx: Connection, lines: Lines, name: str) -> None:
+    if any(line.name == name for line in lines.living()):
+        raise Invalid("there is a branch of this name", branch=name)
+    operation = tables.operations
+    query = select(operation.c.id).where(
+        tables.unfinished, operation.c.branch == name, operation.c.state.in_(("staging", "staged"))
+    )
+    at_work = tx.execute(query.limit(1)).scalar()
+    if at_work is not None:
+        raise Busy(
+            "an operation of a deleted branch of this name is unfinished",
+            branch=name,
+            operation=at_work,
+            advice="Try again when it has ended; `floodmark recover --apply` ends a dead one.",
+        )
+
+
+def _find_base(
+    tx: Connection, lines: Lines, source: str | None, version: int | None, at_ms: int | None
+) -> tuple[Line, int]:
+    """The line that a new branch is made from, and the version of it that it stands on. Asked under the lake's lock."""
+    if version is None and at_ms is None:
+        line = lines.live(source or MAIN)
+        query = select(tables.branches.c.head_version).where(tables.branches.c.name == line.name)
+        return line, int(tx.execute(query).scalar_one())
+    commit = tables.commits
+    if at_ms is not None:
+        line = lines.live(source or MAIN)
+        row = tx.execute(
+            select(commit)
+            .where(commit.c.committed_ms <= at_ms, on_parts(lines.parts(line)))
+            .order_by(commit.c.version.desc())
+            .limit(1)
+        ).first()
+        facts: dict[str, Any] = {"branch": line.name, "at": clock.format_time(at_ms)}
+    else:
+        if version == 0:
+            return (MAIN_LINE if source is None else lines.live(source)), 0  # the empty lake
+        row = tx.execute(select(commit).where(commit.c.version == version)).first()
+        facts = {"version": version}
+    if row is None:
+        raise NotFound("the lake has no such version", **facts)
+    if row.state != LIVE:
+        raise BelowRetention("this version's window has ended", **facts, advice="Take a newer version.")
+    if at_ms is None:
+        line = lines.owner(row.branch, row.version) if source is None else lines.live(source)
+    if line.ended_version is not None:
+        raise Invalid("the branch of this version was deleted", **facts, branch=line.name)
+    if not lines.holds(line, row.branch, row.version):
+        raise Invalid("this version is not one of the branch", **facts, branch=line.name, made_on=row.branch)
+    return line, int(row.version)
+
+
+def _insert(tx: Connection, line: Line) -> None:
+    """The rows of a new branch: its line, its name, and the heads of its base."""
+    heads = tables_at_in(tx, line.base_version)
+    _bring_back(tx, line, heads)
+    tx.execute(insert(tables.lines).values(asdict(line)))
+    parent = Lines.read(tx).get(line.parent or MAIN)
+    tx.execute(
+        insert(tables.branches).values(
+            name=line.name,
+            parent=parent.name,
+            base_version=line.base_version,
+            head_version=line.base_version,
+            created_ms=line.created_ms,
+        )
+    )
+    if heads:
+        rows = [{"branch": line.name, "table_id": head.table_id, **head_values(head, head.version)} for head in heads]
+        tx.execute(insert(tables.heads), rows)
+
+
+def _bring_back(tx: Connection, line: Line, heads: Sequence[Head]) -> None:
+    """Tables of the base that main has dropped since: they are there again, on this branch, with their batch ids.
+
+    Their files are there, for the base can be read, and so is the newest metadata of each (table_states.py).
+    """
+    here = set(tx.execute(select(tables.heads.c.table_id).where(tables.heads.c.branch == MAIN)).scalars())
+    there = set(tx.execute(select(tables.heads.c.table_id).distinct()).scalars())
+    lost = []
+    for head in (one for one in heads if one.table_id not in here):
+        found, newest = last_state(tx, head.table_id), newest_metadata(tx, head.table_id)
+        kept = found is not None and found.batches_kept and not taken_by(tx, head.table, head.table_id)
+        if kept and newest is not None:
+            if line.parent == MAIN:
+                # A branch of a branch finds them with its parent, up to where that one left main.
+                copy_parked(tx, head, line.id, line.base_version)
+            if head.table_id not in there:
+                put_pointer(tx, head.table, newest)
+        elif head.table_id not in there:
+            lost.append(head.table)
+    if lost:
+        raise Invalid(
+            "the version has tables that were dropped since, and cannot be on a branch any more",
+            tables=",".join(sorted(lost)),
+            version=line.base_version,
+            advice="A table of the same name may have been made since: drop it first. Else take a newer version.",
+        )
+
+
+def _copy_positions(tx: Connection, parent: Line, line_id: str, base: int) -> None:
+    """Streams keep one row, which moves on: a branch remembers for itself where those of its base were."""
+    row = tables.sources
+    scope = row.c.scope.not_like("%/%") if parent.id == MAIN else row.c.scope.like(f"{parent.id}/%")
+    query = select(row).where(scope, row.c.position.is_not(None), row.c.version <= base)
+    found = [dict(one) for one in tx.execute(query).mappings()]
+    if found:
+        renamed = [{**one, "scope": f"{line_id}/{one['scope'].rpartition('/')[2]}"} for one in found]
+        tx.execute(insert(row), renamed)
+
+
+def _end(tx: Connection, line: Line, version: int, now_ms: int) -> None:
+    """Take a branch's name and heads away, and the pointers of tables that no other branch has."""
+    row, head = tables.lines, tables.heads
+    tx.execute(update(row).where(row.c.id == line.id).values(ended_version=version, ended_ms=now_ms))
+    tx.execute(delete(tables.branches).where(tables.branches.c.name == line.name))
+    own = dict(tx.execute(select(head.c.table_id, head.c.table_name).where(head.c.branch == line.name)).all())
+    tx.execute(delete(head).where(head.c.branch == line.name))
+    left = set(tx.execute(select(head.c.table_id).where(head.c.table_id.in_(list(own)))).scalars())
+    forget_pointers(tx, [name for table_id, name in own.items() if table_id not in left])
+    tx.execute(delete(tables.sources).where(tables.sources.c.scope.like(f"{line.id}/%")))
+
+
+def _line_row(tx: Connection, line_id: str) -> Any:
+    return tx.execute(select(tables.lines).where(tables.lines.c.id == line_id)).first()
+
+
+def _describe(tx: Connection, lines: Lines, line: Line) -> Branch:
+    commit, touched, branch = tables.commits, tables.commit_tables, tables.branches
+    own = on_parts(lines.parts(line)[:1])
+    row = tx.execute(select(branch).where(branch.c.name == line.name)).one()
+    commits = tx.execute(select(func.count()).select_from(commit).where(own)).scalar_one()
+    changed = tx.execute(
+        select(func.count(touched.c.table_id.distinct())).join(commit, commit.c.version == touched.c.version).where(own)
+    ).scalar_one()
+    parent = None if line.parent is None else lines.get(line.parent).name
+    return Branch(
+        line.name, line.id, parent, line.base_version, row.head_version, row.created_ms, int(changed), int(commits)
+    )
+
+
+def is_ended(database: Database, name: str) -> bool:
+    """Whether the branch of this name is gone for certain; Corrupt if the catalog cannot tell."""
+    with database.read() as tx:
+        return Lines.read(tx).state(name) == ENDED

@@ -1,0 +1,388 @@
+"""Build: the files of one attempt to publish a sealed operation, against the heads it found.
+
+Outside any transaction. Names carry the operation and a fresh attempt, and are claimed put-if-absent, so an attempt
+never overwrites another's. Crash anywhere in here: files in the operation's own metadata folder that nothing refers
+to; whoever settles the operation deletes them (I3).
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyiceberg.manifest import ManifestEntry, ManifestFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.serializers import ToOutputFile
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.sorting import SortOrder
+
+from floodmark import clock
+from floodmark.catalog.riders import PlanAgain
+from floodmark.commit.drift import check_not_drifted
+from floodmark.commit.journal import Operation
+from floodmark.commit.live_files import LiveFile, manifest_name, seq_field_id
+from floodmark.commit.manifests import (
+    data_file,
+    live_files,
+    plan_merges,
+    with_sequence,
+    write_added,
+    write_list,
+    write_merged,
+    write_rest,
+)
+from floodmark.commit.metadata import (
+    MetadataFiles,
+    add_properties,
+    add_schema,
+    add_snapshot,
+    add_sort,
+    add_spec,
+    fits_ids,
+    last_sequence,
+    parse_metadata,
+    schema_of,
+    seen_from,
+    summary,
+    totals_after,
+    without_foreign_cleanup,
+)
+from floodmark.commit.seal import CREATE, DROP, TAKE, UNDROP, Edit, Seal
+from floodmark.errors import Conflict, Corrupt
+from floodmark.model import MAIN, CurrentTable, Head
+from floodmark.storage import Storage, join
+
+IDS_GIVEN = "another branch gave the ids of this shape meanwhile"
+
+# Looks whether a checked edit is still right on a head that moved; raises PlanAgain if not. It may read rows.
+Recheck = Callable[[Edit, Head], None]
+
+
+@dataclass(frozen=True)
+class BuiltTable:
+    """One table's new state, on disk, waiting for the publish that makes it true.
+
+    `old_pointer` is None for a table that is made, and empty for one that has none: it comes back, or somebody else
+    dropped it. `old` is the head that it was built on; of a table that is taken, the other branch's. A dropped one has
+    no metadata location.
+    """
+
+    edit: Edit
+    old_pointer: str | None
+    old: Head | None
+    new: Head
+    metadata: TableMetadata
+    manifests: tuple[ManifestFile, ...] = ()
+    # The manifests of this commit's own files, and their entries: what a reader of them will find.
+    added: tuple[tuple[str, list[ManifestEntry]], ...] = ()
+
+
+@dataclass
+class Attempt:
+    """`tables` are all that the operation touched or depends on; `moved` those that get a new state."""
+
+    id: str
+    tables: list[BuiltTable] = field(default_factory=list)
+
+    @property
+    def moved(self) -> list[BuiltTable]:
+        return [built for built in self.tables if built.edit.changes_table]
+
+
+class Builder:
+    """Builds attempts of one operation. The manifest of a table's added files is written once and used by all."""
+
+    def __init__(
+        self,
+        files: MetadataFiles,
+        storage: Storage,
+        operation: Operation,
+        seal: Seal,
+        recheck: Recheck | None = None,
+    ) -> None:
+        self._files = files
+        self._storage = storage
+        self._operation = operation
+        self._seal = seal
+        self._recheck = recheck
+        self._added: dict[str, list[tuple[ManifestFile, list[ManifestEntry]]]] = {}
+
+    def build(self, current: dict[str, CurrentTable]) -> Attempt:
+        attempt = Attempt(id=str(uuid.uuid4()))
+        # One barrier for the directories of all files of this attempt.
+        with self._storage.batch():
+            for edit in self._seal.edits:
+                if edit.action == CREATE:
+                    attempt.tables.append(self._build_create(edit, attempt))
+                else:
+                    attempt.tables.append(self._build_change(edit, current.get(edit.table), attempt))
+        return attempt
+
+    def _build_create(self, edit: Edit, attempt: Attempt) -> BuiltTable:
+        """A new table: its first metadata, with its first rows if the same commit brings some, or adopts them."""
+        if edit.metadata is None:
+            raise Corrupt("a table's creation has no metadata", operation=self._operation.id, table=edit.table)
+        metadata = without_foreign_cleanup(parse_metadata(edit.metadata))
+        # Durable with the table: whoever writes into it later need not wonder whether its maker was that far.
+        self._storage.make_folder(join(edit.location, "data"))
+        empty = Head(
+            branch=self._operation.branch,
+            table=edit.table,
+            table_id=edit.table_id,
+            snapshot=None,
+            sequence=0,
+            schema_id=edit.schema_id,
+            spec_id=edit.spec_id,
+            manifest_list=None,
+            metadata_location="",
+            version=0,
+            rows=0,
+            files=0,
+            size_bytes=0,
+        )
+        if edit.added:
+            return self._build_snapshot(edit, empty, metadata, None, attempt)
+        location = self._write_metadata(edit, attempt, 0, metadata)
+        new = replace(empty, metadata_location=location)
+        snapshot = metadata.current_snapshot()
+        if snapshot is not None:
+            new = replace(
+                new,
+                snapshot=snapshot.snapshot_id,
+                sequence=snapshot.sequence_number or 0,
+                manifest_list=snapshot.manifest_list,
+                rows=edit.rows_added,
+                files=edit.adopted_files,
+                size_bytes=edit.adopted_bytes,
+            )
+        return BuiltTable(edit, None, None, new, metadata)
+
+    def _build_change(self, edit: Edit, current: CurrentTable | None, attempt: Attempt) -> BuiltTable:
+        """A table that is there, after one more commit; `current` is how the branch, or the one taken from, has it."""
+        current = self._check_still_right(edit, current)
+        head = current.head
+        if edit.action == DROP:
+            metadata = self._files.metadata(current.pointer_known)
+            gone = replace(head, snapshot=None, manifest_list=None, metadata_location="", rows=0, files=0, size_bytes=0)
+            return BuiltTable(edit, current.pointer, head, gone, metadata)
+        # A repair goes on from our own state; in every other case the pointer is where we put it.
+        metadata = seen_from(self._files.metadata(current.pointer_known), head.schema_id, head.spec_id)
+        if not edit.changes_table:
+            return BuiltTable(edit, current.pointer, head, head, metadata)  # it only depends on what is there
+        return self._build_snapshot(edit, head, self._reshaped(edit, head, metadata), current, attempt)
+
+    def _reshaped(self, edit: Edit, head: Head, metadata: TableMetadata) -> TableMetadata:
+        """The metadata with the edit's schema, layout and properties; PlanAgain if they do not fit what came since."""
+        known, schema = schema_of(metadata, head), None
+        if edit.schema is not None:
+            schema = Schema.model_validate_json(edit.schema)
+            if not fits_ids(metadata, schema, known):
+                raise PlanAgain(edit.table, IDS_GIVEN)
+            metadata = add_schema(metadata, schema)
+        if edit.spec is not None:
+            spec = PartitionSpec.model_validate_json(edit.spec)
+            if metadata.specs().get(spec.spec_id, spec) != spec:
+                raise PlanAgain(edit.table, IDS_GIVEN)
+            metadata = add_spec(metadata, spec)
+        if edit.sort is not None:
+            order = SortOrder.model_validate_json(edit.sort)
+            if any(one.order_id == order.order_id and one != order for one in metadata.sort_orders):
+                raise PlanAgain(edit.table, "another sort order was given this id meanwhile")
+            metadata = add_sort(metadata, order)
+        if schema is not None:
+            self._check_gone(edit, head, metadata, known.field_ids - schema.field_ids)
+        return add_properties(metadata, edit.properties) if edit.properties else metadata
+
+    def _check_gone(self, edit: Edit, head: Head, metadata: TableMetadata, gone: Collection[int]) -> None:
+        """Columns that go are not what a live file is partitioned by, nor what new files are sorted by."""
+        if not gone:
+            return
+        if self._operation.branch == MAIN and any(part.source_id in gone for part in metadata.sort_order().fields):
+            raise PlanAgain(edit.table, "the table is sorted by a column that was to go")
+        live = {one.partition_spec_id for one in self._files.manifests(head.manifest_list) if live_files(one)}
+        specs = metadata.specs()
+        if any(part.source_id in gone for spec_id in {*live, edit.spec_id} for part in specs[spec_id].fields):
+            raise PlanAgain(edit.table, "a file is partitioned by a column that was to go")
+
+    def _build_snapshot(
+        self, edit: Edit, head: Head, metadata: TableMetadata, current: CurrentTable | None, attempt: Attempt
+    ) -> BuiltTable:
+        """The table after one more snapshot on `head`: manifests, list and metadata."""
+        assert edit.snapshot is not None
+        sequence = max(last_sequence(metadata), edit.sequence_above) + 1
+        manifests = self._kept_manifests(edit, head, metadata, attempt)
+        own = self._added_manifests(edit, metadata)
+        manifests = [*(manifest for manifest, _ in own), *manifests]
+        seen = tuple((manifest.manifest_path, with_sequence(entries, sequence)) for manifest, entries in own)
+        list_location = self._name(edit, f"{attempt.id}-snap.avro")
+        listed = write_list(self._files.io, list_location, edit.snapshot, head.snapshot, sequence, manifests)
+        snapshot = Snapshot(
+            snapshot_id=edit.snapshot,
+            parent_snapshot_id=head.snapshot,
+            sequence_number=sequence,
+            timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms),
+            manifest_list=list_location,
+            summary=summary(edit, head, self._operation.id),
+            schema_id=edit.schema_id,
+        )
+        # A table of before this was a rule gets it here, with its next commit.
+        changed, number = self._with_snapshot(without_foreign_cleanup(metadata), snapshot, head, current)
+        location = self._write_metadata(edit, attempt, number, changed)
+        rows, files, size_bytes = totals_after(edit, head)
+        new = replace(
+            head,
+            branch=self._operation.branch,
+            snapshot=edit.snapshot,
+            sequence=sequence,
+            schema_id=edit.schema_id,
+            spec_id=edit.spec_id,
+            manifest_list=list_location,
+            metadata_location=location,
+            rows=rows,
+            files=files,
+            size_bytes=size_bytes,
+        )
+        if current is None:
+            return BuiltTable(edit, None, None, new, changed, listed, seen)
+        return BuiltTable(edit, current.pointer or "", head, new, changed, listed, seen)
+
+    def _with_snapshot(
+        self, metadata: TableMetadata, snapshot: Snapshot, head: Head, current: CurrentTable | None
+    ) -> tuple[TableMetadata, int]:
+        """The metadata with one more snapshot on the branch, and the number of its file."""
+        branch = self._operation.branch
+        if current is None:
+            return add_snapshot(metadata, snapshot, branch=branch, previous_location=None), 0
+        changed = add_snapshot(
+            metadata,
+            snapshot,
+            branch=branch,
+            previous_location=current.pointer_known,
+            keep=current.kept_snapshots,
+            base=self._base(metadata, head),
+            live_refs=current.refs,
+        )
+        if branch != MAIN:
+            # What other engines take for the table's own shape is main's.
+            main = self._files.metadata(current.pointer_known)
+            changed = changed.model_copy(
+                update={
+                    "current_schema_id": main.current_schema_id,
+                    "default_spec_id": main.default_spec_id,
+                    "default_sort_order_id": main.default_sort_order_id,
+                }
+            )
+        return changed, _metadata_number(current.pointer_known) + 1
+
+    def _base(self, metadata: TableMetadata, head: Head) -> Snapshot | None:
+        """The snapshot that the head is on; a branch may stand on one that the newest metadata has forgotten."""
+        if head.snapshot is None:
+            return None
+        found = metadata.snapshot_by_id(head.snapshot)
+        if found is None:
+            found = self._files.metadata(head.metadata_location).snapshot_by_id(head.snapshot)
+        if found is None:
+            raise Corrupt("a branch's snapshot is not in its metadata", table=head.table, snapshot=head.snapshot)
+        return found
+
+    def _check_still_right(self, edit: Edit, current: CurrentTable | None) -> CurrentTable:
+        """The table of conflicts: may this edit be published on the head that is there now?
+
+        Plain appends may, on any head of the same shape. What depends on other rows (a key, a condition) may if the
+        files that it read are live and none that came meanwhile holds a row that matters to it.
+        """
+        if current is None or current.head.table_id != edit.table_id:
+            raise Conflict("the table was dropped or made again meanwhile", table=edit.table, advice="Run it again.")
+        if edit.action == UNDROP and current.pointer is None:
+            pass  # no branch has it; that its name is free is what the door looks at
+        elif edit.pointer_found is None:
+            check_not_drifted(self._files, current)
+        elif edit.pointer_found != (current.pointer or ""):
+            raise Conflict("the table was changed again meanwhile", table=edit.table, advice="Look at it again.")
+        head = current.head
+        if (head.schema_id, head.spec_id) != edit.shape_before:
+            raise PlanAgain(edit.table, "the table's shape changed while rows were staged")
+        if edit.checked and head.snapshot != edit.base_snapshot:
+            if self._recheck is None or edit.action == TAKE:
+                raise PlanAgain(edit.table, "the table changed while rows were staged")
+            live = set(self._files.data_files(head))
+            if not live.issuperset([*(file.path for file in edit.removed), *edit.needed]):
+                raise PlanAgain(edit.table, "a file that was read is not live any more")
+            self._recheck(edit, head)
+        return current
+
+    def _kept_manifests(self, edit: Edit, head: Head, metadata: TableMetadata, attempt: Attempt) -> list[ManifestFile]:
+        """The head's manifests without the removed files, merged where there are many."""
+        assert edit.snapshot is not None
+        removed = {file.path for file in edit.removed}
+        whole: list[ManifestFile] = []
+        cut: list[ManifestFile] = []
+        for manifest in self._files.manifests(head.manifest_list):
+            if live_files(manifest) == 0:
+                continue  # it only told what an earlier commit removed
+            entries = self._files.entries(manifest) if removed else []
+            if removed.isdisjoint(entry.data_file.file_path for entry in entries):
+                whole.append(manifest)
+                continue
+            rest = [entry for entry in entries if entry.data_file.file_path not in removed]
+            location = self._manifest(edit, f"{attempt.id}-d{len(cut)}", rest, metadata)
+            spec_id = manifest.partition_spec_id
+            cut.append(write_rest(self._files.io, location, metadata, spec_id, edit.snapshot, entries, removed))
+        if sum(manifest.deleted_files_count or 0 for manifest in cut) != len(removed):
+            raise PlanAgain(edit.table, "a file that was to be replaced is not live any more")
+        # New manifests have no sequence yet, so they are never merged into others.
+        return [*cut, *self._merged(whole, edit, metadata, attempt)]
+
+    def _added_manifests(self, edit: Edit, metadata: TableMetadata) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
+        """New rows and carried ones in manifests of their own, so that readers of what is new open only the first."""
+        if edit.table not in self._added:
+            assert edit.snapshot is not None
+            seq_id = seq_field_id(metadata.schema())
+            written = []
+            for fresh in (True, False):
+                records = [record for record in edit.added if (seq_id not in record.value_counts) is fresh]
+                if records:
+                    files = [LiveFile(data_file(one, metadata, edit.spec_id), None, seq_id) for one in records]
+                    location = self._name(edit, manifest_name(f"{uuid.uuid4()}-{'m0' if fresh else 'c0'}", files))
+                    written.append(
+                        write_added(self._files.io, location, metadata, edit.spec_id, edit.snapshot, records)
+                    )
+            self._added[edit.table] = written
+        return self._added[edit.table]
+
+    def _merged(
+        self, manifests: Sequence[ManifestFile], edit: Edit, metadata: TableMetadata, attempt: Attempt
+    ) -> list[ManifestFile]:
+        assert edit.snapshot is not None
+        manifests = list(manifests)
+        for number, group in enumerate(plan_merges(manifests), start=1):
+            entries = [entry for manifest in group for entry in self._files.entries(manifest)]
+            location = self._manifest(edit, f"{attempt.id}-m{number}", entries, metadata)
+            spec_id = group[0].partition_spec_id
+            merged = write_merged(self._files.io, location, metadata, spec_id, edit.snapshot, entries)
+            gone = {manifest.manifest_path for manifest in group}
+            manifests = [one for one in manifests if one.manifest_path not in gone] + [merged]
+        return manifests
+
+    def _write_metadata(self, edit: Edit, attempt: Attempt, number: int, metadata: TableMetadata) -> str:
+        location = self._name(edit, f"{number:05d}-{attempt.id}.metadata.json")
+        ToOutputFile.table_metadata(metadata, self._files.io.new_output(location))
+        return location
+
+    def _manifest(self, edit: Edit, name: str, entries: Sequence[ManifestEntry], metadata: TableMetadata) -> str:
+        """Where a manifest of files that are there already goes; its name tells how new their rows are."""
+        seq_id = seq_field_id(metadata.schema())
+        files = (LiveFile(entry.data_file, entry.sequence_number, seq_id) for entry in entries)
+        return self._name(edit, manifest_name(name, files))
+
+    def _name(self, edit: Edit, name: str) -> str:
+        return join(self._operation.folder(edit.location, "metadata"), name)
+
+
+def _metadata_number(location: str) -> int:
+    found = re.match(r"(\d+)-", location.rpartition("/")[2])
+    return int(found.group(1)) if found else 0

@@ -1,0 +1,195 @@
+"""Riders of a new shape: how a table is kept, who knows its columns by name, and what is known of one that is dropped.
+
+Checked under fm_lake's lock, applied after the pointers: a policy may be that of a table made in the same publish.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from floodmark.catalog import tables
+from floodmark.catalog.riders import PlanAgain, Rider, own_scope
+from floodmark.commit.dropped import check_chunks, last_state, park_batches, unpark_batches
+from floodmark.errors import BelowRetention, Conflict
+from floodmark.model import BEGINNING, MAIN
+
+
+@dataclass(frozen=True)
+class PolicyRider:
+    """How long rows are kept: `retention` by `column`. `was` is what the plan saw, as (retention, column)."""
+
+    table_id: str
+    retention: str | None
+    column: str | None
+    was: tuple[str | None, str | None]
+
+    def check(self, tx: Connection) -> None:
+        _check_policy(tx, self.table_id, self.was)
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        row, values = tables.upkeep, {"retention": self.retention, "retention_column": self.column}
+        if tx.execute(update(row).where(row.c.table_id == self.table_id).values(**values)).rowcount == 0:
+            tx.execute(insert(row).values(table_id=self.table_id, deletions_floor=BEGINNING, **values))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": "policy",
+            "table_id": self.table_id,
+            "retention": self.retention,
+            "column": self.column,
+            "was": list(self.was),
+        }
+
+
+@dataclass(frozen=True)
+class NamesRider:
+    """Columns go, or get other names: whoever knows columns of the table by name is as the plan saw it.
+
+    `was` is its retention, as (retention, column); `sinks` are those that follow it, each with a digest of its
+    settings. No unfinished job works on it. A plan without one of these would not have been made.
+    """
+
+    table_id: str
+    table: str
+    was: tuple[str | None, str | None]
+    sinks: tuple[tuple[str, str], ...]
+
+    def check(self, tx: Connection) -> None:
+        _check_policy(tx, self.table_id, self.was)
+        sink, followed = tables.sinks, tables.sink_tables
+        query = select(sink.c.name, sink.c.settings).join(followed, followed.c.sink == sink.c.id)
+        rows = tx.execute(query.where(followed.c.table_id == self.table_id))
+        if sorted((row.name, settings_digest(row.settings)) for row in rows) != sorted(self.sinks):
+            raise PlanAgain(self.table, "a sink that follows the table came, went or was changed meanwhile")
+        if any(self.table in json.loads(job.table_names) for job in tx.execute(_at_work())):
+            raise PlanAgain(self.table, "a job began to work on the table meanwhile")
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        """Nothing: it only looks."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": "names",
+            "table_id": self.table_id,
+            "table": self.table,
+            "was": list(self.was),
+            "sinks": [list(one) for one in self.sinks],
+        }
+
+
+def settings_digest(settings: str) -> str:
+    """Tells whether a sink's settings are the same, without a copy of them in the journal."""
+    return hashlib.sha256(settings.encode()).hexdigest()
+
+
+def _check_policy(tx: Connection, table_id: str, was: tuple[str | None, str | None]) -> None:
+    row = tables.upkeep
+    query = select(row.c.retention, row.c.retention_column).where(row.c.table_id == table_id)
+    found = tx.execute(query).first() or (None, None)  # a table that is made now has none yet
+    if tuple(found) != was:
+        raise PlanAgain(table_id, "the table's retention was changed meanwhile")
+
+
+@dataclass(frozen=True)
+class DropRider:
+    """A table goes: nobody may follow it, work on it, or have it on another branch.
+
+    A table that is made again must not meet the old one's batches: those of main are parked, and its marks stay, for
+    as long as the table can come back (dropped.py). A branch's go with it.
+    """
+
+    table_id: str
+    table: str
+    branch: str
+
+    def check(self, tx: Connection) -> None:
+        sink, followed, head = tables.sinks, tables.sink_tables, tables.heads
+        sinks = tx.execute(
+            select(sink.c.name)
+            .join(followed, followed.c.sink == sink.c.id)
+            .where(followed.c.table_id == self.table_id)
+            .order_by(sink.c.name)
+        ).scalars()
+        _refuse("a sink follows the table", self.table, sinks=list(sinks), advice="Remove the sink first.")
+        jobs = [one.name for one in tx.execute(_at_work()) if self._is_of(one)]
+        _refuse("a job works on the table", self.table, jobs=jobs, advice="Cancel it, or wait for it.")
+        branches = tx.execute(
+            select(head.c.branch).where(head.c.table_id == self.table_id, head.c.branch != self.branch)
+        ).scalars()
+        _refuse(
+            "another branch has the table",
+            self.table,
+            branches=sorted(branches),
+            advice="Merge or delete the branch first.",
+        )
+
+    def _is_of(self, job: Any) -> bool:
+        pinned = json.loads(job.spec).get("pinned") or {}
+        return self.table in json.loads(job.table_names) or pinned.get("table_id") == self.table_id
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        tx.execute(delete(tables.turns).where(tables.turns.c.table_id == self.table_id))
+        if self.branch == MAIN:
+            park_batches(tx, self.table_id, self.table, operation, version)
+            return
+        for table in (tables.consumers, tables.senders):
+            tx.execute(delete(table).where(table.c.table_id == self.table_id))
+        scopes = [own_scope(tx, f"{kind}:{self.table}", self.branch) for kind in ("table", "stream")]
+        tx.execute(delete(tables.sources).where(tables.sources.c.scope.in_(scopes)))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"type": "drop", "table_id": self.table_id, "table": self.table, "branch": self.branch}
+
+
+@dataclass(frozen=True)
+class UndropRider:
+    """A table comes back as main had it last: it is still dropped, and the version that has it can still be read."""
+
+    table_id: str
+    table: str
+    state_version: int
+    dropped_version: int
+
+    def check(self, tx: Connection) -> None:
+        found = last_state(tx, self.table_id)
+        if found is None or (found.state.version, found.dropped_version) != (self.state_version, self.dropped_version):
+            raise Conflict("the table came back meanwhile", table=self.table)
+        if found.held_version is None:
+            raise BelowRetention("the versions that had this table have expired", table=self.table)
+        check_chunks(tx, self.table, self.table_id)
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        unpark_batches(tx, self.table_id, self.table)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"type": "undrop", **asdict(self)}
+
+
+def _at_work() -> Any:
+    job = tables.jobs
+    query = select(job.c.name, job.c.table_names, job.c.spec)
+    return query.where(job.c.state.in_(("pending", "running"))).order_by(job.c.name)
+
+
+def _refuse(why: str, table: str, *, advice: str, **names: list[str]) -> None:
+    found = {role: ",".join(some) for role, some in names.items() if some}
+    if found:
+        raise Conflict(f"this table cannot be dropped: {why}", table=table, **found, advice=advice)
+
+
+def shape_rider_from_dict(data: dict[str, Any]) -> Rider:
+    if data["type"] == "policy":
+        retention, column = data["was"]
+        return PolicyRider(data["table_id"], data["retention"], data["column"], (retention, column))
+    if data["type"] == "names":
+        retention, column = data["was"]
+        sinks = tuple((str(name), str(digest)) for name, digest in data["sinks"])
+        return NamesRider(data["table_id"], data["table"], (retention, column), sinks)
+    if data["type"] == "undrop":
+        return UndropRider(**{name: value for name, value in data.items() if name != "type"})
+    return DropRider(data["table_id"], data["table"], data["branch"])

@@ -1,0 +1,272 @@
+"""Which states of a table somebody can still read, in a tree of lines. Pure: what it answers decides what is deleted.
+
+A version sees, of every table, the newest state on its own line up to there; if the line has none so early, what the
+line's parent had where the line left it, and so on to main. So version numbers alone say nothing: a state of main is
+not out of sight because a branch has a newer one. A state that no held version sees never comes into sight again: new
+commits see what the head of their line sees, new lines begin at a version that is held.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, and_, func, select
+
+from floodmark.catalog import tables
+from floodmark.catalog.history import DELETIONS_FILE, LIVE, to_deletions, to_head
+from floodmark.catalog.lineage import Lines
+from floodmark.catalog.tables import CLEANED
+from floodmark.model import MAIN, SNAPSHOTS_KEPT, DeletionsFile, Head
+
+# Line of a version, and the version.
+Place = tuple[str, int]
+# Beyond every version: what a line sees now.
+NOW = 2**63 - 1
+
+
+class LineShape(Protocol):
+    """What is asked of a line: where it left which other one. Main has no parent."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def parent(self) -> str | None: ...
+    @property
+    def base_version(self) -> int: ...
+
+
+class Held:
+    """Everything that is held, as places on lines: made once, asked for every table."""
+
+    def __init__(self, lines: Iterable[LineShape], held: Iterable[Place]) -> None:
+        self._lines = {line.id: line for line in lines}
+        # Children before their parents: what a line does not have itself is asked of its parent.
+        self._order = sorted(self._lines, key=self._depth, reverse=True)
+        by_line: dict[str, set[int]] = defaultdict(set)
+        for line, version in held:
+            # A line that nobody knows must not let a version go unseen: looking for it raises KeyError.
+            by_line[self._lines[line].id].add(version)
+        self._held = {line: sorted(versions) for line, versions in by_line.items()}
+
+    def _depth(self, line: str) -> int:
+        depth, parent = 0, self._lines[line].parent
+        while parent is not None:
+            depth, parent = depth + 1, self._lines[parent].parent
+        return depth
+
+    def seen(self, states: Mapping[str, Sequence[int]]) -> set[int]:
+        """Of a table's states, by line and each line's in ascending order, those that something held sees."""
+        if unknown := set(states) - set(self._lines):
+            raise KeyError(f"states of lines that nobody knows: {sorted(unknown)}")
+        found: set[int] = set()
+        asked: dict[str, set[int]] = defaultdict(set)
+        for line in self._order:
+            starts = states.get(line, ())
+            places = self._held.get(line, [])
+            if asked[line]:
+                places = sorted({*places, *asked[line]})
+            found.update(_between(starts, places))
+            # Places before the line's first state see what its parent had.
+            early = places if not starts else places[: bisect_left(places, starts[0])]
+            parent, base = self._lines[line].parent, self._lines[line].base_version
+            if parent is not None:
+                asked[parent].update(min(place, base) for place in early)
+        return found
+
+    def look(self, states: Mapping[str, Sequence[int]], place: Place) -> int | None:
+        """The state of a table that one place sees; None if the table is not there yet."""
+        line, version = place
+        while True:
+            starts = states.get(line, ())
+            at = bisect_right(starts, version)
+            if at:
+                return starts[at - 1]
+            shape = self._lines[line]
+            if shape.parent is None:
+                return None
+            line, version = shape.parent, min(version, shape.base_version)
+
+
+def _between(starts: Sequence[int], places: Sequence[int]) -> Iterable[int]:
+    """The states with a place between them and the next one."""
+    for at, start in enumerate(starts):
+        first = bisect_left(places, start)
+        if first < len(places) and (at + 1 == len(starts) or places[first] < starts[at + 1]):
+            yield start
+
+
+# The end of the grace of a state that a sweep has begun to delete: long ago, for everybody.
+CONDEMNED_MS = 0
+# Kinds of commits on main that may name a file which another state had, and the one before did not.
+TANGLING = ("branch_merge", "repair", "undrop")
+
+
+@dataclass(frozen=True)
+class TableStates:
+    """Every state of a table whose files may be there, by version; `dead` are those that nothing can read any more.
+
+    `tangled`: a branch has committed to the table, a repair took another engine's state in, or it was dropped and came
+    back. So its states are not one line, or a file came back that was gone: those that name a file are not one
+    unbroken run. `pointed`: the
+    metadata file that the table's pointer names, if the state that it came with is dead: the file stays until the
+    pointer has moved on, and the row of the state with it. Once the rest is gone the state is none of `states`.
+    """
+
+    table_id: str
+    table: str
+    states: tuple[Head, ...]
+    dead: frozenset[int]
+    deletions: tuple[DeletionsFile, ...] = ()
+    tangled: bool = False
+    pointed: str | None = None
+
+    @property
+    def settled(self) -> frozenset[int]:
+        """The dead states of which nothing is left once a sweep has ended."""
+        return frozenset(state.version for state in self._dead() if state.metadata_location != self.pointed)
+
+    def _dead(self) -> list[Head]:
+        return [state for state in self.states if state.version in self.dead]
+
+    @property
+    def head(self) -> Head:
+        return self.states[-1]
+
+
+class Looking:
+    """One look at what may go, in one transaction: the same view for every table."""
+
+    def __init__(self, tx: Connection, over_ms: int) -> None:
+        self._tx = tx
+        self._over_ms = over_ms
+        self._lines = Lines.read(tx)
+        # Per table the versions whose grace is over.
+        self.gone: dict[str, set[int]] = defaultdict(set)
+        commit, row, operation = tables.commits, tables.expired, tables.operations
+        live = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.state == LIVE))
+        held = {place_of(self._lines, one) for one in live}
+        waiting = select(row, commit.c.branch).join(commit, commit.c.version == row.c.version)
+        for one in tx.execute(waiting):
+            if one.expired_ms <= over_ms:
+                self.gone[one.table_id].add(one.version)
+            else:
+                held.add(place_of(self._lines, one))
+        # What branches that live see now, and what they began with, is needed whatever the rows of versions say.
+        for line in self._lines.living():
+            held.add((line.id, NOW))
+            if line.parent is not None:
+                held.add((line.parent, line.base_version))
+        self._held = Held(self._lines.all(), held)
+        self._condemned = _condemned(tx)
+        self._busy = set(tx.execute(select(operation.c.version).where(operation.c.cleaned != CLEANED)).scalars())
+        self._with_heads = set(tx.execute(select(tables.heads.c.table_id)).scalars())
+
+    def states_of(self, table_id: str) -> TableStates | None:
+        """None if nothing of the table is there any more: it was dropped, and all of it is swept."""
+        states = _states(self._tx, table_id)
+        if not states:
+            return None
+        condemned, gone = self._condemned.get(table_id, set()), self.gone.get(table_id, set()) - self._busy
+        places = [(self._lines.owner(state.branch, state.version).id, state.version) for state in states]
+        unseen = {state.version for state in states} - self._held.seen(by_line(places))
+        deletions = _deletions(self._tx, table_id, self._over_ms)
+        pointed = None
+        if table_id in self._with_heads:
+            living = {line.id for line in self._lines.living()}
+            dead = unseen & gone - _newest_few(states, {version for line, version in places if line in living})
+            newest = max((state for state in states if state.metadata_location), key=lambda state: state.version)
+            if newest.version in dead | condemned:
+                pointed = newest.metadata_location
+            if newest.version in condemned:
+                states = tuple(state for state in states if state is not newest)
+                dead, condemned = dead - {newest.version}, condemned - {newest.version}
+        else:
+            known = select(func.count()).where(tables.deletions.c.table_id == table_id)
+            all_go = self._tx.execute(known).scalar_one() == len(deletions)
+            dead = _dead_of_dropped(states, unseen, gone, all_go=all_go)
+        return TableStates(
+            table_id,
+            states[-1].table,
+            states,
+            frozenset(dead | condemned),
+            deletions,
+            tangled=_is_tangled(self._tx, table_id),
+            pointed=pointed,
+        )
+
+
+def _newest_few(states: Collection[Head], living: set[int]) -> set[int]:
+    """Of branches that live, they stay: the table's metadata names them to other engines. So do tombstones."""
+    real = [state.version for state in states if state.metadata_location and state.version in living]
+    return {*real[-SNAPSHOTS_KEPT:], *(state.version for state in states if not state.metadata_location)}
+
+
+def _dead_of_dropped(states: Collection[Head], unseen: set[int], gone: set[int], *, all_go: bool) -> set[int]:
+    """Of a table that no branch has any more. Its last row goes with all the others and with its deletions files.
+
+    A tombstone that went before the states that it hides would bring them back into sight, for ever.
+    """
+    tombstones = {state.version for state in states if not state.metadata_location}
+    real = {state.version for state in states} - tombstones
+    dead = unseen & gone & real
+    if dead != real:
+        # It may come back, by an undrop or on a branch, and goes on from its newest metadata then, whoever wrote that.
+        return dead - {max(real)}
+    if all_go:
+        return dead | (tombstones & gone)
+    # While there is something left to do, a row must lead to it.
+    return dead if tombstones else dead - {max(real)}
+
+
+def _is_tangled(tx: Connection, table_id: str) -> bool:
+    touched, commit = tables.commit_tables, tables.commits
+    query = (
+        select(commit.c.version)
+        .join(touched, touched.c.version == commit.c.version)
+        .where(touched.c.table_id == table_id, (commit.c.branch != MAIN) | commit.c.kind.in_(TANGLING))
+        .limit(1)
+    )
+    return tx.execute(query).first() is not None
+
+
+def place_of(lines: Lines, row: Any) -> Place:
+    """Where a commit stands: a row with its version and the name of its branch."""
+    return lines.owner(row.branch, row.version).id, row.version
+
+
+def by_line(places: Iterable[Place]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for line, version in places:
+        found[line].append(version)
+    return found
+
+
+def _condemned(tx: Connection) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = defaultdict(set)
+    for row in tx.execute(select(tables.expired).where(tables.expired.c.expired_ms == CONDEMNED_MS)):
+        found[row.table_id].add(row.version)
+    return found
+
+
+def _states(tx: Connection, table_id: str) -> tuple[Head, ...]:
+    touched, commit, row = tables.commit_tables, tables.commits, tables.expired
+    query = (
+        select(touched, commit.c.branch)
+        .join(commit, commit.c.version == touched.c.version)
+        .join(row, and_(row.c.version == touched.c.version, row.c.table_id == touched.c.table_id), isouter=True)
+        .where(touched.c.table_id == table_id)
+        .where((commit.c.state == LIVE) | row.c.version.is_not(None))
+        .order_by(touched.c.version)
+    )
+    return tuple(to_head(found, found.branch) for found in tx.execute(query))
+
+
+def _deletions(tx: Connection, table_id: str, over_ms: int) -> tuple[DeletionsFile, ...]:
+    """Deletions files that nobody could ask for since before the grace."""
+    file = tables.deletions
+    query = select(*DELETIONS_FILE).where(file.c.table_id == table_id, file.c.below_ms <= over_ms)
+    return tuple(to_deletions(tx.execute(query)))

@@ -1,0 +1,391 @@
+"""Sweep: delete files that nothing can ever refer to again, by state and never by age alone (I10).
+
+Three kinds are found without listing the lake: what only dead states of a table name (table_states.py), deletions files
+below every consumer, what executors wrote for an operation that had ended. `deep` lists everything instead.
+
+Why two neighbours tell what a dead state shares with others, in a table that only main wrote: a file is added by one
+commit, and once removed never comes back. So the states that name it are one unbroken run; if any state that is kept
+names it, one of the two kept states nearest to the dead one does. Of a tangled table, where branches wrote, a repair
+took another engine's state in, or which was dropped and came back, none of this holds (a tree; a file comes back):
+there every kept state is asked.
+
+Only files in the folder of an operation of this lake are ever deleted. What came with an adopted table stays.
+Order: data files, then manifests, lists, metadata, then the catalog's rows. Crash anywhere: the rows still tell what
+is to be done; whatever of the metadata is gone already, the data files that it named went before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.journal import ABANDONED, PUBLISHED, Operation, all_files
+from floodmark.commit.table_states import TableStates
+from floodmark.errors import Conflict, Corrupt, NotFound
+from floodmark.failpoints import hit
+from floodmark.model import Head
+from floodmark.storage import join, local_path
+
+DATA, DELETIONS, MANIFEST, LIST, METADATA, LEFTOVER = "data", "deletions", "manifest", "list", "metadata", "leftover"
+# Data before what names it.
+_ORDER = (DATA, DELETIONS, MANIFEST, LIST, METADATA)
+DELETES_AT_ONCE = 1000
+PLANS_MAX = 10
+# A file of ours: directly in the folder of the operation that wrote it.
+_OPERATION_FILE = re.compile(r"/(?:data|metadata|operations)/([0-9A-HJKMNP-TV-Z]{26})/[^/]+$")
+
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """A file that may go, and why. The size is None where nobody wrote it down."""
+
+    location: str
+    kind: str
+    reason: str
+    size_bytes: int | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        return {"file": self.location, "kind": self.kind, "bytes": self.size_bytes, "reason": self.reason}
+
+
+@dataclass
+class SweepPlan:
+    """What a sweep of one table would delete: `versions` are the dead states that it settles. `foreign` files, which
+    were there before the lake was, stay."""
+
+    table: TableStates
+    doomed: list[Doomed] = field(default_factory=list)
+    foreign: int = 0
+
+    @property
+    def versions(self) -> frozenset[int]:
+        return self.table.settled
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes or 0 for file in self.doomed)
+
+
+@dataclass
+class Swept:
+    """What a sweep did."""
+
+    files: int = 0
+    size_bytes: int = 0
+    states: int = 0
+    leftovers: int = 0
+    foreign: int = 0
+    unknown: int = 0
+
+    @property
+    def outcome(self) -> str:
+        return "swept" if self.files or self.states or self.leftovers else "nothing_to_do"
+
+    def as_dict(self) -> dict[str, int]:
+        return {
+            "files": self.files + self.leftovers,
+            "bytes": self.size_bytes,
+            "states": self.states,
+            "leftovers": self.leftovers,
+            "foreign_files": self.foreign,
+            "unknown_files": self.unknown,
+        }
+
+
+# ── plan ──
+
+
+def plan_table(catalog: Catalog, table: str, table_id: str, grace_ms: int) -> SweepPlan | None:
+    """The files of the table that may go; None if there is nothing to sweep in it."""
+
+    def states() -> TableStates | None:
+        found = catalog.expiry.states(grace_ms, table)
+        return next((one for one in found if one.table_id == table_id), None)
+
+    return _planned(states, lambda found: None if found is None else plan_sweep(catalog, found))
+
+
+def _planned(look: Callable[[], S], plan: Callable[[S], T]) -> T:
+    """Plan on what is there. A file may be gone because another sweep found its state dead meanwhile: look again."""
+    for _ in range(PLANS_MAX):
+        found = look()
+        try:
+            return plan(found)
+        except Corrupt:
+            if look() == found:
+                raise
+    raise Conflict("other sweeps kept changing what this one planned on", advice="Run it again.")
+
+
+def plan_sweep(catalog: Catalog, states: TableStates) -> SweepPlan:
+    """The files that only dead states of the table name."""
+    plan = SweepPlan(states)
+    named: list[Doomed] = []
+    for run, neighbours in _runs(states):
+        reason = f"only expired versions name it ({run[0].version} to {run[-1].version})"
+        # What a manifest names that is kept as a whole need not be looked at; nor one that was looked at before.
+        kept = {path for state in neighbours for path in _metadata_files(catalog, state)}
+        seen = set(kept)
+        doomed: dict[str, Doomed] = {}
+        for state in run:
+            for file in _named(catalog, state, reason, seen):
+                if file.location not in kept:
+                    doomed[file.location] = file
+        if any(file.kind == DATA for file in doomed.values()):
+            looked: set[str] = set()
+            for state in neighbours:
+                for location in _locations(catalog, state, looked):
+                    doomed.pop(location, None)
+        named += (file for file in doomed.values() if file.location != states.pointed)
+    named += [
+        Doomed(
+            file.location,
+            DELETIONS,
+            f"deletions up to sequence {file.sequence} are below every reader",
+            file.size_bytes,
+        )
+        for file in states.deletions
+    ]
+    # Files that came with an adopted table are not ours to delete: its old catalog, or another lake, may name them.
+    owners = catalog.journal.states_of(sorted({_owner(file.location) for file in named} - {""}))
+    ours = [file for file in named if owners.get(_owner(file.location)) == PUBLISHED]
+    plan.foreign = len(named) - len(ours)
+    # A local file tells its size for nothing; an object store would be asked once for each.
+    plan.doomed = list(with_sizes(catalog, ours)) if local_path(catalog.location) is not None else ours
+    return plan
+
+
+def _runs(states: TableStates) -> Iterator[tuple[list[Head], list[Head]]]:
+    """Dead states that follow each other, with the kept state before and the one after them.
+
+    Of a tangled table: all dead states at once, with all that are kept.
+    """
+    if states.tangled:
+        dead = [state for state in states.states if state.version in states.dead]
+        if dead:
+            yield dead, [state for state in states.states if state.version not in states.dead]
+        return
+    run: list[Head] = []
+    before: list[Head] = []
+    for state in states.states:
+        if state.version in states.dead:
+            run.append(state)
+            continue
+        if run:
+            yield run, [*before, state]
+        run, before = [], [state]
+    if run:
+        yield run, before
+
+
+def _metadata_files(catalog: Catalog, state: Head) -> set[str]:
+    if not state.metadata_location:
+        return set()
+    try:
+        return catalog.files.named_files([state])
+    except (NotFound, FileNotFoundError) as error:
+        raise _gone(state, error) from error
+
+
+def _named(catalog: Catalog, state: Head, reason: str, seen: set[str]) -> Iterator[Doomed]:
+    """Every file that a dead state names, as far as an earlier sweep has left of it; without manifests in `seen`."""
+    if not state.metadata_location:
+        return  # a tombstone: the table was dropped here
+    yield Doomed(state.metadata_location, METADATA, reason)
+    if state.manifest_list is None:
+        return
+    yield Doomed(state.manifest_list, LIST, reason)
+    try:
+        manifests = catalog.files.manifests(state.manifest_list)
+    except (NotFound, FileNotFoundError):
+        return  # a sweep that was stopped had deleted it, after all that it named
+    for manifest in manifests:
+        if manifest.manifest_path in seen:
+            continue
+        seen.add(manifest.manifest_path)
+        yield Doomed(manifest.manifest_path, MANIFEST, reason, manifest.manifest_length)
+        try:
+            entries = catalog.files.entries(manifest)
+        except (NotFound, FileNotFoundError):
+            continue
+        for entry in entries:
+            yield Doomed(entry.data_file.file_path, DATA, reason, entry.data_file.file_size_in_bytes)
+
+
+def _locations(catalog: Catalog, state: Head, looked: set[str] | None = None) -> Iterator[str]:
+    """Every file that a state which is kept names: all of it must be there. Manifests in `looked` are not opened."""
+    looked = set() if looked is None else looked
+    yield from _metadata_files(catalog, state)
+    try:
+        for manifest in catalog.files.manifests(state.manifest_list):
+            if manifest.manifest_path not in looked:
+                looked.add(manifest.manifest_path)
+                yield from (entry.data_file.file_path for entry in catalog.files.entries(manifest))
+    except (NotFound, FileNotFoundError) as error:
+        raise _gone(state, error) from error
+
+
+def _gone(state: Head, error: Exception) -> Corrupt:
+    return Corrupt(
+        "a file of the table's history is gone, so nothing of this table is deleted",
+        table=state.table,
+        version=state.version,
+        cause=error,
+        advice="Run `floodmark doctor`; restore the file.",
+    )
+
+
+# ── effects ──
+
+
+def sweep_table(catalog: Catalog, plan: SweepPlan, done: Swept, progress: Callable[[int], None] | None = None) -> None:
+    """Delete what the plan names, then forget the states."""
+    catalog.expiry.condemn(plan.table)
+    # Crash here: nothing is deleted yet, and every later sweep knows that these states are not whole any more.
+    hit("sweep.planned")
+    for kind in _ORDER:
+        files = [file for file in plan.doomed if file.kind == kind]
+        for start in range(0, len(files), DELETES_AT_ONCE):
+            part = files[start : start + DELETES_AT_ONCE]
+            catalog.storage.delete_many([file.location for file in part])
+            done.files += len(part)
+            done.size_bytes += sum(file.size_bytes or 0 for file in part)
+            if progress is not None:
+                progress(done.files)
+        if kind == DELETIONS:
+            # Crash here: manifests that name files which are gone, of states that nobody reads.
+            hit("sweep.data_deleted")
+    # Crash here: the catalog's rows name files that are gone, of states that nobody reads; the next sweep ends it.
+    hit("sweep.metadata_deleted")
+    catalog.expiry.mark_swept(plan.table, plan.versions)
+    hit("sweep.marked")
+    done.states += len(plan.versions)
+    done.foreign += plan.foreign
+    for folder in {file.location.rpartition("/")[0] for file in plan.doomed}:
+        catalog.storage.drop_empty_folder(folder)
+
+
+def plan_leftovers(catalog: Catalog, quiet_ms: int) -> list[tuple[Operation, list[Doomed]]]:
+    """Operations that ended so long ago that a last look is due, and what their executors wrote since."""
+    found = []
+    for operation in catalog.journal.to_look_at(quiet_ms):
+        try:
+            found.append((operation, _leftovers(catalog, operation)))
+        except (NotFound, FileNotFoundError):
+            # Another sweep has looked, and then swept the states of its commit.
+            if any(one.id == operation.id for one in catalog.journal.to_look_at(quiet_ms)):
+                raise
+    return found
+
+
+def _leftovers(catalog: Catalog, operation: Operation) -> list[Doomed]:
+    named: set[str] = set()
+    if operation.state == PUBLISHED and operation.version is not None:
+        named = catalog.files.own_files(catalog.history.touched(operation.version))
+        named |= {file.location for file in catalog.history.deletions_of(operation.version)}
+    reason = f"written for operation {operation.id} after it had ended ({operation.state})"
+    return [
+        Doomed(entry.location, LEFTOVER, reason, entry.size_bytes)
+        for folder in operation.folders
+        for entry in all_files(catalog.storage, folder)
+        if entry.location not in named
+    ]
+
+
+def sweep_leftovers(catalog: Catalog, found: Sequence[tuple[Operation, list[Doomed]]], done: Swept) -> None:
+    """The last look into the folders of operations at their end: fenced or published, so what they do not name goes."""
+    for operation, doomed in found:
+        catalog.storage.delete_many([file.location for file in doomed])
+        if operation.state == ABANDONED:
+            catalog.journal.delete_files(operation)
+        catalog.journal.mark_cleaned(operation.id)
+        done.leftovers += len(doomed)
+        done.size_bytes += sum(file.size_bytes or 0 for file in doomed)
+
+
+# ── deep: list everything ──
+
+
+def plan_deep(catalog: Catalog, grace_ms: int) -> tuple[list[Doomed], list[str]]:
+    """Files below the lake that no record leads to, and files of which nobody can tell whose they are (kept).
+
+    In this order: list, ask the journal, then read what is named. A file of an operation that was at its end when asked
+    is named by then or never: no commit can name a file from another operation's folder that is not live already.
+    """
+    listed = [entry for folder in _folders(catalog) for entry in all_files(catalog.storage, folder)]
+    owners = {entry.location: _owner(entry.location) for entry in listed}
+    states = catalog.journal.states_of(sorted(set(owners.values()) - {""}))
+    named = _planned(lambda: catalog.expiry.all_states(grace_ms), lambda found: _everything_named(catalog, found))
+    doomed, unknown = [], []
+    for entry in listed:
+        if entry.location in named:
+            continue
+        owner = owners[entry.location]
+        state = states.get(owner)
+        if state in (PUBLISHED, ABANDONED):
+            reason = f"of operation {owner} ({state}), named by nothing"
+            doomed.append(Doomed(entry.location, LEFTOVER, reason, entry.size_bytes))
+        elif state is None:
+            unknown.append(entry.location)
+    return doomed, unknown
+
+
+def sweep_deep(catalog: Catalog, doomed: Sequence[Doomed], done: Swept) -> None:
+    for start in range(0, len(doomed), DELETES_AT_ONCE):
+        part = doomed[start : start + DELETES_AT_ONCE]
+        catalog.storage.delete_many([file.location for file in part])
+        done.leftovers += len(part)
+        done.size_bytes += sum(file.size_bytes or 0 for file in part)
+    for folder in {file.location.rpartition("/")[0] for file in doomed}:
+        catalog.storage.drop_empty_folder(folder)
+
+
+def _owner(location: str) -> str:
+    """The operation in whose folder a file is; empty if it is in none's."""
+    found = _OPERATION_FILE.search(location)
+    return "" if found is None else found[1]
+
+
+def _folders(catalog: Catalog) -> list[str]:
+    """Where files of the lake are: its own folders, and tables that were adopted where they stood."""
+
+    def adopted(heads: Sequence[Head]) -> list[str]:
+        places = {catalog.files.metadata(head.metadata_location).location for head in heads}
+        foreign = sorted(place for place in places if not place.startswith(catalog.location + "/"))
+        return [join(place, part) for place in foreign for part in ("data", "metadata")]
+
+    own = [join(catalog.location, "tables"), join(catalog.location, "operations")]
+    return [*own, *_planned(catalog.history.heads, adopted)]
+
+
+def _everything_named(catalog: Catalog, tables: Sequence[TableStates]) -> set[str]:
+    """Every file that some state of some table names; dead states have a sweep of their own."""
+    named = catalog.history.all_deletions()
+    seen: set[str] = set()
+    looked: set[str] = set()
+    for table in tables:
+        named.update(() if table.pointed is None else (table.pointed,))
+        for state in table.states:
+            if state.version in table.dead:
+                # What a sweep that was stopped has left of it is not lost: its rows are still there.
+                named.update(file.location for file in _named(catalog, state, "", seen))
+            else:
+                named.update(_locations(catalog, state, looked))
+    return named
+
+
+def with_sizes(catalog: Catalog, doomed: Sequence[Doomed]) -> Iterator[Doomed]:
+    """The same with every size, asked where nobody wrote it down; files that are gone already are left out."""
+    for file in doomed:
+        try:
+            known = file.size_bytes if file.size_bytes is not None else catalog.storage.size(file.location)
+        except NotFound:
+            continue
+        yield replace(file, size_bytes=known)

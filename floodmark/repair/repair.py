@@ -1,0 +1,414 @@
+"""Repair: a table that another writer moved past the door becomes Floodmark's again, by one ordinary publish.
+
+Either way it is a commit on our own newest state, and the pointer goes from theirs to ours: `put back` has our files
+again, `take in` has their rows, as a commit of the actor `external`, with sequences above any that they gave (I5), so
+that followers get each row once. What nobody can be sure of is left to whoever asks: both ways are said, and why.
+The other writer may go on meanwhile: then the pointer is not the one that was judged, and the repair ends in Conflict
+with nothing changed. It needs no healing first, since healing refuses while a table is drifted and an operation waits
+for it. Crash before the publish: healing rolls it back, with one audit row; after: it is done, audited by the publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from floodmark.catalog.riders import AuditRider, PlanAgain
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.drift import (
+    CHANGED,
+    DROPPED,
+    OVERWRITTEN,
+    REWRITTEN,
+    Drift,
+    classify,
+    drifted_tables,
+    happened_text,
+    moved_branches,
+    other_names_text,
+    ways_text,
+    with_names,
+)
+from floodmark.commit.intent import Intent
+from floodmark.commit.metadata import new_snapshot_id
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.commit.seal import WRITE, Edit
+from floodmark.engine import Engine
+from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid
+from floodmark.failpoints import hit
+from floodmark.model import Commit, CurrentTable
+from floodmark.repair.foreign_rows import ForeignRows, TakenIn
+from floodmark.repair.history_files import Looked, look_at_head, look_at_history, versions_text
+
+if TYPE_CHECKING:
+    pass
+
+KIND = "repair"
+EXTERNAL = "external"
+TAKE_IN, PUT_BACK = "take_in", "put_back"
+NOTHING_TO_DO, PLANNED, UNCLEAR = "nothing_to_do", "planned", "unclear"
+FILES_GONE = "files_gone"
+NOT_THE_SAME = "its snapshots say that files were only written anew, and the rows are not those of before"
+DONE = {TAKE_IN: "taken_in", PUT_BACK: "put_back"}
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What happened to a table and what a repair does about it, or did.
+
+    outcome: nothing_to_do, planned, unclear, taken_in or put_back. `choice` is what it does, None if somebody has to
+    choose; `ways` are what can be chosen, as sentences.
+    """
+
+    table: str
+    branch: str
+    happened: str
+    outcome: str
+    choice: str | None = None
+    detail: str = ""
+    ways: tuple[str, ...] = ()
+    rows_added: int = 0
+    rows_removed: int = 0
+    version: int | None = None
+    # Versions that cannot be read any more, because files of this table are missing or damaged.
+    unreadable: tuple[int, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ways": list(self.ways), "unreadable": list(self.unreadable)}
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A drifted table, what happened, and why its rows do not fit, if they do not."""
+
+    current: CurrentTable
+    drift: Drift
+    rows: ForeignRows
+    misfit: str
+    files: Looked
+
+    @property
+    def unclear(self) -> str:
+        return self.drift.unclear or self.misfit
+
+    @property
+    def lost(self) -> str:
+        """Which files of our own newest state are missing or damaged; empty if none is."""
+        faults = self.files.gone_from_heads
+        return f"{len(faults)} file(s) of Floodmark's own newest state: {faults[0]}" if faults else ""
+
+    @property
+    def usual(self) -> str | None:
+        """What is done if nobody chooses."""
+        if self.unclear:
+            return None
+        if self.drift.happened in (CHANGED, DROPPED, REWRITTEN):
+            return None if self.lost else PUT_BACK
+        return TAKE_IN
+
+    @property
+    def can_take(self) -> bool:
+        rows_moved = self.drift.added or self.drift.removed
+        return bool(rows_moved) and not self.misfit and (not self.drift.unclear or self.drift.takeable)
+
+
+def preview(engine: Engine, table: str | None = None, choice: str | None = None) -> list[Repair]:
+    """What a repair would do, of one table or of all that drifted. Writes nothing (I17).
+
+    A table that did not drift, and whose files are missing or damaged, is named too: no repair brings those back.
+    """
+    _check_choice(choice)
+    catalog = engine.catalog
+    found = drifted_tables(catalog.database)
+    if table is not None and table not in found:
+        return [_undrifted(catalog, table)]
+    if table is not None:
+        found = {table: found[table]}
+    planned = [_planned(_judge(engine, name, branches), choice) for name, branches in found.items()]
+    return planned if table is not None else [*planned, *_damaged(catalog, found)]
+
+
+def _undrifted(catalog: Catalog, table: str) -> Repair:
+    branch = _branch_of(catalog, table)
+    files = look_at_history(catalog, table, deep=True)
+    if not files.versions:
+        return Repair(table, branch, "nothing", NOTHING_TO_DO)
+    return Repair(
+        table,
+        branch,
+        FILES_GONE,
+        UNCLEAR,
+        detail=_unreadable_text(files),
+        ways=("no repair brings files back: restore them from a copy.",),
+        unreadable=files.versions,
+    )
+
+
+def _damaged(catalog: Catalog, drifted: Collection[str]) -> list[Repair]:
+    faults = look_at_history(catalog, deep=True).faults
+    names = dict.fromkeys(fault.table for fault in faults if fault.table not in drifted)
+    there = {head.table for branch in catalog.branches.list() for head in catalog.history.heads(branch.name)}
+    # What only a dropped table's versions miss, `repair --give-up` and `doctor` name.
+    return [_undrifted(catalog, name) for name in names if name in there]
+
+
+def repair(engine: Engine, table: str, choice: str | None = None) -> Repair:
+    """Make a drifted table Floodmark's again. Invalid if somebody has to choose first, or chose what cannot be."""
+    _check_choice(choice)
+    catalog = engine.catalog
+    branches = drifted_tables(catalog.database).get(table)
+    if branches is None:
+        return _undrifted(catalog, table)
+    judged = _judge(engine, table, branches)
+    planned = _planned(judged, choice)
+    if planned.choice is None:
+        raise _undecided(planned)
+    commit = _publish(catalog, judged, planned.choice, engine.actor)
+    return replace(planned, outcome=DONE[planned.choice], version=commit.version)
+
+
+def repair_all(engine: Engine, table: str | None = None, choice: str | None = None) -> list[Repair]:
+    """Repair one table, or all that drifted, one publish each. Of all, what needs a choice is left and returned."""
+    planned = preview(engine, table, choice)
+    if table is not None and planned[0].outcome == UNCLEAR:
+        raise _undecided(planned[0])
+    return [one if one.outcome == UNCLEAR else repair(engine, one.table, choice) for one in planned]
+
+
+def _undecided(planned: Repair) -> FloodmarkError:
+    if planned.unreadable and planned.happened in (CHANGED, DROPPED, FILES_GONE):
+        return Corrupt(
+            "files of the table are gone", table=planned.table, reason=planned.detail, advice=planned.ways[0]
+        )
+    return Invalid(
+        "it is not clear what to do with this table",
+        table=planned.table,
+        reason=planned.detail,
+        advice=" ".join(planned.ways),
+    )
+
+
+def _check_choice(choice: str | None) -> None:
+    if choice not in (None, TAKE_IN, PUT_BACK):
+        raise Invalid("there is no such way to repair", choice=choice, advice=f"Choose {TAKE_IN} or {PUT_BACK}.")
+
+
+def _branch_of(catalog: Catalog, table: str) -> str:
+    """A branch that has the table; NotFound if none does."""
+    for branch in catalog.branches.list():
+        if any(head.table == table for head in catalog.history.heads(branch.name)):
+            return branch.name
+    return catalog.history.head(table).branch
+
+
+def _judge(engine: Engine, table: str, branches: list[str]) -> _Judged:
+    """Look at the branch that the other writer wrote on; at main, or the first that has the table, if at none."""
+    catalog = engine.catalog
+    current = catalog.history.current_tables(branches[0], [table])[table]
+    moved = [branch for branch in branches if branch in moved_branches(catalog.files, current)]
+    if moved and moved[0] != branches[0]:
+        current = catalog.history.current_tables(moved[0], [table])[table]
+    drift = classify(catalog.files, current)
+    if drift is None:
+        raise Conflict("the table was repaired meanwhile", table=table, advice="Look again.")
+    drift = with_names(catalog.database, drift, catalog.files.metadata(current.pointer_known).location)
+    rows = ForeignRows(catalog, engine.sessions, current, drift)
+    if drift.happened == REWRITTEN and rows.new_rows is None:
+        # Then it is not what its snapshot says.
+        drift = replace(drift, happened=OVERWRITTEN, unclear=NOT_THE_SAME, takeable=True)
+        rows = ForeignRows(catalog, engine.sessions, current, drift)
+    takeable = (drift.added or drift.removed) and (not drift.unclear or drift.takeable)
+    return _Judged(current, drift, rows, rows.misfit() if takeable else "", look_at_history(catalog, table, deep=True))
+
+
+def _planned(judged: _Judged, choice: str | None) -> Repair:
+    drift = judged.drift
+    if choice == TAKE_IN and not judged.can_take:
+        raise Invalid(
+            "what another writer did to this table cannot be taken in",
+            table=drift.table,
+            reason=judged.unclear or "no row came or went",
+            advice=" ".join(_ways(judged)),
+        )
+    chosen = choice or judged.usual
+    said = (happened_text(drift), _same_text(judged), judged.misfit, _unreadable_text(judged.files))
+    detail = "; ".join(text for text in said if text)
+    taken = chosen == TAKE_IN
+    new = judged.rows.new_rows
+    return Repair(
+        drift.table,
+        drift.branch,
+        drift.happened,
+        UNCLEAR if chosen is None else PLANNED,
+        chosen,
+        detail,
+        _ways(judged),
+        rows_added=(drift.rows_added if new is None else new.num_rows) if taken else 0,
+        rows_removed=drift.rows_removed if taken and new is None else 0,
+        unreadable=judged.files.versions,
+    )
+
+
+def _same_text(judged: _Judged) -> str:
+    """What comparing the rows told."""
+    new = judged.rows.new_rows
+    if new is None:
+        return ""
+    if not new.num_rows:
+        return "they are the same rows, by checksum, so Floodmark's own files stay: nothing counts as new"
+    return f"all rows of before are there, by checksum, and keep their sequences; {new.num_rows} row(s) are new"
+
+
+def _unreadable_text(files: Looked) -> str:
+    if not files.versions:
+        return ""
+    return (
+        f"files are missing or damaged, so version(s) {versions_text(files.versions)} cannot be read: "
+        f"{files.faults[0]}; restore them from a copy, or `floodmark repair --give-up` says which can be given up"
+    )
+
+
+def _ways(judged: _Judged) -> tuple[str, ...]:
+    drift = judged.drift
+    back = f"--put-back: the table is as Floodmark left it; {_left_behind(judged)}"
+    if judged.lost:
+        back = f"--put-back is not possible before these are restored from a copy: {judged.lost}."
+    if judged.can_take:
+        again = drift.removed and judged.rows.new_rows is None
+        new = " Rows in files that were written again count as new." if again else ""
+        return (f"--take-in: their rows become a commit of `{EXTERNAL}`, with sequences of their own.{new}", back)
+    if not judged.unclear:
+        return (back,)
+    return (f"--take-in is not possible: {judged.unclear}. {ways_text(drift)}.", back)
+
+
+def _left_behind(judged: _Judged) -> str:
+    drift = judged.drift
+    names = [entry.data_file.file_path for entry in drift.added]
+    if drift.other_names:
+        return f"{other_names_text(drift)}."
+    if not names and drift.unclear and drift.pointer:
+        return f"what they wrote stays on disk, unnamed; the catalog pointed to {drift.pointer}."
+    if not names and judged.files.versions:
+        return f"version(s) {versions_text(judged.files.versions)} stay unreadable."
+    if not names:
+        return "no row of theirs is lost."
+    new = judged.rows.new_rows
+    if new is not None and not new.num_rows:
+        return f"their {len(names)} file(s) with the same rows stay on disk, unnamed: {', '.join(names[:3])}."
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"their {drift.rows_added} row(s) stay on disk, unnamed: {', '.join(names[:3])}{more}."
+
+
+# ── doing it ──
+
+
+def _publish(catalog: Catalog, judged: _Judged, choice: str, actor: str) -> Commit:
+    if choice != TAKE_IN:
+        _check_files(catalog, judged)
+    detail = f"{judged.drift.table}: {happened_text(judged.drift)} (asked by {actor})"
+    intent = Intent(
+        KIND,
+        judged.drift.branch,
+        EXTERNAL if choice == TAKE_IN else actor,
+        f"{'take in' if choice == TAKE_IN else 'put back'} {detail}",
+    )
+    return publish(catalog, intent, _Repairing(catalog, judged, choice, detail))
+
+
+class _Repairing(PublishPlan):
+    """Not repeatable, since the other writer may have gone on: after a crash, recovery rolls it back."""
+
+    def __init__(self, catalog: Catalog, judged: _Judged, choice: str, detail: str) -> None:
+        self._catalog = catalog
+        self._judged = judged
+        self._choice = choice
+        self._audit = AuditRider(KIND, "drifted", DONE[choice], detail)
+        self._location = judged.rows.metadata.location
+        self._taken: TakenIn | None = None
+
+    def start(self) -> Start:
+        return Start([self._location])
+
+    def stage(self, work: Publication) -> None:
+        if self._choice == TAKE_IN:
+            self._taken = self._judged.rows.take(work.operation.folder(self._location, "data"))
+        # Crash here: keys that went, and rows staged anew, in the operation's own folder; recovery deletes them.
+        hit(f"{KIND}.rewritten")
+
+    def plan(self) -> Planned:
+        edit = _edit(self._judged, self._location, self._taken)
+        return Planned((edit, *_depended(self._catalog, self._judged, self._choice)), audit=self._audit)
+
+    def plan_again(self, lost: PlanAgain) -> None:
+        raise Conflict(
+            "the table changed while it was repaired", table=lost.table, reason=lost.reason, advice="Look again."
+        ) from lost
+
+    @property
+    def used_spark(self) -> bool:
+        return self._judged.rows.used_spark
+
+
+def _check_files(catalog: Catalog, judged: _Judged) -> None:
+    """Whoever dropped the table may have deleted its files: then there is nothing to go back to."""
+    head = judged.current.head
+    gone = look_at_head(catalog, head)
+    if gone:
+        raise Corrupt(
+            "files of the table are gone",
+            table=head.table,
+            files=len(gone),
+            first=gone[0].location,
+            problem=gone[0].problem,
+            advice="Nothing was changed. Bring them back from a copy of the storage, then repair the table.",
+        )
+
+
+def _depended(catalog: Catalog, judged: _Judged, choice: str) -> list[Edit]:
+    """Tables that rows refer to, or that refer to them: they must be as they were when that was looked at."""
+    if choice != TAKE_IN:
+        return []
+    return [
+        Edit(
+            WRITE,
+            head.table,
+            head.table_id,
+            catalog.files.metadata(head.metadata_location).location,
+            head.schema_id,
+            head.spec_id,
+            checked=True,
+            base_snapshot=head.snapshot,
+        )
+        for head in judged.rows.references.others
+    ]
+
+
+def _edit(judged: _Judged, location: str, taken: TakenIn | None) -> Edit:
+    """One write on our own newest state, which replaces the pointer that was judged and no other."""
+    head = judged.current.head
+    put_back = Edit(
+        WRITE,
+        head.table,
+        head.table_id,
+        location,
+        head.schema_id,
+        head.spec_id,
+        snapshot=new_snapshot_id(),
+        checked=True,
+        base_snapshot=head.snapshot,
+        pointer_found=judged.drift.pointer or "",
+        sequence_above=judged.drift.sequence,
+    )
+    if taken is None:
+        return put_back
+    return replace(
+        put_back,
+        added=taken.added,
+        removed=taken.removed,
+        deletions=taken.deletions,
+        rows_added=taken.rows_added,
+        rows_updated=taken.rows_updated,
+        rows_deleted=taken.rows_deleted,
+    )

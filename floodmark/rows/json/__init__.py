@@ -1,0 +1,1 @@
+"""Rows as JSON text, and back."""

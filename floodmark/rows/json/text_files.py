@@ -1,0 +1,109 @@
+"""Rows to one file: JSON lines, CSV or Parquet, streaming; the file appears whole or not at all.
+
+What is written can be loaded again and gives the same rows: what a format cannot hold is Invalid, never something near
+it. The one exception is CSV itself, where no text and empty text are hardly told apart by anybody: the first is written
+as nothing, the second as two quotes. JSON is strict: a number that JSON does not know (NaN, Infinity) is text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from floodmark.errors import Invalid
+from floodmark.rows.json.ndjson import dicts, encode_text, holds, json_value, plain_text
+from floodmark.storage import Storage
+
+__all__ = ["FORMATS", "dicts", "format_for", "json_value", "write_file"]
+
+# What must be quoted in CSV: separators, quotes, and text that has no other sign of being there.
+_QUOTED = re.compile(r'[",\r\n]|^$|^\s|\s$')
+FORMATS = {"jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "csv": "csv", "parquet": "parquet"}
+
+
+def format_for(path: str, wanted: str | None) -> str:
+    """The format of a file to be written: as asked for, or by its name."""
+    found = FORMATS.get((wanted or path.rpartition(".")[2]).lower())
+    if found is None:
+        raise Invalid(
+            "the file's format is not known",
+            path=path,
+            format=wanted,
+            advice="Use jsonl, csv or parquet." if wanted else "Name it .jsonl, .csv or .parquet, or give --format.",
+        )
+    return found
+
+
+def write_file(
+    storage: Storage,
+    location: str,
+    reader: pa.RecordBatchReader,
+    file_format: str,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Write all rows of the reader; returns how many."""
+    writers = {"jsonl": _jsonl, "csv": _csv, "parquet": _parquet}
+    for field in reader.schema:
+        if not _held(field.type, file_format):
+            advice = "Write Parquet, which holds everything."
+            raise Invalid(f"{file_format} cannot hold this column", column=field.name, type=field.type, advice=advice)
+    rows = 0
+    with storage.writer(location) as stream, writers[file_format](stream, reader.schema) as write:
+        for batch in reader:
+            write(batch)
+            rows += len(batch)
+            if progress is not None:
+                progress(rows)
+    return rows
+
+
+def _held(kind: pa.DataType, file_format: str) -> bool:
+    """CSV has plain values only, and no agreed text for bytes."""
+    if file_format == "csv":
+        return not pa.types.is_nested(kind) and not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind)
+    return file_format != "jsonl" or holds(kind)
+
+
+Write = Callable[[pa.RecordBatch], None]
+
+
+@contextmanager
+def _jsonl(stream: Any, schema: pa.Schema) -> Iterator[Write]:
+    def write(batch: pa.RecordBatch) -> None:
+        stream.write(encode_text(batch))
+
+    yield write
+
+
+@contextmanager
+def _csv(stream: Any, schema: pa.Schema) -> Iterator[Write]:
+    def write(batch: pa.RecordBatch) -> None:
+        stream.write("".join(_csv_line(row.values()) for row in dicts(batch)).encode())
+
+    stream.write(_csv_line(schema.names).encode())
+    yield write
+
+
+@contextmanager
+def _parquet(stream: Any, schema: pa.Schema) -> Iterator[Write]:
+    with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
+        yield writer.write_batch
+
+
+def _csv_line(values: Iterable[Any]) -> str:
+    # A line without anything on it would be taken for no row.
+    return (",".join(_csv_text(value) for value in values) or '""') + "\n"
+
+
+def _csv_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value if isinstance(value, str | int) else plain_text(value))
+    return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text

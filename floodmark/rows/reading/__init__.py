@@ -1,0 +1,1 @@
+"""Rows of a table at a version, what changed in it, and what is shipped."""

@@ -1,0 +1,266 @@
+"""Read data files as a DataFrame: the planned list, matched by field id, nothing found by looking.
+
+Spark's own Parquet reader where Spark can reach the files; Arrow tasks over the same list where it cannot (object
+storage without Hadoop's connector). Both give the table's columns in the table's order, all of them nullable, since
+files older than a column do not have it. A file of the list that is missing or damaged is an error, never fewer rows.
+
+With sequences, a settled file brings its own, so that filters on them reach its row groups; the rows of other files get
+their file's, by the file's name if there is more than one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+
+from floodmark.errors import Corrupt
+from floodmark.model import SEQ_COLUMN
+from floodmark.rows.convert import table_shape
+from floodmark.rows.failures import spark_failures
+from floodmark.rows.reading.arrow_reader import Between, read_rows
+from floodmark.rows.schema import spark_schema, user_fields
+from floodmark.rows.session import prepare
+from floodmark.storage import Storage, local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+SCAN_TASKS_MAX = 256
+LOOKUP_BY_VALUE_MAX = 32
+# A file's name as Spark gives it is the one in the list only if no character of it could be encoded.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9._-]+")
+# Columns of the lookup; no table has these names.
+_FILE, _INHERITED = "_file", "_pos"
+_READ_OPTIONS = {
+    "mergeSchema": "false",
+    # Paths are names, not patterns, and folder names like day=3 are not columns.
+    "__globPaths__": "false",
+    "recursiveFileLookup": "true",
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    # Files say what they mean: days and microseconds of the Gregorian calendar.
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+}
+
+
+class Sequenced(Protocol):
+    """A file whose rows have sequences: none of them its own (fresh), all of them (settled), or who knows which."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def sequence(self) -> int | None: ...
+
+    @property
+    def fresh(self) -> bool: ...
+
+    @property
+    def settled(self) -> bool: ...
+
+
+def scan(
+    spark: SparkSession,
+    files: Sequence[str],
+    schema: Schema,
+    with_seq: bool = False,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    arrow: bool | None = None,
+) -> DataFrame:
+    """The rows of these data files. `arrow` forces or forbids Arrow tasks; by default the locations decide.
+
+    `with_seq` adds `_seq` as the files have it: null where a row inherits it.
+    """
+    prepare(spark)
+    columns = _columns(schema, with_seq)
+    if not files:
+        return empty(spark, columns)
+    if _by_arrow(spark, files, arrow):
+        return _scan_arrow(spark, [(file, None) for file in files], schema, columns, storage_options)
+    return _read(spark, files, columns)
+
+
+def scan_with_seq(
+    spark: SparkSession,
+    files: Sequence[Sequenced],
+    schema: Schema,
+    *,
+    between: Between | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    arrow: bool | None = None,
+) -> DataFrame:
+    """The rows of these files and, last, the sequence of each: its own, else its file's.
+
+    With `between`, only rows of that range; fresh files outside of it must not be in the list. Arrow tasks are also
+    used where Spark cannot tell the files apart by their names.
+    """
+    prepare(spark)
+    columns = _columns(schema, with_seq=True, always=True)
+    if not files:
+        return empty(spark, columns)
+    settled = [file for file in files if file.settled]
+    inheriting = [file for file in files if not file.settled]
+    if _by_arrow(spark, [file.path for file in files], arrow) or not _distinct(inheriting):
+        listed = [(file.path, file.sequence) for file in files]
+        return _scan_arrow(spark, listed, schema, columns, storage_options, between)
+    frames = []
+    if settled:
+        # The filter is on the column of the file, so that Spark skips row groups by it.
+        rows = _read(spark, [file.path for file in settled], columns)
+        frames.append(rows if between is None else rows.filter(_in_range(between)))
+    if inheriting:
+        frames.append(_scan_inheriting(spark, inheriting, schema, between))
+    return frames[0] if len(frames) == 1 else frames[0].union(frames[1])
+
+
+def empty(spark: SparkSession, columns: StructType) -> DataFrame:
+    """No rows of these columns; reading them runs no job."""
+    from pyspark.sql import functions as F
+
+    nothing = spark.range(0).filter(F.lit(False))
+    return nothing.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in columns))
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark takes it, whatever characters are in it."""
+    return "`{}`".format(name.replace("`", "``"))
+
+
+def _columns(schema: Schema, with_seq: bool, always: bool = False) -> StructType:
+    """The table's columns for Spark, `_seq` last; `always` also in a table that does not have it yet."""
+    from pyspark.sql import types as spark
+
+    columns = spark_schema(schema, all_nullable=True)
+    if not with_seq:
+        return columns
+    own = [field for field in spark_schema(schema, True, all_nullable=True) if field.name == SEQ_COLUMN]
+    if always and not own:
+        own = [spark.StructField(SEQ_COLUMN, spark.LongType())]
+    return spark.StructType([*columns, *own])
+
+
+def _read(spark: SparkSession, files: Sequence[str], columns: StructType) -> DataFrame:
+    for file in files:
+        _check_not_empty(file)
+    with spark_failures("Spark could not read the table's files", lake_files=True):
+        return spark.read.schema(columns).options(**_READ_OPTIONS).parquet(*files)
+
+
+def _check_not_empty(file: str) -> None:
+    """Spark skips a file of no bytes without a word, and every data file has a footer. Missing ones it names itself."""
+    path = local_path(file)
+    if path is not None and os.path.exists(path) and os.path.getsize(path) == 0:
+        raise Corrupt(
+            "a data file of the lake is missing or damaged",
+            file=file,
+            cause="it has no bytes",
+            advice="Run `floodmark doctor --deep`; restore the file from a copy.",
+        )
+
+
+def _by_arrow(spark: SparkSession, files: Sequence[str], arrow: bool | None) -> bool:
+    if arrow is None:
+        return any(local_path(file) is None for file in files) and not _has_connector(spark)
+    return arrow
+
+
+def _has_connector(spark: SparkSession) -> bool:
+    return spark.conf.get("spark.hadoop.fs.s3.impl", None) is not None
+
+
+def _name(file: Sequenced) -> str:
+    return file.path.rpartition("/")[2]
+
+
+def _distinct(files: Sequence[Sequenced]) -> bool:
+    """Whether the sequence of every row is known from its file's name, or is the same for all."""
+    if len({file.sequence for file in files}) <= 1:
+        return True
+    names = {_name(file) for file in files}
+    return len(names) == len(files) and all(_SAFE_NAME.fullmatch(name) for name in names)
+
+
+def _in_range(between: Between) -> Column:
+    from pyspark.sql import functions as F
+
+    return (F.col(SEQ_COLUMN) > between[0]) & (F.col(SEQ_COLUMN) <= between[1])
+
+
+def _scan_inheriting(
+    spark: SparkSession, files: Sequence[Sequenced], schema: Schema, between: Between | None
+) -> DataFrame:
+    """The rows of files whose rows have, all or some of them, the sequence of their file."""
+    from pyspark.sql import functions as F
+
+    mixed = not all(file.fresh for file in files)
+    rows = _read(spark, [file.path for file in files], _columns(schema, with_seq=mixed))
+    rows = _add_inherited(spark, rows, files)
+    inherited = F.col(_INHERITED)
+    seq = F.coalesce(F.col(SEQ_COLUMN), inherited) if mixed else inherited
+    rows = rows.select(*(F.col(quoted(field.name)) for field in user_fields(schema)), seq.alias(SEQ_COLUMN))
+    return rows.filter(_in_range(between)) if mixed and between is not None else rows
+
+
+def _add_inherited(spark: SparkSession, rows: DataFrame, files: Sequence[Sequenced]) -> DataFrame:
+    """The rows with a column more: the sequence of the file that each of them is in."""
+    from pyspark.sql import functions as F
+
+    sequences = {file.sequence for file in files}
+    if len(sequences) == 1:
+        return rows.withColumn(_INHERITED, F.lit(sequences.pop()).cast("long"))
+    # Not by its name alone: a table may have a column of that name.
+    rows = rows.withColumn(_FILE, rows.metadataColumn("_metadata").getField("file_name"))
+    if len(files) <= LOOKUP_BY_VALUE_MAX:
+        # Looked through for every row, but a join would cost a job first.
+        pairs = (f"'{_name(file)}', {'null' if file.sequence is None else file.sequence}" for file in files)
+        return rows.withColumn(_INHERITED, F.expr(f"cast(element_at(map({', '.join(pairs)}), {_FILE}) as long)"))
+    lookup = pa.table(
+        [pa.array(map(_name, files), pa.string()), pa.array((file.sequence for file in files), pa.int64())],
+        names=[_FILE, _INHERITED],
+    )
+    return rows.join(F.broadcast(spark.createDataFrame(lookup)), _FILE, "left")
+
+
+def _scan_arrow(
+    spark: SparkSession,
+    files: Sequence[tuple[str, int | None]],
+    schema: Schema,
+    columns: StructType,
+    storage_options: Mapping[str, str] | None,
+    between: Between | None = None,
+) -> DataFrame:
+    """Files and their sequences, read by tasks; their numbers are the rows that Spark spreads, without a shuffle."""
+    schema_json = schema.model_dump_json()
+    with_seq = SEQ_COLUMN in columns.names
+    options = dict(storage_options or {})
+    listed = list(files)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _read_task(schema_json, with_seq, options, listed, between, batches)
+
+    numbers = spark.range(0, len(listed), 1, min(len(listed), SCAN_TASKS_MAX))
+    return numbers.mapInArrow(read, columns)
+
+
+def _read_task(
+    schema_json: str,
+    with_seq: bool,
+    storage_options: dict[str, str],
+    files: list[tuple[str, int | None]],
+    between: Between | None,
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    schema = table_shape(schema_json).schema
+    storage = Storage(storage_options)
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            location, sequence = files[number]
+            yield from read_rows(storage, location, schema, with_seq, sequence, between)

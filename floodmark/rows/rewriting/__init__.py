@@ -1,0 +1,1 @@
+"""Data files become other data files: rows taken out, gathered, filled, merged."""

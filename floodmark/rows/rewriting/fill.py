@@ -1,0 +1,253 @@
+"""Columns that are filled by an expression: files rewritten with them.
+
+Filling rewrites whole files: the same rows with the column added, each with its sequence if the new files are settled
+(I6). Which files lack a column, they say themselves (commit/fills.py). An expression over a column that is to be
+filled itself sees its filled value, also in a file that lacks both.
+
+Plain expressions (rows/sql/expression.py) are evaluated by Arrow, in this process or in tasks; others by Spark
+(rows/rewriting/fill_query.py). Sources are never touched; a source that does not hold as many rows as is said is
+`Corrupt`. A crash leaves files in the operation's own folder that nothing refers to (I3).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType
+
+from floodmark import clock
+from floodmark.commit.fills import FILL_PREFIX, Fill, absent_fields, fill_property, fills_of, lacking
+from floodmark.errors import Corrupt, Invalid
+from floodmark.model import FileRecord
+from floodmark.rows.convert import table_shape
+from floodmark.rows.misfits import Problems
+from floodmark.rows.reading.arrow_reader import read_rows
+from floodmark.rows.rewriting.rewrite import Source
+from floodmark.rows.rewriting.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX, TASKS_MAX
+from floodmark.rows.schema import user_fields
+from floodmark.rows.session import Sessions
+from floodmark.rows.sql.expression import parse_plain
+from floodmark.rows.staging.stage import StageTarget, stage_batches
+from floodmark.rows.tasks import run_tasks
+from floodmark.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "FILL_PREFIX",
+    "Fill",
+    "Filled",
+    "absent_fields",
+    "expression_type",
+    "fill_property",
+    "fills_of",
+    "lacking",
+    "run_fill",
+]
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The new files, with as many rows as the sources; `unfilled`: by column, the rows whose value is null."""
+
+    records: tuple[FileRecord, ...] = ()
+    rows: int = 0
+    unfilled: dict[int, int] = field(default_factory=dict)
+
+
+# ── filling files ──
+
+
+@dataclass(frozen=True)
+class FillPlan:
+    """What is done to sources that lack the same columns; plain values, so that it travels to executors.
+
+    fills: in order; also those that others need and that are not written. target: of the files to be written.
+    source_schema_json: the columns that are read. row_schema_json: the columns that expressions see.
+    """
+
+    target: StageTarget
+    table: str
+    fills: tuple[Fill, ...]
+    written: tuple[int, ...]
+    source_schema_json: str
+    row_schema_json: str
+
+    @property
+    def plain(self) -> bool:
+        schema = table_shape(self.row_schema_json).schema
+        return all(parse_plain(fill.expression, schema) is not None for fill in self.fills)
+
+
+def run_fill(
+    storage: Storage,
+    sessions: Sessions,
+    tag: str,
+    target: StageTarget,
+    sources: Sequence[Source],
+    fills: Sequence[Fill],
+    *,
+    table: str,
+    source_schema: Schema,
+    tables: Callable[[str], DataFrame],
+) -> tuple[Filled, bool]:
+    """Write the rows of all sources to files of the target, with the fills' columns; and whether Spark was used.
+
+    `source_schema` names the sources' columns. Columns that a source lacks by its `absent`, and that are not among the
+    fills, stay absent. `tables` gives another table of the lake, for expressions that read it.
+    """
+    groups: dict[tuple[int, ...], list[Source]] = {}
+    for source in sources:
+        groups.setdefault(source.absent, []).append(source)
+    done, used_spark = [], False
+    for absent, members in groups.items():
+        plan = plan_fill(target, fills, absent, table, source_schema)
+        if not plan.plain:
+            from floodmark.rows.rewriting.fill_query import fill_by_query
+
+            done.append(fill_by_query(sessions.get(), tag, plan, members, tables))
+            used_spark = True
+        elif _is_little(members):
+            with storage.batch():
+                done += [fill_source(plan, source, storage) for source in members]
+        else:
+            done += _run_tasks(sessions.get(), tag, plan, members)
+            used_spark = True
+    filled = _together(done)
+    if filled.rows != sum(source.rows for source in sources):
+        raise Corrupt(
+            "files were filled that do not hold the rows of their sources",
+            rows=filled.rows,
+            rows_expected=sum(source.rows for source in sources),
+            advice="Nothing was changed. Run `floodmark doctor`.",
+        )
+    return filled, used_spark
+
+
+def plan_fill(
+    target: StageTarget, fills: Sequence[Fill], absent: Sequence[int], table: str, source_schema: Schema
+) -> FillPlan:
+    schema = table_shape(target.schema_json).schema
+    written = tuple(fill.field_id for fill in fills)
+    stays_absent = tuple(field_id for field_id in absent if field_id not in written)
+    others = [fill for fill in fills_of(target.properties, schema) if fill.field_id in stays_absent]
+    used = _with_needed(fills, others)
+    computed = {fill.column for fill in used}
+    read = [one for one in source_schema.fields if one.name not in computed and one.field_id not in absent]
+    columns = [column for column in user_fields(schema) if column.name not in computed]
+    # In the order of their making: an expression sees the columns that were filled before it.
+    columns += [schema.find_field(fill.field_id) for fill in used]
+    return FillPlan(
+        target.without(stays_absent),
+        table,
+        used,
+        written,
+        Schema(*read).model_dump_json(),
+        Schema(*columns).model_dump_json(),
+    )
+
+
+def _with_needed(fills: Sequence[Fill], others: Sequence[Fill]) -> tuple[Fill, ...]:
+    """The fills and those of the others whose columns their expressions may name, the oldest first."""
+    found = {fill.field_id: fill for fill in fills}
+    for other in sorted(others, key=lambda fill: -fill.field_id):
+        word = re.compile(rf"(?<!\w){re.escape(other.column)}(?!\w)", re.IGNORECASE)
+        named = (word.search(fill.expression) for fill in found.values())
+        if other.field_id < max(found, default=0) and any(named):
+            found[other.field_id] = other
+    return tuple(sorted(found.values(), key=lambda fill: fill.field_id))
+
+
+def _is_little(sources: Sequence[Source]) -> bool:
+    rows, size_bytes = sum(source.rows for source in sources), sum(source.size_bytes for source in sources)
+    return rows <= IN_PROCESS_ROWS_MAX and size_bytes <= IN_PROCESS_BYTES_MAX
+
+
+def _run_tasks(spark: SparkSession, tag: str, plan: FillPlan, sources: Sequence[Source]) -> list[Filled]:
+    # The largest first, dealt out in turn: tasks of about the same size when there are more files than tasks.
+    largest = sorted(sources, key=lambda source: -source.size_bytes)
+    dealt = [largest[start::TASKS_MAX] for start in range(min(TASKS_MAX, len(largest)))]
+
+    def work(task: str) -> Iterator[str]:
+        storage = Storage(plan.target.storage_options)
+        with storage.batch():
+            for one in json.loads(task):
+                yield json.dumps(asdict(fill_source(plan, Source.from_dict(one), storage, in_task=True)))
+
+    tasks = [json.dumps([asdict(source) for source in part]) for part in dealt]
+    texts = run_tasks(spark, work, tasks, tag=tag, message="Spark could not fill the table's files")
+    return [_from_dict(json.loads(text)) for text in texts]
+
+
+def fill_source(plan: FillPlan, source: Source, storage: Storage, *, in_task: bool = False) -> Filled:
+    """One source, by plain expressions: one file in gives files of its own out."""
+    nulls: Counter[int] = Counter()
+    batches = _filled_batches(plan, source, storage, nulls)
+    staged = stage_batches(plan.target, batches, clock.new_id(), storage=storage, in_task=in_task)
+    Problems(staged.problems).raise_invalid()
+    if staged.rows != source.rows:
+        raise Corrupt(
+            "a data file does not hold as many rows as the catalog says",
+            file=source.path,
+            rows=staged.rows,
+            rows_expected=source.rows,
+            advice="Nothing was changed. Run `floodmark doctor`.",
+        )
+    return Filled(staged.records, staged.rows, {field_id: nulls[field_id] for field_id in plan.written})
+
+
+def _filled_batches(plan: FillPlan, source: Source, storage: Storage, nulls: Counter[int]) -> Iterator[pa.RecordBatch]:
+    read, row = table_shape(plan.source_schema_json).schema, table_shape(plan.row_schema_json).schema
+    settled = plan.target.settled
+    expressions = [(fill, parse_plain(fill.expression, row)) for fill in plan.fills]
+    unwritten = [fill.column for fill in plan.fills if fill.field_id not in plan.written]
+    for batch in read_rows(storage, source.path, read, settled, source.sequence):
+        for fill, plain in expressions:
+            if plain is None:
+                raise ValueError(f"only Spark can evaluate this expression: {fill.expression}")
+            values = plain.evaluate(batch)
+            nulls[fill.field_id] += values.null_count
+            batch = batch.append_column(fill.column, values)
+        yield batch.drop_columns(unwritten) if unwritten else batch
+
+
+def _together(parts: Sequence[Filled]) -> Filled:
+    unfilled: Counter[int] = Counter()
+    for part in parts:
+        unfilled.update(part.unfilled)
+    records = tuple(record for part in parts for record in part.records)
+    return Filled(records, sum(part.rows for part in parts), dict(unfilled))
+
+
+def _from_dict(values: dict[str, Any]) -> Filled:
+    unfilled = {int(field_id): rows for field_id, rows in values["unfilled"].items()}
+    return Filled(tuple(map(FileRecord.from_dict, values["records"])), values["rows"], unfilled)
+
+
+# ── the type of a column ──
+
+
+def expression_type(
+    sessions: Sessions,
+    schema: Schema,
+    table: str,
+    expression: str,
+    tables: Callable[[str], DataFrame],
+) -> IcebergType:
+    """The type of a column that is filled by this expression; `Invalid` if it cannot be evaluated. Runs no job."""
+    if not isinstance(expression, str) or not expression.strip():
+        raise Invalid("there is no expression", given=repr(expression), advice="Write one like: upper(country).")
+    plain = parse_plain(expression, schema)
+    if plain is not None:
+        return plain.kind
+    from floodmark.rows.rewriting.fill_query import query_type
+
+    return query_type(sessions.get(), schema, table, expression, tables)

@@ -1,0 +1,203 @@
+"""Where work on files is done: little of it in the caller's process, much of it as Spark tasks.
+
+The same rewriter runs in both places, so that nobody waits for a JVM to change ten rows, and no driver holds a table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+
+from floodmark import clock
+from floodmark.model import FileRecord
+from floodmark.rows.rewriting.position_text import pack_positions
+from floodmark.rows.rewriting.rewrite import BY_KEY, Completed, Result, Rewrite, Rewriter, Rewritten, Source
+from floodmark.rows.session import Sessions
+from floodmark.rows.sql.where import Where
+from floodmark.rows.tasks import collect_tagged, run_tasks
+from floodmark.storage import Storage, join
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from floodmark.commit.fills import Fill
+    from floodmark.rows.staging.stage import StageTarget
+
+IN_PROCESS_BYTES_MAX = 64 * 1024 * 1024
+# Rows that compress well are much work for few bytes.
+IN_PROCESS_ROWS_MAX = 2_000_000
+TASKS_MAX = 512
+LOOKS_AT_ONCE = 8
+
+
+class Runner:
+    """Runs rewrites for one operation. `used_spark` tells afterwards whether tasks may have left files behind."""
+
+    def __init__(self, storage: Storage, sessions: Sessions, operation: str) -> None:
+        self._storage = storage
+        self._sessions = sessions
+        self._tag = f"floodmark-{operation}"
+        self.used_spark = False
+
+    def run(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
+        if not sources:
+            return Result()
+        little = sum(source.rows for source in sources) <= IN_PROCESS_ROWS_MAX
+        if little and sum(source.size_bytes for source in sources) <= IN_PROCESS_BYTES_MAX:
+            return self._run_here(rewrite, sources)
+        return self._run_tasks(rewrite, sources)
+
+    def _run_here(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
+        rewriter = Rewriter(rewrite, self._storage)
+        if rewrite.find == BY_KEY and len(sources) > LOOKS_AT_ONCE:
+            # Most files hold none of the keys: finding out is waiting for storage, which many can do at once.
+            looking = rewriter if rewrite.look_only else Rewriter(replace(rewrite, look_only=True), self._storage)
+            looked = looking.look_at_all(sources, LOOKS_AT_ONCE)
+            if rewrite.look_only:
+                return Result(looked)
+            sources = [source for source, found in zip(sources, looked, strict=True) if found.matched]
+        try:
+            # One barrier for the directories of all files.
+            with self._storage.batch():
+                files = [rewriter.rewrite(source) for source in sources]
+                completed = rewriter.complete()
+                deletions = rewriter.finish()
+        except BaseException:
+            rewriter.abandon()
+            raise
+        return Result(files, [] if deletions is None else [deletions], completed)
+
+    def _run_tasks(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
+        self.used_spark = True
+        text = rewrite.to_json()
+        # The largest first, dealt out in turn: tasks of about the same size when there are more files than tasks.
+        largest = sorted(sources, key=lambda source: -source.size_bytes)
+        tasks = [json.dumps([asdict(one) for one in largest[start::TASKS_MAX]]) for start in range(TASKS_MAX)]
+        tasks = [task for task in tasks if task != "[]"]
+
+        def work(task: str) -> Iterator[str]:
+            return _rewrite_task(text, task)
+
+        found = run_tasks(
+            self._sessions.get(), work, tasks, tag=self._tag, message="Spark could not rewrite the table's files"
+        )
+        result = Result()
+        for body in found:
+            values = json.loads(body)
+            result.files += [Rewritten.from_dict(file) for file in values["files"]]
+            result.deletions += [FileRecord.from_dict(record) for record in values["deletions"]]
+            result.completed += [Completed.from_dict(one) for one in values["completed"]]
+        return result
+
+    def fill(
+        self,
+        target: StageTarget,
+        sources: Sequence[Source],
+        fills: Sequence[Fill],
+        *,
+        table: str,
+        source_schema: Schema,
+        tables: Callable[[str], DataFrame],
+    ) -> tuple[FileRecord, ...]:
+        """Files of the target with the rows of the sources, and with these columns filled."""
+        from floodmark.rows.rewriting.fill import run_fill
+
+        try:
+            filled, used_spark = run_fill(
+                self._storage,
+                self._sessions,
+                self._tag,
+                target,
+                sources,
+                fills,
+                table=table,
+                source_schema=source_schema,
+                tables=tables,
+            )
+        except BaseException:
+            self.used_spark = True  # perhaps: an error in the middle does not say
+            raise
+        self.used_spark |= used_spark
+        return filled.records
+
+    def check(self, where: Where, schema: Schema) -> None:
+        """Refuse a condition that cannot be evaluated on this table, before anything is looked at. Runs no job."""
+        if not where.plain:
+            from floodmark.rows.sql.where import check_where
+
+            check_where(self._sessions.get(), where, schema)
+
+    def find_positions(
+        self, where: Where, files: Sequence[str], schema: Schema, folder: str, *, arrow: bool | None = None
+    ) -> Mapping[str, Sequence[str]]:
+        """Spark finds the rows that match; per file the objects that hold their positions. Files without are left out.
+
+        For conditions that only Spark understands. The positions stay in the operation's folder until it ends.
+        """
+        from floodmark.rows.sql.where import spark_positions
+
+        self.used_spark = True
+        options = self._storage.options
+        matches = spark_positions(self._sessions.get(), where, files, schema, storage_options=options, arrow=arrow)
+
+        def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return _store_positions(batches, folder, options)
+
+        stored = matches.mapInArrow(store, "file string, location string")
+        found: dict[str, list[str]] = defaultdict(list)
+        for row in collect_tagged(stored, self._tag, "Spark could not evaluate the condition"):
+            found[row["file"]].append(row["location"])
+        return found
+
+
+def _rewrite_task(rewrite_json: str, task: str) -> Iterator[str]:
+    rewrite = Rewrite.from_json(rewrite_json)
+    storage = Storage(rewrite.target.storage_options)
+    rewriter = Rewriter(rewrite, storage, in_task=True)
+    sources = [Source.from_dict(one) for one in json.loads(task)]
+    try:
+        with storage.batch():
+            files = [asdict(rewriter.rewrite(source)) for source in sources]
+            completed = [asdict(one) for one in rewriter.complete()]
+            deletions = rewriter.finish()
+    except BaseException:
+        rewriter.abandon()
+        raise
+    written = [] if deletions is None else [deletions.as_dict()]
+    yield json.dumps({"files": files, "deletions": written, "completed": completed})
+
+
+def _store_positions(
+    batches: Iterator[pa.RecordBatch], folder: str, options: dict[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """Write the positions of one task's rows, an object per file and so many rows."""
+    storage = Storage(options)
+    waiting: dict[str, list[np.ndarray[Any, Any]]] = defaultdict(list)
+
+    def flush() -> Iterator[pa.RecordBatch]:
+        with storage.batch():
+            for file, parts in waiting.items():
+                location = join(folder, f"{clock.new_id()}.positions")
+                storage.put(location, pack_positions(np.sort(np.concatenate(parts))).encode())
+                yield pa.RecordBatch.from_pylist([{"file": file, "location": location}])
+        waiting.clear()
+
+    rows = 0
+    for batch in batches:
+        files = batch.column(0).dictionary_encode()
+        for code, file in enumerate(files.dictionary.to_pylist()):
+            mask = pc.equal(files.indices, code)
+            waiting[file].append(batch.column(1).filter(mask).to_numpy(zero_copy_only=False).astype(np.int64))
+        rows += len(batch)
+        if rows >= 4_000_000:
+            yield from flush()
+            rows = 0
+    yield from flush()

@@ -1,0 +1,1 @@
+"""What Spark SQL and Arrow make of queries, conditions and expressions."""

@@ -1,0 +1,200 @@
+"""The text of a condition, taken apart as far as it is certain that Spark takes it apart in the same way.
+
+PyIceberg's parser reads it, and only a text whose every part means the same to both is given to it. A tree is certain
+if each comparison in it also gives the same answer for Arrow as for Spark, nulls included: whole numbers, text,
+booleans and days compared with literals of their own kind. Of any other tree, and of the conjuncts of a text that has
+none, it is known at least what holds for every row that matches. What is not understood holds for all rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+
+from pyiceberg import expressions as ex
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, UnboundPredicate
+from pyiceberg.expressions.literals import BooleanLiteral, LongLiteral, StringLiteral
+from pyiceberg.expressions.parser import parse as parse_iceberg
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+)
+from pyparsing import ParseBaseException
+
+from floodmark.rows.sql.moments import TYPE_WORDS, is_typed, typed_text, widened
+
+_NESTING_MAX = 40
+# What both readers, PyIceberg's and Spark's, take apart in the same way. Text in quotes holds no quote, no backslash
+# and no control character.
+_TOKEN = re.compile(
+    r"""[ \t\r\n]*(?:
+      (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+    | (?P<number>-?[0-9]+)(?![A-Za-z0-9_.])
+    | (?P<text>'[^'\\\x00-\x1f\x7f\ud800-\udfff]*')
+    | (?P<sign>[<>=!]+|[(),])
+    )""",
+    re.VERBOSE,
+)
+_SIGNS = frozenset({"=", "==", "!=", "<>", "<", "<=", ">", ">=", "(", ")", ","})
+_PREFIX = re.compile(r"'[^%_]*%?'")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+# For PyIceberg these could be columns. For Spark they are operators, literals, functions, or begin a query.
+NO_COLUMN = re.compile(
+    r"and|or|not|is|in|like|between|null|true|false|nan|case|when|then|else|end|exists|any|all|some|distinct|interval"
+    r"|cast|select|from|with|values|table|map|reduce|user|\w+_user|current_\w+|localtime\w*",
+    re.IGNORECASE,
+)
+# A part of a condition as far as its top level is concerned.
+_PART = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\w+|.", re.DOTALL)
+# Escapes, raw text, comments and variables: with them, where a quote ends is not certain.
+_UNCERTAIN = re.compile(r"\\|\$|--|/\*|[{};]")
+_EQUALITY = (ex.EqualTo, ex.NotEqualTo, ex.In, ex.NotIn)
+
+
+def columns_by_name(schema: Schema) -> dict[str, NestedField]:
+    """The columns by their name in lower case, without those that differ in case only."""
+    counts = Counter(field.name.lower() for field in schema.fields)
+    return {field.name.lower(): field for field in schema.fields if counts[field.name.lower()] == 1}
+
+
+def read(text: str) -> BooleanExpression | None:
+    """The condition as PyIceberg reads it; None if it is not certain that Spark reads the same."""
+    tokens: list[str] = []
+    position, depth = 0, 0
+    body = text.rstrip(" \t\r\n")
+    while position < len(body):
+        found = _TOKEN.match(body, position)
+        if found is None or (found["sign"] and found["sign"] not in _SIGNS):
+            return None
+        token = str(found[found.lastgroup or 0])
+        if tokens and tokens[-1].lower() == "like" and not _PREFIX.fullmatch(token):
+            return None
+        if found["text"] and tokens and tokens[-1].lower() in TYPE_WORDS:
+            token = typed_text(tokens.pop(), token)
+        depth += (token == "(") - (token == ")")
+        if depth > _NESTING_MAX:
+            return None
+        tokens.append(token)
+        position = found.end()
+    if "${" in body:
+        return None  # Spark puts a variable there, also inside text
+    try:
+        tree = parse_iceberg(" ".join(tokens))
+    except (ParseBaseException, ValueError, TypeError, RecursionError):
+        return None
+    return None if any(NO_COLUMN.fullmatch(column_name(predicate)) for predicate in predicates(tree)) else tree
+
+
+def predicates(tree: BooleanExpression) -> Iterator[UnboundPredicate]:
+    if isinstance(tree, And | Or):
+        yield from predicates(tree.left)
+        yield from predicates(tree.right)
+    elif isinstance(tree, Not):
+        yield from predicates(tree.child)
+    elif isinstance(tree, UnboundPredicate):
+        yield tree
+
+
+def column_name(predicate: UnboundPredicate) -> str:
+    term: Any = predicate.term
+    return str(term.name)
+
+
+def is_certain(tree: BooleanExpression, columns: dict[str, NestedField]) -> bool:
+    """Every comparison in it means the same for Arrow and for Spark, whatever the session's settings."""
+    return all(
+        (column := columns.get(column_name(predicate).lower())) is not None
+        and _comparable(predicate, column.field_type)
+        for predicate in predicates(tree)
+    )
+
+
+def implied(tree: BooleanExpression, columns: dict[str, NestedField]) -> BooleanExpression:
+    """What holds for every row for which the tree is true; certain itself, but for timestamps compared with moments."""
+    match tree:
+        case And():
+            return And(implied(tree.left, columns), implied(tree.right, columns))
+        case Or():
+            return Or(implied(tree.left, columns), implied(tree.right, columns))
+        case _ if is_certain(tree, columns):
+            return tree
+        case UnboundPredicate() if (column := columns.get(column_name(tree).lower())) is not None:
+            return widened(tree, column.field_type)
+    return AlwaysTrue()
+
+
+def _comparable(predicate: UnboundPredicate, kind: IcebergType) -> bool:
+    if isinstance(predicate, ex.IsNull | ex.NotNull):
+        return isinstance(kind, PrimitiveType)
+    if isinstance(predicate, ex.StartsWith | ex.NotStartsWith):
+        return isinstance(kind, StringType)
+    if isinstance(predicate, ex.SetPredicate):
+        literals = list(predicate.literals)
+    elif isinstance(predicate, ex.LiteralPredicate):
+        literals = [predicate.literal]
+    else:
+        return False
+    if isinstance(kind, BooleanType) and not isinstance(predicate, _EQUALITY):
+        return False
+    return all(_of_kind(literal, kind) for literal in literals)
+
+
+def _of_kind(literal: Any, kind: IcebergType) -> bool:
+    value = literal.value
+    match kind:
+        case IntegerType() | LongType():
+            # Beyond the range, PyIceberg answers without looking at nulls.
+            return isinstance(literal, LongLiteral) and kind.min <= value <= kind.max
+        case StringType():
+            return isinstance(literal, StringLiteral) and not is_typed(value)
+        case BooleanType():
+            return isinstance(literal, BooleanLiteral)
+        case DateType():
+            return isinstance(literal, StringLiteral) and _is_day(value)
+    return False
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return _DAY.fullmatch(text) is not None and date.fromisoformat(text) is not None
+    except ValueError:
+        return False
+
+
+def conjuncts(text: str, schema: Schema) -> list[str]:
+    """The parts of a condition that AND joins at its top level; none if that is not certain.
+
+    AND binds weaker than all else but OR, so a part ends where the next one begins. The AND of BETWEEN is none; CASE
+    may hold some. A column may be named like one of these words: then nothing is certain.
+    """
+    joining = {"and", "or", "between", "case"}
+    names = {part.lower() for name in schema.column_names for part in name.split(".")}
+    if _UNCERTAIN.search(text) or names & joining:
+        return []
+    parts, depth, between = [""], 0, 0
+    for token in _PART.findall(text):
+        word = token.lower()
+        depth += (token in "([") - (token in ")]")
+        if depth < 0 or token in "'\"`" or (depth == 0 and word in ("or", "case")):
+            return []
+        if word in joining and parts[-1].rstrip().endswith((".", ":")):
+            return []  # the name of a key in a map
+        between += depth == 0 and word == "between"
+        if depth == 0 and word == "and" and not between:
+            parts.append("")
+            continue
+        between -= depth == 0 and word == "and"
+        parts[-1] += token
+    if depth or not all(part.strip() for part in parts):
+        return []
+    return parts

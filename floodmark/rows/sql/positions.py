@@ -1,0 +1,223 @@
+"""Which rows match a condition that only Spark understands: their files and their positions in them.
+
+The condition sees the table's columns and nothing else. Spark's own reader knows each row's file and position. It names
+a file by its last part only: where that is not enough, or Spark cannot reach the files, Arrow tasks read them and
+count. A condition is checked before any row is read: an error of it is `Invalid`, and nothing has happened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
+
+from floodmark.errors import Invalid
+from floodmark.rows.convert import table_shape
+from floodmark.rows.failures import spark_failures, spark_job
+from floodmark.rows.project import read_file
+from floodmark.rows.reading.scan import SCAN_TASKS_MAX, _by_arrow, scan
+from floodmark.rows.schema import spark_schema, user_fields
+from floodmark.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from floodmark.rows.sql.where import Where
+
+_FILE, _POS = "_file", "_pos"
+_NOT_UNDERSTOOD = "Spark does not understand this condition"
+# Spark leaves out files whose names start otherwise, and encodes other characters.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def spark_positions(
+    spark: SparkSession,
+    where: Where,
+    files: Sequence[str],
+    schema: Schema,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    arrow: bool | None = None,
+) -> DataFrame:
+    """`file` and `pos` of all rows of these files that match. `arrow` forces or forbids Arrow tasks, if it can be."""
+    check_where(spark, where, schema)
+    if not files:
+        return spark.range(0).selectExpr("cast(null as string) file", "id pos")
+    if _by_arrow(spark, files, arrow) or not _told_apart(files):
+        return _read_positions(spark, where, files, schema, dict(storage_options or {}))
+    return _scan_positions(spark, where, files, schema)
+
+
+def count_positions(
+    spark: SparkSession,
+    where: Where,
+    files: Sequence[str],
+    schema: Schema,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    arrow: bool | None = None,
+) -> dict[str, int]:
+    """How many rows of each file match; files without any are left out."""
+    found = spark_positions(spark, where, files, schema, storage_options=storage_options, arrow=arrow)
+    with spark_job(spark, "Spark could not evaluate this condition", lake_files=True):
+        return {row["file"]: row["count"] for row in found.groupBy("file").count().collect()}
+
+
+def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
+    """`Invalid` if the condition is none for a table of this schema. Runs no job."""
+    if where.plain:
+        return
+    rows = scan(spark, [], schema)
+    with spark_failures(_NOT_UNDERSTOOD):
+        # As a column first: a filter may also read what is below the table's columns.
+        kinds = [field.dataType.typeName() for field in rows.selectExpr(where.text).schema.fields]
+        if kinds != ["boolean"]:
+            raise Invalid(
+                "this is not a condition",
+                where=where.text,
+                type=", ".join(kinds),
+                advice="Write something that is true or false for every row, like: country = 'XX'.",
+            )
+        # In parentheses it cannot end with a name, as in `id = 5 x`, which Spark would take for the column's.
+        rows.selectExpr(f"({where.text}\n)").schema  # noqa: B018
+        rows.where(where.text).schema  # noqa: B018
+    if _has_subquery(rows, where.text):
+        raise Invalid(
+            "a condition cannot hold a query",
+            where=where.text,
+            advice="Read what it asks for first, and write the values into the condition.",
+        )
+    if _has_star(rows, where.text, _unused(_POS, schema)):
+        raise Invalid(
+            "a condition names its columns", where=where.text, advice="Write the columns in place of the star."
+        )
+
+
+def _has_subquery(rows: DataFrame, text: str) -> bool:
+    """Found by Spark itself, which allows no query inside a function that is applied to an array's elements."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    try:
+        rows.select(F.exists(F.array(F.lit(1)), lambda _: F.expr(text))).schema  # noqa: B018
+    except AnalysisException as error:
+        # Other errors are about the place only, such as Python functions, which are not allowed there either.
+        return "SUBQUERY" in (error.getCondition() or "")
+    return False
+
+
+def _has_star(rows: DataFrame, text: str, other: str) -> bool:
+    """Whether a `*` in it stands for all columns: then it means something else where there is one more."""
+    if "*" not in text:
+        return False
+    return bool(rows.selectExpr("*", f"0 {other}").selectExpr(text).columns != rows.selectExpr(text).columns)
+
+
+def _unused(name: str, schema: Schema) -> str:
+    """The name, made longer until no column has it."""
+    taken = {field.name.lower() for field in schema.fields}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _told_apart(files: Sequence[str]) -> bool:
+    names = {_last_part(file) for file in files}
+    return len(names) == len(files) and all(_SAFE_NAME.fullmatch(name) for name in names)
+
+
+def _last_part(file: str) -> str:
+    return file.rpartition("/")[2]
+
+
+def _matching(rows: DataFrame, text: str, file: Column, pos: Column) -> DataFrame:
+    """The condition is a column like any other, so that it sees those of `rows` under their own names only."""
+    from pyspark.sql import functions as F
+
+    answers = rows.select(F.expr(text).alias("match"), file.alias("file"), pos.alias("pos"))
+    return answers.where("match").select("file", "pos")
+
+
+def _scan_positions(spark: SparkSession, where: Where, files: Sequence[str], schema: Schema) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    rows = scan(spark, files, schema, arrow=False)
+    known = rows.metadataColumn("_metadata")
+    found = _matching(rows, where.text, known.getField("file_name"), known.getField("row_index"))
+    listed = pa.table({"file": [_last_part(file) for file in files], "location": list(files)})
+    found = found.join(F.broadcast(spark.createDataFrame(listed)), "file", "left")
+    # A row that lost its file would not be deleted, and nobody would know.
+    lost = F.raise_error(F.concat(F.lit("a file of the scan is not in its list: "), F.col("file")))
+    return found.select(F.coalesce(F.col("location"), lost.cast("string")).alias("file"), "pos")
+
+
+def _read_positions(
+    spark: SparkSession, where: Where, files: Sequence[str], schema: Schema, storage_options: dict[str, str]
+) -> DataFrame:
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as spark_types
+
+    fields = _mentioned(where.text, schema)
+    ids = [field.field_id for field in fields]
+    names = (_unused(_FILE, schema), _unused(_POS, schema))
+    schema_json = schema.model_dump_json()
+    listed = list(files)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _read_task(schema_json, ids, names, listed, storage_options, batches)
+
+    columns = [
+        *spark_schema(Schema(*fields), all_nullable=True),
+        spark_types.StructField(names[0], spark_types.StringType()),
+        spark_types.StructField(names[1], spark_types.LongType()),
+    ]
+    numbers = spark.range(0, len(listed), 1, min(len(listed), SCAN_TASKS_MAX))
+    rows = numbers.mapInArrow(read, spark_types.StructType(columns))
+    return _matching(rows, where.text, F.col(names[0]), F.col(names[1]))
+
+
+def _mentioned(text: str, schema: Schema) -> list[NestedField]:
+    """The columns that a condition may read: those whose names stand in it somewhere, and one at least.
+
+    With a variable in it that cannot be told; nor for names in which case is not just that of a to z.
+    """
+    fields = user_fields(schema)
+    if "$" in text:
+        return fields
+    lower = text.lower()
+    return [
+        field for field in fields if field.name.lower() in lower or "`" in field.name or not field.name.isascii()
+    ] or fields[:1]
+
+
+def _read_task(
+    schema_json: str,
+    ids: list[int],
+    names: tuple[str, str],
+    files: list[str],
+    storage_options: dict[str, str],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    schema = table_shape(schema_json).schema
+    fields = [schema.find_field(field_id) for field_id in ids]
+    storage = Storage(storage_options)
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from _numbered(storage, files[number], fields, names)
+
+
+def _numbered(
+    storage: Storage, file: str, fields: Sequence[NestedField], names: tuple[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file with its location and their positions."""
+    start = 0
+    for batch in read_file(storage, file, fields):
+        end = start + len(batch)
+        own = [pa.repeat(pa.scalar(file, pa.string()), len(batch)), pa.array(np.arange(start, end, dtype=np.int64))]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *own], names=[*batch.schema.names, *names])
+        start = end

@@ -1,0 +1,322 @@
+"""Rows as Python dicts, the form JSON comes in, as an Arrow table of a table's columns.
+
+JSON's rules: an absent key is null, times and dates are ISO text, whole numbers and text may be decimals. Python's
+leniency is not taken over: a bool is not a number, a float is no decimal and no whole number, a number is no text.
+Whatever does not fit is counted per column with an example, and raised once for all rows.
+`rows_schema` says which columns the rows have beyond the table's, by their values; it judges none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation, localcontext
+from itertools import accumulate, chain
+from math import isfinite
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+from pyiceberg.schema import Schema
+
+from floodmark.errors import Invalid
+from floodmark.rows.convert import Column, Shape, table_shape
+from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.schema import nearest
+
+_NONE = type(None)
+_EXAMPLE_CHARS_MAX = 60
+_FLOAT_MAX = (2 - 2**-23) * 2.0**127
+_YEAR_ONE_US, _DAY_US = -62_135_596_800_000_000, 86_400_000_000
+_TOO_FINE = re.compile(r"[.,]\d{6}\d*[1-9]")
+
+
+def rows_to_arrow(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.Table:
+    """The rows as an Arrow table with the table's columns, or `Invalid` naming keys, columns and counts."""
+    return rows_to_table(rows, table_shape(schema.model_dump_json()))
+
+
+def rows_to_table(rows: Sequence[dict[str, Any]], shape: Shape) -> pa.Table:
+    _check_dicts(rows)
+    problems = Problems()
+    arrays = _fields(rows, shape.columns, "", problems)
+    problems.raise_invalid()
+    return pa.table(arrays, names=[column.name for column in shape.columns])
+
+
+def rows_schema(rows: Sequence[dict[str, Any]], shape: Shape) -> pa.Schema:
+    """The table's columns, wider where a number needs it, and the rows' new ones, also inside structs.
+
+    A value that is no value of its column changes nothing here: `rows_to_table` refuses it.
+    """
+    _check_dicts(rows)
+    return pa.schema(_incoming_fields(rows, shape.columns, ""))
+
+
+def _check_dicts(rows: Sequence[Any]) -> None:
+    for row in rows:
+        if not isinstance(row, dict):
+            raise Invalid("a row is not a dict", given=type(row).__name__, advice="Send a list of dicts.")
+
+
+def _incoming_fields(rows: Sequence[dict[str, Any]], columns: tuple[Column, ...], path: str) -> list[pa.Field]:
+    kinds = {column.name: _incoming_type([row.get(column.name) for row in rows], column) for column in columns}
+    names = {column.name for column in columns}
+    for name in dict.fromkeys(key for row in rows if not row.keys() <= names for key in row if key not in names):
+        # A key that is no text is no name: it stays an unknown one.
+        if isinstance(name, str):
+            kinds[name] = _inferred([row.get(name) for row in rows], f"{path}{name}")
+    return [pa.field(name, kind) for name, kind in kinds.items()]
+
+
+def _incoming_type(values: list[Any], column: Column) -> pa.DataType:
+    kind = column.field.type
+    if types.is_struct(kind):
+        dicts = [value for value in values if isinstance(value, dict)]
+        return pa.struct(_incoming_fields(dicts, column.children, f"{column.path}."))
+    if types.is_map(kind):
+        items = [item for value in values if isinstance(value, dict) for item in value.values()]
+        return pa.map_(_incoming_type([], column.children[0]), _incoming_type(items, column.children[1]))
+    if types.is_list(kind):
+        elements = [element for value in values if isinstance(value, list | tuple) for element in value]
+        return pa.list_(_incoming_type(elements, column.children[0]))
+    if types.is_int32(kind):
+        return pa.int64() if any(_needs_long(value) for value in values if value is not None) else kind
+    if types.is_decimal(kind):
+        digits = [_digits(value, kind.scale) for value in values if value is not None]
+        return pa.decimal128(max([kind.precision, *digits]), kind.scale)
+    return kind
+
+
+def _needs_long(value: Any) -> bool:
+    try:
+        _integer(value, 1 << 31)
+    except OverflowError:
+        return True
+    except TypeError:
+        pass  # it is no whole number at all: whoever converts it says so
+    return False
+
+
+def _digits(value: Any, scale: int) -> int:
+    try:
+        return len(_decimal(value, pa.decimal128(38, scale)).as_tuple().digits)
+    except (TypeError, ValueError, InvalidOperation):
+        return 0
+
+
+def _inferred(values: list[Any], column: str) -> pa.DataType:
+    try:
+        return pa.array(values).type
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise Invalid(
+            "the values of a new column have no type in common that a table can hold",
+            column=column,
+            cause=error,
+            advice="Give its values one type, or add the column to the table first.",
+        ) from error
+
+
+def _fields(rows: Sequence[Any], columns: tuple[Column, ...], path: str, problems: Problems) -> list[pa.Array]:
+    names = {column.name for column in columns}
+    for row in rows:
+        if row is not None and not row.keys() <= names:
+            for key in row.keys() - names:
+                advice = nearest(str(key), sorted(names)) + " Leave it out, or add the column to the table first."
+                problems.add(Problem(f"{path}{key}", "the table has no such column", 1, advice))
+    return [
+        _array([None if row is None else row.get(column.name) for row in rows], column, problems) for column in columns
+    ]
+
+
+def _array(values: list[Any], column: Column, problems: Problems) -> pa.Array:
+    kind = column.field.type
+    if types.is_struct(kind):
+        values = _only(values, dict, column, problems)
+        children = _fields(values, column.children, f"{column.path}.", problems)
+        fields = [pa.field(child.name, array.type) for child, array in zip(column.children, children, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=_nulls(values))
+    if types.is_map(kind):
+        values = _only(values, dict, column, problems)
+        entries = [list(value.items()) if value is not None else [] for value in values]
+        keys = _array([key for entry in entries for key, _ in entry], column.children[0], problems)
+        items = _array([item for entry in entries for _, item in entry], column.children[1], problems)
+        map_type = pa.map_(keys.type, items.type)
+        return pa.MapArray.from_arrays(_offsets(entries), keys, items, type=map_type, mask=_nulls(values))
+    if types.is_list(kind):
+        values = _only(values, (list, tuple), column, problems)
+        elements = _array(list(chain.from_iterable(value or () for value in values)), column.children[0], problems)
+        lists = [value or () for value in values]
+        list_type = pa.list_(elements.type)
+        return pa.ListArray.from_arrays(_offsets(lists), elements, type=list_type, mask=_nulls(values))
+    return _leaf(values, column, problems)
+
+
+def _nulls(values: list[Any]) -> pa.Array | None:
+    return pa.array([value is None for value in values], pa.bool_()) if None in values else None
+
+
+def _offsets(lists: Iterable[Any]) -> pa.Array:
+    return pa.array(accumulate((len(value) for value in lists), initial=0), pa.int32())
+
+
+def _wrong(column: Column, values: list[Any], problems: Problems) -> None:
+    example = repr(values[0])
+    if len(example) > _EXAMPLE_CHARS_MAX:
+        example = example[:_EXAMPLE_CHARS_MAX] + "…"
+    given = type(values[0]).__name__
+    problem = f"a value is not the table's {column.field.type}, for example {given} {example}"
+    problems.add(Problem(column.path, problem, len(values), _advice(column.field.type)))
+
+
+def _only(values: list[Any], wanted: type | tuple[type, ...], column: Column, problems: Problems) -> list[Any]:
+    wrong = [value for value in values if value is not None and not isinstance(value, wanted)]
+    if wrong:
+        _wrong(column, wrong, problems)
+        return [value if isinstance(value, wanted) else None for value in values]
+    return values
+
+
+def _advice(kind: pa.DataType) -> str:
+    if types.is_timestamp(kind):
+        zone = "with a zone, like 2026-11-15T10:00:00Z" if kind.tz else "without a zone, like 2026-11-15T10:00:00"
+        return f"Send a datetime, or ISO text, {zone}, with at most microseconds."
+    if types.is_date(kind):
+        return "Send a date, or ISO text like 2026-11-15."
+    if types.is_decimal(kind):
+        return "Send a Decimal, a whole number or text like '1.25' that fits the type exactly."
+    if types.is_binary(kind):
+        return "Send bytes."
+    return "Convert the value before it is written."
+
+
+def _leaf(values: list[Any], column: Column, problems: Problems) -> pa.Array:
+    kind = column.field.type
+    if set(map(type, values)) <= _exact(kind):
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
+            pass  # some value is out of range: the slow way below finds which
+    if types.is_timestamp(kind) and (moments := _timestamps(values, kind)) is not None:
+        return moments
+    convert = _converter(kind)
+    converted, wrong = [], []
+    for value in values:
+        try:
+            converted.append(None if value is None else convert(value))
+        except (TypeError, ValueError, OverflowError, InvalidOperation):
+            wrong.append(value)
+    if wrong:
+        _wrong(column, wrong, problems)
+        return pa.nulls(len(values), kind)
+    return pa.array(converted, kind)
+
+
+def _timestamps(values: list[Any], kind: pa.DataType) -> pa.Array | None:
+    """ISO texts read by Arrow, several times as quick; None if it does not take them all. It is stricter than we are.
+
+    But for one thing: it knows a year 0, and zones may lift its last day into the first year.
+    """
+    if not set(map(type, values)) <= {str, _NONE}:
+        return None
+    try:
+        moments = pa.array(values, pa.string()).cast(kind)
+    except (pa.ArrowInvalid, UnicodeEncodeError):
+        return None
+    return moments if pc.min(moments).value >= _YEAR_ONE_US + _DAY_US else None
+
+
+def _exact(kind: pa.DataType) -> frozenset[type]:
+    """Python types whose values Arrow takes as this type without any judgement of ours."""
+    if types.is_integer(kind):
+        return frozenset({int, _NONE})
+    if types.is_float64(kind):
+        return frozenset({float, _NONE})
+    if types.is_string(kind):
+        return frozenset({str, _NONE})
+    if types.is_binary(kind):
+        return frozenset({bytes, _NONE})
+    if types.is_boolean(kind):
+        return frozenset({bool, _NONE})
+    if types.is_date(kind):
+        return frozenset({date, _NONE})
+    return frozenset({_NONE})
+
+
+def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
+    if types.is_integer(kind):
+        limit = 1 << (kind.bit_width - 1)
+        return lambda value: _integer(value, limit)
+    if types.is_floating(kind):
+        return lambda value: _float(value, kind)
+    if types.is_decimal(kind):
+        return lambda value: _decimal(value, kind)
+    if types.is_timestamp(kind):
+        return lambda value: _timestamp(value, kind.tz is not None)
+    if types.is_date(kind):
+        return _date
+    if types.is_string(kind):
+        return lambda value: _instance(value, str).encode().decode()
+    if types.is_binary(kind):
+        return lambda value: bytes(_instance(value, bytes, bytearray, memoryview))
+    return lambda value: _instance(value, bool)
+
+
+def _instance(value: Any, *wanted: type) -> Any:
+    # numpy's scalars become Python's own; nothing else is converted.
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise TypeError(type(value).__name__)
+    return value
+
+
+def _integer(value: Any, limit: int) -> int:
+    number = int(_instance(value, int))
+    if not -limit <= number < limit:
+        raise OverflowError(number)
+    return number
+
+
+def _float(value: Any, kind: pa.DataType) -> float:
+    given = _instance(value, float, int)
+    number = float(given)
+    if isinstance(given, int) and (number != given or pa.scalar(number, pa.float64()).cast(kind).as_py() != given):
+        raise ValueError(given)
+    # A column of floats says how precise it is, so rounding is meant; turning a number into infinity is not.
+    if types.is_float32(kind) and isfinite(number) and abs(number) > _FLOAT_MAX:
+        raise OverflowError(given)
+    return number
+
+
+def _decimal(value: Any, kind: pa.DataType) -> Decimal:
+    number = Decimal(_instance(value, Decimal, int, str))
+    with localcontext(prec=100) as context:
+        context.traps[InvalidOperation] = True
+        scaled = number.quantize(Decimal(1).scaleb(-kind.scale))
+        if not number.is_finite() or scaled != number or abs(scaled.scaleb(kind.scale)) >= 10**kind.precision:
+            raise ValueError(value)
+    return scaled
+
+
+def _timestamp(value: Any, zoned: bool) -> datetime:
+    moment: Any = _instance(value, datetime, str)
+    if isinstance(moment, str):
+        if _TOO_FINE.search(moment):
+            raise ValueError("finer than microseconds")
+        moment = datetime.fromisoformat(moment)
+    if getattr(moment, "nanosecond", 0):
+        raise ValueError("finer than microseconds")
+    if (moment.utcoffset() is not None) != zoned:
+        raise ValueError("zone")
+    checked: datetime = moment
+    return checked
+
+
+def _date(value: Any) -> date:
+    day = _instance(value, date, str)
+    if isinstance(day, datetime):
+        raise TypeError("a time is not a date")
+    return date.fromisoformat(day) if isinstance(day, str) else day

@@ -1,0 +1,364 @@
+"""Stage rows: new data files that nothing refers to yet, and their records.
+
+One function writes (`stage_batches`); it runs on executors for DataFrames and in the caller's process for what is
+already in memory. Only the records that came back count (I3): a task that died, was repeated or ran twice at once
+leaves files in the operation's folder that no record names, and names are never shared between attempts. Rows that do
+not fit write nothing that counts: problems come back as records too, are added up, and raised as one `Invalid`. If the
+driver stops waiting, the job's tasks are stopped by their tag. A crash leaves files that healing deletes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortDirection, SortOrder
+
+from floodmark import clock, failpoints
+from floodmark.errors import Corrupt, Invalid
+from floodmark.model import TARGET_FILE_BYTES, FileRecord
+from floodmark.rows.convert import Conformer, Shape, table_shape
+from floodmark.rows.failures import spark_job
+from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.schema import arrow_type
+from floodmark.rows.staging.dicts import rows_schema, rows_to_table
+from floodmark.rows.staging.partition import Splitter, parse_spec
+from floodmark.rows.staging.statistics import leaves
+from floodmark.rows.staging.writer import DataWriter, WriteOptions
+from floodmark.rows.stall import is_lost
+from floodmark.rows.tasks import collect_tagged
+from floodmark.rows.translate import struct_from_spark
+from floodmark.storage import Storage, join
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_BATCH_BYTES_MAX = 8 * 1024 * 1024
+_BATCH_ROWS_MAX = 128 * 1024
+_RESULT_SCHEMA = "part int, problem boolean, body string"
+_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_SPARK_DEFAULTS = {_ROWS: "10000", _BYTES: "67108864b"}
+# Spark weighs every row it packs if a batch is limited by bytes, which halves the speed of narrow rows. So rows of
+# numbers are limited by count alone, text by a smaller count, and only what is known to be big by its bytes.
+_NUMBERS = {_ROWS: "65536", _BYTES: str(2**31 - 1)}
+_TEXT = {_ROWS: "4096", _BYTES: str(2**31 - 1)}
+_BIG = {_ROWS: "4096", _BYTES: str(32 * 1024 * 1024)}
+
+
+@dataclass(frozen=True)
+class StageTarget:
+    """Where and how to stage rows of one table: plain values, so that it travels to executors."""
+
+    folder: str
+    schema_json: str
+    spec_json: str
+    sort_json: str | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+    target_file_bytes: int = TARGET_FILE_BYTES
+    storage_options: dict[str, str] = field(default_factory=dict)
+    # The rows bring their sequences in a column `_seq`, and the files keep it.
+    settled: bool = False
+    # Optional columns that the rows do not have are null.
+    fill_missing: bool = False
+
+    def without(self, field_ids: tuple[int, ...]) -> StageTarget:
+        """The same for files that do not hold these columns."""
+        return replace(self, schema_json=_schema_without(self.schema_json, field_ids)) if field_ids else self
+
+    def shape(self) -> Shape:
+        return table_shape(self.schema_json, self.settled)
+
+    def conformer(self, source: pa.Schema) -> Conformer:
+        return Conformer(self.shape(), source, self.fill_missing)
+
+    def options(self, shape: Shape) -> WriteOptions:
+        sort = SortOrder.model_validate_json(self.sort_json) if self.sort_json else SortOrder()
+        size = int(self.properties.get("write.target-file-size-bytes", self.target_file_bytes))
+        return WriteOptions.of(self.properties, size, _sort_keys(sort, shape))
+
+
+@lru_cache(maxsize=256)
+def _schema_without(schema_json: str, field_ids: tuple[int, ...]) -> str:
+    schema = table_shape(schema_json).schema
+    kept = [column for column in schema.fields if column.field_id not in field_ids]
+    keys = list(schema.identifier_field_ids)
+    return Schema(*kept, schema_id=schema.schema_id, identifier_field_ids=keys).model_dump_json()
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What one task staged. With problems, its records do not count."""
+
+    records: tuple[FileRecord, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    rows: int = 0
+
+
+def _sort_keys(order: SortOrder, shape: Shape) -> tuple[tuple[str, str], ...]:
+    names = {column.field_id: at for at, column in enumerate(shape.fields)}
+    return tuple(
+        (
+            shape.file_schema.field(names[key.source_id]).name,
+            "descending" if key.direction == SortDirection.DESC else "ascending",
+        )
+        for key in order.fields
+        if key.source_id in names
+    )
+
+
+def stage_batches(
+    target: StageTarget,
+    batches: Iterable[pa.RecordBatch],
+    task_name: str,
+    *,
+    storage: Storage | None = None,
+    in_task: bool = False,
+) -> Staged:
+    """Write the batches as data files of the target; every file is durable when this returns."""
+    storage = storage or Storage(target.storage_options)
+    shape = target.shape()
+    problems = Problems()
+    names = (f"{task_name}-{number:05d}.parquet" for number in range(1_000_000))
+    writer = DataWriter(
+        storage,
+        shape,
+        Splitter(parse_spec(target.spec_json), shape),
+        target.options(shape),
+        leaves(target.schema_json, target.settled),
+        lambda: join(target.folder, next(names)),
+        # Crash here, in a task: a whole file that no record names.
+        (lambda: failpoints.hit("task.file_written")) if in_task else (lambda: None),
+    )
+    try:
+        with storage.batch():
+            for batch in _conformed(target, batches, problems):
+                if problems:
+                    writer.abandon()
+                elif batch is not None:
+                    writer.write(batch)
+            records = [] if problems else writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+    if not problems and sum(record.rows for record in records) != writer.rows:
+        raise Corrupt("the staged files do not hold the rows that were written", rows=writer.rows, folder=target.folder)
+    return Staged(tuple(records), problems.all(), writer.rows)
+
+
+def _conformed(
+    target: StageTarget, batches: Iterable[pa.RecordBatch], problems: Problems
+) -> Iterator[pa.RecordBatch | None]:
+    conformer: Conformer | None = None
+    for batch in batches:
+        if conformer is None or not batch.schema.equals(conformer.source):
+            conformer = target.conformer(batch.schema)
+        if len(batch) or conformer.problems:
+            yield conformer.conform(batch, problems)
+
+
+def stage_in_process(target: StageTarget, data: Any, storage: Storage) -> list[FileRecord]:
+    """Stage an Arrow table, batch or reader, a pandas DataFrame or a list of dicts, without Spark."""
+    schema, batches = in_memory_batches(data, target.shape())
+    # An input without rows is still checked: a wrong column must not wait for its first row to be found.
+    target.conformer(schema).problems.raise_invalid()
+    staged = stage_batches(target, _cut(batches), clock.new_id(), storage=storage)
+    Problems(staged.problems).raise_invalid()
+    return list(staged.records)
+
+
+def incoming_schema(data: Any, shape: Shape) -> tuple[pa.Schema, Any]:
+    """The columns of rows in any form that can be staged, and the rows: stage these, the given ones may be used up.
+
+    Nothing is read but what is in memory. Rows that say no types (dicts) have the table's, and their own where they are
+    new; pandas' nanoseconds count as microseconds, which staging then checks value by value.
+    """
+    if hasattr(data, "mapInArrow"):  # a Spark DataFrame, classic or Connect
+        return _dataframe_schema(data), data
+    if isinstance(data, list | tuple):
+        return rows_schema(data, shape), data
+    rows = _arrow(data)
+    if _is_pandas(data):
+        return pa.schema([pa.field(column.name, _in_microseconds(column.type)) for column in rows.schema]), rows
+    return rows.schema, rows
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp("us", tz=kind.tz) if pa.types.is_timestamp(kind) else kind
+
+
+def in_memory_batches(data: Any, shape: Shape) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    rows = _arrow(rows_to_table(data, shape) if isinstance(data, list | tuple) else data)
+    if isinstance(rows, pa.RecordBatch):
+        return rows.schema, [rows]
+    return rows.schema, rows.to_batches() if isinstance(rows, pa.Table) else rows
+
+
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns")
+
+
+def _arrow(data: Any) -> Any:
+    """The same rows as an Arrow table, batch or reader."""
+    if _is_pandas(data):
+        return _from_pandas(data)
+    if isinstance(data, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+        return data
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(data)
+    raise Invalid(
+        "these are not rows",
+        given=type(data).__name__,
+        advice="Send a Spark DataFrame, an Arrow table or reader, a pandas DataFrame or a list of dicts.",
+    )
+
+
+def _from_pandas(frame: Any) -> pa.Table:
+    """The frame's columns as Arrow; its index is not a column. What pandas calls missing (NaN too) is null."""
+    arrays = []
+    for position, name in enumerate(frame.columns):
+        try:
+            arrays.append(pa.Array.from_pandas(frame.iloc[:, position]))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise Invalid(
+                "this pandas column mixes types", column=name, cause=error, advice="Give its values one type."
+            ) from error
+    return pa.table(arrays, names=[str(name) for name in frame.columns])
+
+
+def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in pieces of bounded size, without copying."""
+    for batch in batches:
+        pieces = max(1, -(-len(batch) // _BATCH_ROWS_MAX), -(-batch.nbytes // _BATCH_BYTES_MAX))
+        rows = max(1, -(-len(batch) // pieces))
+        for start in range(0, max(1, len(batch)), rows):
+            yield batch.slice(start, rows)
+
+
+def stage_dataframe(target: StageTarget, df: DataFrame, operation_id: str) -> list[FileRecord]:
+    """Stage a Spark DataFrame with tasks on its executors; the driver keeps the records only."""
+    names = check_dataframe(target, df)
+    # By position from here on: a name may hold a dot, or differ from another only in its case.
+    plain = df.toDF(*(f"c{position}" for position in range(len(names))))
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _stage_task(target, names, batches)
+
+    return [record for _, record in run_stage_tasks(target, plain, stage, operation_id)]
+
+
+def run_stage_tasks(
+    target: StageTarget,
+    rows: DataFrame,
+    stage: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    operation_id: str,
+) -> list[tuple[int, FileRecord]]:
+    """Run tasks that tell what they staged (`told`): the files by their paths, each with the number of its part."""
+    with batch_size(rows):
+        found = collect_tagged(
+            rows.mapInArrow(stage, _RESULT_SCHEMA), f"floodmark-{operation_id}", "Spark could not stage the rows"
+        )
+    Problems(Problem.from_json(row["body"]) for row in found if row["problem"]).raise_invalid()
+    records = [(int(row["part"]), FileRecord.from_json(row["body"])) for row in found]
+    if len({record.path for _, record in records}) != len(records):
+        raise Corrupt("two tasks wrote a file of the same name", folder=target.folder)
+    return sorted(records, key=lambda one: one[1].path)
+
+
+def check_dataframe(target: StageTarget, df: DataFrame) -> list[str]:
+    """The DataFrame's column names, or `Invalid` if its columns cannot fit the table; runs no job."""
+    source = _dataframe_schema(df)
+    target.conformer(source).problems.raise_invalid()
+    return list(source.names)
+
+
+def _dataframe_schema(df: DataFrame) -> pa.Schema:
+    struct = struct_from_spark(df.schema.jsonValue())
+    return pa.schema([pa.field(column.name, arrow_type(column.field_type)) for column in struct.fields])
+
+
+def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    named = (batch.rename_columns(names) for batch in batches)
+    staged = stage_batches(target, named, f"{task_name()}{clock.new_id()}", in_task=True)
+    yield from told(0, staged)
+
+
+def told(part: int, staged: Staged) -> Iterator[pa.RecordBatch]:
+    """What a task says of a part: its problems, or else its files; nothing, if it had no rows."""
+    bodies = [one.to_json() for one in staged.problems or staged.records]
+    count, problem = len(bodies), bool(staged.problems)
+    if bodies:
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([part] * count, pa.int32()), pa.array([problem] * count), pa.array(bodies, pa.string())],
+            names=["part", "problem", "body"],
+        )
+
+
+def task_name() -> str:
+    """What names of files begin with in a task: whoever looks for a file's maker finds it in Spark's log."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return f"{context.partitionId():05d}-{context.taskAttemptId()}-" if context is not None else ""
+
+
+@contextmanager
+def batch_size(df: DataFrame) -> Iterator[None]:
+    """Sizes of Arrow batches that suit the DataFrame's columns, unless somebody chose them; put back at the end."""
+    spark = df.sparkSession
+    # Before the job begins already: a Connect server that is away answers nothing about settings either.
+    with spark_job(spark, "Spark could not stage the rows"), _BATCH_SIZES.held(spark, _sizes_for(df)):
+        yield
+
+
+def _sizes_for(df: DataFrame) -> dict[str, str]:
+    kinds = [field.dataType for field in df.schema.fields]
+    if any(kind.typeName() in ("binary", "array", "map", "struct") for kind in kinds):
+        return _BIG
+    return _TEXT if any(kind.typeName() == "string" for kind in kinds) else _NUMBERS
+
+
+class _BatchSizes:
+    """Settings of sessions that jobs of several threads share: the first sets them, the last puts them back.
+
+    While jobs of different kinds are at work, the smallest limit of any of them holds for all.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By session: itself, what was set before, and what each job at work wants.
+        self._held: dict[int, tuple[Any, dict[str, str], list[dict[str, str]]]] = {}
+
+    @contextmanager
+    def held(self, spark: Any, wanted: dict[str, str]) -> Iterator[None]:
+        with self._lock:
+            before = {key: str(spark.conf.get(key)) for key in wanted}
+            _, before, jobs = self._held.setdefault(id(spark), (spark, before, []))
+            jobs.append(wanted)
+            self._set(spark, before, jobs)
+        try:
+            yield
+        finally:
+            with self._lock:
+                jobs.remove(wanted)
+                if not jobs:
+                    del self._held[id(spark)]
+                # A session that is lost is not used again, and would make this wait once more.
+                if not is_lost(spark):
+                    self._set(spark, before, jobs)
+
+    def _set(self, spark: Any, before: dict[str, str], jobs: list[dict[str, str]]) -> None:
+        for key, value in before.items():
+            limits = [job[key] for job in jobs]
+            # What somebody chose is left alone.
+            if value == _SPARK_DEFAULTS[key]:
+                spark.conf.set(key, min(limits, key=int) if limits else value)
+
+
+_BATCH_SIZES = _BatchSizes()

@@ -1,0 +1,179 @@
+"""A data file's record from the footer its writer just wrote: counts, sizes and bounds, without reading it again.
+
+Bounds prune files, so a wrong one loses rows. They are taken from the raw Parquet statistics and left out whenever one
+row group has values but no minimum and maximum (Arrow drops them for long values). A bound is never NaN. NaNs are
+counted by the writer: an evaluator that finds no count may take a column of floats for one without NaN.
+Fields inside lists and maps have sizes and value counts only.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isnan
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types
+from pyiceberg.conversions import to_bytes
+from pyiceberg.types import (
+    BinaryType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+)
+from pyiceberg.utils.decimal import decimal_to_bytes, unscaled_to_decimal
+
+from floodmark.model import FileRecord
+from floodmark.rows.convert import table_shape
+from floodmark.rows.staging.partition import PartitionKey
+
+BOUND_LENGTH_MAX = 16
+_SURROGATES = range(0xD800, 0xE000)
+_CODE_POINT_MAX = 0x10FFFF
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One Parquet column: what it is in the table's schema."""
+
+    field_id: int
+    kind: PrimitiveType
+    repeated: bool
+
+
+@lru_cache(maxsize=256)
+def leaves(schema_json: str, settled: bool = False) -> tuple[Leaf, ...]:
+    """The Parquet columns of a data file, fresh or settled, in file order."""
+    return tuple(leaf for field in table_shape(schema_json, settled).fields for leaf in field_leaves(field))
+
+
+def field_leaves(field: NestedField, repeated: bool = False) -> Iterator[Leaf]:
+    """The Parquet columns of one field, in file order."""
+    kind: IcebergType = field.field_type
+    if isinstance(kind, StructType):
+        for child in kind.fields:
+            yield from field_leaves(child, repeated)
+    elif isinstance(kind, ListType):
+        yield from field_leaves(kind.element_field, True)
+    elif isinstance(kind, MapType):
+        yield from field_leaves(kind.key_field, True)
+        yield from field_leaves(kind.value_field, True)
+    elif isinstance(kind, PrimitiveType):
+        yield Leaf(field.field_id, kind, repeated)
+
+
+def file_record(
+    path: str,
+    metadata: pq.FileMetaData,
+    size_bytes: int,
+    columns: tuple[Leaf, ...],
+    *,
+    partition: PartitionKey = (),
+    nan_counts: Mapping[int, int] | None = None,
+) -> FileRecord:
+    """The record of a file whose Parquet columns are `columns`."""
+    record = FileRecord(
+        path=path,
+        rows=metadata.num_rows,
+        size_bytes=size_bytes,
+        partition=partition,
+        nan_counts=dict(nan_counts or {}),
+        split_offsets=tuple(sorted(_start(metadata.row_group(at)) for at in range(metadata.num_row_groups))),
+    )
+    for position, leaf in enumerate(columns):
+        chunks = [metadata.row_group(at).column(position) for at in range(metadata.num_row_groups)]
+        record.column_sizes[leaf.field_id] = sum(chunk.total_compressed_size for chunk in chunks)
+        record.value_counts[leaf.field_id] = sum(chunk.num_values for chunk in chunks)
+        if leaf.repeated:
+            continue
+        statistics = [chunk.statistics for chunk in chunks if chunk.is_stats_set and chunk.statistics.has_null_count]
+        if len(statistics) == len(chunks):
+            record.null_counts[leaf.field_id] = sum(found.null_count for found in statistics)
+            _add_bounds(record, leaf, chunks, statistics)
+    return record
+
+
+def _start(group: Any) -> int:
+    first = group.column(0)
+    offset = first.data_page_offset
+    if first.has_dictionary_page and first.dictionary_page_offset < offset:
+        offset = first.dictionary_page_offset
+    return int(offset)
+
+
+def _add_bounds(record: FileRecord, leaf: Leaf, chunks: list[Any], statistics: list[Any]) -> None:
+    lows, highs = [], []
+    floats = isinstance(leaf.kind, FloatType | DoubleType)
+    for chunk, found in zip(chunks, statistics, strict=True):
+        if found.has_min_max:
+            lows.append(_value(leaf.kind, found.min_raw))
+            highs.append(_value(leaf.kind, found.max_raw))
+        elif found.null_count < chunk.num_values and not floats:
+            return  # values without bounds; only for floats that means that all of them are NaN
+    if not lows or (floats and any(isnan(value) for value in lows + highs)):
+        return
+    low, high = min(lows), max(highs)
+    if isinstance(leaf.kind, StringType | BinaryType):
+        low, high = low[:BOUND_LENGTH_MAX], truncate_upper(high)
+    record.lower_bounds[leaf.field_id] = _encode(leaf.kind, low)
+    if high is not None:
+        record.upper_bounds[leaf.field_id] = _encode(leaf.kind, high)
+
+
+def _value(kind: PrimitiveType, raw: Any) -> Any:
+    """A value that compares the way Iceberg orders the type, from Parquet's raw statistics."""
+    if isinstance(kind, DecimalType):
+        return int.from_bytes(raw, "big", signed=True) if isinstance(raw, bytes) else int(raw)
+    if isinstance(kind, StringType):
+        return raw.decode() if isinstance(raw, bytes) else raw
+    return raw
+
+
+def _encode(kind: PrimitiveType, value: Any) -> str:
+    if isinstance(kind, DecimalType):
+        raw = decimal_to_bytes(unscaled_to_decimal(value, kind.scale))
+    else:
+        raw = to_bytes(kind, value)
+    return base64.b64encode(raw).decode("ascii")
+
+
+def truncate_upper(value: Any) -> Any:
+    """A short value that is not below the given text or bytes; None if there is none."""
+    if len(value) <= BOUND_LENGTH_MAX:
+        return value
+    if isinstance(value, bytes):
+        kept = value[:BOUND_LENGTH_MAX].rstrip(b"\xff")
+        return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    kept = value[:BOUND_LENGTH_MAX].rstrip(chr(_CODE_POINT_MAX))
+    if not kept:
+        return None
+    following = ord(kept[-1]) + 1
+    # Half of a surrogate pair is no character: the next one after them is.
+    return kept[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
+
+
+def count_nans(table: pa.Table, columns: tuple[NestedField, ...], counts: dict[int, int]) -> None:
+    """Add the NaNs of the table's float columns, also those inside structs, to `counts`."""
+    for position, field in enumerate(columns):
+        _count_nans(table.column(position), field, counts)
+
+
+def _count_nans(values: Any, field: NestedField, counts: dict[int, int]) -> None:
+    if types.is_floating(values.type):
+        found = pc.sum(pc.is_nan(values), min_count=0).as_py()
+        counts[field.field_id] = counts.get(field.field_id, 0) + int(found or 0)
+    elif isinstance(field.field_type, StructType):
+        for child, array in zip(field.field_type.fields, values.flatten(), strict=True):
+            _count_nans(array, child, counts)

@@ -1,0 +1,292 @@
+"""Apply: all steps of a plan in one publish; the old shape of every table or the new one, never a mixture (I2).
+
+A straight line of the protocol's steps. What was looked at in the rows, and what was filled, holds for the files that
+were live then: if others came, the publish is refused, and only those are looked at or filled before the next try. What
+needs no look is built on newer rows as it is: they are read by field id, so they are in the new shape.
+Crash anywhere: nothing of it is true; a healer rolls it back, for it has no identity that would make it repeatable. A
+turn that it held ends with its healing, or with its lease.
+"""
+
+from __future__ import annotations
+
+import shlex
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from floodmark.catalog.riders import PlanAgain
+from floodmark.commit.catalog import Catalog
+from floodmark.commit.intent import Intent
+from floodmark.commit.live_files import LiveFile, live_files
+from floodmark.commit.metadata import new_snapshot_id, schema_of
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish, unchanged
+from floodmark.commit.seal import DROP, Edit
+from floodmark.engine import Engine
+from floodmark.errors import Conflict, Invalid
+from floodmark.failpoints import hit
+from floodmark.model import Commit, Head
+from floodmark.rows.rewriting.runner import Runner
+from floodmark.schema.edits import Made, make_edits, make_riders
+from floodmark.schema.filling import Filling
+from floodmark.schema.look import look
+from floodmark.schema.plan import Plan, Seen, make_plan, seen
+from floodmark.schema.step import Step
+from floodmark.storage import join
+from floodmark.write.other_tables import tables_at_head
+
+KIND = "apply"
+
+
+def apply_plan(
+    engine: Engine,
+    intent: Intent,
+    plan: Plan,
+    *,
+    again: Callable[[], Plan] | None = None,
+    fill_later: bool = False,
+    allow_destructive: bool = False,
+    told: Callable[[Plan], None] | None = None,
+) -> Commit:
+    """Do what the plan says, in one version; `nothing_to_do` if that is nothing.
+
+    `again` makes the plan anew: if tables moved meanwhile, and it has the same steps, they are done on the new state.
+    Without it a plan is stale as soon as a table that it read moved: `Conflict`. `fill_later` leaves older rows without
+    the defaults of new columns. Without `allow_destructive` a plan that loses data is `Invalid`. `told` gets the plan
+    that was done, or found to be nothing.
+    """
+    _check_steps(plan.refused)
+    _check_destructive(plan, allow_destructive)
+    if plan.outcome == "nothing_to_do":
+        if told is not None:
+            told(plan)
+        return unchanged(engine.catalog, intent)
+    if fill_later:
+        _check_fill_later(plan, {table.name: table.current.head for table in plan.tables if table.current is not None})
+    applied = _Apply(engine, intent, plan, again, fill_later, allow_destructive)
+    commit = publish(engine.catalog, intent, applied)
+    if told is not None:
+        told(applied.wanted)
+    return commit
+
+
+class _Apply(PublishPlan):
+    def __init__(
+        self,
+        engine: Engine,
+        intent: Intent,
+        plan: Plan,
+        again: Callable[[], Plan] | None,
+        fill_later: bool,
+        allow_destructive: bool,
+    ) -> None:
+        self._engine = engine
+        self._catalog = engine.catalog
+        self._intent = intent
+        # The newest that was made.
+        self.wanted = plan
+        self._again = again
+        self._fill_later = fill_later
+        self._allow_destructive = allow_destructive
+        # Chosen once: every try makes the same tables and the same snapshots.
+        self._made = {table.name: _made(self._catalog, table.name) for table in plan.tables if table.shape is not None}
+        self._snapshots = {table.name: new_snapshot_id() for table in plan.tables}
+        self._runner: Runner
+        self._filling: Filling | None = None
+        self._is_first = True
+        # By table, the files that the newest try looked at or filled.
+        self._known: dict[str, frozenset[str]] = {}
+
+    def start(self) -> Start:
+        existing = [table.current.metadata.location for table in self.wanted.tables if table.current is not None]
+        return Start([*existing, *(made.location for made in self._made.values())])
+
+    def stage(self, work: Publication) -> None:
+        sessions = self._engine.sessions
+        self._runner = Runner(self._catalog.storage, sessions, work.operation.id)
+        if not self._fill_later:
+            others = tables_at_head(self._catalog, sessions, self._intent.branch)
+            self._filling = Filling(self._catalog, self._runner, work.operation, others)
+
+    def plan(self) -> Planned:
+        first, self._is_first = self._is_first, False
+        heads = self._heads()
+        # It is planned anew at every try: not all that it stands on is to be seen in heads.
+        if self._moved(heads, rows_matter=first) or not first:
+            if not self._plan_anew():
+                return Planned()
+            heads = self._heads()
+            if self._moved(heads, rows_matter=False):
+                raise PlanAgain(self.wanted.tables[0].name, "the tables moved while they were planned anew")
+        edits = self._look_and_fill(heads)
+        # Crash here: files in the operation's own folders; recovery deletes them (I3, I10).
+        hit("apply.rewritten")
+        return Planned(edits, tuple(make_riders(self.wanted, heads, self._made)))
+
+    def kept_changing(self) -> Conflict:
+        return Conflict(
+            "the tables kept changing under this plan",
+            plans=self.plans_max,
+            advice="Run it again when there are fewer writers.",
+        )
+
+    @property
+    def used_spark(self) -> bool:
+        return self._runner.used_spark
+
+    # ── the state it stands on ──
+
+    def _heads(self) -> dict[str, Head]:
+        return {head.table: head for head in self._catalog.history.heads(self._intent.branch)}
+
+    def _moved(self, heads: dict[str, Head], *, rows_matter: bool) -> bool:
+        """Whether a table that the plan read is another now; from the second try on, by its shape only.
+
+        Rows that came since then are looked at and filled by the next try. A table that is to go is one that was seen
+        to the last row.
+        """
+        gone = {table.name for table in self.wanted.tables if table.drop}
+        for planned in self.wanted.heads:
+            now = seen(planned[0], heads.get(planned[0]))
+            whole = rows_matter or planned[0] in gone
+            if now != planned and (whole or _shape(now) != _shape(planned)):
+                return self._is_stale(planned[0], _seen_text(planned), _seen_text(now))
+        # A table that lets rows go by age cannot be referred to.
+        parents = {link.parent for table in self.wanted.tables for link in table.links}
+        for table in self.wanted.tables:
+            matters = table.policy is not None or table.moves_names or table.name in parents
+            if matters and table.current is not None:
+                planned_policy, policy = table.current.policy, self._catalog.upkeep.policy(table.current.head.table_id)
+                if policy != planned_policy:
+                    return self._is_stale(table.name, f"keeps {planned_policy.retention}", f"keeps {policy.retention}")
+        return False
+
+    def _is_stale(self, table: str, planned: str, now: str) -> bool:
+        if self._again is not None:
+            return True
+        raise Conflict(
+            "the lake moved since the plan was made",
+            table=table,
+            planned=planned,
+            now=now,
+            advice="Make the plan again, and look at it.",
+        )
+
+    def _plan_anew(self) -> bool:
+        """Plan on the present state; False if another process has done it, so that nothing is left to do."""
+        if self._again is None:
+            self.wanted = self._the_same_again()
+            return True
+        plan = self._again()
+        if plan.outcome == "nothing_to_do":
+            self.wanted = plan
+            return False
+        _check_steps(plan.refused)
+        _check_destructive(plan, self._allow_destructive)
+        if _actions(plan) != _actions(self.wanted) or _places(plan) != _places(self.wanted):
+            raise Conflict("the plan changed while it was applied", advice="Run it again.")
+        self.wanted = plan
+        return True
+
+    def _the_same_again(self) -> Plan:
+        """A plan that was agreed to, on the state that is there now; stale if it would be another one."""
+        wanted = [table.wanted for table in self.wanted.tables if table.wanted is not None]
+        plan = make_plan(self._catalog, wanted, self.wanted.origin)
+        if plan.refused:
+            first = plan.refused[0]
+            self._is_stale(first.table, "all steps can be done", f"{first.text}: {first.reason}")
+        _check_destructive(plan, self._allow_destructive)
+        if plan.contents != self.wanted.contents:
+            before = {table.name: table.contents() for table in self.wanted.tables if table.changes}
+            after = {table.name: table.contents() for table in plan.tables if table.changes}
+            name = next(one for one in sorted({*before, *after}) if before.get(one) != after.get(one))
+            self._is_stale(name, f"plan {self.wanted.contents}", f"plan {plan.contents}")
+        # What it saw stays what somebody agreed to.
+        return replace(plan, heads=self.wanted.heads)
+
+    # ── rows ──
+
+    def _look_and_fill(self, heads: dict[str, Head]) -> tuple[Edit, ...]:
+        if self._filling is None:
+            _check_fill_later(self.wanted, heads)
+        files = {table.name: self._live(heads[table.name]) for table in self.wanted.tables if table.current is not None}
+        parents = {link.parent for table in self.wanted.tables for link in table.links}
+        looked = {table.name for table in self.wanted.tables if table.looks} | parents
+        before = {name: known for name, known in self._known.items() if name in looked}
+        self._known = {name: frozenset(file.path for file in files[name]) for name in looked & set(files)}
+        if self._known != before:
+            _check_steps(look(self._catalog.storage, self.wanted, files))
+        filled = {
+            table.name: self._filling.fill(table, heads[table.name], files[table.name])
+            for table in self.wanted.tables
+            if table.fills and table.current is not None and self._filling is not None
+        }
+        return make_edits(self.wanted, heads, self._made, self._snapshots, filled, frozenset(self._known))
+
+    def _live(self, head: Head) -> list[LiveFile]:
+        metadata = self._catalog.files.metadata(head.metadata_location)
+        return live_files(self._catalog.files, head, schema_of(metadata, head))
+
+    def recheck(self, edit: Edit, head: Head) -> None:
+        """A table that rows were looked at in, or that is to go, has another snapshot than then."""
+        if edit.action == DROP:
+            raise PlanAgain(edit.table, "rows came to a table that was to go")
+        if frozenset(self._catalog.files.data_files(head)) != self._known.get(edit.table):
+            raise PlanAgain(edit.table, "files came that nobody has looked at")
+
+
+def _made(catalog: Catalog, name: str) -> Made:
+    table_id = str(uuid.uuid4())
+    return Made(table_id, join(catalog.location, "tables", f"{name}.{table_id[:8]}"))
+
+
+def _actions(plan: Plan) -> list[tuple[str, str, str | None]]:
+    """What the plan does; not how many rows that concerns."""
+    return [(step.table, step.action, step.column) for step in plan.steps]
+
+
+def _places(plan: Plan) -> list[tuple[str, str | None]]:
+    """Where each table is: the operation has claimed its folders there."""
+    return [(one.name, None if one.current is None else one.current.metadata.location) for one in plan.tables]
+
+
+def _shape(state: Seen) -> tuple[str | None, int, int]:
+    return state[1], state[3], state[4]
+
+
+def _seen_text(state: Seen) -> str:
+    return "none" if state[1] is None else f"snapshot {state[2]}, schema {state[3]}, spec {state[4]}"
+
+
+def _check_steps(refused: Sequence[Step]) -> None:
+    if refused:
+        first = refused[0]
+        raise Invalid(
+            "the plan has steps that cannot be done" if len(refused) > 1 else "the plan has a step that cannot be done",
+            steps="; ".join(f"{step.table}: {step.text}: {step.reason}" for step in refused),
+            advice=first.way,
+        )
+
+
+def _check_destructive(plan: Plan, allowed: bool) -> None:
+    if plan.destructive and not allowed:
+        flag = "--allow-destructive"
+        # Of tables out of settings the file is not known here; a command without it could mean another one.
+        again = f"`{shlex.join(['floodmark', 'apply', plan.file, flag])}`" if plan.file else f"{flag} with the command"
+        raise Invalid(
+            "the plan has steps that lose data" if len(plan.destructive) > 1 else "the plan has a step that loses data",
+            steps="; ".join(f"{step.table}: {step.text}" for step in plan.destructive),
+            advice=f"If that is what you want: {again}, allow_destructive=True in Python.",
+        )
+
+
+def _check_fill_later(plan: Plan, heads: Mapping[str, Head]) -> None:
+    for table in plan.tables:
+        for fill in table.fills:
+            column = table.final_schema.find_field(fill.field_id)
+            if column.required and table.current is not None and heads[table.name].rows:
+                raise Invalid(
+                    "a column that is never null cannot be filled later",
+                    table=table.name,
+                    column=column.name,
+                    advice="Leave `required` out until it is filled, or fill it now.",
+                )

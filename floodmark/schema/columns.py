@@ -1,0 +1,289 @@
+"""The columns of a table, wanted against there: pure.
+
+A column is itself by its field id: a rename keeps it, so old files and old versions are read as they were. A column
+that went is not mentioned by the new schema, and its id is never given again; the rows in older versions keep it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from pyiceberg.types import NestedField
+
+from floodmark.commit.fills import Fill, fill_property, unbound_property
+from floodmark.rows.schema import user_fields
+from floodmark.rows.sql.expression import parse_plain
+from floodmark.schema.file import WantedColumn, WantedTable
+from floodmark.schema.kinds import Unfit, fitted_type, fresh_field, type_text
+from floodmark.schema.step import (
+    ADD_COLUMN,
+    COMMENT,
+    DESTRUCTIVE,
+    DROP_COLUMN,
+    NEEDS_REWRITE,
+    RELAX_REQUIRED,
+    RENAME_COLUMN,
+    REQUIRE,
+    SAFE,
+    SET_DEFAULT,
+    WIDEN_TYPE,
+    Step,
+    refused,
+)
+from floodmark.schema.tables import Current
+
+
+@dataclass
+class ColumnsDiff:
+    """The columns as they will be, and what that takes. `renamed`: old names to new ones."""
+
+    fields: list[NestedField] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
+    properties: dict[str, str] = field(default_factory=dict)
+    no_nulls: list[int] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+def diff_columns(wanted: WantedTable, current: Current) -> ColumnsDiff:
+    """The difference; what is refused is a step that says so, and leaves the column as it is."""
+    found = ColumnsDiff()
+    columns = user_fields(current.schema)
+    if not wanted.columns:
+        found.fields = columns
+        return found
+    ids = count(current.metadata.last_column_id + 1)
+    matched = _match(wanted, columns, found)
+    taken = {column.name for column in matched.values()}
+    new = [column for column in wanted.columns if column.name not in taken]
+    for have in columns:
+        if have.field_id in matched:
+            _keep(wanted, current, have, matched[have.field_id], ids, found)
+        else:
+            _drop(wanted, current, have, new, found)
+    for column in new:
+        _add(wanted, current, column, ids, found)
+    return found
+
+
+def _match(wanted: WantedTable, columns: list[NestedField], found: ColumnsDiff) -> dict[int, WantedColumn]:
+    """By field id, which wanted column a column of the table is: by its name, else by the name it says it had."""
+    by_name = {column.name: column for column in columns}
+    matched = {by_name[column.name].field_id: column for column in wanted.columns if column.name in by_name}
+    for column in wanted.columns:
+        old = by_name.get(column.renamed_from or "")
+        if old is None:
+            continue
+        text = f"rename {old.name} to {column.name}"
+        if column.name in by_name:
+            if old.field_id not in matched and old.name not in wanted.dropped:
+                reason = f"the table has both {old.name} and {column.name}"
+                way = f"Leave renamed_from out; dropped = [{old.name!r}] lets the other one go."
+                found.steps.append(refused(wanted.name, RENAME_COLUMN, column.name, text, reason, way))
+        elif old.field_id in matched:
+            reason = f"another column of the file is {old.name}"
+            found.steps.append(
+                refused(wanted.name, RENAME_COLUMN, column.name, text, reason, "Rename in two applies, one by one.")
+            )
+        else:
+            matched[old.field_id] = column
+    return matched
+
+
+# ── a column that stays ──
+
+
+def _keep(
+    wanted: WantedTable, current: Current, have: NestedField, want: WantedColumn, ids: Iterator[int], found: ColumnsDiff
+) -> None:
+    name, kind, required, doc = have.name, have.field_type, have.required, have.doc
+    table = wanted.name
+    if want.name != have.name:
+        name = _renamed(wanted, current, have, want, found)
+    try:
+        kind = fitted_type(have.field_type, want.kind, ids)
+    except Unfit as unfit:
+        text = f"{have.name}: {type_text(have.field_type)} to {type_text(want.kind)}"
+        way = "Make a new column, fill it with `floodmark backfill column`, then drop this one."
+        found.steps.append(refused(table, WIDEN_TYPE, name, text, f"not a wider type: {unfit}", way))
+    else:
+        if type_text(kind) != type_text(have.field_type):
+            text = f"{name}: {type_text(have.field_type)} to {type_text(kind)}"
+            found.steps.append(_checked_widening(current, table, have, name, text))
+        elif kind != have.field_type:
+            found.steps.append(Step(table, COMMENT, name, SAFE, f"comments inside {name}"))
+    is_key = have.field_id in current.schema.identifier_field_ids or name in (wanted.key or ())
+    if want.required and not have.required and name not in (wanted.key or ()):
+        required = True
+        found.no_nulls.append(have.field_id)
+        found.steps.append(Step(table, REQUIRE, name, SAFE, f"{name} is never null; its rows are looked at first"))
+    elif have.required and not want.required and not is_key:
+        required = False
+        found.steps.append(Step(table, RELAX_REQUIRED, name, SAFE, f"{name} may be null"))
+    if want.comment is not None and (want.comment or None) != (have.doc or None):
+        doc = want.comment or None
+        found.steps.append(Step(table, COMMENT, name, SAFE, f"comment of {name}"))
+    if want.default is not None:
+        refers = wanted.references is None and any(one.field_id == have.field_id for one in current.references)
+        _set_default(table, current, have, want, refers, found)
+    found.fields.append(NestedField(have.field_id, name, kind, required=required, doc=doc))
+
+
+def _renamed(wanted: WantedTable, current: Current, have: NestedField, want: WantedColumn, found: ColumnsDiff) -> str:
+    """The name that the column will have: the new one, unless that is refused."""
+    text = f"rename {have.name} to {want.name}; files keep the old name, and reading them takes longer"
+    problem = _name_taken(current, want.name, have.field_id) or _named_elsewhere(current, have)
+    if problem is not None:
+        found.steps.append(refused(wanted.name, RENAME_COLUMN, want.name, text, *problem))
+        return have.name
+    found.steps.append(Step(wanted.name, RENAME_COLUMN, want.name, SAFE, text))
+    found.renamed[have.name] = want.name
+    return want.name
+
+
+def _checked_widening(current: Current, table: str, have: NestedField, name: str, text: str) -> Step:
+    """Safe, unless an expression counts with the old type."""
+    for fill in current.fills:
+        if names_column(fill.expression, have, current):
+            way = f"Unbind {fill.column} first, or make a new column."
+            return refused(table, WIDEN_TYPE, name, text, f"{fill.column} is filled by an expression over it", way)
+    return Step(table, WIDEN_TYPE, name, SAFE, text)
+
+
+def _set_default(
+    table: str, current: Current, have: NestedField, want: WantedColumn, refers: bool, found: ColumnsDiff
+) -> None:
+    fill = next((fill for fill in current.fills if fill.field_id == have.field_id), None)
+    if fill is not None and fill.expression.strip() == want.literal:
+        return
+    text = f"{want.name}: rows that do not bring it get {want.literal}"
+    if fill is not None and not _is_literal(fill.expression, current):
+        reason, way = f"it is filled by an expression: {fill.expression}", "Unbind the column from it first."
+        found.steps.append(refused(table, SET_DEFAULT, want.name, text, reason, way))
+    elif refers:
+        reason, way = "it refers to another table", "Take it out of `references`, or leave the default out."
+        found.steps.append(refused(table, SET_DEFAULT, want.name, text, reason, way))
+    elif have.field_id in current.users.lacking:
+        reason = "there are files without this column, whose rows would get the default too"
+        way = "Leave the default out, or run `floodmark maintain compact` after the rows were filled."
+        found.steps.append(refused(table, SET_DEFAULT, want.name, text, reason, way))
+    else:
+        found.steps.append(Step(table, SET_DEFAULT, want.name, SAFE, text))
+        found.properties.update([fill_property(Fill(have.field_id, want.name, want.literal))])
+
+
+# ── a column that comes, a column that goes ──
+
+
+def _add(wanted: WantedTable, current: Current, want: WantedColumn, ids: Iterator[int], found: ColumnsDiff) -> None:
+    table, rows = wanted.name, current.head.rows
+    text = f"add {want.name} {type_text(want.kind)}"
+    problem = _name_taken(current, want.name, None)
+    if problem is not None:
+        found.steps.append(refused(table, ADD_COLUMN, want.name, text, *problem))
+        return
+    column = fresh_field(want.to_field(), ids)
+    if want.required:
+        text += ", never null"
+        # Rows that come before the publish do not have it.
+        if want.default is None:
+            found.no_nulls.append(column.field_id)
+    if want.required and want.default is None and rows:
+        way = "Leave `required` out, or give the column a default."
+        found.steps.append(refused(table, ADD_COLUMN, want.name, text, "the rows that are there have no value", way))
+        return
+    kind = SAFE
+    if want.default is not None:
+        fill = Fill(column.field_id, want.name, want.literal)
+        found.fills.append(fill)
+        found.properties.update([fill_property(fill)])
+        kind = NEEDS_REWRITE if current.head.files else SAFE
+        text += f", {want.literal} in {'every row' if current.head.files else 'rows that do not bring it'}"
+    found.fields.append(column)
+    found.steps.append(Step(table, ADD_COLUMN, want.name, kind, text))
+
+
+def _drop(
+    wanted: WantedTable, current: Current, have: NestedField, new: list[WantedColumn], found: ColumnsDiff
+) -> None:
+    table, text = wanted.name, f"drop {have.name}; older versions keep it"
+    problem = None
+    if have.name not in wanted.dropped and new:
+        names = ", ".join(column.name for column in new)
+        problem = (
+            f"it may be one of the new columns ({names}) under its old name",
+            f"Say renamed_from = {have.name!r} there, or dropped = [{have.name!r}] in the table.",
+        )
+    problem = problem or _needed(wanted, current, have)
+    if problem is not None:
+        found.fields.append(have)
+        found.steps.append(refused(table, DROP_COLUMN, have.name, text, *problem))
+        return
+    if any(fill.field_id == have.field_id for fill in current.fills):
+        found.properties.update([unbound_property(have.field_id)])
+    found.steps.append(Step(table, DROP_COLUMN, have.name, DESTRUCTIVE, text))
+
+
+Problem = tuple[str, str]
+
+
+def _needed(wanted: WantedTable, current: Current, have: NestedField) -> Problem | None:
+    """Why the column cannot go, and what to do about it."""
+    if have.field_id in current.schema.identifier_field_ids:
+        return "it is part of the key", "A table keeps its key; make a new table."
+    specs = current.metadata.specs()
+    used = set(current.users.live_specs) | ({current.head.spec_id} if wanted.partition is None else set())
+    if any(part.source_id == have.field_id for spec_id in used if spec_id in specs for part in specs[spec_id].fields):
+        return "the table's files are partitioned by it", "Change the partition, then write the files again."
+    if wanted.sort is None and any(part.source_id == have.field_id for part in current.sort.fields):
+        return "the table is sorted by it", "Give another `sort`, or sort = []."
+    if wanted.retention is None and current.policy.column == have.name:
+        return "the table's retention goes by it", 'Give another retention_column, or retention = "none".'
+    if wanted.references is None and any(one.field_id == have.field_id for one in current.references):
+        return "it refers to another table", "Take it out of `references`."
+    return _named_elsewhere(current, have)
+
+
+def _named_elsewhere(current: Current, have: NestedField) -> Problem | None:
+    """Who knows the column by its name: expressions, sinks and jobs."""
+    for fill in current.fills:
+        if fill.field_id != have.field_id and names_column(fill.expression, have, current):
+            return f"{fill.column} is filled by an expression over it", f"Unbind {fill.column} first."
+    for sink, words in current.users.sinks.items():
+        if have.name.lower() in words:
+            return f"the sink {sink} names it", f"Change the settings of the sink {sink} first."
+    for job in current.users.jobs:
+        return f"the backfill {job} is not at its end", "Let it end, or cancel it."
+    return None
+
+
+def _name_taken(current: Current, name: str, field_id: int | None) -> Problem | None:
+    """Why a column cannot have this name."""
+    for column in user_fields(current.schema):
+        if column.field_id != field_id and column.name.lower() == name.lower():
+            return f"there is a column {column.name}, and names do not differ by case only", "Choose another name."
+    for spec in current.metadata.specs().values():
+        for part in spec.fields:
+            if part.name.lower() == name.lower() and part.source_id != field_id:
+                return f"the table has a partition of this name: {part.name}", "Choose another name."
+    return None
+
+
+def names_column(expression: str, column: NestedField, current: Current) -> bool:
+    """Whether an expression may be over this column; a word of that name in a text counts, to be safe."""
+    if _is_literal(expression, current):
+        return False
+    return re.search(rf"(?<!\w){re.escape(column.name)}(?!\w)", expression, re.IGNORECASE) is not None
+
+
+def _is_literal(expression: str, current: Current) -> bool:
+    plain = parse_plain(expression, current.schema)
+    return plain is not None and plain.column is None
+
+
+def renamed_back(renamed: Mapping[str, str], name: str | None) -> str | None:
+    """What a column that is called so today will be called."""
+    return None if name is None else renamed.get(name, name)

@@ -1,0 +1,329 @@
+"""The file: tables as their owners want them, in TOML; the same under `[tables.X]` of the settings.
+
+Read as a whole: every table is checked before one is returned, and an unknown key names the nearest known one. What a
+table's entry leaves out stays as it is in the lake (key, partition, sort, retention, references, comment); `[]`, `{}`,
+"none" and "" take it away. Of columns there are all or none: a column that is not named is one to drop.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import BooleanType, IcebergType, IntegerType, LongType, NestedField, StringType
+
+from floodmark.errors import FloodmarkError, Invalid, NotFound
+from floodmark.maintenance.policy import check_policy
+from floodmark.rows.ddl import parse_ddl
+from floodmark.rows.sql.expression import parse_plain
+from floodmark.schema.kinds import fresh_field, type_text
+from floodmark.settings.settings import Settings, unknown_key
+from floodmark.write.shape import TableShape, check_name, plan_table
+
+TABLE_KEYS = (
+    *("columns", "schema", "key", "partition", "sort", "retention", "retention_column", "references"),
+    *("comment", "dropped", "drop"),
+)
+COLUMN_KEYS = ("type", "required", "default", "comment", "renamed_from")
+NO_RETENTION = "none"
+_LISTS = ("key", "partition", "sort", "dropped")
+_TEXTS = ("retention", "retention_column", "comment", "schema")
+_REFERENCE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\.(.+)")
+
+Default = str | int | bool
+
+
+@dataclass(frozen=True)
+class WantedColumn:
+    """`kind` has placeholder ids. comment None: as it is. renamed_from: the name that the column had before."""
+
+    name: str
+    kind: IcebergType
+    required: bool = False
+    default: Default | None = None
+    comment: str | None = None
+    renamed_from: str | None = None
+
+    @property
+    def literal(self) -> str:
+        """The default as an expression that fills the column."""
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return f"'{self.default}'" if isinstance(self.default, str) else str(self.default)
+
+    def to_field(self) -> NestedField:
+        doc = self.comment or None
+        return NestedField(field_id=-1, name=self.name, field_type=self.kind, required=self.required, doc=doc)
+
+
+@dataclass(frozen=True)
+class WantedTable:
+    """A table as the file declares it. None, or no columns: as it is in the lake."""
+
+    name: str
+    columns: tuple[WantedColumn, ...] = ()
+    key: tuple[str, ...] | None = None
+    partition: tuple[str, ...] | None = None
+    sort: tuple[str, ...] | None = None
+    retention: str | None = None
+    retention_column: str | None = None
+    references: Mapping[str, str] | None = None
+    comment: str | None = None
+    dropped: frozenset[str] = field(default_factory=frozenset)
+    drop: bool = False
+
+    @property
+    def parents(self) -> dict[str, tuple[str, str]]:
+        """By column, the table and the column that it refers to."""
+        return {column: split_reference(target) for column, target in (self.references or {}).items()}
+
+    def shape(self) -> TableShape:
+        """The table as it would be made now; `Invalid` if there cannot be such a one."""
+        ids = count(1)
+        schema = Schema(*(fresh_field(column.to_field(), ids) for column in self.columns))
+        properties = {"comment": self.comment} if self.comment else {}
+        return plan_table(
+            self.name,
+            schema,
+            key=self.key or (),
+            partition=self.partition or (),
+            sort=self.sort or (),
+            properties=properties,
+        )
+
+
+def read_wanted(path: str | os.PathLike[str]) -> tuple[WantedTable, ...]:
+    """The tables that a file declares."""
+    place = Path(path)
+    if not place.is_file():
+        raise NotFound("there is no such file", path=place, advice="Give the path of a file that declares tables.")
+    try:
+        data = tomllib.loads(place.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Invalid("the file is not TOML", path=place, cause=error) from error
+    return wanted_tables(_declared(data, str(place)), str(place))
+
+
+def tables_of(data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+    """The tables of what `tomllib` read from such a file, or of `{name: entry}`; one of those may be named `tables`."""
+    inner = data.get("tables")
+    if not isinstance(inner, Mapping):
+        return data
+    is_entry = bool(inner) and set(inner) <= set(TABLE_KEYS) and not all(map(_is_entry, inner.values()))
+    return data if is_entry else _declared(data, origin)
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) <= set(TABLE_KEYS)
+
+
+def _declared(data: Mapping[str, Any], origin: str) -> Any:
+    """The tables of a file. It may be the settings, with sections of their own, which are not this module's matter."""
+    sections = [one.name for one in fields(Settings)]
+    for key in data:
+        if key not in sections:
+            raise unknown_key(key, sections, origin)
+    return data.get("tables", {})
+
+
+def wanted_tables(data: Mapping[str, Any], origin: str) -> tuple[WantedTable, ...]:
+    """The tables of `{name: entry}`; all of them are checked before any is returned. Pure."""
+    if not isinstance(data, Mapping):
+        raise _wrong("tables", "write tables as [tables.NAME]", origin)
+    found: list[WantedTable] = []
+    names: dict[str, str] = {}
+    for name, entry in data.items():
+        if not isinstance(entry, Mapping):
+            raise _wrong(f"tables.{name}", "write the table as [tables.NAME]", origin)
+        other = names.setdefault(str(name).lower(), str(name))
+        if other != name:
+            raise _wrong(f"tables.{name}", f"there is {other} too: names do not differ by case only", origin)
+        try:
+            found.append(_table(str(name), entry, origin))
+        except FloodmarkError as error:
+            if "file" in error.facts:
+                raise
+            # What the rooms below refuse, they refuse without knowing where it was written.
+            raise Invalid(
+                error.message, advice=error.advice, **{"table": name, **error.facts, "file": origin}
+            ) from error
+    return tuple(found)
+
+
+def _table(name: str, entry: Mapping[str, Any], origin: str) -> WantedTable:
+    where = f"tables.{name}"
+    check_name(name)
+    for key in entry:
+        if key == "renamed_from":
+            raise _wrong(f"{where}.{key}", "a table keeps its name; make a new one and load it", origin)
+        if key not in TABLE_KEYS:
+            raise unknown_key(f"{where}.{key}", list(TABLE_KEYS), origin)
+    if "drop" in entry:
+        if entry["drop"] is not True or len(entry) > 1:
+            raise _wrong(f"{where}.drop", "`drop = true`, alone in its table", origin)
+        return WantedTable(name, drop=True)
+    for key in _TEXTS:
+        if key in entry and not isinstance(entry[key], str):
+            raise _wrong(f"{where}.{key}", "a text", origin)
+    lists = {key: _names(entry[key], f"{where}.{key}", origin) for key in _LISTS if key in entry}
+    wanted = WantedTable(
+        name,
+        _columns(entry, where, origin),
+        lists.get("key"),
+        lists.get("partition"),
+        lists.get("sort"),
+        entry.get("retention"),
+        entry.get("retention_column"),
+        _references(entry.get("references"), where, origin),
+        entry.get("comment"),
+        frozenset(lists.get("dropped", ())),
+    )
+    _check(wanted, where, origin)
+    return wanted
+
+
+def _check(wanted: WantedTable, where: str, origin: str) -> None:
+    """What can be seen to be wrong without a lake."""
+    if wanted.retention_column is not None and wanted.retention in (None, NO_RETENTION):
+        raise _wrong(f"{where}.retention_column", "it goes with `retention`", origin)
+    if not wanted.columns:
+        return
+    shape = wanted.shape()
+    names = {column.name for column in wanted.columns}
+    if wanted.retention not in (None, NO_RETENTION):
+        check_policy(str(wanted.retention), wanted.retention_column, shape.schema, shape.spec)
+    for name in wanted.references or {}:
+        if name not in names:
+            raise _wrong(f"{where}.references.{name}", f"there is no such column: {', '.join(sorted(names))}", origin)
+    if both := sorted(wanted.dropped & names):
+        raise _wrong(f"{where}.dropped", f"{', '.join(both)} is a column, too", origin)
+    olds = [column.renamed_from for column in wanted.columns if column.renamed_from is not None]
+    if twice := sorted({old for old in olds if olds.count(old) > 1}):
+        raise _wrong(f"{where}.columns", f"two columns say that they were {', '.join(twice)}", origin)
+    if circle := _circle({column.name: column.renamed_from for column in wanted.columns}):
+        problem = f"{', '.join(circle)} take each other's names; rename in several applies, over a name that is free"
+        raise _wrong(f"{where}.columns", problem, origin)
+    for column in wanted.columns:
+        if column.default is not None and column.name in (wanted.references or {}):
+            raise _wrong(f"{where}.references.{column.name}", "a column with a default cannot refer", origin)
+
+
+def _circle(olds: Mapping[str, str | None]) -> list[str]:
+    """Columns that each say they had the name of another one of them: it could not be told whether that was done."""
+    for first in olds:
+        names: list[str] = []
+        name: str | None = first
+        while name is not None and name not in names:
+            names.append(name)
+            name = olds.get(name)
+        if name == first:
+            return names
+    return []
+
+
+# ── columns ──
+
+
+def _columns(entry: Mapping[str, Any], where: str, origin: str) -> tuple[WantedColumn, ...]:
+    if "schema" in entry and "columns" in entry:
+        raise _wrong(f"{where}.schema", "one of `schema` and `columns`", origin)
+    if "schema" in entry:
+        return tuple(
+            WantedColumn(one.name, one.field_type, one.required, comment=one.doc)
+            for one in parse_ddl(entry["schema"]).fields
+        )
+    columns = entry.get("columns", {})
+    if not isinstance(columns, Mapping) or ("columns" in entry and not columns):
+        raise _wrong(f"{where}.columns", 'columns as name = "type"', origin)
+    return tuple(_column(str(name), value, f"{where}.columns.{name}", origin) for name, value in columns.items())
+
+
+def _column(name: str, value: Any, where: str, origin: str) -> WantedColumn:
+    given = {"type": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping):
+        raise _wrong(where, 'a type, or { type = "…", required = true }', origin)
+    for key in given:
+        if key not in COLUMN_KEYS:
+            raise unknown_key(f"{where}.{key}", list(COLUMN_KEYS), origin)
+    if not isinstance(given.get("type"), str):
+        raise _wrong(f"{where}.type", "a type in Spark's words, like decimal(10,2)", origin)
+    for key, kind in (("required", bool), ("comment", str), ("renamed_from", str)):
+        if key in given and not isinstance(given[key], kind):
+            raise _wrong(f"{where}.{key}", "true or false" if kind is bool else "a text", origin)
+    read = parse_ddl(f"`{name.replace('`', '``')}` {given['type']}").fields
+    if len(read) != 1:
+        raise _wrong(f"{where}.type", "one type", origin)
+    if given.get("renamed_from") == name:
+        raise _wrong(f"{where}.renamed_from", "the name that the column had before", origin)
+    column = WantedColumn(
+        name,
+        read[0].field_type,
+        bool(given.get("required", read[0].required)),
+        given.get("default"),
+        given.get("comment", read[0].doc),
+        given.get("renamed_from"),
+    )
+    if column.default is not None:
+        _check_default(column, f"{where}.default", origin)
+    return column
+
+
+def _check_default(column: WantedColumn, where: str, origin: str) -> None:
+    """A default is a literal that every writer fills in by itself, without Spark."""
+    kinds = {bool: (BooleanType,), int: (IntegerType, LongType), str: (StringType,)}.get(type(column.default))
+    if kinds is None or not isinstance(column.kind, kinds):
+        raise Invalid(
+            "a column of this type cannot have this default",
+            setting=where,
+            type=type_text(column.kind),
+            default=repr(column.default),
+            file=origin,
+            advice="Defaults are whole numbers, texts, true and false; `floodmark backfill column` fills any other.",
+        )
+    plain = parse_plain(column.literal, Schema())
+    too_long = plain is not None and isinstance(column.kind, IntegerType) and isinstance(plain.kind, LongType)
+    if plain is None or plain.column is not None or too_long:
+        raise Invalid(
+            "this default cannot be written down",
+            setting=where,
+            default=repr(column.default),
+            file=origin,
+            advice="No quotes, backslashes, dollars or control characters; numbers that fit the type.",
+        )
+
+
+# ── small things ──
+
+
+def _names(value: Any, where: str, origin: str) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or any(not isinstance(one, str) for one in value):
+        raise _wrong(where, 'a list of texts, like ["id"]', origin)
+    return tuple(value)
+
+
+def _references(value: Any, where: str, origin: str) -> Mapping[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _wrong(f"{where}.references", '{ column = "table.column" }', origin)
+    for column, target in value.items():
+        if not isinstance(target, str) or _REFERENCE.fullmatch(target) is None:
+            raise _wrong(f"{where}.references.{column}", 'a column of a table, like "customers.id"', origin)
+    return dict(value)
+
+
+def split_reference(text: str) -> tuple[str, str]:
+    """Table and column of `customers.id`."""
+    table, _, column = text.partition(".")
+    return table, column
+
+
+def _wrong(name: str, problem: str, origin: str) -> Invalid:
+    return Invalid("a table is declared in the wrong form", setting=name, problem=problem, file=origin)

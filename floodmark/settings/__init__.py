@@ -1,0 +1,1 @@
+"""The settings file: what it may hold, where each value stands in it, and schedules."""

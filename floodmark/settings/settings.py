@@ -1,0 +1,311 @@
+"""Settings: `floodmark.toml`, few keys, each with a default. An unknown key is an error that names the nearest.
+
+Everything that can be seen to be wrong without a lake is an error when the file is read, with file, line and column,
+before anything starts; what needs the rooms above (tables, kinds of sinks, what the lake has) is checked in
+serve/daemon/declaration.py with the same places. No secret is a setting, and what may be one by mistake is never
+shown (I18).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from floodmark import clock
+from floodmark.errors import Invalid, NotFound
+from floodmark.settings.places import NO_TEXT, TomlText, where_stopped
+
+FILE_NAME = "floodmark.toml"
+# Instead of a span of time: the daemon does not do it by itself.
+OFF = "off"
+LAKE_VARIABLE = "FLOODMARK_LAKE"
+CATALOG_VARIABLE = "FLOODMARK_CATALOG"
+
+
+@dataclass(frozen=True)
+class LakeSettings:
+    path: str | None = None
+    catalog: str | None = None
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class MaintainSettings:
+    """What maintenance does when nobody says otherwise, and from when on `status` calls it due."""
+
+    # How many small files of a partition are worth a rewrite.
+    compact_files: int = 32
+    # The window: how long versions can be read.
+    keep_versions: str = "7d"
+    # How long readers of an expired version still find its files.
+    grace: str = "24h"
+    # How often the daemon does all of it; "off": never.
+    every: str = "10m"
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """A token that callers may show: its hash, and what it is good for. Never the token itself (I18)."""
+
+    sha256: str
+    role: Literal["read", "write", "admin"]
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Where `floodmark run` serves, and whom; where rows wait that are durable and not committed yet."""
+
+    bind: str = "127.0.0.1:8787"
+    # The hash of a token that may do everything; several with roles are [serve.tokens.NAME].
+    token_sha256: str | None = None
+    # A folder on a disk of this machine; by default inside the lake's folder, if that is one.
+    spool: str | None = None
+    # How long what is under way may take when a signal has come; what takes longer is cut off.
+    drain: str = "20s"
+    tokens: dict[str, TokenSettings] = field(default_factory=dict)
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    @property
+    def drain_s(self) -> float:
+        return clock.parse_duration_ms(self.drain) / 1000
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """A way in: a folder into which somebody drops files."""
+
+    type: Literal["files"]
+    path: str
+    table: str
+    # By default as the name of each file ends.
+    format: Literal["jsonl", "ndjson", "json", "csv", "parquet"] | None = None
+    # By default merge into a table with a key, append to others.
+    mode: Literal["append", "merge"] | None = None
+    every: str = "5s"
+    # A file that has not changed for so long is complete.
+    settle: str = "2s"
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class JobsSettings:
+    # Whether the daemon goes on with backfills whose process died, or that failed for a reason that may pass.
+    resume: bool = True
+    # How long a backfill that follows its source, and the daemon, try again when something is away.
+    give_up: str = "1d"
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    lake: LakeSettings = field(default_factory=LakeSettings)
+    maintain: MaintainSettings = field(default_factory=MaintainSettings)
+    serve: ServeSettings = field(default_factory=ServeSettings)
+    jobs: JobsSettings = field(default_factory=JobsSettings)
+    # master, stall (how long a job may wait for an executor), and any spark.* key as it is.
+    spark: dict[str, str] = field(default_factory=dict)
+    # endpoint, region and the like for object stores; credentials come from the environment.
+    storage: dict[str, str] = field(default_factory=dict)
+    # Ways in by name.
+    sources: dict[str, SourceSettings] = field(default_factory=dict)
+    # Ways out by name: type, tables, and the settings of that kind, which are checked when the sink is added.
+    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Tables as code by name: columns, key and the rest, which are checked when they are planned (docs/schema.md).
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    @property
+    def text(self) -> TomlText:
+        """What they were read from: errors that come up later say where as well."""
+        found: TomlText = self.__dict__.get("_text", NO_TEXT)
+        return found
+
+
+# The sections whose keys have names.
+Section = LakeSettings | MaintainSettings | ServeSettings | JobsSettings
+SECTIONS: Mapping[str, type[Section]] = {
+    "lake": LakeSettings,
+    "maintain": MaintainSettings,
+    "serve": ServeSettings,
+    "jobs": JobsSettings,
+}
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+# What an entry of a section with names of the user's own is made of.
+_ENTRIES: Mapping[str, type[Any]] = {"sources": SourceSettings, "tokens": TokenSettings}
+
+
+def load_settings(path: Path | None = None) -> Settings:
+    """The settings of a file; without one, floodmark.toml of this folder if it is there, else the defaults."""
+    if path is None:
+        path = Path(FILE_NAME)
+        if not path.exists():
+            return Settings()
+    elif not path.exists():
+        raise NotFound("there is no such settings file", path=path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place, problem = where_stopped(error, text)
+        at = f"{path}:{place.line}:{place.column}"
+        raise Invalid("the settings file is not TOML", file=at, problem=problem) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid("the settings file cannot be read", file=path, cause=error) from error
+    return check_settings(data, str(path), text)
+
+
+def check_settings(data: Mapping[str, Any], origin: str, text: str = "") -> Settings:
+    """The settings that the data of a file mean; `text` is that of the file, for the places of what is wrong."""
+    # Late: a command without a settings file does not wait for it.
+    from pydantic import TypeAdapter, ValidationError
+
+    places = TomlText(text, origin)
+    for name in ("spark", "storage"):
+        if not isinstance(data.get(name, {}), Mapping):
+            raise wrong_setting(name, f"a section: [{name}]", places)
+    data = {**data, "spark": {key: _text(value) for key, value in _flat(data.get("spark", {})).items()}}
+    data["storage"] = {key: _text(value) for key, value in _flat(data.get("storage", {})).items()}
+    for key in data["spark"]:
+        if key not in ("master", "stall") and not key.startswith("spark."):
+            known = ["spark.master", "spark.stall", "spark.spark.…"]
+            raise unknown_key(f"spark.{key}", known, places.where(f"spark.{key}"))
+    try:
+        settings = TypeAdapter(Settings).validate_python(data)
+    except ValidationError as error:
+        unknown = [one for one in error.errors() if one["type"] in _UNKNOWN]
+        # A misspelt key is missing too: its own name says more.
+        first = (unknown or error.errors())[0]
+        name = ".".join(map(str, first["loc"]))
+        if unknown:
+            raise unknown_key(name, _known_beside(first["loc"]), places.where(first["loc"])) from error
+        raise Invalid(
+            "a setting is missing" if first["type"].startswith("missing") else "a setting has the wrong form",
+            setting=name,
+            problem=first["msg"],
+            file=places.where(first["loc"], value=True),
+        ) from error
+    _check_values(settings, places)
+    settings.__dict__["_text"] = places
+    return settings
+
+
+def _known_beside(loc: Sequence[Any]) -> list[str]:
+    """The keys that could stand where an unknown one does."""
+    kind: type[Any] = Settings
+    for name in loc[:-1]:
+        if name in _ENTRIES and kind in (Settings, ServeSettings):
+            kind = _ENTRIES[str(name)]
+        elif kind is Settings:
+            kind = SECTIONS.get(str(name), Settings)
+    return [one.name for one in fields(kind)]
+
+
+def _check_values(settings: Settings, places: TomlText) -> None:
+    """Said when the file is read, not in the middle of a run."""
+    if settings.maintain.compact_files < 2:
+        raise wrong_setting("maintain.compact_files", "at least two files make one", places)
+    spans = {f"maintain.{name}": getattr(settings.maintain, name) for name in ("keep_versions", "grace")}
+    for name, source in settings.sources.items():
+        spans[f"sources.{name}.settle"] = source.settle
+        check_every(f"sources.{name}.every", source.every, places)
+        if not source.path or not source.table:
+            raise wrong_setting(f"sources.{name}.{'table' if source.path else 'path'}", "not empty", places)
+    for setting, text in {**spans, "serve.drain": settings.serve.drain, "jobs.give_up": settings.jobs.give_up}.items():
+        _check_span(setting, text, places)
+    check_every("maintain.every", settings.maintain.every, places)
+    stall = settings.spark.get("stall", "1s")
+    if (int(stall) if stall.isdecimal() else _check_span("spark.stall", stall, places)) <= 0:
+        raise wrong_setting("spark.stall", "seconds, or a span of time like 5m, above zero", places)
+    for name, section in settings.sinks.items():
+        check_every(f"sinks.{name}.every", section.get("every", OFF), places)
+    hashes = {f"serve.tokens.{name}.sha256": token.sha256 for name, token in settings.serve.tokens.items()}
+    if settings.serve.token_sha256 is not None:
+        hashes["serve.token_sha256"] = settings.serve.token_sha256
+    for setting, text in hashes.items():
+        if not _SHA256.fullmatch(text):
+            # Not shown: it may be the token itself.
+            raise wrong_setting(setting, "64 hexadecimal digits; `floodmark run --new-token` makes one", places)
+
+
+def check_every(setting: str, text: Any, places: TomlText) -> None:
+    """How often something is done: a span of time above zero, or off."""
+    if text != OFF and _check_span(setting, text, places) <= 0:
+        raise wrong_setting(setting, f'a span of time above zero, or "{OFF}"', places)
+
+
+def _check_span(setting: str, text: Any, places: TomlText) -> int:
+    try:
+        return clock.parse_duration_ms(text)
+    except (Invalid, AttributeError) as error:
+        problem = str(error) if isinstance(error, Invalid) else "a span of time is a text like 10s"
+        raise wrong_setting(setting, problem, places) from error
+
+
+def wrong_setting(name: str, problem: str, places: TomlText) -> Invalid:
+    return Invalid(
+        "a setting has the wrong form", setting=name, problem=problem, file=places.where(name, value=True) or None
+    )
+
+
+def unknown_key(name: str, known: list[str], origin: str) -> Invalid:
+    """There is no such key; the error names the nearest known one."""
+    near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1, cutoff=0.0)
+    return Invalid(
+        "there is no such setting", setting=name, file=origin, advice=f"Did you mean {near[0]}?" if near else ""
+    )
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """TOML reads `spark.sql.x = 1` as nested tables; Spark's keys have dots."""
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def is_settings_file(path: str | os.PathLike[str]) -> bool:
+    """Whether this names a settings file rather than a lake: by its ending, unless it is a folder."""
+    return os.fspath(path).endswith(".toml") and not os.path.isdir(path)
+
+
+def find_lake(given: str | None, settings: Settings, *, named: bool) -> str:
+    """The lake that is meant: as given, else by the settings file that was `named`, the environment, a file found.
+
+    What a person names wins over what a shell still has from yesterday; a file that is only there does not.
+    """
+    path = given or _first(settings.lake.path, os.environ.get(LAKE_VARIABLE), named)
+    if not path:
+        raise Invalid("no lake was named", advice=f"Use --lake PATH, {LAKE_VARIABLE}, or [lake] path in {FILE_NAME}.")
+    return path
+
+
+def find_catalog(given: str | None, settings: Settings, *, named: bool) -> str | None:
+    """The URL of the catalog that is meant, in the order of `find_lake`; None: SQLite in the lake's folder."""
+    return given or _first(settings.lake.catalog, os.environ.get(CATALOG_VARIABLE), named)
+
+
+def _first(in_file: str | None, in_environment: str | None, named: bool) -> str | None:
+    return in_file or in_environment if named else in_environment or in_file

@@ -1,0 +1,1 @@
+"""A sink that writes files, locally or to S3."""

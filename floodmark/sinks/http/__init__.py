@@ -1,0 +1,1 @@
+"""A sink over HTTP: another lake, or any endpoint."""

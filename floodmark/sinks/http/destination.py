@@ -1,0 +1,699 @@
+"""A sink over HTTP: a unit's parts as NDJSON by POST, several under way at once, each under its own key (I8, I9).
+
+Three threads: the caller's decides and writes to the catalog, one cuts bodies out of rows, one has an event loop with
+the requests. So a stop is seen while an answer is awaited. Boundaries and digests of a part are written down before it
+is sent; a known part whose bytes are others now is never sent. Memory is bounded by `parallel` bodies and one (I14).
+
+A part that fails at every try without a word about its rows (5xx, a timeout) is suspect. If another one is accepted
+after that, the endpoint works: the part is halved, down to the row, which is set aside. So an endpoint that fails for
+everything sets no row aside. Halves have other keys: a lake knows rows by their numbers, and is asked to pass a row
+before that is set aside; elsewhere it takes `split_unanswered`, and where nothing else is left to send, a part that was
+accepted is sent again under its key: the control. Rows of the quarantine that are sent again go back there if they get
+no answer; if there was no word about any of them, they keep their reason, and the try fails.
+Crash model: a crash leaves parts that are sealed and not acknowledged. They may have arrived; they are sent again under
+the same keys. Parts that arrived while another one ended the run are acknowledged before the error is raised.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from floodmark.catalog.unit import (
+    ACKNOWLEDGED,
+    QUARANTINED,
+    RETRY,
+    ROWS,
+    SEALED,
+    Part,
+    Shipped,
+    Stopped,
+    Unit,
+    UnitLog,
+    Watch,
+)
+from floodmark.catalog.units import refill, rolled_back, stranger
+from floodmark.errors import Corrupt
+from floodmark.failpoints import hit
+from floodmark.rows.reading.shipment import Body, Shipment, bodies
+from floodmark.rows.session import Sessions
+from floodmark.sinks.http import policy
+from floodmark.sinks.http.policy import Parcel, Reply
+from floodmark.sinks.http.wire import CLOSE_S_MAX, Arrived, News, Wire
+from floodmark.sinks.settings import HttpSettings
+from floodmark.storage import Storage
+
+if TYPE_CHECKING:
+    pass
+
+# How long a stop may go unseen while nothing else happens.
+LOOK_S = 0.05
+# How often a part is halved only to have something to compare with, over all runs.
+PROBES_MAX = 4
+# So many rows that are sent again without a word about any of them: the endpoint is down by now, and the try ends.
+SILENT_MAX = 20
+# A body that is refused as too large tells no less than this.
+BODY_BYTES_LEAST = 1024
+# What a lake answers for rows that it has already: no sign that it takes others now.
+_ALREADY = "already_committed"
+# In the detail of a part that is not done: how often it was halved to compare, and why its rows are given up.
+_PROBES, _GIVEN_UP = "probes", "given_up"
+
+
+class HttpDestination:
+    def __init__(self, settings: HttpSettings, storage: Storage, sessions: Sessions) -> None:
+        self._settings = settings
+        self._storage = storage
+
+    def ship(self, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch) -> Shipped:
+        """Send what is not acknowledged of a unit; returns when everything is, or set aside."""
+        parts = log.parts()
+        known = [(part.first, part.last) for part in parts]
+        control = self._control(parts, log)
+        done = [(part.first, part.last) for part in parts if part.state != SEALED and part != control]
+        rules = unit.rules
+        cut = bodies(shipment, self._storage, rules.part_rows, rules.part_bytes, known, done)
+        return self._ship(unit, cut, parts, log, watch)
+
+    def _control(self, parts: list[Part], log: UnitLog) -> Part | None:
+        """The smallest accepted part, if an earlier run failed on others at a foreign endpoint: `Try._send_control`."""
+        suspect = any(part.state == SEALED and (part.detail or part.last - part.first == 1) for part in parts)
+        if not suspect or not self._settings.split_unanswered or log.destination() is not None:
+            return None
+        accepted = [part for part in parts if part.state == ACKNOWLEDGED]
+        return min(accepted, key=lambda part: part.last - part.first, default=None)
+
+    def set_aside(self, unit: Unit, part: Part, data: bytes, reason: str, log: UnitLog, watch: Watch) -> int:
+        """Set the rows of a part aside by hand; a lake is asked to pass them first. 0 if that lake has them."""
+        if log.destination() is None:
+            log.quarantine(part, data, reason, doubtful=0 if _PROBES in part.detail else part.last - part.first)
+        else:
+            log.note(replace(part, detail=json.dumps({_GIVEN_UP: reason})))
+            # Crash here: the next run asks the lake to pass these rows, and sets them aside.
+            hit("unit.sealed")
+            if not self._pass_by(unit, part, reason, log, watch):
+                return 0
+            log.quarantine(part, data, reason, passed=True)
+        return part.last - part.first
+
+    def _pass_by(self, unit: Unit, part: Part, reason: str, log: UnitLog, watch: Watch) -> bool:
+        """Ask a lake to pass the rows of a part. False if it has them: the part is acknowledged then."""
+        news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        wire = Wire(self._settings, unit, log.destination(), news)
+        one = Try(self._settings, unit, [part], log, watch, wire, Cutter((), 1, news), news)
+        return one.pass_by(Parcel(part, b"", 0, part.first, skip=reason))
+
+    def ship_bodies(self, unit: Unit, found: Iterable[Body], log: UnitLog, watch: Watch) -> Shipped:
+        """The same for bodies in ascending order; those that the log knows have its boundaries, or it is Corrupt."""
+        return self._ship(unit, found, log.parts(), log, watch)
+
+    def _ship(self, unit: Unit, found: Iterable[Body], parts: list[Part], log: UnitLog, watch: Watch) -> Shipped:
+        news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        wire = Wire(self._settings, unit, log.destination(), news)
+        cutter = Cutter(found, self._settings.parallel + 1, news)
+        return Try(self._settings, unit, parts, log, watch, wire, cutter, news).run()
+
+
+class Try:
+    """One try of a unit, in the caller's thread: the only one that writes to the log and asks the watch."""
+
+    def __init__(
+        self, settings: HttpSettings, unit: Unit, parts: list[Part], log: UnitLog, watch: Watch,
+        wire: Wire, cutter: Cutter, news: queue.SimpleQueue[News],
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._unit = unit
+        self._log = log
+        self._watch = watch
+        self._wire = wire
+        self._cutter = cutter
+        self._news = news
+        # Parts that the log knows, until the cutter gives them.
+        self._known = {(part.first, part.last): part for part in parts}
+        self._end = max((part.last for part in parts), default=0)
+        self._quarantined = sum(part.last - part.first for part in parts if part.state == QUARANTINED)
+        self._ready: deque[Parcel] = deque()
+        self._under_way = 0
+        self._cutting = True
+        # How many parts of a body are not done, by its first row.
+        self._open: Counter[int] = Counter()
+        self._failure: BaseException | None = None
+        self._shipped = Shipped()
+        self._resumed = bool(parts)
+        # Parts that the destination took in this run, and how many there were when a part was sent first, by its row.
+        self._accepted = 0
+        self._accepted_before: dict[int, int] = {}
+        self._suspects: list[Arrived] = []
+        # How many there were when a part was cut or halved; and what is noted of parts that are not done.
+        self._accepted_when_made: dict[int, int] = {}
+        self._details = {part.first: json.loads(part.detail) for part in parts if part.state == SEALED and part.detail}
+        self._probed = False
+        # The smallest part that the endpoint accepted, of this run or an earlier one.
+        self._control: Parcel | None = None
+        self._control_under_way = False
+        self._bytes_max = log.body_bytes_max()
+        # Of rows that are sent again: whether the endpoint had a word about one (it took or refused it), how many came
+        # back without one since the last word, and what was said instead of one, and how long to wait.
+        self._heard = False
+        self._silent = 0
+        self._unheard: list[tuple[str, float | None]] = []
+        self._gave_back = False
+
+    def run(self) -> Shipped:
+        # The wire ends first: what is cut after that is sent by nobody.
+        with self._cutter, self._wire:
+            try:
+                while self._goes_on:
+                    self._send()
+                    if self._under_way or (self._cutting and not self._holds_back):
+                        self._take(self._wait())
+                    else:
+                        self._decide_without_witness()
+            except Stopped as stop:
+                self._failure = stop
+        if self._failure is not None:
+            # The wire is closed. What arrived until then is written down; the rest is sent again by the next run.
+            # A row that a lake was asked to pass is asked about again.
+            arrived = [one for one in self._drain() if isinstance(one, Arrived)]
+            late = [one for one in arrived if one.parcel.skip is None and not one.parcel.is_control]
+            self._acknowledge([one for one in late if _delivered(one)])
+            raise self._failure
+        if self._gave_back or (self._unheard and not self._heard):
+            url = policy.place(self._wire.url)
+            facts = {"sink": self._unit.sink, "table": self._unit.table, "url": url}
+            said, wait_s = self._unheard[0]
+            return replace(self._shipped, error=policy.no_word(said, len(self._unheard), wait_s, facts))
+        return self._shipped
+
+    @property
+    def _goes_on(self) -> bool:
+        ended = self._failure is not None or self._gave_back
+        return not ended and bool(self._cutting or self._ready or self._under_way or self._suspects)
+
+    def _send(self) -> None:
+        # The halves of a suspect go out together, so that the good one is a witness against the other.
+        parallel = max(self._settings.parallel, 2 if self._details else 1)
+        while self._ready and self._under_way < parallel and not self._holds_back:
+            parcel = self._ready.popleft()
+            self._accepted_before.setdefault(parcel.part.first, self._accepted)
+            self._wire.send(parcel)
+            self._under_way += 1
+
+    def _wait(self) -> list[News]:
+        """Everything that happened since the last time; at least one thing."""
+        while True:
+            self._watch.check()
+            try:
+                first = self._news.get(timeout=LOOK_S)
+            except queue.Empty:
+                continue
+            return [first, *self._drain()]
+
+    def _drain(self) -> Iterator[News]:
+        while True:
+            try:
+                yield self._news.get_nowait()
+            except queue.Empty:
+                return
+
+    def _take(self, news: list[News]) -> None:
+        arrived = [one for one in news if isinstance(one, Arrived)]
+        self._under_way -= len(arrived)
+        controls = [one for one in arrived if one.parcel.is_control]
+        arrived = [one for one in arrived if not one.parcel.is_control]
+        passed = [one for one in arrived if one.parcel.skip is not None and _delivered(one)]
+        arrived = [one for one in arrived if one.parcel.skip is None or not _delivered(one)]
+        # What was ready takes the places that are free now, before the catalog is written to.
+        if all(_delivered(one) for one in arrived):
+            self._send()
+        self._acknowledge([one for one in arrived if _delivered(one)])
+        for one in controls:
+            self._take_control(one)
+        for one in passed:
+            self._set_aside_passed(one)
+        for one in arrived:
+            if not _delivered(one):
+                self._refuse(one)
+        self._judge_suspects()
+        for error in (one for one in news if isinstance(one, BaseException)):
+            self._failure = self._failure or error
+        if self._failure is None:
+            self._seal([one for one in news if isinstance(one, Parcel)])
+        if None in news:
+            self._check_complete()
+            self._cutting = False
+
+    def _seal(self, cut: list[Parcel]) -> None:
+        """Write the new ones down, and make them ready with those that were written down by an earlier try."""
+        new: list[Part] = []
+        ready: list[Parcel] = []
+        for parcel in self._small_enough(cut):
+            part = parcel.part
+            known = self._known.pop((part.first, part.last), None)
+            if known is None and part.first != self._end:
+                raise self._corrupt("a unit's rows do not fit to the parts that were written down", parcel)
+            if known is not None and known.state != SEALED:
+                if known.state == ACKNOWLEDGED and known.digest == part.digest:
+                    self._keep_control(parcel)
+                self._cutter.release()
+                continue
+            if known is not None and known.digest != part.digest:
+                raise self._corrupt("a part of a unit has other bytes than when it was written down", parcel)
+            if known is None:
+                new.append(part)
+                self._end = part.last
+            self._open[parcel.body] += 1
+            given_up = self._details.get(part.first, {}).get(_GIVEN_UP)
+            if given_up is not None:
+                parcel = replace(parcel, **{"skip" if self._is_lake else "problem": given_up})
+            ready.append(parcel)
+        if new:
+            self._log.seal(new)
+            hit("unit.sealed")
+        for parcel in ready:
+            if parcel.problem is not None:
+                # No destination sees it: its row has no form, or an earlier run found it to blame.
+                doubtful = self._doubtful(parcel) if parcel.part.first in self._details else 0
+                self._quarantine(parcel, parcel.problem, Reply(None, parcel.problem), doubtful=doubtful)
+            else:
+                self._ready.append(parcel)
+
+    def _small_enough(self, cut: list[Parcel]) -> list[Parcel]:
+        """Parts that are new are halved until they have the size that the destination takes, as far as it said so."""
+        found: deque[Parcel] = deque(cut)
+        done: list[Parcel] = []
+        while found:
+            parcel = found.popleft()
+            bounds = parcel.part.first, parcel.part.last
+            too_large = self._bytes_max is not None and len(parcel.data) > self._bytes_max
+            if too_large and parcel.rows > 1 and bounds not in self._known:
+                found.extendleft(reversed(policy.halve(parcel)))
+            else:
+                done.append(parcel)
+        return done
+
+    def _check_complete(self) -> None:
+        missing = [bounds for bounds, part in self._known.items() if part.state == SEALED]
+        if missing and self._failure is None:
+            first, last = min(missing)
+            raise Corrupt("a unit has fewer rows than parts that were written down", part=f"{first}-{last}")
+
+    def _acknowledge(self, delivered: list[Arrived]) -> None:
+        """Write down what is at the destination: all that waits, in one go for each that says who it is."""
+        by_destination: dict[str | None, list[Arrived]] = {}
+        for one in delivered:
+            by_destination.setdefault(one.reply.destination, []).append(one)
+        for destination, group in by_destination.items():
+            for _ in group:
+                # Crash here: the part is there, the catalog does not know; it is sent again under the same key (I9).
+                hit("unit.sent")
+            self._log.acknowledge([_with_detail(one) for one in group], destination)
+            hit("unit.acknowledged")
+            self._hear()
+            for one in group:
+                self._accepted += _ALREADY not in one.reply.text
+                self._count(one)
+                self._keep_control(one.parcel)
+                self._close(one.parcel)
+
+    def _count(self, one: Arrived) -> None:
+        shipped = self._shipped
+        self._shipped = replace(
+            shipped,
+            rows=shipped.rows + one.parcel.rows,
+            deletions=shipped.deletions + one.parcel.deletions,
+            size_bytes=shipped.size_bytes + one.size_bytes,
+            parts=shipped.parts + 1,
+        )
+        self._watch.progress(one.parcel.rows, one.size_bytes)
+
+    def _refuse(self, one: Arrived) -> None:
+        """Halve a part that was refused for what is in it; a single row is set aside. Anything else ends the run."""
+        parcel, reply = one.parcel, one.reply
+        if reply.status == policy.STRANGER and reply.destination is not None:
+            self._failure = self._failure or stranger(self._unit, self._log.destination(), reply.destination)
+        elif reply.status == policy.STRANGER and reply.newest is not None:
+            self._failure = self._failure or self._other_unit(reply.newest)
+        elif parcel.skip is None and policy.unanswered(reply.status) and self._is_suspect(reply):
+            self._suspect(one)
+        elif parcel.skip is not None or policy.judge(reply.status) != policy.REFUSED:
+            self._fail(one)
+        elif parcel.rows > 1:
+            if reply.status == policy.TOO_LARGE:
+                self._remember_size(parcel)
+            self._halve(parcel)
+        else:
+            self._hear()
+            self._quarantine(parcel, policy.reason(reply), reply)
+
+    def _hear(self) -> None:
+        self._heard, self._silent = True, 0
+
+    def _fail(self, one: Arrived) -> None:
+        """The run ends because of this part."""
+        facts = self._facts(one.parcel)
+        if one.parcel.skip is not None and policy.judge(one.reply.status) == policy.REFUSED:
+            self._failure = self._failure or policy.cannot_pass(one.reply, facts)
+            return
+        out = policy.way_out(self._unit.sink, one.parcel.name, may_split=self._may_split)
+        advice = out if policy.unanswered(one.reply.status) else ""
+        error = policy.failure(one.reply, one.tries, self._settings.retry_after_s_max, facts, advice)
+        self._failure = self._failure or error
+
+    def _halve(self, parcel: Parcel, *, probes: int | None = None, doubtful: int = 0) -> None:
+        halves = policy.halve(parcel)
+        detail = {} if probes is None else {_PROBES: probes}
+        text = json.dumps(detail) if detail else ""
+        self._log.split(parcel.part, [replace(half.part, detail=text) for half in halves], doubtful=doubtful)
+        hit("unit.sealed")
+        if probes is not None:
+            self._details |= {half.part.first: detail for half in halves}
+        self._open[parcel.body] += 1
+        # They are new: what was accepted before them says nothing of them.
+        self._accepted_before.pop(parcel.part.first, None)
+        self._accepted_when_made |= {half.part.first: self._accepted for half in halves}
+        self._ready.extendleft(reversed(halves))
+
+    def _remember_size(self, parcel: Parcel) -> None:
+        size_bytes = max(BODY_BYTES_LEAST, len(parcel.data) // 2)
+        if self._bytes_max is None or size_bytes < self._bytes_max:
+            self._bytes_max = size_bytes
+            self._log.remember_bytes_max(size_bytes)
+
+    def _quarantine(
+        self, parcel: Parcel, reason: str | None, reply: Reply, *, doubtful: int = 0, passed: bool = False
+    ) -> None:
+        """Set a row aside, unless there are too many by now."""
+        if self._is_full(parcel, reply):
+            return
+        self._log.quarantine(parcel.part, parcel.data, reason, doubtful=doubtful, passed=passed)
+        self._quarantined += parcel.rows
+        self._shipped = replace(self._shipped, quarantined=self._shipped.quarantined + parcel.rows)
+        self._close(parcel)
+
+    def _is_full(self, parcel: Parcel, reply: Reply) -> bool:
+        """Whether one more row aside is too many: the run ends then. Rows that are sent again are counted already."""
+        limits = self._settings
+        if self._unit.lane == RETRY:
+            return False
+        if self._quarantined >= limits.quarantine_max:
+            error = policy.too_many_refused(reply, limits.quarantine_max, self._facts(parcel))
+        elif (in_all := self._log.quarantined()) >= limits.quarantine_total_max:
+            error = policy.too_many_in_all(in_all, limits.quarantine_total_max, self._facts(parcel))
+        else:
+            return False
+        self._failure = self._failure or error
+        return True
+
+    # ── parts that nothing is said about ──
+
+    @property
+    def _is_lake(self) -> bool:
+        return self._log.destination() is not None
+
+    @property
+    def _may_split(self) -> bool:
+        return self._settings.split_unanswered or self._is_lake
+
+    @property
+    def _may_be_lake(self) -> bool:
+        """Nothing was accepted yet, so nobody said who is at the other end."""
+        return not self._accepted and not self._is_lake
+
+    @property
+    def _holds_back(self) -> bool:
+        """A first run sends nothing more while it is not known whether a part that failed may be halved.
+
+        Nor are more rows sent again while several of them failed: those under way may show that the endpoint works.
+        """
+        if self._goes_back:
+            return len(self._suspects) >= self._suspects_max
+        return bool(self._suspects) and not self._may_split and not self._resumed
+
+    @property
+    def _goes_back(self) -> bool:
+        """Rows of the quarantine that get no answer go back there; a lake is asked to pass them first."""
+        return self._unit.lane == RETRY and self._may_split and not self._is_lake
+
+    @property
+    def _suspects_max(self) -> int:
+        return max(2, self._settings.parallel)
+
+    def _is_suspect(self, reply: Reply) -> bool:
+        """Whether others are worth sending, to see who is to blame; not if the endpoint wants to be left alone."""
+        patient = policy.asks_again(reply, self._settings.retry_after_s_max)
+        return patient and (self._may_split or self._may_be_lake)
+
+    def _suspect(self, one: Arrived) -> None:
+        """Let a part wait for a witness: one that is accepted from now on.
+
+        For a half that is halved again, or that a lake is asked to pass, one since it was sent is enough: halves go out
+        together, and a wrong guess sets no row aside.
+        """
+        first = one.parcel.part.first
+        if first not in self._details or (one.parcel.rows == 1 and not self._is_lake):
+            self._accepted_before[first] = self._accepted
+        self._suspects.append(one)
+
+    def _judge_suspects(self) -> None:
+        """Halve or set aside those that failed while another part was accepted."""
+        if self._failure is not None or not self._suspects:
+            return
+        if not self._may_split and not self._may_be_lake:
+            self._fail(self._suspects[0])
+            return
+        guilty = [one for one in self._suspects if self._accepted > self._accepted_before[one.parcel.part.first]]
+        self._suspects = [one for one in self._suspects if one not in guilty]
+        for one in guilty:
+            self._divide(one)
+        # Each holds the room of a body; and so many failures in a row are the endpoint's.
+        if len(self._suspects) >= self._suspects_max and not self._goes_back:
+            self._decide_without_witness()
+
+    def _doubtful(self, parcel: Parcel) -> int:
+        """How many rows more may arrive twice now: those of a half were counted when its part was halved."""
+        counted = _PROBES in self._details.get(parcel.part.first, {})
+        return 0 if counted or self._is_lake else parcel.rows
+
+    def _divide(self, one: Arrived) -> None:
+        parcel, reply = one.parcel, one.reply
+        doubtful = self._doubtful(parcel)
+        if parcel.rows > 1:
+            self._halve(parcel, probes=0, doubtful=doubtful)
+            return
+        # A row to blame is never sent again under this number: also a run that ends here has found it.
+        reason = policy.reason(reply)
+        detail = {**self._details.get(parcel.part.first, {}), _GIVEN_UP: reason}
+        self._log.note(replace(parcel.part, detail=json.dumps(detail)))
+        # Crash here: the next try sets it aside; a lake is asked to pass it first.
+        hit("unit.sealed")
+        if self._is_lake:
+            self._ready.appendleft(replace(parcel, skip=reason))
+        else:
+            self._quarantine(parcel, reason, reply, doubtful=doubtful)
+
+    def _set_aside_passed(self, one: Arrived) -> None:
+        """The lake answered: it has the row after all, or it will never take it under this number."""
+        if _ALREADY in one.reply.text:
+            self._acknowledge([one])
+            return
+        why = one.parcel.skip or ""
+        if self._unit.lane == RETRY:
+            self._unheard.append((why, None))
+        keeps_reason = self._unit.lane == RETRY and not self._heard
+        self._quarantine(one.parcel, None if keeps_reason else why, one.reply, passed=True)
+
+    def _give_back(self) -> None:
+        """Rows that were sent again without an answer are in quarantine, and stay there. Nothing is under way.
+
+        If the endpoint had a word about others lately, it is these rows, and the reason is what they got now. Else it
+        may be down: they keep their reason, those not sent yet are not sent, and the try ends. Crash here: rows that
+        are not back yet are sent again under the same keys.
+        """
+        suspects, self._suspects = self._suspects, []
+        self._silent += len(suspects)
+        if self._heard and self._silent <= SILENT_MAX:
+            for one in suspects:
+                self._divide(one)
+            return
+        for one in suspects:
+            self._unheard.append((policy.reason(one.reply), one.reply.retry_after_s))
+            self._quarantine(one.parcel, None, one.reply, doubtful=self._doubtful(one.parcel))
+        self._gave_back = True
+
+    def _decide_without_witness(self) -> None:
+        """Nothing was accepted since these failed: the endpoint may be down, and no row of theirs is to blame.
+
+        A part of several rows is halved all the same if others were accepted in this run since it was made: that sets
+        nothing aside, and its halves are each other's witnesses.
+        """
+        if not self._may_split:
+            self._fail(self._suspects[0])
+            return
+        if self._goes_back:
+            self._give_back()
+            return
+        alone = len(self._suspects) == 1 and not (self._cutting or self._ready or self._under_way)
+        worth = [one for one in self._suspects if self._may_divide(one, alone=alone)]
+        if worth:
+            self._suspects = [one for one in self._suspects if one not in worth]
+            for one in worth:
+                self._divide(one)
+            return
+        if self._send_control():
+            return
+        first = min(self._suspects, key=lambda one: one.parcel.part.first)
+        probes = self._details.get(first.parcel.part.first, {}).get(_PROBES, 0)
+        if self._resumed and not self._probed and first.parcel.rows > 1 and probes < PROBES_MAX:
+            self._probed = True
+            self._suspects.remove(first)
+            self._halve(first.parcel, probes=probes + 1, doubtful=self._doubtful(first.parcel))
+        else:
+            self._fail(first)
+
+    def _keep_control(self, parcel: Parcel) -> None:
+        """Keep the smallest part that was accepted; a retry sends rows one by one and needs none."""
+        if not self._settings.split_unanswered or self._is_lake or self._unit.lane == RETRY:
+            return
+        if self._control is None or parcel.rows < self._control.rows:
+            self._control = replace(parcel, is_control=True)
+
+    def _send_control(self) -> bool:
+        """Send a part that was accepted again, under its key; False if there is none.
+
+        An endpoint that accepts it works now, so what failed before is to blame. Without it, bad rows that are all that
+        is left of their unit would block the sink for ever.
+        """
+        if self._control is None:
+            return False
+        if not self._control_under_way:
+            self._wire.send(self._control)
+            self._under_way += 1
+            self._control_under_way = True
+        return True
+
+    def _take_control(self, one: Arrived) -> None:
+        """Accepted: the suspects are to blame. Not accepted: the endpoint is, and the run ends."""
+        self._control_under_way = False
+        if _delivered(one):
+            self._accepted += 1
+        elif self._suspects:
+            self._fail(self._suspects[0])
+
+    def _may_divide(self, one: Arrived, *, alone: bool) -> bool:
+        """Whether to go on with a part that failed, though nothing was accepted since it was sent.
+
+        A single row of a lake that is all that is left: the lake is asked to pass it, and one that is down cannot.
+        """
+        first = one.parcel.part.first
+        if self._unit.lane == RETRY:
+            return len(self._suspects) < self._suspects_max  # they are in quarantine, and stay there
+        accepted = self._accepted > self._accepted_when_made.get(first, 0)
+        if one.parcel.rows > 1:
+            return accepted
+        return alone and self._is_lake and (accepted or first in self._details)
+
+    def pass_by(self, parcel: Parcel) -> bool:
+        self._open[parcel.body] = 1
+        self._under_way = 1
+        with self._wire:
+            self._wire.send(parcel)
+            (one,) = (one for one in self._wait() if isinstance(one, Arrived | BaseException))
+        if isinstance(one, BaseException):
+            raise one
+        if not _delivered(one):
+            self._refuse(one)
+            raise self._failure or Corrupt("a lake answered in a way that is not known", **self._facts(parcel))
+        if _ALREADY in one.reply.text:
+            self._log.acknowledge([_with_detail(one)], one.reply.destination)
+            return False
+        return True
+
+    def _other_unit(self, newest: policy.Newest) -> Corrupt:
+        """A lake took nothing, since its newest unit is not the one before this: either of the two was rolled back."""
+        unit, facts = self._unit, {"has_epoch": newest.epoch, "has_until": newest.until}
+        if newest.unit is not None and not self._log.knows(newest.unit, newest.epoch):
+            return rolled_back(unit, newest.unit, **facts)
+        # Of rows that are sent again, `until` is the number of the try and no sequence.
+        same = newest.unit is not None and newest.epoch == unit.epoch and unit.lane == ROWS
+        return Corrupt(
+            "the destination does not have what this sink sent to it: its catalog was rolled back",
+            sink=unit.sink,
+            table=unit.table,
+            unit=unit.id,
+            **facts,
+            advice=refill(unit.sink, unit.table, newest.until if same else None),
+        )
+
+    def _close(self, parcel: Parcel) -> None:
+        """A part is done; with the last one of its body there is room for another body."""
+        self._open[parcel.body] -= 1
+        if not self._open[parcel.body]:
+            del self._open[parcel.body]
+            self._cutter.release()
+
+    def _facts(self, parcel: Parcel) -> dict[str, Any]:
+        url = policy.place(self._wire.url)
+        return {"sink": self._unit.sink, "table": self._unit.table, "url": url, "part": parcel.name}
+
+    def _corrupt(self, message: str, parcel: Parcel) -> Corrupt:
+        return Corrupt(
+            message,
+            advice="It was not sent. Run `floodmark doctor`: a file that the unit's version names was changed.",
+            **self._facts(parcel),
+        )
+
+
+def _delivered(one: Arrived) -> bool:
+    return policy.judge(one.reply.status) == policy.DELIVERED
+
+
+def _with_detail(one: Arrived) -> Part:
+    detail = {"rows": one.parcel.rows, "deletions": one.parcel.deletions, "bytes": one.size_bytes}
+    return replace(one.parcel.part, detail=json.dumps(detail))
+
+
+class Cutter:
+    """Makes bodies in a thread of its own, never more at once than there is room for."""
+
+    def __init__(self, found: Iterable[Body], room: int, news: queue.SimpleQueue[News]) -> None:
+        self._found = found
+        self._news = news
+        self._room = threading.Semaphore(room)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="floodmark-cutter", daemon=True)
+
+    def release(self) -> None:
+        self._room.release()
+
+    def __enter__(self) -> Cutter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._room.release()
+        # It may be in the middle of a read. It only reads, so what is left of it is waited for, but not for ever.
+        self._thread.join(CLOSE_S_MAX)
+
+    def _run(self) -> None:
+        found = iter(self._found)
+        try:
+            while True:
+                self._room.acquire()
+                if self._ended.is_set():
+                    return
+                body = next(found, None)
+                if body is None:
+                    self._news.put(None)
+                    return
+                part = Part(body.first, body.last, body.digest)
+                self._news.put(Parcel(part, body.data, body.deletions, body.first, body.problem))
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for the bodies
+            self._news.put(error)

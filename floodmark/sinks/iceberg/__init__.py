@@ -1,0 +1,1 @@
+"""A sink that writes an Iceberg table elsewhere."""

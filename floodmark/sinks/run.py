@@ -1,0 +1,574 @@
+"""Whether a sink and the tables that it follows still belong together; where they do not, somebody has to choose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from floodmark import clock, log
+from floodmark.catalog.sink_state import PAUSED as SINK_PAUSED
+from floodmark.catalog.sink_state import Followed, Sink
+from floodmark.catalog.unit import RETRY, ROWS, SEALED, Part, Shipped, Stopped, Unit, UnitLog, Watch
+from floodmark.catalog.units import Bad, UnitLimit, choices
+from floodmark.engine import Engine
+from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, NotFound, Unavailable, cause_text
+from floodmark.failpoints import hit
+from floodmark.model import BEGINNING, MAIN
+from floodmark.reading import Changes, Moment
+from floodmark.rows.json.ndjson import holds
+from floodmark.rows.reading.shipment import Body, Shipment, bodies, plan_shipment
+from floodmark.sinks.http.policy import too_many_in_all
+from floodmark.sinks.quarantine import current_lines
+from floodmark.sinks.record import (
+    BUSY,
+    NOTHING_TO_DO,
+    PAUSED,
+    PLANNED,
+    REFUSED,
+    SHIPPED,
+    STOPPED,
+    WAITING,
+    SinkRun,
+    TableRun,
+    outcome_of,
+)
+from floodmark.sinks.settings import AnySettings, HttpSettings, WrongSetting, place_of, settings_from_json
+from floodmark.sinks.watch import RunWatch
+
+if TYPE_CHECKING:
+    from floodmark.sinks.destination import Destination
+
+
+def is_current(sink: Sink) -> bool:
+    return all(one.current and one.incarnation == sink.lake for one in sink.tables) and not sink.lost
+
+
+def lost_tables(sink: Sink) -> list[TableRun]:
+    return [TableRun(table, REFUSED, error=_lost_mark(sink.name, table)) for table in sink.lost]
+
+
+def _lost_mark(sink: str, table: str) -> Corrupt:
+    return Corrupt("the sink's mark is lost", sink=sink, table=table, advice=choices(sink, table))
+
+
+def check_followed(sink: Sink, followed: Followed) -> None:
+    """Refuse to go on where marks and table do not belong together: somebody has to choose."""
+    facts = {"sink": sink.name, "table": followed.table}
+    advice = choices(sink.name, followed.table)
+    if sink.branch is None:
+        raise NotFound("the branch that the sink follows was deleted", **facts, advice="Remove the sink.")
+    if followed.head_id is None:
+        raise NotFound("the table of the sink is not there", **facts, advice="Make it again, or remove the sink.")
+    if followed.head_id != followed.table_id:
+        raise Corrupt("the table was dropped and made again: the sink's mark is of the old one", **facts, advice=advice)
+    if followed.incarnation != sink.lake:
+        raise Corrupt(
+            "the catalog was restored from a backup: the sink may have sent rows that it does not know of",
+            **facts,
+            mark=followed.mark,
+            advice=advice,
+        )
+    if followed.mark is None or followed.epoch is None:
+        raise _lost_mark(sink.name, followed.table)
+    if followed.head_sequence is None or not BEGINNING <= followed.mark <= followed.head_sequence:
+        raise Corrupt(
+            "the sink's mark is not a sequence of the table",
+            **facts,
+            mark=followed.mark,
+            newest=followed.head_sequence,
+            advice=advice,
+        )
+
+
+TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
+RELEASES_MAX = 2
+# By table id: what storage knows of, and this catalog does not.
+Lost = Mapping[str, Corrupt]
+PARTS_SHOWN = 8
+# A destination that asks to be left alone for longer is asked once a day.
+RETRY_AFTER_S_KEPT = 86_400.0
+KEEPS_RULES = "The unit that is open keeps its columns and filter; `floodmark sink replay` gives it up."
+
+
+class Runner:
+    def __init__(
+        self,
+        engine: Engine,
+        open_destination: Callable[[AnySettings], Destination],
+    ) -> None:
+        self._engine = engine
+        self._catalog = engine.catalog
+        self._open_destination = open_destination
+
+    # ── a run ──
+
+    def run(self, name: str, watch: RunWatch, *, until_empty: bool = False, now: bool = False) -> SinkRun:
+        """`now`: also if the destination asked to be left alone for longer."""
+        sink = self._catalog.sinks.find(name)
+        if sink.state == SINK_PAUSED:
+            return SinkRun(name, tuple(TableRun(one.table, PAUSED) for one in sink.tables))
+        idle = is_current(sink) and sink.error is None
+        if idle and self._catalog.witnesses.has_seen(sink):
+            return _nothing(sink)
+        if sink.error is not None and not now:
+            waits_ms = self._catalog.sinks.waits_ms(sink.id)
+            if waits_ms:
+                return _waiting(sink, waits_ms)
+        try:
+            if idle and not self._catalog.witnesses.compare(sink):
+                return _nothing(sink)
+            self._engine.get_ready()
+            # Before a mark moves: a catalog that was rolled back knows less than storage.
+            return self._run(sink, watch, until_empty, self._catalog.witnesses.compare(sink, trim=True))
+        except Invalid:
+            raise  # a lake that is read-only
+        except FloodmarkError as error:
+            # The catalog failed between two steps: what is open is resumed, what is done is settled.
+            failed = (TableRun(one.table, outcome_of(error), since=one.mark, error=error) for one in sink.tables)
+            return SinkRun(name, tuple(failed))
+
+    def _run(self, sink: Sink, watch: RunWatch, until_empty: bool, lost: Lost) -> SinkRun:
+        return self._with_lost(sink, self._run_held(sink, watch, until_empty, lost))
+
+    def _with_lost(self, sink: Sink, run: SinkRun) -> SinkRun:
+        """Say once what retention took since the last run before the sink had it (I15)."""
+        lost = self._catalog.sinks.take_lost(sink.id)
+        by_name = {one.table: lost[one.table_id] for one in sink.tables if one.table_id in lost}
+        if not by_name:
+            return run
+        told = (
+            replace(one, detail={**one.detail, "rows_lost": by_name[one.table]}) if one.table in by_name else one
+            for one in run.tables
+        )
+        return SinkRun(run.sink, tuple(told))
+
+    def _run_held(self, sink: Sink, watch: RunWatch, until_empty: bool, lost: Lost) -> SinkRun:
+        sink = self._pass_over(sink, lost)
+        if is_current(sink) and not lost:
+            if sink.error is not None:
+                # What failed then is done: its reply was lost, or somebody passed it by.
+                self._catalog.sinks.forget_error(sink.id)
+            return _nothing(sink)
+        run = clock.new_id()
+        try:
+            self._catalog.sinks.take(sink.name, run)
+        except Busy as error:
+            return SinkRun(sink.name, tuple(TableRun(one.table, BUSY, error=error) for one in sink.tables))
+        # Crash here: a holder that is dead; the next run takes over.
+        hit("unit.held")
+        try:
+            # Read again: whoever held it before may have gone on until just now.
+            sink = self._catalog.sinks.find(sink.name)
+            done: list[TableRun] = []
+            for one in sink.tables:
+                # One endpoint for all tables: what it asked for one counts for the others.
+                asked = next((table.error for table in done if table.error and _wait_ms(table.error.as_dict())), None)
+                done.append(
+                    self._table(sink, one.table, run, watch, until_empty, lost)
+                    if asked is None
+                    else _left_alone(one, asked)
+                )
+            done += lost_tables(sink)
+        except BaseException as error:
+            self._release(sink, run, _told(error))
+            raise
+        self._release(sink, run, _first_error(done), _waits_ms(done))
+        return SinkRun(sink.name, tuple(done))
+
+    def retry(self, sink: Sink, table: str, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
+        """Send rows of the quarantine again. Busy if a run is at work."""
+        run = clock.new_id()
+        self._catalog.sinks.take(sink.name, run)
+        try:
+            done = self._retried(self._catalog.sinks.find(sink.name), table, entries, run, watch)
+        except BaseException as error:
+            self._release(sink, run, _told(error))
+            raise
+        self._release(sink, run, _first_error([done]), _waits_ms([done]))
+        return done
+
+    def _retried(self, sink: Sink, table: str, entries: Sequence[Bad], run: str, watch: RunWatch) -> TableRun:
+        followed = sink.table(table)
+        tally = _Tally(followed)
+        try:
+            check_followed(sink, followed)
+            _check_known(followed, self._catalog.witnesses.compare(sink))
+            settings = settings_from_json(sink.kind, sink.settings)
+            self._finish_open(sink, followed, run, watch, tally)
+            # While the sink is held: what is newer than these rows cannot overtake them.
+            again = current_lines(
+                self._engine.reader, self._catalog.storage, table, settings, entries, sink.branch or MAIN
+            )
+            tally.replaced = self._catalog.units.drop_quarantined(sink, again.replaced)
+            rules, units = settings.rules(), self._catalog.units
+            unit = units.open_retry(sink, followed, rules, again.key, run, again.lines)
+            if unit is not None:
+                hit("unit.opened")
+                tally.unheard = None  # of the unit that was open: its rows are in this one
+                self._ship(unit, settings, run, watch, tally)
+        except Stopped:
+            return self._stopped(sink.name, table, tally)
+        except FloodmarkError as error:
+            if isinstance(error, WrongSetting):
+                error.advise(sink.name)
+            return tally.done(outcome_of(error), self._mark(sink.name, table), error)
+        return tally.finished(self._mark(sink.name, table))
+
+    def set_aside(self, sink: Sink, table: str, first: int, last: int, reason: str, watch: RunWatch) -> int:
+        """Set a part of the open unit aside by hand, in the same epoch; returns its rows. Busy if a run is at work."""
+        run = clock.new_id()
+        self._catalog.sinks.take(sink.name, run)
+        try:
+            sink = self._catalog.sinks.find(sink.name)
+            return self._set_aside(sink, sink.table(table), first, last, reason, run, watch)
+        finally:
+            # What failed is not done by this: the error stays until a run went well.
+            kept = None if sink.error is None else json.loads(sink.error)
+            self._release(sink, run, kept)
+
+    def _set_aside(
+        self, sink: Sink, followed: Followed, first: int, last: int, reason: str, run: str, watch: RunWatch
+    ) -> int:
+        from floodmark.sinks.http.destination import HttpDestination
+
+        settings = settings_from_json(sink.kind, sink.settings)
+        destination = self._open_destination(settings)
+        if not isinstance(destination, HttpDestination) or not isinstance(settings, HttpSettings):
+            raise Invalid("only a sink over HTTP sets rows aside", sink=sink.name, kind=sink.kind)
+        open_units = [self._catalog.units.read(one) for one in (followed.open_unit, followed.retry_unit) if one]
+        for unit in open_units:
+            unit_log = self._catalog.units.log(unit, run)
+            parts = unit_log.parts()
+            for part in parts:
+                if (part.first, part.last, part.state) == (first, last, SEALED):
+                    self._check_room(sink, followed, settings, last - first, unit)
+                    data = self._text_of(unit, parts, part)
+                    return destination.set_aside(unit, part, data, reason, unit_log, watch)
+        waiting = [
+            f"{part.first}-{part.last}"
+            for unit in open_units
+            for part in self._catalog.units.log(unit, run).parts()
+            if part.state == SEALED
+        ]
+        raise Invalid(
+            "no part with these rows waits to be sent",
+            sink=sink.name,
+            table=followed.table,
+            part=f"{first}-{last}",
+            waiting=", ".join(waiting[:PARTS_SHOWN]) or "none",
+            advice="Name a part that the last error of the sink names: `floodmark sink status` shows it.",
+        )
+
+    def _check_room(self, sink: Sink, followed: Followed, settings: HttpSettings, rows: int, unit: Unit) -> None:
+        there = sum(self._catalog.units.count_quarantined(sink.id).values())
+        if unit.lane != RETRY and there + rows > settings.quarantine_total_max:
+            facts = {"sink": sink.name, "table": followed.table, "rows": rows}
+            raise too_many_in_all(there, settings.quarantine_total_max, facts)
+
+    def _text_of(self, unit: Unit, parts: Sequence[Part], part: Part) -> bytes:
+        """The rows of a part that was written down, as they would be sent."""
+        if unit.lane == RETRY:
+            return b""
+        known = [(one.first, one.last) for one in parts]
+        mine = (part.first, part.last)
+        others = [one for one in known if one != mine]
+        rules = unit.rules
+        found = bodies(self.shipment(unit), self._catalog.storage, rules.part_rows, rules.part_bytes, known, others)
+        body = next((one for one in found if (one.first, one.last) == mine), None)
+        if body is None or body.digest != part.digest:
+            raise Corrupt("a part of a unit has other bytes than when it was written down", unit=unit.id, part=mine)
+        return body.data
+
+    def _stopped(self, name: str, table: str, tally: _Tally) -> TableRun:
+        try:
+            paused = self._catalog.sinks.find(name).state == SINK_PAUSED
+        except FloodmarkError:
+            paused = False
+        return tally.done(PAUSED if paused else STOPPED, self._mark(name, table))
+
+    def _release(self, sink: Sink, run: str, error: dict[str, Any] | None, wait_ms: int | None = None) -> None:
+        for _ in range(RELEASES_MAX):
+            try:
+                told = None if error is None else json.dumps(error)
+                self._catalog.sinks.release(sink.id, run, told, wait_ms)
+                return
+            except Unavailable as problem:
+                log.get().warning("a sink could not be released", sink=sink.name, cause=str(problem))
+        # Nobody vouches for this run any more: the next one takes the sink over.
+        self._catalog.sinks.disown(run)
+
+    def _table(self, sink: Sink, table: str, run: str, watch: RunWatch, until_empty: bool, lost: Lost) -> TableRun:
+        """One table of the run; its failure does not stop the others."""
+        tally = _Tally(sink.table(table))
+        try:
+            watch.check()
+            check_followed(sink, sink.table(table))
+            _check_known(sink.table(table), lost)
+            settings = settings_from_json(sink.kind, sink.settings)
+            self._finish_open(sink, sink.table(table), run, watch, tally)
+            while self._take_new(sink.name, table, settings, run, watch, tally) and until_empty:
+                watch.check()
+        except Stopped:
+            return self._stopped(sink.name, table, tally)
+        except FloodmarkError as error:
+            if isinstance(error, WrongSetting):
+                error.advise(sink.name)
+            elif isinstance(error, Invalid) and tally.opened:
+                error.advice = f"{error.advice} {KEEPS_RULES}".strip()
+            return tally.done(outcome_of(error), self._mark(sink.name, table), error)
+        return tally.finished(self._mark(sink.name, table))
+
+    def _finish_open(self, sink: Sink, followed: Followed, run: str, watch: RunWatch, tally: _Tally) -> None:
+        """What an earlier run left is finished first, as it was written down."""
+        settings = settings_from_json(sink.kind, sink.settings)
+        for unit_id in (followed.open_unit, followed.retry_unit):
+            if unit_id is not None:
+                try:
+                    unit = self._catalog.units.read(unit_id)
+                except Corrupt as error:
+                    error.advice = error.advice or choices(sink.name, followed.table)
+                    raise
+                tally.resumed += 1
+                self._ship(unit, settings, run, watch, tally)
+
+    def _take_new(self, name: str, table: str, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally) -> bool:
+        """Open and ship one unit of what is new now; False if there is nothing."""
+        sink = self._catalog.sinks.find(name)
+        followed = sink.table(table)
+        check_followed(sink, followed)
+        if followed.current or self._passed_over(sink, followed):
+            return False
+        shipment = plan_shipment(self._new(sink, followed).plan, settings.columns, settings.where)
+        check_text(shipment, settings, table)
+        limit = UnitLimit(settings.unit_rows, settings.unit_bytes)
+        unit = self._catalog.units.open(sink, followed, settings.rules(), shipment.key, run, limit)
+        if unit is None:
+            return False
+        # Crash here: an open unit and its pin; nothing was sent.
+        hit("unit.opened")
+        self._ship(unit, settings, run, watch, tally)
+        return True
+
+    def _ship(self, unit: Unit, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally) -> None:
+        tally.opened = True
+        unit_log = self._catalog.units.log(unit, run)
+        # Before the first effect outside: whoever rolls the catalog back from here on is noticed.
+        self._catalog.witnesses.put(unit, place_of(settings))
+        # Crash here: an open unit with its witness; nothing was sent.
+        hit("unit.witnessed")
+        destination = self._open_destination(settings)
+        if unit.lane == RETRY:
+            tally.unheard = self._ship_retry(unit, destination, unit_log, watch).error
+        else:
+            shipment = self.shipment(unit)
+            watch.begin(unit.table, shipment.rows_max)
+            destination.ship(unit, shipment, unit_log, watch)
+        # Crash here: the destination has everything, the mark has not moved; the next run finds every part there.
+        hit("unit.shipped")
+        tally.add(self._catalog.units.settle(unit, run))
+        tally.opened = False
+        if unit.lane == ROWS:
+            self._catalog.witnesses.saw(unit, unit.table_id, unit.epoch, unit.until)
+        hit("unit.settled")
+        log.get().info("settled", sink=unit.sink, table=unit.table, since=unit.since, until=unit.until, lane=unit.lane)
+
+    def _ship_retry(self, unit: Unit, destination: Destination, unit_log: UnitLog, watch: Watch) -> Shipped:
+        from floodmark.sinks.http.destination import HttpDestination
+
+        if not isinstance(destination, HttpDestination):
+            raise Invalid("this kind of sink refuses no rows, so there are none to send again", sink=unit.sink)
+        lines = self._catalog.units.retry_lines(unit)
+        found = (Body(place, place + 1, 0, line.encode()) for place, line in lines)
+        return destination.ship_bodies(unit, found, unit_log, watch)
+
+    # ── what is new ──
+
+    def shipment(self, unit: Unit) -> Shipment:
+        """The rows of a unit, from the version that it pinned."""
+        since = None if unit.since == BEGINNING else unit.since
+        found = self._engine.reader.changes(unit.table, since, unit.until, Moment(version=unit.version))
+        if found.table_id != unit.table_id:
+            raise Corrupt("the table of a unit is another one at its version", unit=unit.id, table=unit.table)
+        return plan_shipment(found.plan, unit.rules.columns, unit.rules.where)
+
+    def plan(self, name: str) -> SinkRun:
+        """What a run would do now. Changes nothing."""
+        sink = self._catalog.sinks.find(name)
+        lost = self._catalog.witnesses.compare(sink)
+        return SinkRun(name, (*(self._planned(sink, one, lost) for one in sink.tables), *lost_tables(sink)))
+
+    def _planned(self, sink: Sink, followed: Followed, lost: Lost) -> TableRun:
+        here = TableRun(followed.table, NOTHING_TO_DO, since=followed.mark, until=followed.head_sequence)
+        try:
+            check_followed(sink, followed)
+            _check_known(followed, lost)
+            settings = settings_from_json(sink.kind, sink.settings)
+            if followed.current:
+                return here
+            changes = self._new(sink, followed)
+            if changes.empty and followed.open_unit is None:
+                return here
+            shipment = plan_shipment(changes.plan, settings.columns, settings.where)
+        except FloodmarkError as error:
+            return replace(here, outcome=outcome_of(error), error=error)
+        detail = {"rows_max": shipment.rows_max, "files": len(shipment.plan.files), "open_unit": followed.open_unit}
+        outcome = PAUSED if sink.state == SINK_PAUSED else PLANNED
+        return replace(here, outcome=outcome, detail=detail)
+
+    def _new(self, sink: Sink, followed: Followed) -> Changes:
+        mark, moment = followed.mark if followed.mark is not None else BEGINNING, Moment(branch=sink.branch or MAIN)
+        try:
+            return self._engine.reader.changes(followed.table, None if mark == BEGINNING else mark, None, moment)
+        except BelowRetention as error:
+            error.advice = choices(sink.name, followed.table, mark=False)
+            raise
+
+    def _pass_over(self, sink: Sink, lost: Lost) -> Sink:
+        """Move the marks of tables in which nothing is new for anybody, such as after a compaction."""
+        moved = False
+        for followed in sink.tables:
+            try:
+                check_followed(sink, followed)
+                _check_known(followed, lost)
+            except FloodmarkError:
+                continue  # said by the run
+            moved = (not followed.current and self._passed_over(sink, followed)) or moved
+        return self._catalog.sinks.find(sink.name) if moved else sink
+
+    def _passed_over(self, sink: Sink, followed: Followed) -> bool:
+        if followed.open_unit is not None or followed.retry_unit is not None:
+            return False
+        try:
+            changes = self._new(sink, followed)
+        except FloodmarkError:
+            return False  # said by the run
+        if not changes.empty or not self._catalog.units.pass_over(sink, followed, changes.until):
+            return False
+        if followed.epoch is not None:
+            self._catalog.witnesses.saw(sink, followed.table_id, followed.epoch, changes.until)
+        return True
+
+    def _mark(self, name: str, table: str) -> int | None:
+        """Where the mark is now; None if the catalog does not say so."""
+        try:
+            return self._catalog.sinks.find(name).table(table).mark
+        except FloodmarkError:
+            return None
+
+
+@dataclass
+class _Tally:
+    followed: Followed
+    units: int = 0
+    resumed: int = 0
+    rows: int = 0
+    deletions: int = 0
+    size_bytes: int = 0
+    quarantined: int = 0
+    replaced: int | None = None
+    # A unit is on its way.
+    opened: bool = False
+    # Rows that were sent again are back in quarantine without an answer: their unit is settled, so that they block no
+    # newer ones, and yet the run did not go well.
+    unheard: FloodmarkError | None = None
+
+    def add(self, settled: dict[str, int]) -> None:
+        self.units += 1
+        self.rows += settled["rows"]
+        self.deletions += settled["deletions"]
+        self.size_bytes += settled["bytes"]
+        self.quarantined += settled["quarantined"]
+
+    def finished(self, mark: int | None) -> TableRun:
+        if self.unheard is not None:
+            return self.done(outcome_of(self.unheard), mark, self.unheard)
+        return self.done(SHIPPED if self.units else NOTHING_TO_DO, mark)
+
+    def done(self, outcome: str, mark: int | None, error: FloodmarkError | None = None) -> TableRun:
+        return TableRun(
+            self.followed.table,
+            outcome,
+            self.units,
+            self.resumed,
+            self.rows,
+            self.deletions,
+            self.size_bytes,
+            self.quarantined,
+            self.followed.mark,
+            mark,
+            {} if self.replaced is None else {"replaced": self.replaced},
+            error,
+        )
+
+
+def _check_known(followed: Followed, lost: Lost) -> None:
+    if followed.table_id in lost:
+        raise lost[followed.table_id]
+
+
+def check_text(shipment: Shipment, settings: AnySettings, table: str) -> None:
+    """Every column has a form in the sink's format: said before a unit is opened that could never be shipped."""
+    if settings.rules().format not in TEXT_FORMATS:
+        return
+    for column in shipment.schema:
+        if not holds(column.type):
+            raise Invalid(
+                "JSON has no form for this column",
+                table=table,
+                column=column.name,
+                type=column.type,
+                advice="Choose other columns, or a files sink with Parquet.",
+            )
+
+
+def _first_error(done: Sequence[TableRun]) -> dict[str, Any] | None:
+    return next((table.error.as_dict() for table in done if table.error is not None), None)
+
+
+def _told(error: BaseException) -> dict[str, Any] | None:
+    """What nobody expected is shown like any error; whoever interrupts a run knows that they did."""
+    if not isinstance(error, Exception):
+        return None
+    if isinstance(error, FloodmarkError):
+        return error.as_dict()
+    advice = "The log of that run says more; the next run resumes the unit."
+    return {
+        "kind": type(error).__name__,
+        "message": "the run broke off",
+        "facts": {"cause": cause_text(error)},
+        "advice": advice,
+    }
+
+
+def _wait_ms(error: dict[str, Any]) -> int:
+    """For how long the destination asked to be left alone, as far as a run waits for that."""
+    asked_s = error["facts"].get("retry_after_s")
+    return 0 if asked_s is None else round(min(float(asked_s), RETRY_AFTER_S_KEPT) * 1000)
+
+
+def _waits_ms(done: Sequence[TableRun]) -> int:
+    return max((_wait_ms(table.error.as_dict()) for table in done if table.error), default=0)
+
+
+def _waiting(sink: Sink, waits_ms: int) -> SinkRun:
+    until = clock.format_time(clock.now_ms() + waits_ms)
+    error = Unavailable(
+        "the destination asked to be left alone for longer",
+        sink=sink.name,
+        wait_s=round(waits_ms / 1000, 1),
+        until=until,
+        advice="The first run after that time goes on; `floodmark sink run --now` asks at once.",
+    )
+    return SinkRun(sink.name, tuple(_left_alone(one, error) for one in sink.tables))
+
+
+def _left_alone(followed: Followed, error: FloodmarkError) -> TableRun:
+    return TableRun(followed.table, WAITING, since=followed.mark, until=followed.mark, error=error)
+
+
+def _nothing(sink: Sink) -> SinkRun:
+    return SinkRun(
+        sink.name, tuple(TableRun(one.table, NOTHING_TO_DO, since=one.mark, until=one.mark) for one in sink.tables)
+    )

@@ -1,0 +1,444 @@
+"""`lake.sinks`: the ways out of a lake, as a user holds them.
+
+Adding, changing and asking are single transactions of the catalog; a run is `sinks/run.py`. What cannot be undone
+(remove, replay, dropping refused rows) is said by name and never happens by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from floodmark import clock, log
+from floodmark.catalog.sink_state import ACTIVE, PAUSED, Followed, Sink
+from floodmark.catalog.units import Bad
+from floodmark.catalog.upkeep import Maintenance
+from floodmark.engine import Engine
+from floodmark.errors import Busy, FloodmarkError, Invalid, NotFound
+from floodmark.failpoints import hit
+from floodmark.json_form import as_json
+from floodmark.maintenance.keeper import Progress as KeeperProgress
+from floodmark.maintenance.record import SINK_COMPACT, SINK_EXPIRE, SINK_VERBS, Upkept
+from floodmark.model import BEGINNING, MAIN, Head
+from floodmark.reading import Moment
+from floodmark.rows.reading.shipment import plan_shipment
+from floodmark.shown import Listing, SinkFacts
+from floodmark.sinks.check import FAILED, READY, check_destination
+from floodmark.sinks.destination import Destination, open_destination
+from floodmark.sinks.record import BUSY, SinkRun, TableRun, outcome_of
+from floodmark.sinks.record import PAUSED as PAUSED_RUN
+from floodmark.sinks.run import Runner, check_followed, check_text
+from floodmark.sinks.settings import (
+    FILES,
+    HTTP,
+    ICEBERG,
+    AnySettings,
+    IcebergSettings,
+    WrongSetting,
+    check_name,
+    parse_settings,
+    place_of,
+    settings_from_json,
+    settled_paths,
+)
+from floodmark.sinks.status import sink_report, sink_reports
+from floodmark.sinks.watch import Progress, RunWatch
+
+if TYPE_CHECKING:
+    from floodmark.sinks.iceberg.destination import IcebergDestination
+    from floodmark.sinks.iceberg.maintain import Owner
+
+# Where a sink begins: at the beginning, with what comes from now on, where its mark is, or behind a sequence.
+BEGINNING_NAME, HEAD_NAME, MARK_NAME = "beginning", "head", "mark"
+# What says where the rows go: another place is another sink. An endpoint and a catalog may move: who is there is known.
+PLACE = {HTTP: (), FILES: ("path",), ICEBERG: ("namespace", "table")}
+
+
+class LakeSinks:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._catalog = engine.catalog
+        self._runner = Runner(engine, self._open)
+
+    def _open(self, settings: AnySettings) -> Destination:
+        return open_destination(settings, self._catalog.storage, self._engine.sessions)
+
+    def __repr__(self) -> str:
+        return f"<lake.sinks of {self._catalog.location}: add, run, status, set, check, pause, resume, remove>"
+
+    # ── what they are ──
+
+    def add(
+        self,
+        name: str,
+        kind: str,
+        *,
+        tables: str | Sequence[str],
+        start: str | int | None = None,
+        branch: str = MAIN,
+        **settings: Any,
+    ) -> dict[str, Any]:
+        """Register a sink. Nothing is sent before its first run.
+
+        kind: http (url, …), files (path, …) or iceberg (catalog, …). `start`: "beginning" ships what is there already,
+        "head" only what comes from now on, a number what is newer than that sequence. Without it a sink begins at the
+        beginning, and is refused if one that was removed sent there before. `branch`: the one it follows.
+        """
+        check_name(name)
+        chosen = parse_settings(kind, settled_paths(settings))
+        names = [tables] if isinstance(tables, str) else list(dict.fromkeys(tables))
+        if not names:
+            raise Invalid("a sink follows at least one table", sink=name)
+        self._engine.get_ready()
+        heads = [self._catalog.history.head(table, branch) for table in names]
+        for head in heads:
+            self._check_rows(head, chosen)
+        if start is None:
+            self._check_new_place(name, chosen, heads)
+        begin = BEGINNING_NAME if start is None else start
+        marks = {head.table: _mark_at(begin, head, None) for head in heads}
+        self._catalog.sinks.add(name, kind, chosen.to_json(), heads, marks, chosen.protected)
+        return self.about(name)
+
+    def _check_new_place(self, name: str, settings: AnySettings, heads: Sequence[Head]) -> None:
+        """No sink that is gone sent rows of these tables there: from the beginning they would come once more."""
+        names = {head.table_id: head.table for head in heads}
+        for one in self._catalog.witnesses.left(place_of(settings), names):
+            again = (
+                f", `--start {one.since}` its last unit again and what came after, if the catalog was not rolled back"
+            )
+            raise Invalid(
+                "a sink that was removed, or that a rolled-back catalog lost, sent rows of this table there before",
+                sink=name,
+                table=names[one.table_id],
+                sink_before=one.name,
+                last_unit=f"{one.since}..{one.until}",
+                advice=f"Add it by `floodmark sink add {name} …` with a choice where it begins: `--start beginning`"
+                " sends every row (again), `--start head` only what comes from now on"
+                f"{again if one.since is not None and one.since > BEGINNING else ''}.",
+            )
+
+    def set(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Change settings; None puts one back to its default.
+
+        Which rows, their format and parts: from the next unit on. How they are sent: from the next run on, also for a
+        unit that is open.
+        """
+        sink = self._catalog.sinks.find(name)
+        known = json.loads(settings_from_json(sink.kind, sink.settings).to_json())
+        chosen = parse_settings(
+            sink.kind, {key: value for key, value in {**known, **settled_paths(settings)}.items() if value is not None}
+        )
+        moved = [key for key in PLACE[sink.kind] if json.loads(chosen.to_json()).get(key) != known.get(key)]
+        if moved:
+            raise Invalid(
+                "a sink stays at its place: another one is another sink",
+                setting=moved[0],
+                advice="Add a sink for the new place; `--start head` if the rows are there already.",
+            )
+        self._engine.get_ready()
+        for followed in sink.tables:
+            if followed.head_id == followed.table_id:
+                self._check_rows(self._head(sink, followed.table), chosen)
+        self._catalog.sinks.set(name, sink.settings, chosen.to_json(), chosen.protected)
+        return self.about(name)
+
+    def pause(self, name: str) -> bool:
+        """No run ships anything until resumed; one that is under way stops at its next step. False: it was paused."""
+        self._engine.get_ready()
+        return self._catalog.sinks.set_state(name, PAUSED)
+
+    def resume(self, name: str) -> bool:
+        """Let a paused sink ship again. False: it was not paused."""
+        self._engine.get_ready()
+        return self._catalog.sinks.set_state(name, ACTIVE)
+
+    def remove(self, name: str) -> None:
+        """Forget a sink, its marks and its quarantine; what it sent stays where it is. Busy while it runs."""
+        self._engine.get_ready()
+        self._catalog.sinks.remove(name)
+
+    def replay(self, name: str, *, start: str | int, table: str | None = None) -> dict[str, Any]:
+        """Open a new epoch of one table (or all): rows newer than `start` are sent again. Explicit, and counted."""
+        self._engine.get_ready()
+        sink = self._catalog.sinks.find(name)
+        settings = settings_from_json(sink.kind, sink.settings)
+        names = [*(followed.table for followed in sink.tables), *sink.lost] if table is None else [table]
+        witnessed = self._catalog.witnesses.newest_epoch(sink)
+        for one in names:
+            head = self._head(sink, one)
+            self._catalog.sinks.replay(name, head, partial(_mark_at, start, head), settings.protected, witnessed)
+        return self.about(name)
+
+    def plan_replay(self, name: str, *, start: str | int, table: str | None = None) -> list[dict[str, Any]]:
+        """What `replay` would do, per table: how many changes would be sent, again, or never. Changes nothing."""
+        sink = self._catalog.sinks.find(name)
+        known = {followed.table: followed for followed in sink.tables}
+        names = [*known, *sink.lost] if table is None else [table]
+        if table is not None and table not in sink.lost:
+            sink.table(table)
+        return [self._replayed(self._head(sink, one), start, known.get(one)) for one in names]
+
+    def _replayed(self, head: Head, start: str | int, followed: Followed | None) -> dict[str, Any]:
+        mark = followed.mark if followed is not None and followed.table_id == head.table_id else None
+        begin = _mark_at(start, head, mark)
+        rows = self._catalog.units.lag(head.table_id, begin, head.branch).rows
+        # Without a mark of this table nobody can tell what was sent of it: nothing, as far as is known.
+        waiting = rows if mark is None else self._catalog.units.lag(head.table_id, mark, head.branch).rows
+        return {
+            "table": head.table,
+            "mark": mark,
+            "start": begin,
+            "rows": rows,
+            "again": max(0, rows - waiting),
+            "skipped": max(0, waiting - rows),
+            "open_unit": None if followed is None else followed.open_unit or followed.retry_unit,
+        }
+
+    def _head(self, sink: Sink, table: str) -> Head:
+        if sink.branch is None:
+            raise NotFound("the branch that the sink follows was deleted", sink=sink.name, advice="Remove the sink.")
+        return self._catalog.history.head(table, sink.branch)
+
+    # ── how they are ──
+
+    def status(self) -> list[dict[str, Any]]:
+        """Every sink: see `about`."""
+        return Listing(SinkFacts(as_json(report)) for report in sink_reports(self._catalog))
+
+    def about(self, name: str) -> dict[str, Any]:
+        """Where a sink is: mark and head, lag in rows and time, last unit, errors, quarantine, per table."""
+        return SinkFacts(as_json(sink_report(self._catalog, self._catalog.sinks.find(name))))
+
+    # ── running ──
+
+    def check(self, name: str) -> dict[str, Any]:
+        """Try the destination of every table of a sink, before its first run say. No row is sent, no mark moves.
+
+        Each table has an outcome, ready or failed, with what was found or the error.
+        """
+        sink = self._catalog.sinks.find(name)
+        tables = [self._checked(sink, followed) for followed in sink.tables]
+        outcome = READY if all(one["outcome"] == READY for one in tables) else FAILED
+        return {"sink": name, "kind": sink.kind, "outcome": outcome, "tables": tables}
+
+    def _checked(self, sink: Sink, followed: Followed) -> dict[str, Any]:
+        try:
+            check_followed(sink, followed)
+            settings = settings_from_json(sink.kind, sink.settings)
+            self._check_rows(self._head(sink, followed.table), settings)
+            found = check_destination(settings, self._catalog.storage, followed.table)
+        except FloodmarkError as error:
+            if isinstance(error, WrongSetting):
+                error.advise(sink.name)
+            told = {**error.as_dict(), "exit_code": error.exit_code}
+            return {"table": followed.table, "outcome": FAILED, "found": None, "error": told}
+        return {"table": followed.table, "outcome": READY, "found": found, "error": None}
+
+    def run(
+        self,
+        name: str,
+        *,
+        until_empty: bool = False,
+        dry_run: bool = False,
+        now: bool = False,
+        progress: Progress | None = None,
+        stop: threading.Event | None = None,
+    ) -> SinkRun:
+        """Ship what is new: first the unit that is open, if one is, then one unit per table.
+
+        With until_empty it goes on until nothing is new. `stop` ends it at once; the next run resumes. A destination
+        that asked to be left alone for some time is not asked before, unless with `now`. Whatever
+        happens is in the record: this raises only for a sink that is not there and a lake that is read-only.
+        """
+        if dry_run:
+            return self._runner.plan(name)
+        watch = RunWatch(stop or threading.Event(), progress)
+        return self._runner.run(name, watch, until_empty=until_empty, now=now)
+
+    # ── tables at the destination ──
+
+    def maintain(
+        self,
+        name: str,
+        *,
+        table: str | None = None,
+        verbs: Sequence[str] = SINK_VERBS,
+        files_min: int | None = None,
+        keep: str | None = None,
+        dry_run: bool = False,
+        progress: KeeperProgress | None = None,
+    ) -> Upkept:
+        """Maintain the tables that an Iceberg sink ships to: compact, expire old snapshots of its own, and sweep.
+
+        `files_min`: small files of a partition that are worth a rewrite; `keep`: snapshots younger than this stay. Each
+        verb on each table ends in a named outcome, which is recorded and not raised; a run of the sink may go on.
+        """
+        from floodmark.sinks.iceberg.destination import IcebergDestination
+
+        sink = self._catalog.sinks.find(name)
+        settings = settings_from_json(sink.kind, sink.settings)
+        if not isinstance(settings, IcebergSettings):
+            raise Invalid(
+                "only tables that a sink of kind iceberg ships to can be maintained",
+                sink=name,
+                kind=sink.kind,
+                advice="A files sink writes whole units that are never changed; an endpoint keeps its own rows.",
+            )
+        if keep is not None:
+            clock.parse_duration_ms(keep)
+        if not dry_run:
+            self._engine.get_ready()
+        destination = IcebergDestination(settings, self._catalog.storage, self._engine.sessions)
+        records = [
+            self._maintained(sink, one, destination, verb, files_min, keep, dry_run, progress)
+            for one in ([sink.table(table)] if table is not None else sink.tables)
+            for verb in verbs
+        ]
+        return Upkept(tuple(records))
+
+    def _maintained(
+        self,
+        sink: Sink,
+        followed: Followed,
+        destination: IcebergDestination,
+        verb: str,
+        files_min: int | None,
+        keep: str | None,
+        dry_run: bool,
+        progress: KeeperProgress | None,
+    ) -> Maintenance:
+        from floodmark.sinks.iceberg.compact import compact_destination
+        from floodmark.sinks.iceberg.maintain import DestinationKeeper, Owner
+
+        owner = Owner(sink.name, sink.id, followed.table_id)
+        keeper = DestinationKeeper(destination, followed.table, owner, self._engine.actor)
+        if verb == SINK_COMPACT:
+            record = compact_destination(
+                destination,
+                followed.table,
+                files_min,
+                dry_run,
+                hopeless=self._could_not_improve(owner),
+                sink=(sink.name, sink.id),
+                actor=self._engine.actor,
+                progress=None if progress is None else partial(progress, verb, followed.table),
+            )
+        elif verb == SINK_EXPIRE:
+            record = keeper.expire(keep=keep, dry_run=dry_run)
+        else:
+            record = keeper.sweep(lambda: self._catalog.units.open_ids(sink.id), dry_run=dry_run)
+        # By sink and table, also if the destination could not say which table it has: a later run replaces the record.
+        record = replace(record, table_id=owner.record_id)
+        if not dry_run:
+            self._catalog.upkeep.record(record)
+            log.get().info("maintained", verb=verb, sink=sink.name, table=record.table, outcome=record.outcome)
+            hit("maintain.recorded")
+        return record
+
+    def _could_not_improve(self, owner: Owner) -> list[str]:
+        """Groups of a destination's files that its last compaction could not improve."""
+        last = self._catalog.upkeep.records(table_id=owner.record_id, verb=SINK_COMPACT, limit=1)
+        return [str(one) for record in last for one in record.detail.get("hopeless", ())]
+
+    # ── rows that were refused ──
+
+    def quarantine(self, name: str, *, table: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        """Rows that the destination refused for good, oldest first."""
+        found = self._catalog.units.quarantined(self._catalog.sinks.find(name), table, limit)
+        return [_bad(entry) for entry in found]
+
+    def retry(self, name: str, *, ids: Sequence[str] | None = None, stop: threading.Event | None = None) -> SinkRun:
+        """Send refused rows again, as they are now; those that a newer state replaced are let go."""
+        self._engine.get_ready()
+        sink = self._catalog.sinks.find(name)
+        found = self._chosen(sink, ids)
+        watch = RunWatch(stop or threading.Event())
+        return SinkRun(
+            name,
+            tuple(
+                self._retry(sink, followed, mine, watch)
+                for followed in sink.tables
+                if (mine := [entry for entry in found if entry.table_id == followed.table_id])
+            ),
+        )
+
+    def _retry(self, sink: Sink, followed: Followed, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
+        if sink.state == PAUSED:
+            return TableRun(followed.table, PAUSED_RUN)
+        try:
+            return self._runner.retry(sink, followed.table, entries, watch)
+        except Busy as error:
+            return TableRun(followed.table, BUSY, error=error)
+        except FloodmarkError as error:
+            return TableRun(followed.table, outcome_of(error), error=error)
+
+    def set_aside(self, name: str, *, first: int, last: int, table: str | None = None, reason: str = "") -> int:
+        """Put a part of the open unit, the rows [first, last), into quarantine by hand; returns how many rows.
+
+        For a part that fails at every try. The epoch and the mark stay; the next run goes on behind it. A lake is asked
+        to pass the rows first; 0 if it has them after all.
+        """
+        self._engine.get_ready()
+        sink = self._catalog.sinks.find(name)
+        if table is None:
+            opened = [one.table for one in sink.tables if one.open_unit or one.retry_unit]
+            if len(opened) != 1:
+                known = ",".join(opened) or "none"
+                raise Invalid("name the table of the part", sink=name, open=known, advice="Use --table.")
+            table = opened[0]
+        said = f"set aside by hand: {reason}" if reason else "set aside by hand"
+        return self._runner.set_aside(sink, table, first, last, said, RunWatch(threading.Event()))
+
+    def drop(self, name: str, *, ids: Sequence[str] | None = None) -> int:
+        """Let refused rows go for good: all, or those with these ids. Returns how many."""
+        self._engine.get_ready()
+        sink = self._catalog.sinks.find(name)
+        return self._catalog.units.drop_quarantined(sink, [entry.id for entry in self._chosen(sink, ids)])
+
+    def _chosen(self, sink: Sink, ids: Sequence[str] | None) -> list[Bad]:
+        found = self._catalog.units.quarantined(sink)
+        if ids is None:
+            return found
+        unknown = set(ids) - {entry.id for entry in found}
+        if unknown:
+            raise Invalid("no refused row has this id", sink=sink.name, id=sorted(unknown)[0])
+        return [entry for entry in found if entry.id in ids]
+
+    def _check_rows(self, head: Head, settings: AnySettings) -> None:
+        """Columns and filter fit the table: said now, not in the middle of a run."""
+        found = self._engine.reader.changes(head.table, None, BEGINNING, Moment(branch=head.branch))
+        check_text(plan_shipment(found.plan, settings.columns, settings.where), settings, head.table)
+
+
+def _mark_at(start: str | int, head: Head, mark: int | None) -> int:
+    """The mark to begin from; `mark` is the one that the sink has on this very table, if it has one."""
+    if start == BEGINNING_NAME:
+        return BEGINNING
+    if start == HEAD_NAME:
+        return head.sequence
+    if start == MARK_NAME and mark is not None:
+        if mark > head.sequence:
+            raise Invalid("the mark is not of this table", table=head.table, advice="Use beginning, head or a number.")
+        return mark
+    if isinstance(start, int) and not isinstance(start, bool) and BEGINNING <= start <= head.sequence:
+        return start
+    raise Invalid(
+        "this is no place to begin",
+        start=repr(start),
+        table=head.table,
+        newest=head.sequence,
+        advice="Use beginning, head, or a sequence up to the newest; mark if there is one.",
+    )
+
+
+def _bad(entry: Bad) -> dict[str, Any]:
+    values = asdict(entry)
+    for name in ("first_ms", "last_ms"):
+        values[name.removesuffix("_ms")] = clock.format_time(values.pop(name))
+    values.pop("table_id")
+    return values

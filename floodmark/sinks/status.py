@@ -1,0 +1,141 @@
+"""Where a sink is: mark and head, lag in rows and time, last unit, errors, quarantine, per table; by the catalog alone.
+
+Settings never hold a secret, so all of them are shown (I18).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from floodmark import clock
+from floodmark.catalog.sink_state import BODY_BYTES_MAX, NOT_BEFORE_MS, ROWS_DOUBTFUL, ROWS_LOST, Followed, Sink
+from floodmark.commit.catalog import Catalog
+from floodmark.errors import FloodmarkError
+from floodmark.json_form import JsonObject, Reported, StoredError, stored_error
+from floodmark.sinks.run import check_followed
+
+
+@dataclass(frozen=True)
+class LastUnit(Reported):
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "allow"}
+
+    unit: str
+    since: int
+    until: int
+    version: int
+    rows: int
+    deletions: int
+    bytes: int
+    quarantined: int
+    settled: str
+
+
+@dataclass(frozen=True)
+class SinkTable(Reported):
+    table: str
+    mark: int | None
+    head: int | None
+    epoch: int | None
+    lag_rows: int
+    lag_ms: int
+    units: int
+    rows: int
+    deletions: int
+    bytes: int
+    replays: int
+    open_unit: str | None
+    last_unit: LastUnit | None
+    quarantined: int
+    # May have arrived twice: their part was halved without an answer.
+    rows_doubtful: int
+    # Retention took them before they were sent, at most so many: a sink that is not protected, or by force.
+    rows_lost: int
+    refused: StoredError | None
+
+
+@dataclass(frozen=True)
+class SinkReport(Reported):
+    """Where a sink is, as `floodmark sink status --json`. Settings never hold a secret."""
+
+    sink: str
+    kind: str
+    state: str
+    branch: str | None
+    running: str | None
+    settings: JsonObject
+    error: StoredError | None
+    error_at: str | None
+    quarantined: int
+    # How many rows may be set aside in all; None where a kind has no quarantine.
+    quarantine_total_max: int | None
+    # Until when the destination asked to be left alone, and the largest body that it takes, as far as it said so.
+    waits_until: str | None
+    body_bytes_max: int | None
+    lost: tuple[str, ...]
+    tables: tuple[SinkTable, ...]
+
+
+def sink_reports(catalog: Catalog) -> list[SinkReport]:
+    return [sink_report(catalog, sink) for sink in catalog.sinks.all()]
+
+
+def sink_report(catalog: Catalog, sink: Sink) -> SinkReport:
+    bad = catalog.units.count_quarantined(sink.id)
+    notes = catalog.sinks.notes(sink.id)
+    waits_until = notes.get(("", NOT_BEFORE_MS))
+    settings = json.loads(sink.settings)
+    return SinkReport(
+        sink=sink.name,
+        kind=sink.kind,
+        state=sink.state,
+        branch=sink.branch,
+        running=catalog.sinks.holder(sink.name),
+        settings=JsonObject(settings),
+        error=None if sink.error is None else stored_error(json.loads(sink.error)),
+        error_at=None if sink.error_ms is None else clock.format_time(sink.error_ms),
+        quarantined=sum(bad.values()),
+        quarantine_total_max=settings.get("quarantine_total_max"),
+        waits_until=None if waits_until is None else clock.format_time(waits_until),
+        body_bytes_max=notes.get(("", BODY_BYTES_MAX)),
+        lost=tuple(sink.lost),
+        tables=tuple(_table(catalog, sink, one, bad.get(one.table_id, 0), notes) for one in sink.tables),
+    )
+
+
+def _table(
+    catalog: Catalog, sink: Sink, followed: Followed, bad: int, notes: Mapping[tuple[str, str], int]
+) -> SinkTable:
+    lag = catalog.units.lag(followed.table_id, followed.mark, sink.branch)
+    try:
+        check_followed(sink, followed)
+        refused = None
+    except FloodmarkError as error:
+        refused = StoredError(error.as_dict())
+    return SinkTable(
+        table=followed.table,
+        mark=followed.mark,
+        head=followed.head_sequence,
+        epoch=followed.epoch,
+        lag_rows=lag.rows,
+        lag_ms=lag.age_ms,
+        units=followed.units,
+        rows=followed.rows,
+        deletions=followed.deletions,
+        bytes=followed.size_bytes,
+        replays=followed.replays,
+        open_unit=followed.open_unit or followed.retry_unit,
+        last_unit=None if followed.last_unit is None else _last_unit(followed.last_unit),
+        quarantined=bad,
+        rows_doubtful=notes.get((followed.table_id, ROWS_DOUBTFUL), 0),
+        rows_lost=notes.get((followed.table_id, ROWS_LOST), 0),
+        refused=refused,
+    )
+
+
+def _last_unit(text: str) -> LastUnit:
+    last = json.loads(text)
+    settled = clock.format_time(last.pop("settled_ms"))
+    return LastUnit(**last, settled=settled)
