@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Where it is set, every process that tests start would compile what it imports again: a minute of `make test`.
+# Where it is set, every process that tests start would compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

@@ -106,7 +106,7 @@ def check_format(found: int) -> None:
 
 
 def _make_tables(tx: Connection) -> None:
-    """All migrations, on an empty database. Alembic takes ten times as long as the statements that it comes to: the
+    """All migrations, on an empty database. Alembic takes eight times as long as the statements that it comes to: the
     next lake that this process makes is made by those."""
     made = tx.dialect.name, SCRIPTS
     if made in _STATEMENTS:
