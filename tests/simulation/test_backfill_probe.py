@@ -16,7 +16,7 @@ from tests.conftest import Place
 from tests.simulation.probe import HOLD_S_MAX, SLOWER_MAX, TABLE, Found, fill, fill_at_once, make_table, probe
 
 FILES, FILE_ROWS = 20, 1_000
-TRIES_MAX = 5
+TRIES_MAX = 12
 
 
 @pytest.fixture
