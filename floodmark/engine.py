@@ -1,7 +1,7 @@
-"""What everything that works on an open lake needs, in one record that is handed down once.
+"""The engine: one record with everything that code on an open lake needs, passed down once.
 
-A room below takes the engine, or the part of it that it needs (the catalog, the storage, the sessions), as a value.
-Nothing below calls up.
+A lower package takes the engine, or the part of it that it needs (the catalog, the storage, the sessions), as a value.
+No lower package calls a higher one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from floodmark.storage import Storage
 
 @dataclass(frozen=True)
 class Engine:
-    """An open lake's parts. `actor` is who commits, if a verb names nobody else."""
+    """An open lake's parts. `actor` commits, unless a verb names another actor."""
 
     catalog: Catalog
     sessions: Sessions

@@ -1,11 +1,11 @@
 """Errors, by what the caller should do about them.
 
-Every error says what failed, the facts as name=value, and what to do next. Any error but CommitUnknown means that
+Every error names what failed, the facts as name=value, and what to do next. Any error but CommitUnknown means that
 nothing happened and nothing will happen later: the operation was abandoned before the error was raised.
 
 Advice is written with commands, in backticks. A Python program reads the method instead, where one exists; the command
-line (and what is stored, or sent over HTTP) has the command. A cause keeps the type and the text of the exception that
-it was, without secrets (I18).
+line (and what is stored, or sent over HTTP) has the command. A cause keeps the type and the text of the original
+exception, without secrets (I18).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 CAUSE_CHARACTERS_MAX = 500
-# Shorter values of variables are no secrets, and would be found everywhere.
+# Shorter values of variables are no secrets, and would match everywhere.
 _SECRET_CHARACTERS_MIN = 6
 _HIDDEN = "***"
 _SECRET_NAME = r"(?:password|passwd|secret|token|credential|api[-_]?key|access[-_]?key|signature|authorization)"
@@ -36,7 +36,7 @@ _NAMES_SECRET = re.compile(_SECRET_NAME, re.IGNORECASE)
 
 # A name among a command's arguments, quoted or not.
 _ARG = r"['\"]?([^\s`'\"-][^\s`'\"]*)['\"]?"
-# Commands, and the methods that do the same; the first that fits counts. The rest of a command is its arguments.
+# Commands, and the methods that do the same; the first match counts. The rest of a command is its arguments.
 _METHODS = tuple(
     (re.compile(rf"`floodmark {command}`"), method)
     for command, method in (
@@ -91,7 +91,7 @@ _reads_commands = False
 
 @contextmanager
 def read_on_the_command_line() -> Iterator[None]:
-    """Inside, errors name commands: a person reads them at a prompt, and holds no lake."""
+    """Inside, errors name commands: a person reads them at a prompt, and has no lake object."""
     global _reads_commands
     before, _reads_commands = _reads_commands, True
     try:
@@ -101,14 +101,14 @@ def read_on_the_command_line() -> Iterator[None]:
 
 
 def with_methods(advice: str) -> str:
-    """Advice for a Python program. Commands that no method does stay as they are."""
+    """Advice for a Python program. Commands without a method stay as they are."""
     for command, method in _METHODS:
         advice = command.sub(rf"`{method}`", advice)
     return advice
 
 
 def cause_text(error: BaseException) -> str:
-    """What an exception was: its type and its text in one line, without secrets."""
+    """An exception as text: its type and its message in one line, without secrets."""
     name = error.kind if isinstance(error, FloodmarkError) else type(error).__name__
     text = " ".join(str(error).split())
     said = without_secrets(f"{name}: {text}" if text else name)
@@ -116,7 +116,7 @@ def cause_text(error: BaseException) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """What is written like a secret, and what variables of this process hold that are named like one, is hidden."""
+    """Hides text that looks like a secret, and the values of this process's variables that are named like one."""
     for name, value in os.environ.items():
         if len(value) >= _SECRET_CHARACTERS_MIN and _NAMES_SECRET.search(name):
             text = text.replace(value, _HIDDEN)

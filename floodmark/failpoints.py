@@ -1,7 +1,7 @@
 """Named crash points: one after every step of every operation.
 
-`FLOODMARK_FAILPOINT=name[:N]` kills this process with SIGKILL at the Nth passing of that point, so a test can ask of
-every window between two steps what a real crash there leaves behind. `python -m floodmark.failpoints` lists them.
+`FLOODMARK_FAILPOINT=name[:N]` kills this process with SIGKILL at the Nth passing of that point, so a test can check,
+for every window between two steps, what a real crash there leaves behind. `python -m floodmark.failpoints` lists them.
 A name that is not registered is refused at once: a typo must not look like a surviving process.
 """
 
@@ -17,10 +17,10 @@ from floodmark.errors import Invalid
 # The steps of a change of the lake, in order (docs/protocol.md). Every kind of write passes them, but for NOT_PASSED.
 WRITE_STEPS = (
     "begun",  # the journal has the operation; no file exists
-    "staged",  # the rows that came in are data files; nothing refers to them
+    "staged",  # the incoming rows are data files; nothing refers to them
     "rewritten",  # what they replace is rewritten; nothing refers to that either
-    "sealed",  # the journal has the file records; from here a healer can finish a repeatable operation
-    "planned_again",  # the tables changed: its steps are taken anew, the seal is still that of the old plan
+    "sealed",  # the journal has the file records; from here recovery can finish a repeatable operation
+    "planned_again",  # the tables changed: its steps run again, the seal is still that of the old plan
     "built",  # manifests, list and metadata exist; nothing refers to them
     "locked",  # inside the publish, nothing written yet
     "moved",  # inside the publish, everything written, COMMIT not sent
@@ -31,9 +31,9 @@ WRITE_KINDS = (
     *("create_table", "append", "merge", "delete", "overwrite", "adopt", "transaction", "compact", "retain"),
     *("add_column", "fill", "chunk", "prune", "redo", "branch_merge", "apply", "repair", "undrop"),
 )
-# No rows come in with a delete, with maintenance, a new shape or a repair, none are replaced by an append, and a new
-# table or column has neither. A repair does not plan again: what it was asked to judge has changed. Neither does an
-# undrop, whose table nobody can write to.
+# A delete, maintenance, a new shape or a repair brings no rows, an append replaces none, and a new table or column does
+# neither. A repair does not plan again: what it was asked to judge has changed. Neither does an undrop: no writer can
+# write to its table.
 NOT_PASSED = frozenset(
     {
         *("create_table.staged", "create_table.rewritten", "create_table.planned_again"),
@@ -55,53 +55,53 @@ OTHER = {
     "give_up": ("marked",),
     "sweep": ("planned", "data_deleted", "metadata_deleted", "marked"),
     "maintain": ("recorded",),
-    # A table that a sink ships to: its snapshots are gone, their files are there; and the files are gone too.
+    # A table that a sink ships to: its snapshots are gone, their files still exist; then the files are gone too.
     "destination": ("expired", "swept"),
-    # A unit of a sink (docs/protocol.md): what is where after each step.
+    # A unit of a sink (docs/protocol.md): the state after each step.
     "unit": (
         "held",  # the run holds the sink; nothing else
-        "opened",  # the intent is written down and its version pinned
-        "witnessed",  # storage knows of the unit; nothing was sent
-        "sealed",  # the boundaries of parts are written down, none of them is sent
+        "opened",  # the intent is recorded and its version pinned
+        "witnessed",  # storage has a record of the unit; nothing was sent
+        "sealed",  # the boundaries of parts are recorded, none of them is sent
         "staged",  # Iceberg: files at the destination that nothing refers to
-        "sent",  # a part is at its destination; the catalog does not know
-        "committed",  # Iceberg: the destination's commit is there; the catalog does not know
-        "manifest",  # files: the unit's manifest is there
-        "acknowledged",  # the catalog knows of the part
-        "shipped",  # everything is there; the mark has not moved
-        "settled",  # mark, unit and pin are at their end
+        "sent",  # a part is at its destination; the catalog has no record of it
+        "committed",  # Iceberg: the destination has the commit; the catalog has no record of it
+        "manifest",  # files: the unit's manifest exists
+        "acknowledged",  # the catalog has recorded the part
+        "shipped",  # everything is at the destination; the mark has not moved
+        "settled",  # mark, unit and pin have ended
     ),
-    "check": ("put",),  # an object that tries the destination of a sink is there
+    "check": ("put",),  # an object that tests the destination of a sink exists
     # made: pending; held: running, nothing done by this run; kept: its tip, before rows below the floor go; ended: all
     "job": ("made", "held", "kept", "ended"),
     # A group of records on its way from a spool into its table (docs/protocol.md).
     "feed": (
-        "registered",  # the catalog knows the spool as the table's; no record was taken before
+        "registered",  # the catalog has the spool as the table's; no record was taken before
         "grouped",  # records were read; nothing else
         "quarantined",  # rows that do not fit are in an object; nothing refers to it
-        "fed",  # published; the spool was not told
-        "forgotten",  # the spool let go of what is in the table
+        "fed",  # published; the spool has no record of it
+        "forgotten",  # the spool deleted what is in the table
     ),
-    # stamped: the spool names this lake's incarnation, the catalog does not know; mended: a damaged file keeps another
-    # name, and has a successor; accepted: the catalog goes on with it
+    # stamped: the spool names this lake's incarnation, the catalog has no record of it; mended: a damaged file keeps
+    # another name, and has a successor; accepted: the catalog goes on with it
     "accept": ("stamped", "kept", "mended", "accepted"),
-    # The row says that rows are in after all, or given up; their object is still there.
+    # The row records that rows were published after all, or given up; their object still exists.
     "spool_quarantine": ("retried", "dropped"),
-    # A file of a drop folder: complete; its rows are in and the file is still there; in .loaded. Refused: judged, and
-    # still there; set_aside: in .failed with the reason.
+    # A file of a drop folder: complete; its rows are published and the file still exists; in .loaded. Refused: judged,
+    # and still in the folder; set_aside: in .failed with the reason.
     "drop": ("found", "loaded", "moved", "refused", "set_aside"),
     # A load of CSV with bad rows: they are in a file of their own, and nothing is published.
     "load": ("set_aside",),
     "backup": ("copied", "written"),
     "restore": ("tables_made", "copied", "stamped"),
-    # A spool of rows that came in over HTTP (docs/protocol.md).
+    # A spool of rows that arrived over HTTP (docs/protocol.md).
     "spool": (
-        "made",  # folder and header are durable, nothing is in it
+        "made",  # folder and header are durable, the spool is empty
         "written",  # the bytes of a group are in the file, not synced
-        "synced",  # durable; nobody was told
-        "rolled",  # a new segment exists, nothing is in it
+        "synced",  # durable; no client got a reply
+        "rolled",  # a new segment exists, and is empty
         "keys_written",  # on a full disk: over the reserve, which is not yet the file of keys
-        "keys_kept",  # the keys of a fed segment are durable elsewhere, the segment is still there
+        "keys_kept",  # the keys of a fed segment are durable elsewhere, the segment still exists
         "forgotten",  # the segment is deleted
     ),
     "task": ("file_written",),  # in an executor: kills that worker, not the driver
@@ -139,7 +139,7 @@ def armed() -> tuple[str, int] | None:
 
 
 def hit(name: str) -> None:
-    """Pass the failpoint `name`; die here if the environment says so."""
+    """Pass the failpoint `name`; die here if the environment asks for it."""
     if name not in FAILPOINTS:
         raise ValueError(f"unregistered failpoint {name}")
     if observer is not None:

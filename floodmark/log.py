@@ -1,4 +1,4 @@
-"""Structured logs to stderr: one line per event, with the operation's id where there is one.
+"""Structured logs to stderr: one line per event, with the operation's id if it has one.
 
 Quiet by default (warnings); FLOODMARK_LOG=debug|info|warning|error sets the level, FLOODMARK_LOG_FORMAT=json the form.
 Never give it a secret (I18).
@@ -24,7 +24,7 @@ def get(operation: str | None = None, **context: Any) -> Any:
 
 
 class _Forgiving(io.TextIOBase):
-    """A stream that loses what it cannot write: whoever tells of a failure must not fail by that, nor die of it."""
+    """A stream that drops what it cannot write: reporting a failure must not fail, nor end the process."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream  # None: the process was started without one

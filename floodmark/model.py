@@ -1,4 +1,4 @@
-"""The records that rooms hand to each other. Frozen, plain, no I/O."""
+"""The records that packages pass to each other. Frozen, plain, no I/O."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SNAPSHOTS_KEPT = 5
 # Below every sequence: files of Iceberg's format v1 have sequence 0.
 BEGINNING = -1
 SEQ_COLUMN = "_seq"
-# Names that Floodmark keeps for itself in every table, and in the change feed.
+# Names that Floodmark reserves in every table, and in the change feed.
 RESERVED_COLUMNS = frozenset({SEQ_COLUMN, "_change", "_file", "_pos"})
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One data file as its writer knows it: what an Iceberg manifest needs, in plain JSON-able values.
+    """One data file as its writer describes it: what an Iceberg manifest needs, in plain JSON-able values.
 
     Partition values and bounds are base64 of Iceberg's single-value serialisation (None: null).
     """
@@ -157,8 +157,8 @@ class Head:
 class CurrentTable:
     """A table as a builder found it: its head on the branch, where Iceberg's pointer is, and where we put it last.
 
-    Without a pointer, somebody else dropped it. kept_snapshots are the heads of all branches, their bases and what
-    they compare with: the table's metadata must not forget them. refs are the snapshots of the branches that live.
+    Without a pointer, another writer dropped it. kept_snapshots are the heads of all branches, their bases and what
+    they compare with: the table's metadata must keep them. refs are the snapshots of the existing branches.
     """
 
     head: Head
@@ -170,7 +170,7 @@ class CurrentTable:
 
 @dataclass(frozen=True)
 class AuditRow:
-    """What healing did to one dead operation."""
+    """What recovery did to one dead operation."""
 
     operation: str
     kind: str
@@ -183,8 +183,11 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class HealReport:
-    """What one healing did. `refused` names what it could not understand and therefore kept; `waiting` what needs a
-    table to be repaired first (`floodmark repair`)."""
+    """What one recovery did.
+
+    `refused` names what it could not understand and therefore kept; `waiting` what needs a table to be repaired first
+    (`floodmark repair`).
+    """
 
     rolled_forward: tuple[str, ...] = ()
     rolled_back: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """Reading a lake: tables as they are or were, queries over one version, and what changed since.
 
-A version is resolved once per question, and every table of the question is read at it (I2). Readers take no pin: one
-that outlasts the grace of expired versions is told so (BelowRetention). Planning reads the catalog and metadata only;
-Spark starts when rows must move.
+A version is resolved once per query, and every table of the query is read at it (I2). Readers take no pin: one that
+outlasts the grace of expired versions gets BelowRetention. Planning reads the catalog and metadata only; Spark starts
+when rows must move.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Moment:
-    """What state a reader means: a version, a time, or the head of a branch."""
+    """The state that a reader requests: a version, a time, or the head of a branch."""
 
     version: int | None = None
     at: str | datetime | None = None
@@ -48,7 +48,7 @@ class Changes:
     """What changed in a table: rows and deletions with a sequence in (since, until], at one version.
 
     `df` is a Spark DataFrame, `arrow()` the same without Spark; both have the table's columns, `_change` (upsert or
-    delete; of a deleted row only the key is there) and `_seq`. Asking what is new starts nothing: see `empty`.
+    delete; a deleted row has only its key) and `_seq`. Checking for changes starts nothing: see `empty`.
     """
 
     table: str
@@ -85,7 +85,7 @@ class Changes:
         )
 
     def _deletions_there(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Deletions may be swept while they are read: then the answer is that they are not known any more."""
+        """A sweep may delete deletions while they are read: then the error is BelowRetention."""
         try:
             yield from batches
         except (Corrupt, NotFound, FileNotFoundError) as error:
@@ -96,7 +96,7 @@ class Changes:
 def _check_floor(
     catalog: Catalog, table: str, table_id: str, since: int | None, cause: Exception | None = None
 ) -> None:
-    """Refuse a question about deletions that are gone. From the beginning nobody needs them."""
+    """Refuse a read of deletions that are gone. A read from the beginning does not need them."""
     floor = deletions_floor(catalog.database, table_id)
     if since is not None and BEGINNING < since < floor:
         raise BelowRetention(
@@ -110,7 +110,7 @@ def _check_floor(
 
 @contextmanager
 def _readable(catalog: Catalog, version: int) -> Iterator[None]:
-    """A file that is gone means damage, unless the version has expired meanwhile: then the reader was too slow."""
+    """A missing file means damage, unless the version has expired meanwhile: then the reader was too slow."""
     try:
         yield
     except (Corrupt, NotFound, FileNotFoundError) as error:
@@ -158,14 +158,14 @@ class Reader:
         from floodmark.rows.session import is_spark_running
         from floodmark.rows.sql.query import missing_table, misspelt_table, query_body, run_query
 
-        query_body(query)  # refused before a JVM is started for it
+        query_body(query)  # refused before it starts a JVM
         version = self._resolve(moment)
         state = self._catalog.history.tables_at(version)
 
         def hint(name: str) -> str | None:
             return self._dropped_hint(name) if moment == Moment() else None
 
-        # A session that runs may have a view of this name: then Spark decides, and what was meant is told afterwards.
+        # A running session may have a view of this name: then Spark decides, and a clearer error follows afterwards.
         misspelt = None if is_spark_running() else misspelt_table(query, list(state))
         if misspelt is not None:
             if dropped := hint(misspelt.facts["table"]):
@@ -189,7 +189,7 @@ class Reader:
             with self._catalog.database.read() as tx:
                 find_dropped(tx, table)
         except FloodmarkError:
-            return None  # never there, or it cannot come back
+            return None  # it never existed, or it cannot come back
         return f"It was dropped: `floodmark undrop {table}` brings it back."
 
     def changes(self, table: str, since: int | None, until: int | None, moment: Moment) -> Changes:
@@ -216,7 +216,7 @@ class Reader:
             schema = self.schema(head)
             files = live_files(self._catalog.files, head, schema, since_number) if since_number < last else []
         deletions = self._catalog.history.deletions(head, since_number, last) if since_number < last else []
-        # After they were read: a floor that rises from here on takes nothing from the list.
+        # After they were read: a floor that rises from here on removes nothing from the list.
         _check_floor(self._catalog, table, head.table_id, since)
         plan = plan_changes(schema, files, deletions, since_number, last)
         return Changes(
@@ -236,7 +236,7 @@ class Reader:
         return schema_of(self._catalog.files.metadata(head.metadata_location), head)
 
     def filled_columns(self, head: Head) -> tuple[str, ...]:
-        """The columns that the table fills by an expression where rows do not bring them."""
+        """The columns that the table fills by an expression where rows lack them."""
         from floodmark.commit.fills import fills_of
 
         properties = self._catalog.files.metadata(head.metadata_location).properties

@@ -1,7 +1,7 @@
-"""Branches as a user holds them (`lake.branches`): made, listed, compared, merged and deleted.
+"""Branches as a user has them (`lake.branches`): created, listed, compared, merged and deleted.
 
-Making and deleting one is a transaction of the catalog that copies nothing; a merge is an operation like every write.
-What only looks (list, get, diff, a dry run) works on a lake that is open read-only, and changes nothing (I17).
+Creating or deleting one is a transaction of the catalog that copies nothing; a merge is an operation like every write.
+Verbs that only read (list, get, diff, a dry run) work on a lake that is open read-only, and change nothing (I17).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LakeBranches:
         version: int | None = None,
         at: str | datetime | None = None,
     ) -> Branch:
-        """Make a branch from the head of `source` (main), from a version, or from how it was at a time."""
+        """Create a branch from the head of `source` (main), from a version, or from its state at a time."""
         at_ms = None if at is None else clock.parse_time_ms(at)
         self._engine.get_ready()
         return self._catalog.branches.create(
@@ -53,16 +53,16 @@ class LakeBranches:
         return self._catalog.branches.list()
 
     def get(self, name: str) -> Branch:
-        """One branch by its name; NotFound if there is none."""
+        """One branch by its name; NotFound if none has it."""
         return self._catalog.branches.get(name)
 
     def delete(self, name: str) -> Branch:
-        """End a branch: what was never merged goes with its versions' window. A merge under way ends in Conflict."""
+        """End a branch: changes that were never merged expire with its versions. A running merge ends in Conflict."""
         self._engine.get_ready()
         return self._catalog.branches.delete(name)
 
     def diff(self, name: str, *, table: str | None = None, limit: int = 20) -> BranchDiff:
-        """What the branch has that its parent does not know yet: per table, with at most `limit` rows of each."""
+        """What the branch has and its parent does not have yet: per table, with at most `limit` rows of each."""
         from floodmark.branches.diff import diff
 
         _check_limit(limit)
@@ -80,10 +80,10 @@ class LakeBranches:
         limit: int = 1000,
         on_conflict: str = RAISE,
     ) -> Merged:
-        """Bring a branch's changes into its parent, or with `into` the parent's into the branch: one version.
+        """Merge a branch's changes into its parent, or with `into` the parent's into the branch: one version.
 
         Conflicts change nothing and raise MergeConflict, which holds them as data (at most `limit` of them); with
-        on_conflict="return", and in a dry run, they are in the answer instead. `prefer` settles them: `ours` is the
+        on_conflict="return", and in a dry run, the result holds them instead. `prefer` settles them: `ours` is the
         branch merged into, `theirs` the one merged.
         """
         from floodmark.branches.merge import KIND, Wish, merge, plan_merge

@@ -1,7 +1,7 @@
-"""What a branch has that its parent does not know: its head against the state that both knew last. Reads only.
+"""What a branch has and its parent does not: its head against the last state that both had. Reads only.
 
-Rows of a keyed table are told by key, with what they were before. Of a table without a key the rows that came are
-known, by their sequences; of those that went only how many, from the branch's commits. No operation, no Spark.
+Rows of a keyed table are compared by key, with their values before. Of a table without a key the added rows are known,
+by their sequences; of the removed rows only the number, from the branch's commits. No operation, no Spark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def diff(catalog: Catalog, branch: str, *, table: str | None = None, limit: int 
         raise Invalid("this branch was not made from another", branch=branch, advice="Name a branch of it.")
     view = look(catalog, branch, parent)
     if table is not None and table not in {one.facts.table for one in view.tables}:
-        # Neither there now nor in the common state: NotFound, with the names that are.
+        # Neither on the branch now nor in the common state: NotFound, with the existing names.
         catalog.history.head(table, branch)
     wanted = [one for one in view.tables if table in (None, one.facts.table)]
     found = [_table(catalog, view.edge, one, limit) for one in wanted]

@@ -1,8 +1,8 @@
-"""Whether files written in one shape of a table may be named in another: told by their counts, without their rows.
+"""Whether files written in one shape of a table may be named in another: by their counts, without their rows.
 
-A file that a merge adds again, or lets stay while the table takes the other side's shape, is not rewritten, but for
+A file that a merge adds again, or keeps while the table gets the other side's shape, is not rewritten, except for
 columns that are filled. So it must have a value of every other column that is required now; otherwise rows would be
-read with nulls that no writer could have put there.
+read with nulls that no writer could have written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from floodmark.rows.schema import user_fields
 
 
 def check_comes(catalog: Catalog, files: SideFiles, some: Iterable[LiveFile]) -> None:
-    """`Invalid` if files of the source hold nulls of a column that is required where they are to come."""
+    """`Invalid` if files of the source hold nulls of a column that the target requires."""
     column = column_lacked(some, schema_at(catalog, files.head), files.schema)
     if column is not None:
         raise Invalid(
@@ -34,9 +34,9 @@ def check_comes(catalog: Catalog, files: SideFiles, some: Iterable[LiveFile]) ->
 
 
 def misfit(catalog: Catalog, files: SideFiles, target: Head, staying: Iterable[LiveFile]) -> str | None:
-    """The first column of the source's shape for which files of the target that stay have no values as it wants them.
+    """The first column of the source's shape for which kept files of the target lack required values.
 
-    Files that the source has too are as it wants them; columns that are filled get their values on the way.
+    Files that the source has too satisfy its shape; columns that are filled get their values during the merge.
     """
     fills = fills_of(catalog.files.metadata(files.head.metadata_location).properties, files.schema)
     filled = {fill.field_id for fill in fills}
@@ -50,7 +50,7 @@ def own_files(files: SideFiles, some: Iterable[LiveFile]) -> list[LiveFile]:
 
 
 def column_lacked(some: Iterable[LiveFile], was: Schema, now: Schema, filled: Collection[int] = ()) -> str | None:
-    """The first column that must have values now, and did not have to, and for which a file may have none."""
+    """The first column that is required now, was not before, and for which a file may have no value."""
     before = {field.field_id: field for field in user_fields(was)}
     wanted = [field for field in user_fields(now) if field.required and not _required(before, field)]
     wanted = [field for field in wanted if field.field_id not in filled]
@@ -63,7 +63,7 @@ def _required(fields: dict[int, NestedField], field: NestedField) -> bool:
 
 
 def _may_lack(file: LiveFile, field: NestedField) -> bool:
-    # Counts of a struct or list are those of the values inside it, which do not tell.
+    # Counts of a struct or list are those of the values inside it, which prove nothing here.
     if not isinstance(field.field_type, PrimitiveType):
         return True
     counts = (file.data_file.value_counts or {}, file.data_file.null_value_counts or {})

@@ -1,13 +1,13 @@
-"""Merge a branch into the one that it was made from, or back: all of its news in one publish, or none.
+"""Merge a branch into the one that it was made from, or back: all of its changes in one publish, or none.
 
-    look       both branches while neither moves; nothing new: up to date, without an operation
+    look       read both branches while neither moves; nothing new: up to date, without an operation
     begin      on the target; the common state and the source's head are held like a pin
-    stage      table by table: rows judged three-way (branch_rows.py), or taken, appended, replaced (branch_plan.py)
-    publish    strict: no table that was looked at has moved, nor the source, nor what passed between the two
+    stage      table by table: rows judged three-way (rows.py), or taken, appended, replaced (plan.py)
+    publish    strict: no table that was read has moved, nor the source, nor their merge base
 
-A conflict changes nothing: the operation is undone and the conflicts are the answer. If something moved, all of it is
-undone and begun again, so many times. If the source is deleted meanwhile it ends in Conflict, whatever step it is at.
-Crash before the publish: healing rolls it back, for nobody was told anything; after it: a commit like any other.
+A conflict changes nothing: the operation is undone and the conflicts are returned. If something moved, all of it is
+undone and begun again, a limited number of times. If the source is deleted meanwhile it ends in Conflict, at any step.
+Crash before the publish: recovery rolls it back, because no caller got an answer; after it: a commit like any other.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ REWRITE_EQUAL = WriteOptions(skip_unchanged=False)
 
 @dataclass(frozen=True)
 class Wish:
-    """What to merge, and how: `prefer` (ours, theirs) settles conflicts; `limit` of them are told as data."""
+    """What to merge, and how: `prefer` (ours, theirs) settles conflicts; `limit` of them are returned as data."""
 
     source: str
     target: str
@@ -120,7 +120,7 @@ class _Merge(PublishPlan):
         self._catalog = engine.catalog
         self._wish = wish
         self._intent = intent
-        # The two branches as they were asked for: others of their names are not meant.
+        # The two branches as they were when the merge was requested: later ones with the same names do not count.
         self.first = first
         self.merged = Merged(UP_TO_DATE, wish.source, wish.target)
         self._view: BranchView
@@ -163,7 +163,7 @@ class _Merge(PublishPlan):
         )
 
     def plan(self) -> Planned:
-        # With conflicts nothing is published: they are the answer.
+        # With conflicts nothing is published: the conflicts are returned.
         if self._change is None or self.merged.outcome == IN_CONFLICT:
             return Planned()
         return self._change.plan()
@@ -187,14 +187,14 @@ class _Merge(PublishPlan):
 
 
 def _is_known(view: BranchView) -> bool:
-    """The source has nothing that the target does not know."""
+    """The source has nothing that the target does not have."""
     if view.edge.source_head == view.edge.source_since:
         return True
     return all(plan_table(one.facts).kind == NOTHING for one in view.tables)
 
 
 def _look_for_orphans(change: Change, conflicts: Conflicts) -> None:
-    """References that the merge would orphan are conflicts like the others: a side deleted what the other refers to."""
+    """References that the merge would orphan are conflicts too: one side deleted what the other refers to."""
     try:
         change.check()
     except Offends as error:
@@ -213,7 +213,7 @@ def _outcome(outcome: str, wish: Wish, tables: list[TableDiff], conflicts: Confl
 
 @contextmanager
 def _deletion_is_conflict(catalog: Catalog, edge: Edge) -> Iterator[None]:
-    """A file or a branch that is gone, while the branch is gone too, means that somebody deleted it meanwhile."""
+    """If a file or a branch is gone, and the branch is gone too, another process deleted the branch meanwhile."""
     try:
         yield
     except (NotFound, Corrupt, FileNotFoundError) as error:
@@ -244,7 +244,7 @@ class _Stage:
         self.settled: dict[str, str] = {}
 
     def run(self) -> tuple[list[TableDiff], Conflicts]:
-        """What comes to each table; what is staged is worth nothing once there is a conflict."""
+        """What each table gets; the staged files are useless once a conflict is found."""
         plans = [(one, plan_table(one.facts, self._wish.prefer)) for one in self._view.tables]
         for sides, plan in plans:
             if plan.kind == CONFLICT:
@@ -272,7 +272,7 @@ class _Stage:
             table.reshape(schema, facts.source.spec_id)
             if plan.kind in (BY_KEY, APPEND_ROWS, RESHAPE):
                 table.fill_files(own_files(files, files.target))
-                # Crash here: filled files in the operation's own folder; healing deletes them.
+                # Crash here: filled files in the operation's own folder; recovery deletes them.
                 hit(f"{KIND}.rewritten")
         counted = Counted()
         if plan.kind == BY_KEY:
@@ -326,7 +326,7 @@ class _Stage:
         return replace(plan, kind=KEEP)
 
     def _keyed(self, files: SideFiles, table: TableChange | None, target: Head, plan: TablePlan) -> Counted:
-        """Merged by key. Rows that only the target has may lack what the source's shape wants: no side can win then."""
+        """Merge by key. Rows that only the target has may lack what the source's shape requires: then no side wins."""
         if table is None or not plan.theirs_shape:
             return self._by_key(files, table)
         try:
@@ -342,7 +342,7 @@ class _Stage:
         return counted
 
     def _planned_on(self, head: Head) -> TableChange | None:
-        """The working state of the target's table, which must be where the plan saw it; None if nothing is staged."""
+        """The working state of the target's table, which must be at the planned head; None if nothing is staged."""
         if self._change is None or self._conflicts.total:
             return None
         table = self._change.table(head.table)

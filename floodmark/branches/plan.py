@@ -1,9 +1,9 @@
-"""What a merge of branches does to one table: decided from what the catalog says of both sides, before a row is read.
+"""What a merge of branches does to one table: decided from the catalog's records of both sides, before a row is read.
 
-Pure. `source` is the branch that is merged, `target` the one that gets its news ("theirs" and "ours"); the common state
-is the one that both knew last. Rows of a keyed table are judged one by one later; here only its shape can conflict. A
-table without a key tells no row from another: appends of both sides go together, an overwrite or a delete stands
-against anything, unless the target is still what it was.
+Pure. `source` is the branch that is merged, `target` the one that gets its changes ("theirs" and "ours"); the common
+state is the last one that both had. Rows of a keyed table are judged one by one later; here only its shape can
+conflict. A table without a key cannot distinguish rows: appends of both sides are combined, an overwrite or a delete
+conflicts with any change, unless the target is unchanged.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from floodmark.model import Head
 
 OURS, THEIRS = "ours", "theirs"
 
-# Kinds of plans. take: the target gets the table as it is on the source; append: the source's new rows come in; by_key:
-# three-way, row by row; replace: the target, unchanged itself, gets what the source has; overwrite: the same by force,
-# all rows anew; reshape: the shape alone; keep: a conflict is settled by what the target has, which is remembered.
+# Kinds of plans. take: the target gets the table as it is on the source; append: the source's new rows are added;
+# by_key: three-way, row by row; replace: the target, unchanged itself, gets what the source has; overwrite: the same by
+# force, all rows new; reshape: the shape alone; keep: a conflict is settled by what the target has, which is recorded.
 NOTHING, TAKE_TABLE, APPEND_ROWS, BY_KEY = "nothing", "take", "append", "by_key"
 REPLACE, OVERWRITE_ALL, RESHAPE, KEEP, CONFLICT = "replace", "overwrite", "reshape", "keep", "conflict"
 # Reasons of conflicts that concern a table as a whole, and of those of rows.
 DROPPED, SCHEMA, KEY, OVERWRITTEN, BATCH = "dropped", "schema", "key", "overwritten", "batch"
 CHANGED, DELETED = "changed", "deleted"
-# One side dropped a column that the other wrote into; rows refer to keys that would not be there.
+# One side dropped a column that the other wrote into; rows refer to keys that would not exist.
 COLUMN, REFERENCE = "column", "reference"
 
 
 class Counts(Protocol):
-    """What one side did by itself to a table since the other knew it."""
+    """What one side did by itself to a table since the other last had it."""
 
     @property
     def rows_added(self) -> int: ...
@@ -41,12 +41,12 @@ class Counts(Protocol):
 
 @dataclass(frozen=True)
 class TableFacts:
-    """A table on both sides and in the common state, each None where it is not there.
+    """A table on both sides and in the common state, each None where the table does not exist.
 
     own_source, own_target: what each side did by itself; None is nothing. `key`s: the field ids of each side's key.
-    batch_twice: rows of one batch id came in on both sides. target_still: the target did nothing to it that the source
-    does not know, and no merge of the two ever touched it. travels: a conflict was settled on the source by what it
-    had, and the target does not know that yet.
+    batch_twice: rows of one batch id were published on both sides. target_still: the target did nothing to it that the
+    source does not have, and no merge of the two ever touched it. travels: a conflict was settled on the source by what
+    it had, and the target does not have that decision yet.
     """
 
     table: str
@@ -63,7 +63,7 @@ class TableFacts:
 
     @property
     def is_quiet(self) -> bool:
-        """The source has nothing to say of it."""
+        """The source has no change of it."""
         return self.own_source is None and not self.travels
 
 
@@ -93,10 +93,10 @@ def plan_table(facts: TableFacts, prefer: str | None = None) -> TablePlan:
     if facts.target is None:
         if facts.common is None:
             return TablePlan(table, TAKE_TABLE)
-        # Its rows stay behind, so its batch ids do too: else a retry on the target would be taken for known.
+        # Its rows stay behind, so its batch ids do too: else a retry on the target would count as already published.
         return TablePlan(table, KEEP, settled=KEPT) if prefer == OURS else TablePlan(table, CONFLICT, DROPPED)
     if facts.source_key != facts.target_key:
-        # Which rows are one row: no side can be preferred before that is settled.
+        # The key decides which rows are one row: no side can be preferred before the keys agree.
         return TablePlan(table, CONFLICT, KEY)
     theirs_shape = _takes_shape(facts, prefer)
     if theirs_shape is None:
@@ -121,7 +121,7 @@ def _plan_unkeyed(facts: TableFacts, prefer: str | None, theirs_shape: bool) -> 
     still = RESHAPE if theirs_shape else NOTHING
     reason = ""
     if facts.travels:
-        # The source is what was chosen against the target: all of it comes, unless the target went on.
+        # The source was chosen over the target: all of it is merged, unless the target changed since.
         if not _changed(target):
             return TablePlan(table, OVERWRITE_ALL, theirs_shape=theirs_shape, settled=REPLACED)
         reason = OVERWRITTEN
@@ -157,5 +157,5 @@ def _only_added(own: Counts | None) -> bool:
 
 
 def _same_count(facts: TableFacts) -> bool:
-    """The target has as many rows as the common state: maintenance, which counts as no change, took none."""
+    """The target has as many rows as the common state: maintenance, which counts as no change, removed none."""
     return facts.common is not None and facts.target is not None and facts.common.rows == facts.target.rows

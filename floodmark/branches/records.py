@@ -1,4 +1,4 @@
-"""What the verbs of branches answer: differences, conflicts and merges, as data."""
+"""What the verbs of branches return: differences, conflicts and merges, as data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RowConflict:
 class TableDiff:
     """What differs in one table. change: created, dropped, reshaped, changed.
 
-    samples: {"change": "added", "updated" or "deleted", "row": what is there now, "before": what was}.
+    samples: {"change": "added", "updated" or "deleted", "row": the row now, "before": the row before}.
     """
 
     table: str
@@ -67,7 +67,7 @@ class TableDiff:
 
 @dataclass(frozen=True)
 class BranchDiff:
-    """What a branch has that its parent does not know yet: its head against the state that both knew last."""
+    """What a branch has and its parent does not have yet: its head against the last state that both had."""
 
     branch: str
     parent: str
@@ -89,7 +89,7 @@ class BranchDiff:
 class Merged:
     """How a merge ended. outcome: merged, up_to_date (nothing new), conflict (nothing was changed), planned.
 
-    tables: what came to the target, by table. conflicts: the first of them; conflicts_total: how many there are.
+    tables: what the target got, by table. conflicts: the first of them; conflicts_total: their number.
     """
 
     outcome: str

@@ -1,7 +1,7 @@
-"""The rows of one table that a merge or a difference looks at: judged chunk by chunk, and what becomes of each.
+"""The rows of one table that a merge or a difference compares: judged chunk by chunk, and what happens to each.
 
 Rows that the source has come first, then keys that it deleted; the two never share a key. Nothing is written, memory
-follows the chunk (I14); of conflicts so many are kept as data, all are counted.
+follows the chunk (I14); of conflicts a limited number is kept as data, all are counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from floodmark.write.prune import key_fields, may_hold_range
 
 @dataclass(frozen=True)
 class Judged:
-    """Some keys, what the three sides have for each, and what is to be done."""
+    """Some keys, what the three sides have for each, and what to do."""
 
     keys: pa.Table
     source: Side
@@ -55,8 +55,8 @@ class Judged:
 class Unseen:
     """Columns that the target fills by an expression and the source does not have.
 
-    What was filled is no difference, and is filled anew; what the target's own writers put there is one. A fill leaves
-    a row its sequence, so they are told apart by it: newer than `since`, and not `merged` from the source.
+    A filled value is no difference, and is filled again; a value that the target's own writers wrote is one. A fill
+    leaves a row its sequence, so the sequence distinguishes them: newer than `since`, and not `merged` from the source.
     """
 
     columns: tuple[str, ...]
@@ -65,9 +65,9 @@ class Unseen:
 
 
 class KeyedRows:
-    """The keys that the source changed and the target does not know.
+    """The keys that the source changed and the target does not have.
 
-    against_common: the common state is taken for the target. unseen: columns of the target that the source lacks.
+    against_common: the common state is used as the target. unseen: columns of the target that the source lacks.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class KeyedRows:
         self._plan = plan_changes(files.schema, files.source, files.deletions(), files.sides.since, head.sequence)
 
     def rows(self) -> Iterator[Judged]:
-        """What the source has."""
+        """The rows that the source has."""
         for rows in changed_rows(self._storage, self._plan):
             yield self._judge(keys_of(rows, self.fields), Side.of(rows))
 
     def deleted(self) -> Iterator[Judged]:
-        """What the source has no more."""
+        """The rows that the source deleted."""
         for keys in deleted_keys(self._storage, self._plan, self.fields):
             yield self._judge(keys, Side.absent(keys.num_rows, self._files.schema))
 
@@ -101,7 +101,7 @@ class KeyedRows:
         return Judged(keys, source, common, target, decide(source, common, target, self._unseen.columns, touched))
 
     def _touched(self, unseen: Unseen, keys: pa.Table) -> Mask:
-        """Whether the target wrote its row itself since the source knew it."""
+        """Whether the target wrote its row itself since the source last had it."""
         schema = self._files.schema
         files = may_hold_range(self._files.target, keys, schema)
         sequences = sequences_by_key(self._storage, files, schema, keys, self.fields)
@@ -114,7 +114,7 @@ class KeyedRows:
 
 @dataclass(frozen=True)
 class Writer:
-    """The side that wrote rows of a table since the other side knew it, with a schema that has dropped columns too."""
+    """The side that wrote rows of a table since the other last had it, with a schema that has dropped columns too."""
 
     head: Head
     schema: Schema
@@ -127,7 +127,7 @@ def written_values(
 ) -> Iterator[tuple[pa.Table, Side]]:
     """Rows whose values in the `lost` columns the writer wrote itself, and what the common state has for their keys.
 
-    By key these are rows whose value there is another one now; without a key, new rows with a value.
+    With a key these are rows whose value has changed; without a key, new rows with a value.
     """
     if not writer.schema.identifier_field_ids:
         between = (writer.since, writer.head.sequence)
@@ -182,7 +182,7 @@ class Conflicts:
 
 @dataclass
 class Counted:
-    """Rows of one table that come to the target."""
+    """Rows of one table that the target gets."""
 
     added: int = 0
     updated: int = 0
@@ -195,9 +195,9 @@ class Counted:
 class KeyedMerge:
     """The rows that go into a keyed table, as streams: each is read once, and judged while it is read.
 
-    Without `prefer`, conflicts are collected, and after the first no row comes any more: nothing will be published.
-    With it they are settled. What stays by `ours` is written again, so that the decision has a sequence of its own and
-    reaches the other side with the next merge there.
+    Without `prefer`, conflicts are collected, and after the first no more rows are returned: nothing will be published.
+    With it they are settled. Rows that `ours` keeps are written again, so that the decision has a sequence of its own
+    and reaches the other side with the next merge there.
     """
 
     def __init__(self, table: str, rows: KeyedRows, prefer: str | None, conflicts: Conflicts) -> None:
@@ -233,7 +233,7 @@ class KeyedMerge:
                 yield judged.keys.take(pa.array(gone))
 
     def kept(self, tell: Callable[[pa.Table], None]) -> Iterator[pa.Table]:
-        """Rows of the target that stay by `ours`, to be written again; `tell` gets the keys that stay without a row."""
+        """Rows of the target that `ours` keeps, to be written again; `tell` gets the keys that stay without a row."""
         for judged in chain(self._rows.rows(), self._rows.deleted()):
             conflict = judged.decisions.conflict
             there = judged.target.there[conflict]
@@ -243,7 +243,7 @@ class KeyedMerge:
 
 
 def samples(judged: Judged, limit: int) -> Iterator[dict[str, Any]]:
-    """The first differences as data: what changed, what is there now, and what was."""
+    """The first differences as data: what changed, the row now, and the row before."""
     take, gone = judged.decisions.take[:limit], judged.decisions.delete[:limit]
     for row, before in zip(_dicts_at(judged.source, take), _dicts_at(judged.common, take), strict=True):
         yield {"change": ADDED if before is None else UPDATED, "row": row, "before": before}

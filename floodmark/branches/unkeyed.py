@@ -1,9 +1,9 @@
-"""Rows of a table without a key on their way from one branch to another: told apart by their sequences alone.
+"""Merges rows of a table without a key from one branch into another: only their sequences distinguish them.
 
-New to the target are the rows whose sequence on the source is above what the target knows, and not that of a merge that
-brought them from the target itself. A file that holds such rows only is added again under its path, without a copy,
-and gets the target's next sequence (protocol 3); of other files the new rows are staged anew. Rows that the target
-knows keep their sequences, whatever file they are in (I6).
+New to the target are the rows whose sequence on the source is above what the target has, and not that of a merge that
+brought them from the target itself. A file that holds such rows only is added again under its path, without a copy, and
+gets the target's next sequence (protocol 3); of other files the new rows are staged again. Rows that the target has
+keep their sequences, whatever file they are in (I6).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def rows_of(catalog: Catalog, files: SideFiles, some: Sequence[LiveFile]) -> Ite
 
 
 def append_rows(catalog: Catalog, files: SideFiles, change: Change | None, table: TableChange | None) -> Counted:
-    """The source's new rows come to the target's."""
+    """Add the source's new rows to the target's."""
     if table is None or change is None:
         check_comes(catalog, files, find_new(files).whole)
         return Counted(added=count_new(catalog, files))
@@ -76,7 +76,7 @@ def append_rows(catalog: Catalog, files: SideFiles, change: Change | None, table
     table.add_again(_records(catalog, files, again))
     copied = [file for file in (*found.whole, *found.mixed) if file.path not in added]
     rows = sum(file.rows for file in again)
-    # Columns that a file lacks and the target fills are filled on the way: so files that lack the same go together.
+    # Columns that a file lacks and the target fills are filled here: so files that lack the same columns go together.
     for lacks, some in _by_absent(copied, table).items():
         names = [field.name for field in table.schema.fields if field.field_id not in lacks]
         rows += change.write(APPEND, table.name, _reader(catalog, files, some, names))
@@ -108,7 +108,7 @@ def _records(catalog: Catalog, files: SideFiles, some: Sequence[LiveFile]) -> li
 
 
 def overwrite_rows(catalog: Catalog, files: SideFiles, change: Change | None) -> Counted:
-    """All rows of the target go, all of the source's come in as new ones."""
+    """Remove all rows of the target, and add all of the source's as new ones."""
     target = files.sides.facts.target
     gone = 0 if target is None else target.rows
     if change is not None:
@@ -119,11 +119,11 @@ def overwrite_rows(catalog: Catalog, files: SideFiles, change: Change | None) ->
 
 
 def replace_rows(catalog: Catalog, files: SideFiles, table: TableChange | None) -> Counted:
-    """The target, which is as it was, gets what the source has. Files that are live on both stay."""
+    """Give the unchanged target what the source has. Files that are live on both stay."""
     common, target = files.sides.facts.common, files.sides.facts.target
     if common is None or target is None:
         raise Corrupt("a table without a common state cannot be replaced", table=files.head.table)
-    # The target has the source's rows up to here, whatever the common state's sequence is: it may be another line's.
+    # The target has the source's rows up to here, whatever the common state's sequence is: it may be another lineage's.
     known = files.sides.since
     ours = {file.path for file in files.target}
     came = [file for file in files.whole_source if file.path not in ours]
@@ -153,7 +153,7 @@ def _is_new(file: LiveFile, known: int) -> bool:
 
 
 def _is_known(file: LiveFile, known: int) -> bool:
-    """All rows are older than the branch, and say so themselves: a fresh file would get the target's next sequence."""
+    """All rows are older than the branch, and carry a sequence: a fresh file would get the target's next one."""
     bounds = file.seq_bounds()
     return file.settled and bounds is not None and bounds[1] <= known
 
@@ -167,7 +167,7 @@ def _stage(
     *,
     settled: bool,
 ) -> list[FileRecord]:
-    """The rows of some files whose sequences are in a range, in files of the target's; settled ones keep theirs."""
+    """Stage the rows of some files whose sequences are in a range for the target; settled ones keep theirs."""
     records: list[FileRecord] = []
     for lacks, group in _by_absent(some, table).items():
         target = replace(table.target(), settled=settled).without(lacks)

@@ -1,8 +1,8 @@
-"""Two branches side by side, as the catalog has them: what a merge or a difference is planned from. Reads no rows.
+"""Two branches side by side, as the catalog has them: a merge or a difference is planned from this. Reads no rows.
 
-Everything is read while the source does not move: the edge between the two is read before the heads and after. The
-target may be busy: what it is said to have done is read after its heads, so that nothing is left out that these heads
-hold. Who publishes on these heads, and on no others, publishes what was planned.
+Everything is read while the source does not move: the merge base of the two is read before the heads and after. The
+target may be busy: its own changes are read after its heads, so that every change that these heads hold is included. A
+publish on these heads, and on no others, publishes what was planned.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ LOOKS_MAX = 20
 class TableSides:
     """One table on both sides and in the common state.
 
-    since: the source's sequence that the target knows; excluded: sequences of the source at which it took rows from
-    the target.
+    since: the source's sequence that the target has; excluded: sequences of the source at which it took rows from the
+    target.
     """
 
     facts: TableFacts
@@ -57,7 +57,7 @@ class BranchView:
 
 
 def look(catalog: Catalog, source: str, target: str) -> BranchView:
-    """Read all of it; again while the source moves under it, so many times."""
+    """Read all of it; again while the source moves meanwhile, a limited number of times."""
     edge = catalog.branches.edge(source, target)
     for _ in range(LOOKS_MAX):
         theirs, ours = catalog.history.heads(source), catalog.history.heads(target)
@@ -68,7 +68,7 @@ def look(catalog: Catalog, source: str, target: str) -> BranchView:
 
 
 def same_ground(one: Edge, other: Edge) -> bool:
-    """Neither has the source moved nor anything passed between the two."""
+    """Neither has the source moved nor was anything merged between the two."""
     ids = [(edge.source.id, edge.target.id, edge.source_head, edge.common_version) for edge in (one, other)]
     return ids[0] == ids[1]
 
@@ -83,7 +83,7 @@ def _read(catalog: Catalog, edge: Edge, source: Sequence[Head], target: Sequence
         lines, settled = Lines.read(tx), settled_tables(tx, edge)
         replaced = {table_id: one.replaced_source for table_id, one in settled.items()}
         own_source = own_changes(tx, edge, "source", replaced, lines)
-        # All that the target did and the source does not know, and what of it still stands against the source.
+        # All that the target did and the source does not have, and what of it still conflicts with the source.
         unknown = own_changes(tx, edge, "target", lines=lines)
         after = {table_id: one.target_after for table_id, one in settled.items()}
         own_target = own_changes(tx, edge, "target", after, lines) if after else unknown
@@ -111,7 +111,7 @@ def _read(catalog: Catalog, edge: Edge, source: Sequence[Head], target: Sequence
 def _with_keys(catalog: Catalog, sides: TableSides) -> TableSides:
     facts = sides.facts
     if facts.source is None or facts.target is None or facts.is_quiet:
-        return sides  # nobody will ask
+        return sides  # not needed
     keys = (_key(catalog, facts.source), _key(catalog, facts.target))
     return replace(sides, facts=replace(facts, source_key=keys[0], target_key=keys[1]))
 
@@ -128,7 +128,7 @@ class SideFiles:
     """The files of a table on both sides and in the common state; each list is read once, when it is needed."""
 
     def __init__(self, catalog: Catalog, edge: Edge, sides: TableSides, schema: Schema) -> None:
-        """`schema` is the one that all rows are to be read in."""
+        """`schema` is the one that all rows are read in."""
         self._catalog = catalog
         self._edge = edge
         self.sides = sides
@@ -141,7 +141,7 @@ class SideFiles:
 
     @cached_property
     def source(self) -> list[LiveFile]:
-        """Only manifests that may hold news."""
+        """Only manifests that may hold new rows."""
         return live_files(self._catalog.files, self.head, self.schema, self.sides.since)
 
     @cached_property
@@ -166,9 +166,9 @@ class SideFiles:
         return (both[0] is None) is (both[1] is None) and snapshots[0] == snapshots[1]
 
     def deletions(self) -> list[DeletionsFile]:
-        """The source's deletions that the target does not know. Refused if some of them are not known any more.
+        """The source's deletions that the target does not have. Refused if some of them have expired.
 
-        Those of a child all are: its own are newer than the floor, which its base holds where it is.
+        Those of a child are all present: its own are newer than the floor, which its base holds in place.
         """
         since = self.sides.since
         found = self._catalog.history.deletions(self.head, since, self.head.sequence)

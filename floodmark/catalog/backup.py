@@ -1,9 +1,9 @@
 """Backup and restore of the catalog: the only truth, in one portable file.
 
-A backup is one consistent view, taken beside writers: a line with what it is, a line per row, and a last line with
-the count and a hash, so that a torn file is known. It fits SQLite and PostgreSQL alike. A restore is a new
-incarnation: what was under way when the backup was taken is given up (its files are kept: the catalog that is
-replaced may have published them), and consumers can tell the two timelines apart.
+A backup is one consistent view, taken while writers run: a line with its description, a line per row, and a last line
+with the count and a hash, so that a torn file is detected. It fits SQLite and PostgreSQL alike. A restore is a new
+incarnation: operations that ran when the backup was taken are given up (their files are kept: the catalog that is
+replaced may have published them), and consumers can distinguish the two timelines.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _lines(tx: Connection, header: dict[str, Any]) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Backup:
-    """A whole backup that this code can restore: what its first line says, and a line of JSON for each row."""
+    """A whole backup that this code can restore: its first line, and a line of JSON for each row."""
 
     header: dict[str, Any]
     rows: list[bytes]
@@ -88,7 +88,7 @@ def read_backup(storage: Storage, source: str, location: str) -> Backup:
 
 
 def restore(database: Database, backup: Backup) -> dict[str, Any]:
-    """Make the catalog of the lake from its backup. One transaction: all of it or nothing."""
+    """Create the catalog of the lake from its backup. One transaction: all of it or nothing."""
     header = backup.header
     if stored_format(database) is not None:
         raise Invalid(

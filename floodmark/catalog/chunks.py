@@ -1,9 +1,9 @@
 """What jobs have done, written in the publishes that did it: chunks of history, and rows that were filled (I2).
 
-A chunk is `done` for a table exactly when its rows are there: the row of fm_chunks and the rows of the table become
-true together, whoever publishes them, the run itself or a healer. A chunk belongs to an incarnation of its table: of
-one that was made again nothing is done. Below a retention floor it becomes `pruned` with the rows that go; if the floor
-is lowered, it is loaded again like one that never was there. A chunk that is to be loaded again loses its row together
+A chunk is `done` for a table exactly when the table has its rows: the row of fm_chunks and the rows of the table become
+true together, whether the run itself or recovery publishes them. A chunk belongs to an incarnation of its table: a
+table that was created again has no chunk done. Below a retention floor it becomes `pruned` with the rows that go; if
+the floor is lowered, it is loaded again like a new chunk. A chunk that is to be loaded again loses its row together
 with its rows: it is missing, and the next run loads it.
 """
 
@@ -41,7 +41,7 @@ class Chunks:
         self._database = database
 
     def of(self, job: str, within: range | None = None) -> list[ChunkState]:
-        """All chunks that a job has loaded, whatever became of their tables since; by number and table."""
+        """All chunks that a job has loaded, whatever happened to their tables since; by number and table."""
         row = tables.chunks
         query = select(row).where(_of_job(job, within)).order_by(row.c.chunk, row.c.table_name)
         with self._database.read() as tx:
@@ -51,7 +51,7 @@ class Chunks:
             ]
 
     def done(self, job: str, within: range | None = None) -> list[tuple[str, str, int]]:
-        """Table, its incarnation and number of every chunk whose rows are there: there may be millions."""
+        """Table, its incarnation and number of every chunk whose rows the table has: possibly millions."""
         row = tables.chunks
         query = select(row.c.table_name, row.c.table_id, row.c.chunk).where(_of_job(job, within), row.c.state == DONE)
         with self._database.read() as tx:
@@ -81,7 +81,7 @@ def _of_job(job: str, within: range | None = None) -> ColumnElement[bool]:
 
 @dataclass(frozen=True)
 class LoadedTable:
-    """A table that a chunk comes into: which one, and with how many rows."""
+    """A table that a chunk is loaded into: its identity, and the number of rows."""
 
     table: str
     table_id: str
@@ -90,7 +90,7 @@ class LoadedTable:
 
 @dataclass(frozen=True)
 class LoadedChunk:
-    """A chunk and the tables that it comes into. Their rows are known when they are staged, not before."""
+    """A chunk and the tables that it is loaded into. Their row counts are known once they are staged."""
 
     chunk: int
     tables: tuple[LoadedTable, ...]
@@ -102,7 +102,7 @@ class LoadedChunk:
 
 @dataclass(frozen=True)
 class ChunkRider:
-    """Chunks of a job come into their tables once: one, or several that were loaded together."""
+    """Chunks of a job are loaded into their tables once: one, or several that were loaded together."""
 
     job: str
     chunks: tuple[LoadedChunk, ...]
@@ -116,7 +116,7 @@ class ChunkRider:
         wanted = {(one.chunk, into.table, into.table_id) for one in self.chunks for into in one.tables}
         row = tables.chunks
         found = tx.execute(select(row).where(row.c.job == self.job, self._numbers)).all()
-        # What was pruned is not there: whoever brings it again has a lower floor.
+        # The rows of a pruned chunk are gone: a job that loads it again has a lower floor.
         there = [one for one in found if (one.chunk, one.table_name, one.table_id) in wanted and one.state == DONE]
         if there and len(there) == len(wanted):
             raise AlreadyCommitted(max(one.version for one in there))
@@ -164,9 +164,9 @@ class ChunkRider:
 
 @dataclass(frozen=True)
 class PruneRider:
-    """The rows of a table's chunks go; the chunks say so. `chunks`: ranges of numbers, the upper one exclusive.
+    """The rows of a table's chunks go; the chunks record it. `chunks`: ranges of numbers, the upper one exclusive.
 
-    One that came after `version`, when this was planned, is not marked: its rows may be there.
+    A chunk loaded after `version`, at which this was planned, is not marked: its rows may exist.
     """
 
     job: str
@@ -203,12 +203,12 @@ class RedoneChunk:
 
 @dataclass(frozen=True)
 class RedoRider:
-    """Chunks go out of their tables to be loaded again; from then on they are missing. The audit has a row for it.
+    """Remove chunks from their tables to load them again; from then on they are missing. The audit has a row for it.
 
-    Checked under the lake's lock: the run still holds the job (*else: a run that took it over knows them as done, and
+    Checked under the lake's lock: the run still holds the job (*else: a run that took it over sees them as done, and
     ends over a gap*), they are as they were planned on, and no consumer has shipped, or is about to ship, rows of a
-    table without a key. `unshipped`: the lowest sequence of such rows by table id. `id` is the audit row's, since a
-    healer that finishes this writes a row of its own for the operation (I16).
+    table without a key. `unshipped`: the lowest sequence of such rows by table id. `id` is the audit row's, since
+    recovery that finishes this writes a row of its own for the operation (I16).
     """
 
     id: str
@@ -247,7 +247,7 @@ class RedoRider:
 
 
 def shipped_to(tx: Connection, table_id: str, sequence: int) -> list[str]:
-    """The consumers that have shipped rows of this sequence, or have them in a unit that is under way."""
+    """The consumers that have shipped rows of this sequence, or have them in an open unit."""
     consumer, unit, sink = tables.consumers, tables.units, tables.sinks
     past = select(consumer.c.name).where(consumer.c.table_id == table_id, consumer.c.mark >= sequence)
     holds = (unit.c.since < sequence) & (unit.c.until >= sequence) & (unit.c.state == OPEN)
@@ -268,9 +268,9 @@ def shipped(table: str, names: Sequence[str]) -> Invalid:
 
 @dataclass(frozen=True)
 class FillRider:
-    """Rows of a table get their new column by one run of a job; each row once, so that counts add up.
+    """One run of a job fills a new column in rows of a table; each row once, so that counts add up.
 
-    Checked under the lake's lock: a run that was taken over while it rewrote files publishes nothing more.
+    Checked under the lake's lock: a run that lost the job while it rewrote files publishes nothing more.
     """
 
     job: str

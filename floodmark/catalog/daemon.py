@@ -1,8 +1,8 @@
-"""The one daemon of a lake: who runs its tasks, and how they are, for anybody who asks.
+"""The one daemon of a lake: which process runs its tasks, and the state of the tasks, for every reader.
 
-Held by the lease of its process, as a sink is by its run: a second one is Busy and told who holds it; one that died is
-taken over. A daemon that was only paused, and finds that another took over, is Fenced at its next word. A daemon that
-ends in order leaves no row; one that died leaves its last word, until the next one comes.
+The daemon's process holds it by a lease, as a run holds a sink: a second daemon gets Busy, with the holder; a dead one
+is taken over. A daemon that was only suspended, and finds that another took over, is Fenced at its next write. A daemon
+that ends normally leaves no row; one that died leaves its last report, until the next one starts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class DaemonHold:
         self._run: str | None = None
 
     def take(self, address: str | None) -> None:
-        """Become the lake's daemon, or Busy with who is. One that is dead is taken over."""
+        """Become the lake's daemon; Busy, with the holder, if another is. A dead one is taken over."""
         if self._run is not None:
             raise Busy("this process is the daemon of the lake already", run=self._run)
         run, me = clock.new_id(), this_process()
         try:
             with self._database.write() as tx:
-                # A row that is not there cannot be locked: of two daemons that start at once, one waits here.
+                # A missing row cannot be locked: of two daemons that start at once, one waits here.
                 self._database.lock_lake(tx)
                 now = self._database.now_ms(tx)
                 self._heartbeat.beat(tx, now)
@@ -56,7 +56,7 @@ class DaemonHold:
                     )
                 )
         except BaseException:
-            # If only the reply was lost, the row is there and nobody is behind it.
+            # If only the reply was lost, the row exists and no process stands behind it.
             self._heartbeat.disown(run)
             self._heartbeat.start()
             raise
@@ -64,7 +64,7 @@ class DaemonHold:
         self._heartbeat.start()
 
     def tell(self, address: str | None = None, tasks: list[dict[str, Any]] | None = None) -> None:
-        """Write down where the daemon listens, or how its tasks are. Fenced if another daemon took over."""
+        """Record where the daemon listens, or the state of its tasks. Fenced if another daemon took over."""
         row = tables.daemon
         values: dict[str, Any] = {} if address is None else {"address": address}
         if tasks is not None:
@@ -76,17 +76,17 @@ class DaemonHold:
             raise Fenced("another daemon has taken over this lake", run=self._run, advice="Stop this one.")
 
     def release(self) -> None:
-        """Be the daemon no longer. Nothing is done if another one took over meanwhile."""
+        """Stop being the daemon. No-op if another one took over meanwhile."""
         if self._run is None:
             return
         run, self._run = self._run, None
-        # If the row cannot be deleted now, it must not look as if somebody were behind it.
+        # If the row cannot be deleted now, it must not look as if a process still held it.
         self._heartbeat.disown(run)
         with self._database.write() as tx:
             tx.execute(delete(tables.daemon).where(tables.daemon.c.run == run))
 
     def seen(self) -> dict[str, Any] | None:
-        """The daemon as anybody sees it, or None if there is none. `alive` is False for one that died."""
+        """The daemon as any process sees it, or None if none runs. `alive` is False for one that died."""
         with self._database.read() as tx:
             row = tx.execute(_LOOKING).first()
             if row is None:
@@ -104,7 +104,7 @@ class DaemonHold:
 
     def _is_alive(self, row: Any, now_ms: int) -> bool:
         if row.process == self._heartbeat.id:
-            return bool(row.run == self._run)  # this process knows best
+            return bool(row.run == self._run)  # this process has the best information
         return not is_dead(row, now_ms)
 
 
@@ -113,7 +113,7 @@ _LOOKING = select(
     *(_DAEMON.c[name] for name in ("process", "run", "address", "started_ms", "updated_ms", "tasks")),
     _DAEMON.c.host.label("daemon_host"),
     _DAEMON.c.pid.label("daemon_pid"),
-    # The names that `is_dead` asks for: all None if the process has no row any more.
+    # The names that `is_dead` needs: all None if the process has no row any more.
     *(_PROCESS.c[name] for name in ("boot_id", "pid_namespace", "pid", "started", "beat_ms", "lease_ms")),
 ).join(_PROCESS, _PROCESS.c.id == _DAEMON.c.process, isouter=True)
 

@@ -2,7 +2,7 @@
 
 `read` gives one consistent view; `write` is one transaction that takes the database's write lock at once (SQLite) or
 row by row (PostgreSQL). Failure model: an error before COMMIT means that nothing happened; an error in COMMIT is
-ReplyLost, and only reading tells (I13). SQLite runs in WAL with synchronous=FULL, PostgreSQL with
+ReplyLost, and only reading shows the outcome (I13). SQLite runs in WAL with synchronous=FULL, PostgreSQL with
 synchronous_commit=on, so that an acknowledged COMMIT survives power loss (I4).
 """
 
@@ -28,21 +28,23 @@ from floodmark.errors import Corrupt, Invalid, TooNew, Unavailable, cause_text
 
 BUSY_TIMEOUT_MS = 10_000
 SQLITE_NAME = "catalog.db"
-# What of a URL's query may be shown: anything else may be a secret.
+# The parts of a URL's query that may be shown: anything else may be a secret.
 SHOWN_QUERY = frozenset({"host", "port", "dbname", "sslmode"})
 
 
 class ReplyLost(Unavailable):
-    """COMMIT was sent and its reply did not come: neither done nor undone until the catalog was asked."""
+    """COMMIT was sent and its reply did not come: neither done nor undone until the catalog was read."""
 
     @property
     def kind(self) -> str:
-        return Unavailable.__name__  # what a caller knows it as
+        return Unavailable.__name__  # the name that a caller knows
 
 
 def _is_at_rest(path: str) -> bool:
-    """On a read-only file system, without a log beside it: one would hold what was committed last, before a crash or by
-    somebody who may write to the same disk."""
+    """Whether it is on a read-only file system, without a log beside it.
+
+    A log would hold the last commits, from before a crash or from another process that may write to the same disk.
+    """
     if not os.path.exists(path) or not os.statvfs(path).f_flag & os.ST_RDONLY:
         return False
     log = f"{path}-wal"
@@ -139,13 +141,13 @@ class Database:
 
     @property
     def is_foreign(self) -> bool:
-        """Was this opened by another process, of which this one is a fork?"""
+        """Whether another process opened this, and this one is its fork."""
         return os.getpid() != self._pid
 
     # ── transactions ──
 
     def _check_process(self) -> None:
-        """A forked child shares its parent's connections and heartbeat: both would break for both."""
+        """A forked child shares its parent's connections and heartbeat: using them would break both processes."""
         if self.is_foreign:
             raise Invalid("this lake was opened by another process", advice="Open it again after the fork.")
 
@@ -191,20 +193,20 @@ class Database:
                 connection.invalidate()
                 raise ReplyLost("the reply to COMMIT was lost", database=self.shown_url, cause=_cause(error)) from error
             except BaseException:
-                # Interrupted around COMMIT: the connection may still have its transaction, so nobody else gets it.
+                # Interrupted around COMMIT: the connection may still have its transaction, so it is not used again.
                 connection.invalidate()
                 raise
         finally:
             connection.close()
 
     def lock_lake(self, tx: Connection) -> Any:
-        """Take the total order: until this transaction ends, nobody else changes the lake. Returns fm_lake's row."""
+        """Take the total order: until this transaction ends, no other one changes the lake. Returns fm_lake's row."""
         query = select(tables.lake).where(tables.lake.c.id == 1)
         row = tx.execute(query.with_for_update()).first()
         if row is None:
             raise Corrupt("the catalog has no lake row", database=self.shown_url, advice="Restore it from a backup.")
         if row.format > tables.FORMAT:
-            # Migrated while this process had it open: what it would write may be wrong by rules that it does not know.
+            # Migrated while this process had it open: its writes may be wrong by rules that it does not know.
             raise TooNew(
                 "this lake was migrated by a newer Floodmark meanwhile",
                 format=row.format,
@@ -223,7 +225,7 @@ class Database:
 
 
 def _use_wal(cursor: Any) -> None:
-    """Two processes that open a new database at once: the change to WAL does not wait for the other by itself."""
+    """Two processes may open a new database at once: the change to WAL does not wait for the other by itself."""
     end = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:

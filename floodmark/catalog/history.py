@@ -1,7 +1,7 @@
-"""History: every version of the lake, what it did to which table, and who holds it.
+"""History: every version of the lake, what it did to which table, and what holds it.
 
-A commit's row names the tables it touched; a table's state at a version is that of its newest commit on the branch's
-line up to there (lines.py). A state without metadata says that the table was dropped there. Taking a pin takes
+A commit's row names the tables it touched; a table's state at a version is that of its newest commit in the branch's
+lineage up to there (lineage.py). A state without metadata means that the table was dropped there. Taking a pin takes
 fm_lake's lock, as expiry does (expiry.py): a version is either held or gone.
 """
 
@@ -20,7 +20,7 @@ from floodmark.errors import BelowRetention, Corrupt, Invalid, NotFound
 from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, DeletionsFile, Head, TableCommit
 
 LIVE, EXPIRED = "live", "expired"
-# SQLite takes 500 selects in one.
+# SQLite allows 500 selects in one.
 VERSIONS_PER_STATEMENT = 100
 # What a reader needs of a deletions file.
 DELETIONS_FILE = (
@@ -105,7 +105,7 @@ class History:
         }
 
     def newest_metadata(self, table_id: str) -> str:
-        """Where we put a table's pointer last, for whichever branch: it names all that the table was ever given."""
+        """Where we put a table's pointer last, for whichever branch: it names all ids that the table ever assigned."""
         touched = tables.commit_tables
         query = (
             select(touched.c.metadata_location)
@@ -122,7 +122,7 @@ class History:
     # ── the past ──
 
     def resolve(self, *, version: int | None = None, at_ms: int | None = None, branch: str = MAIN) -> int:
-        """The version that a reader means: a number, a moment, or the branch's head. Refused if expired."""
+        """The version that a reader requests: a number, a moment, or the branch's head. Refused if expired."""
         with self._database.read() as tx:
             if version is None and at_ms is None:
                 head = tx.execute(
@@ -167,7 +167,7 @@ class History:
     def commits(
         self, *, limit: int = 20, table: str | None = None, branch: str | None = None, before: int | None = None
     ) -> list[Commit]:
-        """Newest first; of a branch, those that it stands on; with `before`, those of lower versions."""
+        """Newest first; of a branch, those in its lineage; with `before`, those of lower versions."""
         commit, touched = tables.commits, tables.commit_tables
         query = select(commit).order_by(commit.c.version.desc()).limit(limit)
         if table is not None:
@@ -202,22 +202,22 @@ class History:
         return [to_head(row, MAIN) for row in rows]
 
     def deletions_of(self, version: int) -> list[DeletionsFile]:
-        """The deletions files that a commit brought."""
+        """The deletions files that a commit added."""
         with self._database.read() as tx:
             return to_deletions(tx.execute(select(*DELETIONS_FILE).where(tables.deletions.c.version == version)))
 
     def all_deletions(self) -> set[str]:
-        """Every deletions file that the catalog knows, whoever may still ask for it."""
+        """Every deletions file that the catalog has, whether it can still be requested or not."""
         with self._database.read() as tx:
             return set(tx.execute(select(tables.deletions.c.location)).scalars())
 
     def deletions(self, head: Head, since: int, until: int) -> list[DeletionsFile]:
-        """The deletions files of a table with a sequence in (since, until], committed on the line of this head."""
+        """The deletions files of a table with a sequence in (since, until], committed in the lineage of this head."""
         file, commit = tables.deletions, tables.commits
         with self._database.read() as tx:
-            # Those below the floor are as good as gone: a sweep may have begun to delete them.
+            # Those below the floor count as gone: a sweep may have begun to delete them.
             there = file.c.below_ms.is_(None)
-            # By the commit that left this state, not by the branch that shows it: a name may be given again.
+            # By the commit that left this state, not by the branch that shows it: a name may be used again.
             parts = _line_of(tx, head.version)
             if not parts:
                 raise Corrupt("the history has no row of a version that it names", version=head.version)
@@ -253,7 +253,7 @@ class History:
         with self._database.write() as tx:
             tx.execute(delete(tables.pins).where(tables.pins.c.id == pin))
 
-    # ── what healing did ──
+    # ── what recovery did ──
 
     def audit(self, limit: int = 1000) -> list[AuditRow]:
         """Newest first."""
@@ -266,13 +266,13 @@ class History:
 
 
 def tables_at_in(tx: Connection, version: int) -> list[Head]:
-    """Every table of the lake as it was at this version; before the first commit there is none."""
+    """Every table of the lake as it was at this version; none before the first commit."""
     parts = _line_of(tx, version)
     return states_on(tx, parts, parts[0].line.name) if parts else []
 
 
 def states_on(tx: Connection, parts: Sequence[Part], branch: str, table_ids: Sequence[str] | None = None) -> list[Head]:
-    """The newest state of every table (of these ids) on a line, without those that were dropped there."""
+    """The newest state of every table (of these ids) in a lineage, without those that were dropped there."""
     commit, touched = tables.commits, tables.commit_tables
     newest = (
         select(touched.c.table_id, func.max(touched.c.version).label("version"))
@@ -282,13 +282,13 @@ def states_on(tx: Connection, parts: Sequence[Part], branch: str, table_ids: Seq
         .subquery()
     )
     same = and_(newest.c.table_id == touched.c.table_id, newest.c.version == touched.c.version)
-    # Of two tables of one name, the one that was made again is the newer.
+    # Of two tables of one name, the one that was created again is the newer.
     rows = tx.execute(select(touched).join(newest, same).order_by(touched.c.version))
     return [to_head(row, branch) for row in rows if row.metadata_location]
 
 
 def _line_of(tx: Connection, version: int) -> list[Part]:
-    """The line that a commit is on, up to it; nothing if there is no such commit."""
+    """The lineage of a commit, up to it; empty if the commit does not exist."""
     branch = tx.execute(select(tables.commits.c.branch).where(tables.commits.c.version == version)).scalar()
     if branch is None:
         return []
@@ -297,7 +297,7 @@ def _line_of(tx: Connection, version: int) -> list[Part]:
 
 
 def compared_snapshots(tx: Connection, table_ids: Sequence[str]) -> set[tuple[str, int | None]]:
-    """The snapshots of these tables that branches which live left, or compare with at their next merge."""
+    """The snapshots of these tables that existing branches left, or compare with at their next merge."""
     lines, commit, touched = Lines.read(tx), tables.commits, tables.commit_tables
     versions = {one for line in lines.living() for one in (line.base_version, line.common_version)}
     made = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.version.in_(versions))).all()
@@ -319,7 +319,7 @@ def compared_snapshots(tx: Connection, table_ids: Sequence[str]) -> set[tuple[st
 
 
 def _check_on_line(tx: Connection, row: Any, branch: str) -> None:
-    """A version that is asked of a branch is one that it stands on. Main is the default: then nobody asked."""
+    """A version that is requested of a branch must be in its lineage. Main is the default: then no branch was given."""
     if branch == MAIN:
         return
     lines = Lines.read(tx)
@@ -334,7 +334,7 @@ def _check_on_line(tx: Connection, row: Any, branch: str) -> None:
 
 
 def _check_branch(tx: Connection, branch: str, found: Sequence[Any]) -> None:
-    """A branch of which there are no rows: is it there at all?"""
+    """A branch without rows: check that it exists at all."""
     if not found and branch != MAIN:
         Lines.read(tx).live(branch)
 

@@ -1,8 +1,8 @@
-"""A job as the catalog has it: long work, how far it is, who is at it, and what people are told about it.
+"""A job in the catalog: long work, its progress, the process that runs it, and what it reports to people.
 
-Pure: rate and time left are computed from what was written down, by the database's clock. A state that this version
-does not know is shown as unknown, never as done. A failed job stays in sight until somebody acknowledges it or ten
-minutes after its end; one without a time of its end stays for ever: what cannot be told is not over.
+Pure: rate and time left are computed from recorded figures, by the database's clock. A state that this version does not
+know is shown as unknown, never as done. A failed job stays visible until an operator acknowledges it or ten minutes
+after its end; one without an end time stays for ever: without that time it does not count as over.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ INTERRUPTED, UNKNOWN = "interrupted", "unknown"
 HISTORY, COLUMN = "history", "column"
 CHUNKS, ROWS = "chunks", "rows"
 SHOWN_MS = 10 * 60_000
-# Kinds of errors whose reason may pass: whoever tries again may get through.
+# Kinds of errors whose reason may pass: a retry may succeed.
 PASSING = frozenset({"Unavailable", "Conflict", "Busy", "CommitUnknown"})
 # Among the facts of an error: since when a job failed, or waits, for such a reason, without any progress.
 FAILING_SINCE = "failing_since"
-# A run that works or waits says so more often than this, unless one chunk or batch takes so long.
+# A run that works or waits records it more often than this, unless one chunk or batch takes so long.
 STALLED_MS = 15 * 60_000
 
 
@@ -42,7 +42,7 @@ class Job:
     """`processed` of `total` is for people; `rows`, `unfilled` and `publishes` are exact: publishes wrote them.
 
     `resumed_from` is what was processed when the present run began, so that its rate is its own. `looked_ms` is when
-    the job was looked at, by the clock that wrote the other times.
+    the job was read, by the clock that wrote the other times.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Job:
     alive: bool = False
     holder: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    # Two looks at the same job find the same.
+    # Two reads of the same job are equal.
     looked_ms: int | None = field(default=None, compare=False)
 
     @property
@@ -100,31 +100,31 @@ class Job:
 
     @property
     def stalled_since_ms(self) -> int | None:
-        """Since when nothing was heard of a run whose process lives, if that is too long ago; it may hang."""
+        """The last report of a run whose process lives, if that is too long ago; the run may hang."""
         if self.status != RUNNING or self.looked_ms is None or self.looked_ms - self.updated_ms < STALLED_MS:
             return None
         return self.updated_ms
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether it has all there is now of a range without an end, and follows it: it is not done, and never is."""
+        """Whether it has everything so far of a range without an end, and follows it: it is not done, and never is."""
         follows = self.settings.get("follow") is True and self.settings.get("last") is None
         return follows and self.status == RUNNING and self.total is not None and self.processed >= self.total
 
     def rate(self) -> float | None:
-        """Units a second in the present or last run; None before anything can be said."""
+        """Units a second in the present or last run; None before that can be computed."""
         done, ms = self.processed - self.resumed_from, self._run_ms()
         return None if done <= 0 or ms <= 0 else done * 1000 / ms
 
     def eta_ms(self) -> int | None:
-        """The time that is left, if it goes on like this; None for work that is not at work or has no known end."""
+        """The time left at the present rate; None for a job that does not run or has no known end."""
         rate = self.rate()
         if self.status != RUNNING or rate is None or self.total is None or self.is_caught_up:
             return None
         return round(max(0, self.total - self.processed) / rate * 1000)
 
     def is_shown(self, now_ms: int) -> bool:
-        """Whether a failure is still to be seen. Work that goes on, or cannot be understood, always is."""
+        """Whether a failure is still shown. A job that runs, or cannot be understood, always is."""
         if self.status in (PENDING, RUNNING, INTERRUPTED, UNKNOWN):
             return True
         if self.state != FAILED or self.acknowledged_ms is not None:
@@ -163,7 +163,7 @@ class Job:
         }
 
     def _run_ms(self) -> int:
-        """How long the run took until its figures were written: between two writes no time has passed for them."""
+        """How long the run took until its figures were written: for them no time passes between two writes."""
         return 0 if self.started_ms is None else (self.ended_ms or self.updated_ms) - self.started_ms
 
 
@@ -194,7 +194,7 @@ LOOKING = _looking()
 
 
 def to_job(row: Any, alive: bool, now_ms: int) -> Job:
-    """A row of LOOKING as a job, looked at now; Corrupt if it cannot be understood."""
+    """A row of LOOKING as a job, read now; Corrupt if it cannot be understood."""
     try:
         spec = json.loads(row.spec)
         names = tuple(str(name) for name in json.loads(row.table_names))
@@ -233,7 +233,7 @@ def to_job(row: Any, alive: bool, now_ms: int) -> Job:
 
 
 def find_id(tx: Connection, name: str) -> str | None:
-    """The id of a job by its name or, if none is called so, by its id."""
+    """The id of the job with this name or, if none has it, with this id."""
     job = tables.jobs
     mine = or_(job.c.name == name, job.c.id == name)
     found = {str(row.name): str(row.id) for row in tx.execute(select(job.c.name, job.c.id).where(mine))}
@@ -249,7 +249,7 @@ def no_job(tx: Connection, name: str) -> NotFound:
 
 
 def check_job(tx: Connection, job: str, run: str | None = None, *, name: str | None = None, lock: bool = False) -> Any:
-    """The job's row: Corrupt if it is gone, Fenced unless `run`, where it is given, still holds the job."""
+    """The job's row: Corrupt if it is gone, Fenced unless `run`, if given, still holds the job."""
     row = tables.jobs
     query = select(row.c.owner_run, row.c.cancel_ms, row.c.started_ms).where(row.c.id == job)
     found = tx.execute(query.with_for_update() if lock else query).first()
@@ -271,9 +271,9 @@ END_TRIES_MAX = 5
 
 @dataclass(frozen=True)
 class Held:
-    """A job that a run holds. `resumed`: an earlier run of it was there.
+    """A job that a run holds. `resumed`: an earlier run of it exists.
 
-    `processed`: how far that came; `failing_since_ms`: since when it failed for a reason that may pass, if it did.
+    `processed`: how far that run got; `failing_since_ms`: since when it failed for a reason that may pass, if it did.
     """
 
     id: str
@@ -301,7 +301,7 @@ class Jobs:
             return [self._to_job(row, now) for row in tx.execute(LOOKING)]
 
     def find(self, name: str) -> Job:
-        """A job by its name or, if none is called so, by its id."""
+        """The job with this name or, if none has it, with this id."""
         with self._database.read() as tx:
             known = find_id(tx, name)
             if known is None:
@@ -322,10 +322,10 @@ class Jobs:
         *,
         anew: bool = False,
     ) -> Held:
-        """Hold a job for a new run; it is made if there is none of this name. Busy if a living run has it.
+        """Hold a job for a new run; create it if none has this name. Busy if a living run has it.
 
-        Invalid if it is not the same job: `pinned` must be what it was made with, unless it begins `anew` and no row is
-        done yet. `settings` are those of this start.
+        Invalid if it is not the same job: `pinned` must be what it was created with, unless it begins `anew` and no row
+        is done yet. `settings` are those of this start.
         """
         _check_name(name)
         ended_ms = self._make(name, kind, table_names, pinned, settings, unit, actor)
@@ -340,7 +340,7 @@ class Jobs:
             self.disown(run)
             raise
         self._heartbeat.start()
-        # Crash here: a job that is running and whose owner is dead: interrupted; the next start goes on with it.
+        # Crash here: a running job whose owner is dead: interrupted; the next start continues it.
         hit("job.held")
         return held
 
@@ -348,7 +348,7 @@ class Jobs:
         self, name: str, kind: str, table_names: Sequence[str], pinned: Mapping[str, Any],
         settings: Mapping[str, Any], unit: str, actor: str,
     ) -> int | None:  # fmt: skip
-        """Make the job if there is none of this name; when its last run ended, None if none has."""
+        """Create the job if none has this name; returns when its last run ended, None if none has."""
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             known = tx.execute(select(tables.jobs.c.ended_ms).where(tables.jobs.c.name == name)).first()
@@ -396,7 +396,7 @@ class Jobs:
                     table_names=json.dumps(list(table_names)),
                     spec=_spec(pinned, settings),
                     state=RUNNING,
-                    # What an earlier run did is not this one's pace.
+                    # An earlier run's work does not count in this run's rate.
                     resumed_from=tables.jobs.c.processed,
                     started_ms=now,
                     updated_ms=now,
@@ -412,7 +412,7 @@ class Jobs:
         return Held(job.id, name, run, job.started_ms is not None, dict(pinned), job.processed, since_ms)
 
     def disown(self, run: str) -> None:
-        """This run is over, whatever the catalog says: the heartbeat writes that down as soon as it can."""
+        """This run is over, whatever the catalog records: the heartbeat writes that as soon as it can."""
         self._running.discard(run)
         self._heartbeat.disown(run)
         self._heartbeat.start()
@@ -420,7 +420,7 @@ class Jobs:
     # ── progress and the end ──
 
     def progress(self, held: Held, processed: int, total: int | None, *, first: bool = False) -> bool:
-        """Write down how far the run is; False if somebody asked to cancel it. `first`: this run begins there."""
+        """Record how far the run is; False if an operator asked to cancel it. `first`: this run begins there."""
         values: dict[str, Any] = {"processed": processed, "total": total}
         if first:
             values["resumed_from"] = processed
@@ -428,34 +428,34 @@ class Jobs:
             return self._update(tx, held, values).cancel_ms is None
 
     def keep(self, held: Held, settings: Mapping[str, Any]) -> None:
-        """Write down other settings of the job than its start did: what a run has found out, say."""
+        """Record other settings of the job than its start did: what a run has found out, for example."""
         with self._database.write() as tx:
             self._update(tx, held, {"spec": _spec(held.pinned, settings)})
         # Crash here: the next run finds it, and does the rest.
         hit("job.kept")
 
     def waits(self, held: Held, error: Mapping[str, Any] | None) -> None:
-        """Write down what a run at work waits for, or that it waits no more: people see it with the job."""
+        """Record what a run waits for, or that it does not wait any more: people see it with the job."""
         with self._database.write() as tx:
             self._update(tx, held, {"error": None if error is None else json.dumps(error)})
 
     def touch(self, held: Held) -> bool:
-        """Write down that the run goes on, though its figures stay; False if somebody asked to cancel it."""
+        """Record that the run goes on, though its figures stay; False if an operator asked to cancel it."""
         with self._database.write() as tx:
             return self._update(tx, held, {}).cancel_ms is None
 
     def wants_cancel(self, held: Held) -> bool:
-        """Whether somebody asked to cancel this run. Fenced if another run has the job."""
+        """Whether an operator asked to cancel this run. Fenced if another run has the job."""
         with self._database.read() as tx:
             return self._held_row(tx, held, lock=False).cancel_ms is not None
 
     def end(
         self, held: Held, state: str, processed: int | None, total: int | None, error: Mapping[str, Any] | None = None
     ) -> Job:
-        """The run is over; `processed` is None if it never said how far it is: then the figures stay as they are.
+        """End the run; `processed` is None if it never reported progress: then the figures stay as they are.
 
-        Asked again if the reply was lost: a job whose end is not written is not at its end. The job is given as its end
-        was written: nobody has to ask for it afterwards.
+        Tried again if the reply was lost: a job whose end is not recorded has not ended. Returns the job as its end was
+        recorded, so the caller need not read it again.
         """
         retrying = Retrying(
             retry=retry_if_exception_type(Unavailable),
@@ -477,7 +477,7 @@ class Jobs:
         return job
 
     def ended(self, held: Held) -> None:
-        """The end of the run is written, by `end` or by a publish of it (job_end.py)."""
+        """The end of the run is recorded, by `end` or by a publish of it (EndRider)."""
         self._running.discard(held.run)
         hit("job.ended")
 
@@ -485,7 +485,7 @@ class Jobs:
         with self._database.write() as tx:
             mine = select(tables.jobs).where(tables.jobs.c.id == held.id)
             row = tx.execute(mine.with_for_update()).first()
-            # Asked again, an earlier try may have got through.
+            # This is a retry: an earlier try may have succeeded.
             if not again or row is None or (row.owner_run, row.state) != (None, values["state"]):
                 free = dict.fromkeys(("owner_process", "owner_run", "cancel_ms"))
                 self._update(tx, held, {**values, **free}, ended=True)
@@ -505,7 +505,7 @@ class Jobs:
     # ── what people ask for ──
 
     def cancel(self, name: str) -> Job:
-        """Ask the run to stop after its batch; a job that nobody is at is cancelled at once. What is done stays."""
+        """Ask the run to stop after its batch; a job that no process runs is cancelled at once. Finished work stays."""
         return self._change(name, self._cancel)
 
     def _cancel(self, tx: Connection, job: Job, now: int) -> dict[str, Any]:
@@ -520,7 +520,7 @@ class Jobs:
         return {"state": CANCELLED, "ended_ms": ended_ms, "owner_process": None, "owner_run": None}
 
     def acknowledge(self, name: str) -> Job:
-        """Somebody has seen that the job failed: it needs no attention any more."""
+        """An operator has seen that the job failed: it needs no attention any more."""
 
         def acknowledged(tx: Connection, job: Job, now: int) -> dict[str, Any]:
             return {"acknowledged_ms": now} if job.state == FAILED and job.acknowledged_ms is None else {}
@@ -539,7 +539,7 @@ class Jobs:
     # ── inside ──
 
     def _locked(self, tx: Connection, name: str, now_ms: int) -> Job:
-        """The job of this name or id, as it is for as long as this transaction lasts."""
+        """The job with this name or id, unchanged for as long as this transaction lasts."""
         known = find_id(tx, name)
         mine = tables.jobs.c.id == known
         if known is None or tx.execute(select(tables.jobs.c.id).where(mine).with_for_update()).first() is None:
@@ -577,10 +577,10 @@ def _check_known(job: Job) -> None:
 
 
 def _check_same(job: Job, kind: str, pinned: Mapping[str, Any]) -> None:
-    """The same job means the same work: what is done would otherwise be taken for something else."""
+    """The same job means the same work: otherwise finished work would be taken for other work."""
     known = {"kind": job.kind, **json.loads(job.spec)["pinned"]}
     wanted = {"kind": kind, **json.loads(json.dumps(dict(pinned)))}
-    # What is not said is the same as nothing.
+    # A setting that is not given equals None.
     different = sorted(name for name in {*known, *wanted} if known.get(name) != wanted.get(name))
     if not different:
         return
@@ -594,7 +594,7 @@ def _check_same(job: Job, kind: str, pinned: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class EndRider:
-    """A run of a job ends in this state; `error` says what people are told of it."""
+    """A run of a job ends in this state; `error` is what the job reports to people."""
 
     job: str
     run: str

@@ -1,9 +1,9 @@
-"""Making a catalog, knowing its format, and bringing an older one up to date.
+"""Creating a catalog, checking its format, and migrating an older one.
 
 The format stamp is in fm_lake. Newer than this code, or from before the first release: refused, for reading too, and
 left as it is. Older: migrated when opened for writing, under the database's lock, so that of two processes one migrates
-and the other finds it done; read-only it is served as it is.
-Crash model: a migration is one transaction; a crash leaves the old format, and the next open migrates again.
+and the other finds it done; a read-only open serves it as it is. Crash model: a migration is one transaction; a crash
+leaves the old format, and the next open migrates again.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from floodmark.errors import Busy, Corrupt, NotFound, TooNew, TooOld
 from floodmark.failpoints import hit
 from floodmark.model import MAIN
 
-MIGRATION_LOCK = 0x466C6F6F  # any constant: PostgreSQL's advisory lock for makers and migrators
-# Alembic's scripts. A test sets a folder with one script more, to see a migration at work; nothing else sets this.
+MIGRATION_LOCK = 0x466C6F6F  # any constant: PostgreSQL's advisory lock for processes that create or migrate
+# Alembic's scripts. A test sets a folder with one more script, to run a migration; nothing else sets this.
 SCRIPTS = Path(__file__).parent / "migrations"
-# Of each kind of database and folder of scripts: what an empty database became a catalog by.
+# Per kind of database and folder of scripts: the statements that turned an empty database into a catalog.
 _STATEMENTS: dict[tuple[str, Path], tuple[str, ...]] = {}
 
 
 def stored_format(database: Database) -> int | None:
-    """The format of the lake in this database, or None if there is none yet."""
+    """The format of the lake in this database, or None if it holds no lake yet."""
     with database.read() as tx:
         return _stored_format(tx)
 
 
 def create_catalog(database: Database, location: str) -> None:
-    """Make the tables and the lake's row, unless another process was quicker."""
+    """Create the tables and the lake's row, unless another process was quicker."""
     with _maker(database) as tx:
         found = _stored_format(tx)
         if found is not None:
-            # Before anything is made beside it: what is refused stays as it is.
+            # Before anything is created beside it: a refused database stays as it is.
             check_format(found)
             return
         _make_tables(tx)
@@ -87,7 +87,7 @@ def open_catalog(database: Database, location: str) -> None:
 
 
 def check_format(found: int) -> None:
-    """Refuse a lake whose format this code cannot serve, and does not know how to migrate."""
+    """Refuse a lake whose format this code can neither serve nor migrate."""
     if found > tables.FORMAT:
         raise TooNew(
             "this lake was made by a newer Floodmark",
@@ -106,8 +106,10 @@ def check_format(found: int) -> None:
 
 
 def _make_tables(tx: Connection) -> None:
-    """All migrations, on an empty database. Alembic takes eight times as long as the statements that it comes to: the
-    next lake that this process makes is made by those."""
+    """Run all migrations on an empty database.
+
+    Alembic takes eight times as long as the statements that it runs: for the next lake, this process runs only those.
+    """
     made = tx.dialect.name, SCRIPTS
     if made in _STATEMENTS:
         for statement in _STATEMENTS[made]:
@@ -120,7 +122,7 @@ def _make_tables(tx: Connection) -> None:
 
 @contextmanager
 def _changes_of(tx: Connection) -> Iterator[list[str]]:
-    """The statements that are run on this connection inside the block, without those that only look."""
+    """The statements that run on this connection inside the block, without those that only read."""
     run: list[str] = []
 
     @event.listens_for(tx, "before_cursor_execute")
@@ -155,11 +157,11 @@ def _migrate(database: Database) -> None:
         if found is not None and found < tables.FORMAT:
             _check_nobody_writes(tx, database.now_ms(tx))
             upgrade(tx, "head")
-            hit("migrate.migrated")  # Crash here: the transaction is undone, the old format is there as it was.
+            hit("migrate.migrated")  # Crash here: the transaction is undone, the old format exists as it was.
 
 
 def _check_nobody_writes(tx: Connection, now_ms: int) -> None:
-    """Writers of the old format that are at work would go on by the old rules."""
+    """Refuse while writers of the old format run: they would go on by the old rules."""
     process = tables.processes
     for row in tx.execute(select(process)):
         if not is_dead(row, now_ms):

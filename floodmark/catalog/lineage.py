@@ -1,9 +1,9 @@
-"""Lines: which commits a branch stands on, for every branch that is or ever was.
+"""Lineages: the commits that a branch is based on, for every branch that exists or ever existed.
 
-A line is a branch's own commits, from when it was made to when it was deleted, and below them its parent's up to where
-it left it. Commits carry the branch's name; a name may be given again, so a commit belongs to the line that had the
-name then. Main is the line that all others come from; it has no row. A branch is gone only if the row of its line says
-that it ended: what no row knows is Corrupt, never gone.
+A lineage is a branch's own commits, from its creation to its deletion, and below them its parent's up to where it left
+the parent. Commits carry the branch's name; a name may be used again, so a commit belongs to the lineage that had the
+name then. Main is the lineage that all others come from; it has no row. A branch is gone only if the row of its lineage
+records that it ended: a name without a row is Corrupt, never gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIVING, ENDED = "live", "ended"
 
 @dataclass(frozen=True)
 class Line:
-    """One branch in its life. `parent` is the id of its parent's line; main's id is its name."""
+    """One branch from creation to deletion. `parent` is the id of its parent's lineage; main's id is its name."""
 
     id: str
     name: str
@@ -39,7 +39,7 @@ class Line:
     ended_ms: int | None
 
     def scope(self, scope: str) -> str:
-        """Under which scope this branch keeps the batches of `scope` that came in on it."""
+        """The scope under which this branch records the batches of `scope` that were published on it."""
         return scope if self.id == MAIN else f"{self.id}/{scope}"
 
 
@@ -56,7 +56,7 @@ class Part:
 
 
 class Lines:
-    """All lines, as one transaction saw them."""
+    """All lineages, as one transaction saw them."""
 
     def __init__(self, lines: Sequence[Line], live_names: frozenset[str] = frozenset({MAIN})) -> None:
         self._by_id = {MAIN: MAIN_LINE, **{line.id: line for line in lines}}
@@ -73,7 +73,7 @@ class Lines:
         return cls(lines, frozenset(tx.execute(select(tables.branches.c.name)).scalars()))
 
     def live(self, name: str) -> Line:
-        """The line of the branch that has this name now."""
+        """The lineage of the branch that has this name now."""
         line = next((one for one in self._by_name.get(name, ()) if one.ended_version is None), None)
         if (line is None) is not (name not in self._live_names):
             raise Corrupt(
@@ -86,7 +86,7 @@ class Lines:
         return line
 
     def state(self, name: str) -> str:
-        """`live` or `ended`; Corrupt if no row knows the name, for then nobody can tell."""
+        """`live` or `ended`; Corrupt if no row has the name, because then its state is unknown."""
         if name in self._live_names or name in self._by_name:
             try:
                 self.live(name)
@@ -102,7 +102,7 @@ class Lines:
         return line
 
     def owner(self, name: str, version: int) -> Line:
-        """Whose commit it is: the line that had the branch's name then."""
+        """The lineage that had the branch's name at this version."""
         for line in self._by_name.get(name, ()):
             lived = line.ended_version is None or version <= line.ended_version
             if line.born_version < version and lived:
@@ -110,7 +110,7 @@ class Lines:
         raise Corrupt("no branch had this name when the version was made", branch=name, version=version)
 
     def parts(self, line: Line, upto: int | None = None) -> list[Part]:
-        """The commits that a branch stands on (up to a version): its own, and its ancestors' up to where it left."""
+        """The commits of a lineage (up to a version): its own, and its ancestors' up to where it left them."""
         found: list[Part] = []
         while True:
             if line.ended_version is not None:
@@ -122,22 +122,22 @@ class Lines:
             line = self.get(line.parent)
 
     def holds(self, line: Line, name: str, version: int) -> bool:
-        """Whether a branch stands on this commit of the branch `name`."""
+        """Whether this commit of the branch `name` is in the lineage."""
         return any(
             part.line.name == name and part.after < version and (part.upto is None or version <= part.upto)
             for part in self.parts(line)
         )
 
     def children(self, line: Line) -> list[Line]:
-        """The branches that were made from this one and live."""
+        """The existing branches that were created from this one."""
         return [one for one in self._by_id.values() if one.parent == line.id and one.ended_version is None]
 
     def living(self) -> list[Line]:
-        """The lines of all branches that live; main first."""
+        """The lineages of all existing branches; main first."""
         return [one for one in self._by_id.values() if one.ended_version is None]
 
     def all(self) -> list[Line]:
-        """Every line, main first, then as they were born: a parent comes before its children."""
+        """Every lineage, main first, then by creation: a parent comes before its children."""
         return list(self._by_id.values())
 
 

@@ -1,8 +1,8 @@
-"""Edges: what passed between a branch and its parent, which is all that a merge of the two stands on.
+"""Merge bases: what was merged between a branch and its parent, which is all that a merge of the two depends on.
 
-A branch merges with its parent only, so everything that two branches share flows over such edges, and each keeps its
-state on the child's line: which version of either side the other one has, and the state that both compare with.
-Questions only; MergeRider moves an edge on, inside the publish of the merge.
+A branch merges with its parent only, so all that two branches share passes between a child and its parent. The child's
+lineage records it: which version of either side the other one has, and the state that both compare with. Reads only;
+MergeRider advances a merge base, inside the publish of the merge.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ from floodmark.catalog.riders import PlanAgain
 from floodmark.errors import Conflict, Invalid
 from floodmark.model import BEGINNING, MAIN
 
-# Commits that change no row that a merge would bring: files put together, columns filled, rows that went by age.
+# Commits that change no row that a merge would bring: compaction, filled columns, rows that retention removed.
 QUIET_KINDS = frozenset({"compact", "retain", "prune", "fill"})
-# What a merge did to a table whose conflict somebody settled: it stayed as it was, or became what the source had.
+# What a merge did to a table whose conflict an operator settled: kept it, or replaced it by what the source had.
 KEPT, REPLACED = "kept", "replaced"
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A merge's ground. `source_since`: the source's version that the target has; `target_since`: the target's version
-    that the source has, which a merge this way does not move. `common_version` is compared with.
+    """The merge base of a merge.
+
+    `source_since`: the source's version that the target has; `target_since`: the target's version that the source has,
+    which a merge this way does not move. `common_version` is compared with.
     """
 
     source: Line
@@ -60,7 +62,7 @@ class Edge:
     target_since: int
 
     def turned(self) -> Edge:
-        """The same ground, as a merge the other way has it."""
+        """The same merge base, for a merge the other way."""
         return replace(
             self,
             source=self.target,
@@ -84,7 +86,7 @@ class OwnChanges:
 
 
 def find_edge(tx: Connection, source: str, target: str) -> Edge:
-    """The edge between two branches that live. Invalid unless one was made from the other."""
+    """The merge base of two existing branches. Invalid unless one was created from the other."""
     lines = Lines.read(tx)
     ours, theirs = lines.live(target), lines.live(source)
     if theirs.parent == ours.id:
@@ -114,7 +116,7 @@ def find_edge(tx: Connection, source: str, target: str) -> Edge:
 
 @dataclass(frozen=True)
 class Settled:
-    """The newest versions, 0 for none, at which a conflict of a table without a key was settled by choice over an edge.
+    """The newest versions (0: none) at which a merge settled a conflict of a table without a key by choice.
 
     kept_target: the target stayed as it was, against the source; replaced_target: it became what the source had. The
     other two are those of merges the other way, which the source got.
@@ -127,16 +129,16 @@ class Settled:
 
     @property
     def target_after(self) -> int:
-        """Up to here, what the target did stands against nothing of the source any more."""
+        """Up to here, what the target did conflicts with nothing of the source any more."""
         return max(self.kept_target, self.replaced_target)
 
     def travels(self, edge: Edge) -> bool:
-        """The source was kept against the target, and the target does not know it yet."""
+        """The source was kept against the target, and the target does not have that decision yet."""
         return self.kept_source > max(edge.source_since, self.replaced_source)
 
 
 def settled_tables(tx: Connection, edge: Edge) -> dict[str, Settled]:
-    """By table id, what was chosen in merges over this edge, either way."""
+    """By table id, what merges between the two, either way, have chosen."""
     row, ids = tables.merges, (edge.source.id, edge.target.id)
     query = (
         select(row.c.version, row.c.target, row.c.settled)
@@ -158,9 +160,9 @@ def own_changes(
     after: Mapping[str, int] | None = None,
     lines: Lines | None = None,
 ) -> dict[str, OwnChanges]:
-    """By table id, what a side did since the other has seen it; without quiet commits and merges from the other.
+    """By table id, what a side did since the other last had it; without quiet commits and merges from the other.
 
-    `after`: versions of tables up to which the rows that came and went are of no account any more.
+    `after`: versions of tables up to which added and removed rows do not count any more.
     """
     commit, touched = tables.commits, tables.commit_tables
     if side == "source":
@@ -211,7 +213,7 @@ def merge_versions(tx: Connection, source: Line, target: Line) -> frozenset[int]
 
 
 def merged_tables(tx: Connection, edge: Edge) -> frozenset[str]:
-    """The ids of the tables that some merge over this edge, either way, has touched."""
+    """The ids of the tables that some merge between the two, either way, has touched."""
     row, touched = tables.merges, tables.commit_tables
     ids = (edge.source.id, edge.target.id)
     query = (
@@ -237,8 +239,8 @@ def merged_sequences(tx: Connection, edge: Edge, table_id: str) -> frozenset[int
 def since_sequence(tx: Connection, edge: Edge, table_id: str, lines: Lines | None = None) -> int:
     """Rows of the source's table above this sequence are new to the target.
 
-    If the source took the whole table from the target since, those rows kept the sequences that they had there: new
-    is what came after.
+    If the source took the whole table from the target since, those rows kept the sequences that they had there: only
+    later rows are new.
     """
     lines, commit, touched = lines or Lines.read(tx), tables.commits, tables.commit_tables
     known = states_on(tx, lines.parts(edge.source, edge.source_since), edge.source.name, [table_id])
@@ -263,9 +265,9 @@ def _parent_name(lines: Lines, line: Line) -> str:
 def doubled_tables(
     tx: Connection, edge: Edge, source_after: Mapping[str, int], target_after: Mapping[str, int], lines: Lines
 ) -> set[str]:
-    """The ids of the tables into which both sides put one batch since they last met: its rows would be there twice.
+    """The ids of the tables into which both sides published one batch since their last merge: it would be doubled.
 
-    `source_after`, `target_after`: versions of tables whose rows of then are not there any more.
+    `source_after`, `target_after`: versions of tables whose rows of then do not exist any more.
     """
     theirs, ours = tables.sources.alias(), tables.sources.alias()
     brought, had = tables.commit_tables.alias(), tables.commit_tables.alias()
@@ -283,7 +285,7 @@ def doubled_tables(
                 .where(_came(theirs, one, edge.source_since), _came(ours, other, edge.target_since))
             )
             for table_id, version, there in tx.execute(query):
-                # What a merge brought is the other side's own.
+                # Rows that a merge brought are the other side's own.
                 mine = version not in from_target and version > source_after.get(table_id, 0)
                 if mine and there not in from_source and there > target_after.get(table_id, 0):
                     found.add(table_id)
@@ -301,9 +303,9 @@ def copy_batches(
     operation: str,
     version: int,
 ) -> None:
-    """What came in on the source after a version is known on the target from now on, as this version.
+    """Record on the target, as this version, the batches published on the source after a version.
 
-    Not what put rows into `kept` tables only: those rows did not come.
+    Not those that put rows only into `kept` tables: those rows were not merged.
     """
     row = tables.sources
     below = lines.parts(target)
@@ -353,7 +355,7 @@ def _ways(edge: Edge) -> tuple[tuple[Line, Line], tuple[Line, Line]]:
 
 
 def _parts_after(lines: Lines, line: Line, since: int) -> Sequence[Part]:
-    """What a branch stands on, without the branches below it that it left before this version."""
+    """A branch's lineage, without the ancestors that it left before this version."""
     return [part for part in lines.parts(line) if part.upto is None or part.upto > since]
 
 
@@ -362,7 +364,7 @@ def _prefix(line: Line) -> str:
 
 
 def _came(row: FromClause, part: Part, since: int) -> ColumnElement[bool]:
-    """A row of fm_sources that came in on this part after a version."""
+    """A row of fm_sources that was written in this part after a version."""
     prefix = _prefix(part.line)
     own = row.c.scope.not_like("%/%") if part.line.id == MAIN else row.c.scope.like(f"{prefix}%")
     return and_(own, row.c.version > since, *_upto(row, part))
@@ -373,13 +375,13 @@ def _upto(row: FromClause, part: Part) -> list[ColumnElement[bool]]:
 
 
 def _renamed(row: FromClause, line: Line, other: Line) -> ColumnElement[str]:
-    """A row's scope on one line, as another line calls it."""
+    """A row's scope in one lineage, as another lineage names it."""
     bare = func.substr(row.c.scope, len(_prefix(line)) + 1)
     return literal(_prefix(other)).concat(bare) if _prefix(other) else bare
 
 
 def _brought_rows(row: FromClause, kept: Collection[str]) -> ColumnElement[bool]:
-    """Not all tables that the batch's commit touched are these."""
+    """The batch's commit touched other tables than these."""
     touched = tables.commit_tables
     if not kept:
         return true()
@@ -389,7 +391,7 @@ def _brought_rows(row: FromClause, kept: Collection[str]) -> ColumnElement[bool]
 
 @dataclass(frozen=True)
 class MergeRider:
-    """source, target and child are ids of lines; the versions are those of the edge that the merge was planned on.
+    """source, target and child are ids of lineages; the versions are those of the merge base that was planned on.
 
     settled: by table id, how a conflict of the table as a whole was settled (kept, replaced).
     """

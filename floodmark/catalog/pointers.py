@@ -1,9 +1,9 @@
-"""Pointers and heads: how the door changes the rows that say where a table is.
+"""Pointers and heads: how the publisher changes the rows that record where a table is.
 
-The door's hands, inside its transaction and under fm_lake's lock; a branch that is deleted takes the pointers along
-that only it had, one that is made from before a drop brings that of the dropped table back. Nobody else imports this
-(I1). Each change is conditional on the pointer that the builder found: False means that it is another one by now, and
-nothing was changed.
+Called inside the publish transaction and under fm_lake's lock; deleting a branch also deletes the pointers that only it
+had, creating one from before a drop restores the dropped table's pointer. No other module imports this (I1). Each
+change is conditional on the pointer that the builder found: False means that the pointer has changed, and nothing was
+written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from floodmark.model import BEGINNING, MAIN, Head
 
 
 def head_values(new: Head, version: int) -> dict[str, Any]:
-    """A head as columns of fm_heads, but for its keys."""
+    """A head as columns of fm_heads, except its keys."""
     return {
         "table_name": new.table,
         "snapshot": new.snapshot,
@@ -35,7 +35,7 @@ def head_values(new: Head, version: int) -> dict[str, Any]:
 
 
 def insert_table(tx: Connection, new: Head, version: int, small_files: int | None) -> None:
-    """A table that was made: pointer, head and upkeep. Small files are counted on main only."""
+    """A new table: pointer, head and maintenance row. Small files are counted on main only."""
     _insert_pointer(tx, new)
     tx.execute(insert(tables.heads).values(branch=new.branch, table_id=new.table_id, **head_values(new, version)))
     small = small_files if new.branch == MAIN else None
@@ -43,7 +43,7 @@ def insert_table(tx: Connection, new: Head, version: int, small_files: int | Non
 
 
 def move_table(tx: Connection, new: Head, version: int, old_pointer: str, small_files_change: int) -> bool:
-    """Iceberg's pointer, old to new, only if it still is old, and our head. An old one of "" was dropped by others."""
+    """Iceberg's pointer, old to new, only if it still is old, and our head. If old is "", another writer dropped it."""
     if not _move_pointer(tx, new, old_pointer):
         return False
     head, upkeep = tables.heads, tables.upkeep
@@ -56,7 +56,7 @@ def move_table(tx: Connection, new: Head, version: int, old_pointer: str, small_
 
 
 def take_table(tx: Connection, new: Head, version: int, old_pointer: str) -> bool:
-    """A table that another branch has: a head of its own on this one. On main nobody has counted its small files."""
+    """A table that another branch has: a head of its own on this one. On main its small files are not counted yet."""
     if not _move_pointer(tx, new, old_pointer):
         return False
     tx.execute(insert(tables.heads).values(branch=new.branch, table_id=new.table_id, **head_values(new, version)))
@@ -77,7 +77,7 @@ def drop_table(tx: Connection, dropped: Head, old_pointer: str) -> bool:
 
 
 def put_pointer(tx: Connection, name: str, metadata_location: str) -> None:
-    """The pointer of a table that no branch had, and one has again: where it was last."""
+    """The pointer of a table that a branch has again, after none had it: where it was last."""
     tx.execute(insert(tables.iceberg_tables).values(**_pointer(name, metadata_location)))
 
 

@@ -1,9 +1,9 @@
-"""Who is alive: one heartbeat row per open lake, compared by the database's clock only.
+"""Live processes: one heartbeat row per open lake, compared by the database's clock only.
 
-A process is dead when its row is gone, when its lease has run out, or, at once, when it ran on this machine and its
-pid does not exist any more. The last is only believed when boot, pid namespace, pid and start time all match what the
-row says: a pid alone is used again by another process. A process that was only paused is dead too once its lease has
-run out: it finds out at its next step, because every step asks for the operation's state (fencing).
+A process is dead when its row is gone, when its lease has expired, or, at once, when it ran on this machine and its pid
+does not exist any more. The last counts only when boot, pid namespace, pid and start time all match the row: another
+process may reuse a pid. A process that was only suspended is dead too once its lease has expired: it finds out at its
+next step, because every step reads the operation's state (fencing).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def this_process() -> ProcessIdentity:
 
 
 def is_dead(row: Any, now_ms: int) -> bool:
-    """Is the holder of this row (fm_processes, or all None when there is none) certainly not at work any more?"""
+    """Whether the holder of this row (fm_processes, or all None without one) has certainly stopped working."""
     if row.pid is None:
         return True
     if now_ms > row.beat_ms + row.lease_ms:
@@ -51,7 +51,7 @@ def is_dead(row: Any, now_ms: int) -> bool:
 
 
 class Heartbeat:
-    """This process's row: made with the first operation, renewed by a thread, removed on close."""
+    """This process's row: created with the first operation, renewed by a thread, removed on close."""
 
     def __init__(self, database: Database, lease_ms: int = LEASE_MS) -> None:
         self.id = clock.new_id()
@@ -64,9 +64,9 @@ class Heartbeat:
         self._disowned: set[str] = set()
 
     def beat(self, tx: Connection, now_ms: int) -> None:
-        """Renew the lease inside a transaction that is written anyway; make the row if it is not there."""
+        """Renew the lease inside a transaction that is written anyway; create the row if it is missing."""
         if not self._renewed(tx, now_ms):
-            # An operation that begins and the thread may both find no row: under the lake's lock, one makes it.
+            # An operation that begins and the thread may both find no row: under the lake's lock, one creates it.
             self._database.lock_lake(tx)
         if not self._renewed(tx, now_ms):
             # Rows of processes that are long dead: without a row they are as dead as with one.
@@ -111,7 +111,7 @@ class Heartbeat:
             with self._database.write() as tx:
                 tx.execute(delete(tables.processes).where(tables.processes.c.id == self.id))
         except Unavailable:
-            return  # the row dies with its lease
+            return  # the row expires with its lease
 
     def _run(self) -> None:
         while not self._stop.wait(max(self._lease_ms / 4000, BEAT_S_MIN)):
@@ -130,7 +130,7 @@ class Heartbeat:
                         tx.execute(update(tables.daemon).where(daemons).values(process=""))
                 self._disowned -= disowned
             except Exception as error:  # noqa: BLE001 - a thread that ends would let live operations be fenced
-                # Keep trying: if the lease runs out meanwhile, healers fence us and our publish finds that out.
+                # Keep trying: if the lease expires meanwhile, recovery fences us and our publish finds that out.
                 log.get().warning("a heartbeat failed", cause=str(error))
 
 
@@ -150,7 +150,7 @@ def _pid_namespace() -> str:
 
 
 def _is_gone(pid: int, started: str) -> bool:
-    """Has the process of this machine that began then certainly ended? A zombie has."""
+    """Whether the process of this machine with this start time has certainly ended. A zombie has."""
     fields = _stat(pid)
     if fields is not None:
         return fields[0] == "Z" or fields[19] != started
@@ -160,7 +160,7 @@ def _is_gone(pid: int, started: str) -> bool:
         return True
     except PermissionError:
         return False
-    return False  # it is there, but hidden from us
+    return False  # it exists, but is hidden from us
 
 
 def _started(pid: int) -> str | None:

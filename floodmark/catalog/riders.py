@@ -1,7 +1,7 @@
 """Riders: rows of the catalog that become true in the same transaction as the rows of the tables, or not at all.
 
-A rider has a precondition, checked inside the publish, and an effect. Riders are sealed with the operation, so a
-healer that rolls it forward carries them too.
+A rider has a precondition, checked inside the publish, and an effect. Riders are sealed with the operation, so recovery
+that rolls it forward carries them too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class AlreadyCommitted(Exception):
 
 
 class PlanAgain(Exception):
-    """What an edit was planned on is not there any more: rows came or went that it depends on, or the table's shape.
+    """An edit was planned on a state that is gone: rows came or went that it depends on, or the table's shape changed.
 
-    Not an error to a caller: whoever planned it plans again, from the same staged rows, on the new state.
+    Not an error to a caller: its planner plans again, from the same staged rows, on the new state.
     """
 
     def __init__(self, table: str, reason: str) -> None:
@@ -50,9 +50,9 @@ class Rider(Protocol):
 
 @dataclass(frozen=True)
 class BatchRider:
-    """A batch's identity: (scope, id) comes in once. The scope is the table's name, or a name for a transaction.
+    """A batch's identity: (scope, id) is published once. The scope is the table's name, or a name for a transaction.
 
-    On a branch it is known if it came in there, or on what the branch stands on.
+    A branch has the batch if it was published there, or in the branch's lineage.
     """
 
     scope: str
@@ -74,9 +74,9 @@ class BatchRider:
 
 @dataclass(frozen=True)
 class StreamRider:
-    """A stream's micro-batch: its numbers only rise, so one row per stream, table and branch tells which are in.
+    """A stream's micro-batch: its numbers only rise, so one row per stream, table and branch holds the newest.
 
-    A branch that is made takes the rows of its base along, since those move on.
+    A new branch copies the rows of its base, since those move on.
     """
 
     scope: str
@@ -105,7 +105,7 @@ class StreamRider:
 
 @dataclass(frozen=True)
 class AuditRider:
-    """A healer's report, in the transaction of the state change: exactly one per operation (I16). Never sealed."""
+    """Recovery's report, in the transaction of the state change: exactly one per operation (I16). Never sealed."""
 
     kind: str
     found: str
@@ -134,11 +134,12 @@ class AuditRider:
 
 @dataclass(frozen=True)
 class MarksRider:
-    """Rows up to `seq_max` go: no protected consumer may need one, and whoever loses some was counted.
+    """Rows up to `seq_max` go: no protected consumer may need one, and losses of the others were counted.
 
-    Checked under the lake's lock: if a consumer came, or its mark was put back, while rows were rewritten, it is
-    planned again. `counted`: the marks that losses were counted from; one that rose meanwhile loses fewer. What a
-    forced one takes away (`lost`, rows by consumer) is recorded with it: no crash can make it unknown (I15).
+    Checked under the lake's lock: if a consumer was added, or its mark was moved back, while rows were rewritten, the
+    operation is planned again. `counted`: the marks that losses were counted from; one that rose meanwhile loses fewer.
+    The rows that a forced one removes (`lost`, rows by consumer) are recorded with it, so no crash can hide the loss
+    (I15).
     """
 
     table_id: str
@@ -176,13 +177,13 @@ class MarksRider:
         )
 
     def _tell_sinks(self, tx: Connection, version: int, now_ms: int) -> None:
-        """A sink knows what it lost, and so does the history, in the commit that takes the rows."""
+        """Record each sink's loss, in the sink and in the history, in the commit that removes the rows."""
         row, sink = tables.consumers, tables.sinks
         told = []
         for name, rows in self.lost:
             behind = select(row.c.name).where(row.c.name == name, row.c.table_id == self.table_id)
             if tx.execute(behind.where(row.c.mark < self.seq_max)).first() is None:
-                continue  # it had them meanwhile
+                continue  # it received them meanwhile
             known = select(sink.c.id).where(sink.c.name == name.removeprefix(CONSUMER))
             found = tx.execute(known).scalar() if name.startswith(CONSUMER) else None
             if found is not None:
@@ -206,7 +207,7 @@ class MarksRider:
 
 
 def find_batch(tx: Connection, scope: str, batch: str, branch: str = MAIN) -> int | None:
-    """The version that this batch was committed as, on the branch or on what it stands on, if it was."""
+    """The version that committed this batch on the branch or in its lineage, if any did."""
     row = tables.sources
     if branch == MAIN:
         return tx.execute(select(row.c.version).where(row.c.scope == scope, row.c.id == batch)).scalar()
@@ -220,7 +221,7 @@ def find_batch(tx: Connection, scope: str, batch: str, branch: str = MAIN) -> in
 
 
 def own_scope(tx: Connection, scope: str, branch: str) -> str:
-    """Under which scope a branch keeps what comes in on it."""
+    """The scope under which a branch records its own batches."""
     return scope if branch == MAIN else Lines.read(tx).live(branch).scope(scope)
 
 

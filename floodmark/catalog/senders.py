@@ -1,18 +1,18 @@
-"""What other lakes sent: per sender and destination table the newest epoch, its mark, and which parts are in.
+"""What other lakes sent: per sender and destination table the newest epoch, its mark, and the parts received.
 
-Written in the publish of the rows, so that a part is in exactly when this says so. A sender opens a unit (since, until]
-only after every part of the one before was acknowledged or given up, and its epochs only rise: so the newest unit's
-ranges and the mark below it are enough to know every duplicate for ever, however late it comes (I9).
-A sender says which unit it is, and which one was in before it. So one whose catalog was rolled back, which gives the
-same ranges again for other rows, and a record here that was rolled back, are refused instead of taken for known.
+Written in the publish of the rows, so that the table has a part exactly when this records it. A sender opens a unit
+(since, until] only after every part of the one before was acknowledged or given up, and its epochs only rise: so the
+newest unit's ranges and the mark below it are enough to detect every duplicate for ever, however late it arrives (I9).
+A sender names its unit, and the one before it. So a sender whose catalog was rolled back, which assigns the same ranges
+again for other rows, and a record here that was rolled back, are refused instead of taken for known.
 
-1. the sender sends part P of unit 1, hears nothing, sends it again, hears that it is in, and goes on with unit 2
-2. the first copy of P, long on its way, arrives now
+1. the sender sends part P of unit 1, gets no reply, sends it again, gets an acknowledgement, and goes on with unit 2
+2. the first copy of P, delayed in the network, arrives now
 A ledger of keys with a window may have forgotten P; here unit 1 ends at or below the mark, so P is known.
 
-A sender that never hears what became of a row gives it up: it asks that the row's range counts as skipped. Either the
-row is in already, and the answer says so, or the range is closed: a copy that comes late is refused. So what a sender
-sets aside and sends again later, in another lane, is in the table once.
+A sender that never gets a reply for a row gives it up: it asks that the row's range counts as skipped. Either the table
+has the row already, and the reply reports it, or the range is closed: a copy that arrives late is refused. So a row
+that a sender quarantines and sends again later, in another lane, is in the table once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest unit of a sender that is here."""
+    """The newest unit of a sender that this lake has."""
 
     epoch: int
     until: int
@@ -41,7 +41,7 @@ class Newest:
 
 
 class OtherUnit(Conflict):
-    """The sender's units and those that are here do not follow each other. Nothing was taken."""
+    """The sender's units and those of this lake do not follow each other. Nothing was taken."""
 
     newest: Newest | None = None
 
@@ -52,7 +52,7 @@ class OtherUnit(Conflict):
 
 @dataclass(frozen=True)
 class SenderRider:
-    """One part, the rows [first, last) of the unit (since, until], comes into a table once."""
+    """One part, the rows [first, last) of the unit (since, until], is published into a table once."""
 
     sender: str
     table_id: str
@@ -61,10 +61,10 @@ class SenderRider:
     until: int
     first: int
     last: int
-    # The unit's identity, and that of the one before it that brought rows; an older sender does not say so.
+    # The unit's identity, and that of the one before it that delivered rows; an older sender does not send them.
     unit: str | None = None
     after: str | None = None
-    # The sender gives these rows up: none of them comes, now or later.
+    # The sender gives these rows up: none of them is accepted, now or later.
     skip: bool = False
 
     def check(self, tx: Connection) -> None:
@@ -85,7 +85,7 @@ class SenderRider:
             raise self._refused("this sender is at another unit", unit_newest=f"{row.since}..{row.until}")
 
     def _check_unit(self, row: Any) -> None:
-        """The unit that is here, or the one that follows it, or the first of a newer epoch."""
+        """Accept this lake's newest unit, or the one that follows it, or the first of a newer epoch."""
         newest = None if row is None or row.epoch < self.epoch else row
         if newest is not None and newest.epoch == self.epoch and newest.unit == self.unit:
             self._check_skipped(_ranges(newest.skipped))
@@ -116,7 +116,7 @@ class SenderRider:
                 sender=self.sender,
                 table_id=self.table_id,
                 epoch=self.epoch,
-                # Every part of what came before in this epoch was acknowledged, or this unit would not be open.
+                # Every earlier part of this epoch was acknowledged, or this unit would not be open.
                 mark=self.since,
                 since=self.since,
                 until=self.until,
@@ -164,7 +164,7 @@ class SenderRider:
 
 
 def is_skipped(tx: Connection, part: SenderRider) -> bool:
-    """Whether these rows of the sender's newest unit were given up by it."""
+    """Whether the sender gave up these rows of its newest unit."""
     table = tables.senders
     mine = and_(table.c.sender == part.sender, table.c.table_id == part.table_id)
     unit = and_(table.c.epoch == part.epoch, table.c.since == part.since, table.c.until == part.until)
@@ -177,7 +177,7 @@ def _ranges(text: str | None) -> Ranges:
 
 
 def _joined(ranges: Ranges) -> Ranges:
-    """The same rows in as few ranges as there can be, ascending; they do not overlap."""
+    """The same rows in the fewest ranges, ascending; they do not overlap."""
     ordered = sorted(ranges)
     if not ordered:
         return []

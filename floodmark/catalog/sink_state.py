@@ -1,9 +1,9 @@
 """What a sink learned or lost, as numbers beside its row.
 
-How long to leave its destination alone, how large a body that takes, how many rows may have arrived twice, how many
-retention took before they were sent.
+How long its destination must not be called, how large a body it accepts, how many rows may have arrived twice, how many
+retention removed before they were sent.
 
-A number is written in the transaction of what it tells of, so a crash cannot part the two (I15).
+A number is written in the transaction of the event that it counts, so a crash cannot separate the two (I15).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ CONSUMER = "sink:"
 
 @dataclass(frozen=True)
 class Followed:
-    """A table of a sink: where the sink is, and where the table is. None: that row is not there."""
+    """A table of a sink: where the sink is, and where the table is. None: that row does not exist."""
 
     table: str
     table_id: str
@@ -87,7 +87,7 @@ class Followed:
     size_bytes: int
     replays: int
     last_unit: str | None
-    # Another writer moved the table, past the door: whoever asks for what is new is told what happened.
+    # Another writer moved the table: a reader of its changes gets an error that describes the drift.
     drifted: bool = False
 
     @property
@@ -119,7 +119,7 @@ class Sink:
 
     @property
     def lost(self) -> list[str]:
-        """Tables that the sink was told to follow, and of which no state is there."""
+        """Tables that the sink is set to follow, and of which no state exists."""
         try:
             named = [str(name) for name in json.loads(self.table_names)]
         except (ValueError, TypeError) as error:
@@ -172,7 +172,7 @@ def _looking() -> Any:
     )
     main: ColumnElement[str] = literal_column(f"'{MAIN}'", String)
     line, follows = tables.lines, tables.sink_lines
-    # The name of a branch that ended may be another's by now.
+    # Another branch may have the name of an ended one by now.
     other = case((line.c.ended_version.is_(None), line.c.name))
     branch = case((follows.c.line.is_(None), main), else_=other)
     return (

@@ -1,9 +1,9 @@
 """Sinks in the catalog: what they are, which tables they follow, how far they are, and which run holds them.
 
 A sink's marks are rows of fm_consumers under the name `sink:NAME`, so retention and deletions wait for them like for
-any consumer. What they belong to is written beside them: the incarnation of the table and of the lake. One run holds a
-sink at a time, by a lease that lives as long as its process: whoever finds a dead holder takes over, and says so in the
-audit for every unit that was left open (I16).
+any consumer. Beside them are the incarnations of the table and of the lake that they belong to. One run holds a sink at
+a time, by a lease that lives as long as its process: a run that finds a dead holder takes over, and writes an audit row
+for every unit that was left open (I16).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Sinks:
             return read_notes(tx, sink)
 
     def take_lost(self, sink: str) -> dict[str, int]:
-        """Rows that retention took before they were sent, by table id, as far as no run said so; now one does."""
+        """Rows that retention removed before they were sent, by table id, if no run reported them; now one does."""
         notes = self.notes(sink)
         lost = {table: rows for (table, note), rows in notes.items() if note == ROWS_LOST}
         unsaid = {table: rows - notes.get((table, ROWS_LOST_SAID), 0) for table, rows in lost.items()}
@@ -84,7 +84,7 @@ class Sinks:
         return found
 
     def waits_ms(self, sink: str) -> int:
-        """How much longer the destination is to be left alone, because it asked for that."""
+        """How much longer the destination has asked not to be called."""
         until = self.notes(sink).get(("", NOT_BEFORE_MS))
         if until is None:
             return 0
@@ -125,7 +125,7 @@ class Sinks:
                 _put_mark(tx, name, head.table_id, 0, marks.get(head.table, BEGINNING), protected, now)
 
     def set(self, name: str, known: str, settings: str, protected: bool) -> None:
-        """Other settings in the place of those that are known, from the next unit on."""
+        """Replace the known settings, from the next unit on."""
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             if self._locked(tx, name).settings != known:
@@ -133,13 +133,13 @@ class Sinks:
             now = self._database.now_ms(tx)
             mine = tables.sinks.c.name == name
             tx.execute(update(tables.sinks).where(mine).values(settings=settings, updated_ms=now))
-            # Another address or part size may be the mend of what was learned: it is learned anew.
+            # Another address or part size may fix a limit that was learned: it is learned again.
             forget_notes(tx, self._locked(tx, name).id, NOT_BEFORE_MS, BODY_BYTES_MAX)
             consumer = tables.consumers
             tx.execute(update(consumer).where(consumer.c.name == CONSUMER + name).values(protected=int(protected)))
 
     def set_state(self, name: str, state: str) -> bool:
-        """Pause or resume; False if it is so already. A run that is under way notices before its next write."""
+        """Pause or resume; False if it already is. A current run notices before its next write."""
         with self._database.write() as tx:
             row = self._locked(tx, name)
             values = {"state": state, "updated_ms": self._database.now_ms(tx)}
@@ -147,7 +147,7 @@ class Sinks:
             return bool(row.state != state)
 
     def remove(self, name: str) -> None:
-        """Forget a sink, its marks, units, pins and quarantine. What it sent stays where it is."""
+        """Delete a sink, its marks, units, pins and quarantine. What it sent stays at the destination."""
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             row = self._unheld(tx, name)
@@ -160,10 +160,10 @@ class Sinks:
     def replay(
         self, name: str, head: Head, choose: Callable[[int | None], int], protected: bool, witnessed: int = 0
     ) -> int:
-        """A new epoch of one table; an open unit is given up, and so are refused rows that are sent again anyway.
+        """Open a new epoch of one table; an open unit is given up, and so are refused rows that are sent again anyway.
 
-        `choose` says where it begins, from the mark as it is under the lock. `witnessed`: the newest epoch that storage
-        knows of. Returns the epoch.
+        `choose` returns where it begins, given the mark under the lock. `witnessed`: the newest epoch that storage has.
+        Returns the epoch.
         """
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
@@ -186,7 +186,7 @@ class Sinks:
             _drop_refused(tx, row.id, old, None if old != head.table_id else mark)
             known = tx.execute(select(func.max(consumer.c.epoch)).where(consumers)).scalar()
             used = tx.execute(select(func.max(unit.c.epoch)).where(unit.c.sink == row.id)).scalar()
-            # Whatever was lost of these, no epoch comes twice: a destination would take its rows for known ones.
+            # Whatever was lost of these, no epoch is used twice: a destination would take its rows for known ones.
             epoch = max(known or 0, used or 0, state.replays, state.epoch_seen or 0, witnessed) + 1
             tx.execute(delete(consumer).where(consumers))
             _put_mark(tx, name, head.table_id, epoch, mark, protected, now)
@@ -206,7 +206,7 @@ class Sinks:
     # ── one run at a time ──
 
     def take(self, name: str, run: str) -> bool:
-        """Hold the sink for this run, or Busy. True if its last holder died; what that left open is in the audit."""
+        """Hold the sink for this run, or Busy. True if its last holder died; the audit has the units it left open."""
         # Before it is true: another thread of this process must not take it for a dead one.
         self._running.add(run)
         try:
@@ -232,15 +232,15 @@ class Sinks:
         return died
 
     def disown(self, run: str) -> None:
-        """This run is over, whatever the catalog says: the heartbeat writes that down as soon as it can."""
+        """This run is over, whatever the catalog records: the heartbeat writes that as soon as it can."""
         self._running.discard(run)
         self._heartbeat.disown(run)
         self._heartbeat.start()
 
     def release(self, sink: str, run: str, error: str | None, wait_ms: int | None = None) -> None:
-        """Let go of the sink, with how the run ended. Nothing is done if it was taken over meanwhile.
+        """Release the sink, with the run's result. No-op if another run took it over meanwhile.
 
-        `wait_ms`: the destination asked to be left alone for so long; None: what it asked for before still counts.
+        `wait_ms`: the destination asked not to be called for so long; None: its earlier request still counts.
         """
         row = tables.sinks
         with self._database.write() as tx:
@@ -254,7 +254,7 @@ class Sinks:
         self._running.discard(run)
 
     def refuse(self, sink: str, error: str) -> None:
-        """Show why a sink sends nothing, unless a run is at work that knows better."""
+        """Show why a sink sends nothing, unless a current run has newer information."""
         row = tables.sinks
         with self._database.write() as tx:
             now = self._database.now_ms(tx)
@@ -262,14 +262,14 @@ class Sinks:
             tx.execute(update(row).where(idle).values(error=error, error_ms=now))
 
     def forget_error(self, sink: str) -> None:
-        """Nothing is left of what failed, if no run is at work that knows better."""
+        """The failure is resolved: remove it, unless a current run has newer information."""
         row = tables.sinks
         with self._database.write() as tx:
             idle = (row.c.id == sink) & row.c.runner_run.is_(None)
             tx.execute(update(row).where(idle).values(error=None, error_ms=None))
 
     def holder(self, name: str) -> str | None:
-        """Who holds the sink now: host and pid, or None."""
+        """The current holder of the sink: host and pid, or None."""
         with self._database.read() as tx:
             row = tx.execute(_with_holder(name)).first()
             return _holder(row) if row is not None and self._is_held(row, self._database.now_ms(tx)) else None
@@ -310,7 +310,7 @@ def give_up_units(tx: Connection, which: Any, now_ms: int) -> None:
 
 
 def _drop_refused(tx: Connection, sink: str, table_id: str, mark: int | None) -> None:
-    """Refused rows of a table above a mark (None: all) come again by themselves, or belong to a table that is gone."""
+    """Refused rows of a table above a mark (None: all) are sent again anyway, or belong to a table that is gone."""
     bad = tables.quarantine
     for row in tx.execute(select(bad.c.id, bad.c.line).where(bad.c.sink == sink, bad.c.table_id == table_id)).all():
         if mark is None or json.loads(row.line).get(SEQ_COLUMN, mark + 1) > mark:

@@ -1,10 +1,10 @@
-"""Spools in the catalog: how far each is fed, and which rows of it were put aside.
+"""Spools in the catalog: how far each is fed, and which of its rows are in quarantine.
 
-A table's row says which spool is its own and how many of its records are in. It changes in the publish of the rows
+A table's row records its spool and how many of its records are published. It changes in the publish of the rows
 (SpoolRider), so that a record is in the table, or in quarantine, exactly when the position is above it (I9): a feed
 that crashed after its publish finds the position, one that crashed before finds the records. A spool with another id,
 or one that is older than its position, is refused before it is read, and by the rider once more: a replaced spool would
-lose its rows, or bring others for them. Only an operator settles that (`floodmark spool accept`).
+lose its rows, or bring others instead. Only an operator settles that (`floodmark spool accept`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DROPPED = "dropped"
 
 @dataclass(frozen=True)
 class SpoolRow:
-    """A spool as the catalog knows it. `spool_id` is empty while the table waits for a new one."""
+    """A spool as the catalog has it. `spool_id` is empty while the table waits for a new one."""
 
     table_id: str
     table: str
@@ -44,7 +44,7 @@ class SpoolRow:
 
 @dataclass(frozen=True)
 class PutAside:
-    """Rows in quarantine: what the catalog says of one object. `reason` is JSON."""
+    """Rows in quarantine: the catalog's record of one object. `reason` is JSON."""
 
     id: str
     table_id: str
@@ -60,7 +60,7 @@ class PutAside:
 
     @property
     def error(self) -> dict[str, Any]:
-        """Why the first of them did not fit, as every error is told."""
+        """Why the first of them did not fit, in the form of every error."""
         return {name: value for name, value in json.loads(self.reason).items() if name != "records"}
 
     @property
@@ -86,7 +86,7 @@ class Spools:
             return _find(tx, table_id)
 
     def quarantine(self, table_id: str | None = None, *, state: str | None = HELD) -> list[PutAside]:
-        """What was put aside, the oldest first; of one table or all, in one state or all (None)."""
+        """The rows in quarantine, the oldest first; of one table or all, in one state or all (None)."""
         row = tables.spool_quarantine
         query = select(row).order_by(row.c.id)
         if table_id is not None:
@@ -112,7 +112,7 @@ class Spools:
     # ── changing ──
 
     def register(self, table_id: str, table: str, spool_id: str, host: str, folder: str) -> SpoolRow:
-        """Make this spool the table's, if it has none; say where it lies, if it is. Conflict if another one is."""
+        """Make this spool the table's, if it has none; update its folder, if it is. Conflict if another one is."""
         row = tables.spools
         with self._database.write() as tx:
             self._database.lock_lake(tx)
@@ -135,7 +135,7 @@ class Spools:
         return made_row
 
     def accept(self, known: SpoolRow, spool_id: str, position: int) -> SpoolRow:
-        """Go on with this spool from this record, in the place of what is known; an empty id waits for a new one."""
+        """Continue with this spool from this record, instead of the known one; an empty id waits for a new one."""
         row = tables.spools
         with self._database.write() as tx:
             self._database.lock_lake(tx)
@@ -147,14 +147,14 @@ class Spools:
         return made
 
     def forget(self, known: SpoolRow) -> None:
-        """The table is gone, and its spool is given up: no row says anything of it any more."""
+        """The table is gone, and its spool is given up: delete the spool's row."""
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             self._check_known(tx, known)
             tx.execute(delete(tables.spools).where(tables.spools.c.table_id == known.table_id))
 
     def drop(self, entry: str) -> PutAside:
-        """Give rows in quarantine up for good. Conflict if a retry brought them in."""
+        """Give rows in quarantine up for good. Conflict if a retry published them."""
         row = tables.spool_quarantine
         with self._database.write() as tx:
             self._database.lock_lake(tx)
@@ -229,7 +229,7 @@ def replaced(known: SpoolRow, spool_id: str) -> Conflict:
 
 @dataclass(frozen=True)
 class Held:
-    """Rows that were put aside, in an object that is there and durable. `reason` is JSON."""
+    """Rows in quarantine, in an object that exists and is durable. `reason` is JSON."""
 
     id: str
     record: int
@@ -240,7 +240,7 @@ class Held:
 
 @dataclass(frozen=True)
 class SpoolRider:
-    """The records [since, until) of a spool are in: `rows` of them in the table, `held` in quarantine."""
+    """The records [since, until) of a spool are published: `rows` of them in the table, `held` in quarantine."""
 
     table_id: str
     spool_id: str
@@ -310,7 +310,7 @@ class SpoolRider:
 
 @dataclass(frozen=True)
 class RetryRider:
-    """Rows of the quarantine come into their table after all, once."""
+    """Rows of the quarantine are published into their table after all, once."""
 
     id: str
 

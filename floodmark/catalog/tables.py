@@ -1,6 +1,6 @@
-"""The tables of the catalog database, as SQLAlchemy Core knows them.
+"""The tables of the catalog database, as SQLAlchemy Core describes them.
 
-Alembic makes and migrates them (migrations/); this module only names them. `iceberg_tables` and
+Alembic creates and migrates them (migrations/); this module only names them. `iceberg_tables` and
 `iceberg_namespace_properties` have the shape that PyIceberg's SqlCatalog and the Java JDBC catalog expect, so other
 engines see the same lake in the same database. Everything of ours has the prefix `fm_`. Times are milliseconds since
 the epoch by the database's clock.
@@ -16,24 +16,25 @@ def _whole(name: str, nullable: bool = False) -> Column[int]:
 
 
 def make_lines(metadata: MetaData) -> Table:
-    """One row for every branch that ever was, but main. A name may be given again; an id never is."""
+    """One row for every branch that ever existed, except main. A name may be used again; an id never is."""
     return Table(
         "fm_lines",
         metadata,
         Column("id", String(26), primary_key=True),
         Column("name", String(255), nullable=False, index=True),
-        # The id of a line, or `main`.
+        # The id of a lineage, or `main`.
         Column("parent", String(26), nullable=False),
-        # Where it left its parent: the newest of the parent's versions that it stands on.
+        # Where it left its parent: the newest of the parent's versions in its lineage.
         _whole("base_version"),
-        # The lake's version when it was made: its own commits are above this one.
+        # The lake's version when it was created: its own commits are above this one.
         _whole("born_version"),
-        # What its next merge with its parent compares with, and which version of it the parent has, and it of that.
+        # What its next merge with its parent compares with, which of its versions the parent has, and it of the
+        # parent's.
         _whole("common_version"),
         _whole("sent_version"),
         _whole("taken_version"),
         _whole("created_ms"),
-        # The lake's version when it was deleted: its own commits are not above this one. None while it lives.
+        # The lake's version when it was deleted: its own commits are not above this one. None while it exists.
         _whole("ended_version", nullable=True),
         _whole("ended_ms", nullable=True),
         Column("actor", Text, nullable=False),
@@ -41,7 +42,7 @@ def make_lines(metadata: MetaData) -> Table:
 
 
 def make_merges(metadata: MetaData) -> Table:
-    """The commits that are merges of branches: `version` of line `target` holds all that `source` had."""
+    """The commits that are merges of branches: `version` in lineage `target` holds all that `source` had."""
     return Table(
         "fm_merges",
         metadata,
@@ -55,7 +56,7 @@ def make_merges(metadata: MetaData) -> Table:
 
 
 def make_sink_lines(metadata: MetaData) -> Table:
-    """The sinks that follow another branch than main: by its line, since its name may be given again."""
+    """The sinks that follow another branch than main: by its lineage, since its name may be used again."""
     return Table(
         "fm_sink_lines",
         metadata,
@@ -65,7 +66,7 @@ def make_sink_lines(metadata: MetaData) -> Table:
 
 
 def make_jobs(metadata: MetaData) -> Table:
-    """Long work: what it is, how far it is, and by `owner_process` and `owner_run` the lease of the run at work."""
+    """Long work: what it does, how far it is, and by `owner_process` and `owner_run` the lease of the current run."""
     return Table(
         "fm_jobs",
         metadata,
@@ -74,11 +75,11 @@ def make_jobs(metadata: MetaData) -> Table:
         Column("kind", String(16), nullable=False),
         # A JSON list.
         Column("table_names", Text, nullable=False),
-        # JSON: `pinned` is what it was made with for good, `settings` what the newest start said.
+        # JSON: `pinned` is what it was created with for good, `settings` those of the newest start.
         Column("spec", Text, nullable=False),
         # pending, running, done, failed, cancelled
         Column("state", String(16), nullable=False),
-        # For people, at most once a second; what is done is told by rows_done, by fm_chunks and by the tables.
+        # For people, at most once a second; rows_done, fm_chunks and the tables record what is done.
         _whole("processed"),
         _whole("total", nullable=True),
         Column("unit", String(16), nullable=False),
@@ -119,22 +120,22 @@ def make_chunks(metadata: MetaData) -> Table:
 
 
 def make_spools(metadata: MetaData) -> Table:
-    """One row per table that took rows over HTTP. It changes in the publish of the rows, and by no other step."""
+    """One row per table that received rows over HTTP. It changes in the publish of the rows, and by no other step."""
     return Table(
         "fm_spools",
         metadata,
         Column("table_id", String(36), primary_key=True),
         Column("table_name", String(255), nullable=False),
-        # Which spool the position is of: another one at its place is refused.
+        # The spool that the position belongs to: another one at its place is refused.
         Column("spool_id", String(26), nullable=False),
-        # Where it lies. A spool is on the local disk of one machine.
+        # Its folder. A spool is on the local disk of one machine.
         Column("host", Text, nullable=False),
         Column("folder", Text, nullable=False),
         # The records below are in the table, or in quarantine.
         _whole("position"),
         # The version of the last feed; None before the first.
         _whole("version", nullable=True),
-        # Rows that came in by feeds, ever; and rows that are in quarantine now.
+        # Rows that feeds published, ever; and rows that are in quarantine now.
         _whole("rows_fed"),
         _whole("quarantined"),
         _whole("registered_ms"),
@@ -143,7 +144,7 @@ def make_spools(metadata: MetaData) -> Table:
 
 
 def make_spool_quarantine(metadata: MetaData) -> Table:
-    """Rows that were taken, and then did not fit their table: an object of JSON lines for each group that had some."""
+    """Rows that were accepted, and then did not fit their table: one object of JSON lines per group with such rows."""
     return Table(
         "fm_spool_quarantine",
         metadata,
@@ -151,22 +152,22 @@ def make_spool_quarantine(metadata: MetaData) -> Table:
         Column("table_id", String(36), nullable=False, index=True),
         Column("table_name", String(255), nullable=False),
         Column("spool_id", String(26), nullable=False),
-        # The first record that rows of it are of.
+        # The first record that its rows belong to.
         _whole("record"),
         _whole("rows_held"),
-        # JSON: the first error, as every error is told.
+        # JSON: the first error, in the form of every error.
         Column("reason", Text, nullable=False),
         Column("location", Text, nullable=False),
         _whole("at_ms"),
         # held, retried, dropped
         Column("state", String(16), nullable=False),
-        # The version that a retry brought them in with.
+        # The version in which a retry published them.
         _whole("version", nullable=True),
     )
 
 
 def make_daemon(metadata: MetaData) -> Table:
-    """At most one row: the process that runs the lake's tasks, and how they are. A lease as that of any process."""
+    """At most one row: the process that runs the lake's tasks, and their state. A lease like that of any process."""
     return Table(
         "fm_daemon",
         metadata,
@@ -178,7 +179,7 @@ def make_daemon(metadata: MetaData) -> Table:
         Column("address", Text),
         _whole("started_ms"),
         _whole("updated_ms"),
-        # A JSON list: every task, as the daemon tells it.
+        # A JSON list: every task, as the daemon reports it.
         Column("tasks", Text, nullable=False),
     )
 
@@ -239,8 +240,7 @@ processes = Table(
     Column("lease_ms", BigInteger, nullable=False),
 )
 
-# The journal. state: staging, staged, published, abandoned.
-# What `cleaned` says of an operation at its end.
+# The journal. state: staging, staged, published, abandoned. `cleaned` of an operation that has ended:
 CLEANED, LOOK_ONCE_MORE = 1, 2
 
 operations = Table(
@@ -256,14 +256,14 @@ operations = Table(
     Column("base_version", BigInteger, nullable=False),
     Column("begun_ms", BigInteger, nullable=False),
     Column("ended_ms", BigInteger),
-    # Folders that only this operation writes into, as a JSON list: what healing may delete once it is fenced.
+    # Folders that only this operation writes into, as a JSON list: recovery may delete them once it is fenced.
     Column("folders", Text, nullable=False),
     Column("seal", Text),
     Column("seal_location", Text),
     Column("seal_hash", String(64)),
     Column("version", BigInteger),
-    # 1 when the operation is at its end and nothing of it is on disk but what its commit names; 2 when that is so, but
-    # executors of it may still be writing: a sweep looks once more.
+    # 1 when the operation has ended and only the files that its commit names are on disk; 2 when that is so, but
+    # executors of it may still be writing: a sweep checks once more.
     Column("cleaned", Integer, nullable=False),
 )
 
@@ -305,7 +305,7 @@ commit_tables = Table(
     Column("rows_deleted", BigInteger, nullable=False),
 )
 
-# The branches that live. parent and base_version say where one left another; main has none (fm_lines tells more).
+# The existing branches. parent and base_version record where one left another; main has none (fm_lines has more).
 branches = Table(
     "fm_branches",
     metadata,
@@ -334,7 +334,7 @@ heads = Table(
     Column("version", BigInteger, nullable=False),
 )
 
-# What has come in, by the identity its sender gave it: committed with the rows.
+# The published batches, by the identity that the sender gave: committed with the rows.
 sources = Table(
     "fm_sources",
     metadata,
@@ -342,7 +342,7 @@ sources = Table(
     Column("id", String(512), primary_key=True),
     Column("version", BigInteger, nullable=False),
     Column("operation", String(26), nullable=False),
-    # Of a source that counts (a stream's micro-batches): the newest one that is in; one row per source, not per batch.
+    # Of a source that counts (a stream's micro-batches): the newest published one; one row per source, not per batch.
     Column("position", BigInteger),
 )
 
@@ -356,7 +356,7 @@ deletions = Table(
     Column("version", BigInteger, nullable=False),
     Column("rows_total", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
-    # Since when nobody may ask for it any more; None as long as somebody may.
+    # Since when no reader may request it any more; None as long as one may.
     Column("below_ms", BigInteger),
 )
 
@@ -383,7 +383,7 @@ pins = Table(
     Column("taken_ms", BigInteger, nullable=False),
 )
 
-# States of tables that only expired versions name: their files are there until a sweep has been at them.
+# States of tables that only expired versions name: their files exist until a sweep has deleted them.
 expired = Table(
     "fm_expired",
     metadata,
@@ -392,7 +392,7 @@ expired = Table(
     Column("expired_ms", BigInteger, nullable=False),
 )
 
-# How a table is kept: its policy, how small its files are, and below which sequence its deletions are gone.
+# A table's maintenance: its policy, how small its files are, and below which sequence its deletions are gone.
 upkeep = Table(
     "fm_upkeep",
     metadata,
@@ -400,12 +400,12 @@ upkeep = Table(
     # "90d", "1000000 rows", "10 GB"; None keeps everything. The time column is for the first kind.
     Column("retention", Text),
     Column("retention_column", Text),
-    # Files far below the target size at the head of main; None if nobody has counted them yet.
+    # Files far below the target size at the head of main; None if they were not counted yet.
     Column("small_files", BigInteger),
     Column("deletions_floor", BigInteger, nullable=False),
 )
 
-# Who follows a table, and up to which sequence it is done. `protected`: retention waits for it.
+# The consumers of a table, each with the sequence up to which it is done. `protected`: retention waits for it.
 consumers = Table(
     "fm_consumers",
     metadata,
@@ -433,7 +433,7 @@ maintenance = Table(
     Column("ended_ms", BigInteger, nullable=False),
 )
 
-# A table's turn: after lost races a builder is let through alone, until its lease ends.
+# A table's turn: after lost races one builder publishes alone, until its lease ends.
 turns = Table(
     "fm_turns",
     metadata,
@@ -442,22 +442,22 @@ turns = Table(
     Column("until_ms", BigInteger, nullable=False),
 )
 
-# Ways out. `runner_process` and `runner_run` are the lease of the one run that is at work, if one is.
+# Sinks. `runner_process` and `runner_run` are the lease of the current run, if one exists.
 sinks = Table(
     "fm_sinks",
     metadata,
     Column("name", String(300), primary_key=True),
-    # Units, keys and objects carry this, not the name: a sink that is made again is another one.
+    # Units, keys and objects carry this, not the name: a sink that is created again is another one.
     Column("id", String(26), nullable=False, unique=True),
     Column("kind", String(16), nullable=False),
-    # A JSON list of names: a table whose state is lost is missed, not forgotten.
+    # A JSON list of names: a table whose state is lost is reported as missing, not forgotten.
     Column("table_names", Text, nullable=False),
     Column("settings", Text, nullable=False),
     # active, paused
     Column("state", String(16), nullable=False),
     Column("runner_process", String(26)),
     Column("runner_run", String(26)),
-    # The last failure, as JSON; None once a run went well.
+    # The last failure, as JSON; None once a run succeeded.
     Column("error", Text),
     Column("error_ms", BigInteger),
     Column("created_ms", BigInteger, nullable=False),
@@ -472,7 +472,7 @@ sink_tables = Table(
     Column("table_name", String(255), primary_key=True),
     Column("table_id", String(36), nullable=False),
     Column("incarnation", String(26), nullable=False),
-    # Who is at the other end, in its own words; a stranger there is refused.
+    # The destination's identity, as it reports it; another destination is refused.
     Column("destination", Text),
     Column("units", BigInteger, nullable=False),
     Column("rows_sent", BigInteger, nullable=False),
@@ -482,11 +482,11 @@ sink_tables = Table(
     Column("retries", BigInteger, nullable=False),
     # The unit that was settled last, as JSON.
     Column("last_unit", Text),
-    # The newest epoch that the destination has of a catalog that is not this one any more; a replay opens a newer one.
+    # The newest epoch that the destination has of a lost state of this catalog; a replay opens a newer one.
     Column("epoch_seen", BigInteger),
 )
 
-# Intents: units that were opened, and the newest few that came to an end. state: open, settled, given_up.
+# Intents: units that were opened, and the newest few that ended. state: open, settled, given_up.
 units = Table(
     "fm_units",
     metadata,
@@ -507,7 +507,7 @@ units = Table(
     Column("quarantined", BigInteger, nullable=False),
     Column("opened_ms", BigInteger, nullable=False),
     Column("ended_ms", BigInteger),
-    # Rows that a receiving lake was asked to pass: its record knows the unit by them, also if no row came.
+    # Rows that a receiving lake was asked to pass: its record has the unit by them, also if no row came.
     Column("passed", BigInteger),
 )
 
@@ -543,7 +543,7 @@ quarantine = Table(
     Column("retry_position", BigInteger),
 )
 
-# What came in from other lakes' sinks: per sender the newest epoch, and in it the mark and the open unit's parts.
+# What other lakes' sinks sent: per sender the newest epoch, and in it the mark and the open unit's parts.
 senders = Table(
     "fm_senders",
     metadata,
@@ -553,13 +553,13 @@ senders = Table(
     Column("mark", BigInteger, nullable=False),
     Column("since", BigInteger, nullable=False),
     Column("until", BigInteger, nullable=False),
-    # The rows of the open unit that are in, as a JSON list of [first, last).
+    # The received rows of the open unit, as a JSON list of [first, last).
     Column("ranges", Text, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("updated_ms", BigInteger, nullable=False),
     # Ranges that the sender gave up: their rows are not in the table, and never come under this unit.
     Column("skipped", Text),
-    # The newest unit's identity; None if its sender did not say so.
+    # The newest unit's identity; None if its sender did not report one.
     Column("unit", String(26)),
 )
 

@@ -1,11 +1,12 @@
-"""A unit: what a sink takes in one go, sealed before its first effect outside (I8).
+"""A unit: what a sink ships at once, sealed before its first effect outside (I8).
 
-Everything that decides its rows, their order, its parts, their names and bytes is in this record, written down before
-anything is sent: a retry reproduces it, whatever was appended, compacted, expired or set otherwise meanwhile. Names
-are made of ids, not of names: the lake's incarnation, the sink's id, the epoch, the table's id and the range. So a sink
-that is removed and made again, a table that is made again, a lake that is restored from a backup: none of them can be
-taken for the one that was there before. A catalog that was rolled back by a copy or a snapshot gives the same epochs
-and ranges again, for other rows: so the unit's random id is its identity, for keys and for who keeps what was sent.
+This record holds everything that decides the unit's rows, their order, its parts, their names and bytes, and is written
+before anything is sent: a retry reproduces it, whatever was appended, compacted, expired or configured otherwise
+meanwhile. Names are made of ids, not of names: the lake's incarnation, the sink's id, the epoch, the table's id and the
+range. So a sink that is removed and created again, a table that is created again, a lake that is restored from a
+backup: none of them can be taken for the earlier one. A catalog that was rolled back by a copy or a snapshot assigns
+the same epochs and ranges again, for other rows: so the unit's random id is its identity, for keys and for destinations
+that keep what was sent.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from floodmark.errors import Corrupt, FloodmarkError
 
 # How rows become bytes. A change of the text or order of rows raises it, and units of the older number are refused.
 ENCODER = 1
-# The lanes of a sink: what is new in a table, and rows of its quarantine that are sent again.
+# The lanes of a sink: new rows of a table, and rows of its quarantine that are sent again.
 ROWS, RETRY = "rows", "retry"
 SEALED, ACKNOWLEDGED, QUARANTINED = "sealed", "acknowledged", "quarantined"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a unit's rows are chosen, put into parts and written: the sink's settings when the unit was opened."""
+    """How a unit's rows are selected, split into parts and written: the sink's settings when the unit was opened."""
 
     columns: tuple[str, ...] | None = None
     where: str | None = None
@@ -41,7 +42,7 @@ class Rules:
 class Unit:
     """The rows of one table with a sequence in (since, until], as they are at `version`, for one sink.
 
-    `id` tells it from every other unit, also from one of a catalog that was rolled back.
+    `id` distinguishes it from every other unit, also from one of a catalog that was rolled back.
     """
 
     id: str
@@ -56,14 +57,14 @@ class Unit:
     until: int
     rules: Rules
     lane: str = ROWS
-    # The columns of the table's key: whoever takes the rows must mean the same by a row.
+    # The columns of the table's key: the receiver must identify rows by the same columns.
     key: tuple[str, ...] = ()
-    # The last unit of this epoch before this one that brought rows: what the destination has to end with.
+    # The last unit of this epoch before this one that delivered rows: the destination must end with it.
     after: str | None = None
 
     @property
     def sender(self) -> str:
-        """Who sends, for a receiver that keeps marks: the same in every epoch and unit of one sink, table and lane."""
+        """The sender, for a receiver that keeps marks: the same in every epoch and unit of one sink, table and lane."""
         return f"{self.lake}/{self.sink_id}/{self.table_id}/{self.lane}"
 
     @property
@@ -102,7 +103,7 @@ class Unit:
 class Part:
     """A part of a unit in the catalog: [first, last) counts rows (HTTP) or groups of source files (files).
 
-    `digest` is of the bytes before compression; a part that is made again and differs is never sent.
+    `digest` is of the bytes before compression; a part that is built again and differs is never sent.
     """
 
     first: int
@@ -115,7 +116,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Shipped:
-    """What one try of a unit brought to its destination; what earlier tries brought is in the unit's parts."""
+    """What one try of a unit delivered; the unit's parts record what earlier tries delivered."""
 
     rows: int = 0
     deletions: int = 0
@@ -128,7 +129,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Settled:
-    """A unit that is at its destination, by the catalog."""
+    """A unit that is at its destination, according to the catalog."""
 
     id: str
     since: int
@@ -145,34 +146,34 @@ class UnitLog(Protocol):
         """All parts so far, by `first`."""
 
     def destination(self) -> str | None:
-        """Who was at the other end until now, in its own words; None if nobody said so yet."""
+        """The destination's identity until now, as it reported it; None if it has not yet."""
 
     def settled_until(self) -> int | None:
-        """The end of the unit that was settled last in this epoch; ranges without rows may have been passed since."""
+        """The end of the last settled unit of this epoch; ranges without rows may have been passed since."""
 
     def settled_units(self) -> list[Settled]:
-        """The newest units of this epoch that were settled and brought rows, newest first."""
+        """The newest units of this epoch that were settled and delivered rows, newest first."""
 
     def knows(self, unit: str, epoch: int) -> bool:
-        """Whether this catalog has a unit on record that the destination says it has.
+        """Whether this catalog has a record of a unit that the destination reports to have.
 
-        If not, its epoch is remembered: a replay opens a newer one.
+        If not, its epoch is recorded: a replay opens a newer one.
         """
 
     def seal(self, parts: list[Part]) -> None:
-        """Write boundaries and digests down, before a part is sent."""
+        """Record boundaries and digests, before a part is sent."""
 
     def acknowledge(self, parts: list[Part], destination: str | None = None) -> None:
-        """The destination has these (same first and last as sealed; `detail` is stored). `destination`: who it is.
+        """The destination has these (same first and last as sealed; `detail` is stored). `destination`: its identity.
 
-        If it is somebody else than at the last acknowledgement, this raises Corrupt, and nothing is recorded.
+        If that is not the identity of the last acknowledgement, this raises Corrupt, and nothing is recorded.
         """
 
     def quarantined(self) -> int:
-        """How many rows of the sink are set aside, of all its tables and units."""
+        """How many rows of the sink are in quarantine, over all its tables and units."""
 
     def body_bytes_max(self) -> int | None:
-        """The largest body that the destination takes, as far as it said so; before compression."""
+        """The largest body that the destination accepts, as far as it reported one; before compression."""
 
     def remember_bytes_max(self, size_bytes: int) -> None:
         """The destination refused a larger body than this: for later parts, in this run and in others."""
@@ -181,27 +182,30 @@ class UnitLog(Protocol):
         """Store the detail of a part that is sealed and not done."""
 
     def split(self, whole: Part, halves: list[Part], *, doubtful: int = 0) -> None:
-        """A part becomes two, both sealed, in one transaction. `doubtful`: rows of it that may arrive twice now."""
+        """Split a part in two, both sealed, in one transaction. `doubtful`: rows of it that may arrive twice now."""
 
     def quarantine(
         self, part: Part, data: bytes, reason: str | None, *, doubtful: int = 0, passed: bool = False
     ) -> None:
-        """A part is set aside for good: its rows are kept with the reason, one by one. `passed`: a lake was asked to
-        pass them, and has recorded the unit. Rows that were sent again keep the reason that they had if it is None."""
+        """Quarantine a part for good: each of its rows is kept with the reason.
+
+        `passed`: a receiving lake was asked to pass them, and has recorded the unit. Rows that were sent again keep
+        their earlier reason if it is None.
+        """
 
 
 class Watch(Protocol):
-    """The run that a unit is shipped by: who may stop it, and who wants to know how far it is."""
+    """The run that ships a unit: it may stop the unit, and receives its progress."""
 
     def progress(self, rows: int, size_bytes: int) -> None:
-        """So much more is done."""
+        """Add this to the progress."""
 
     def check(self) -> None:
-        """Raise Stopped if somebody wants this run to end now."""
+        """Raise Stopped if this run should end now."""
 
     def wait(self, seconds: float) -> bool:
-        """Sleep; True at once if somebody wants this run to end."""
+        """Sleep; returns True at once if this run should end."""
 
 
 class Stopped(Exception):
-    """Somebody stopped the run or paused the sink. Not an error: the unit is resumed at its first open part."""
+    """An operator stopped the run or paused the sink. Not an error: the unit is resumed at its first open part."""

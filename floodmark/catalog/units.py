@@ -1,8 +1,9 @@
-"""The parts of an open unit in the catalog: written down before they are sent, acknowledged after (I8).
+"""The parts of an open unit in the catalog: recorded before they are sent, acknowledged after (I8).
 
-Every write asks whether the run still holds the sink: one that was taken over stops (Fenced), one whose sink was paused
+Every write checks that the run still holds the sink: a run that lost it stops (Fenced), and a run whose sink was paused
 stops too. A crash leaves parts that are sealed and not acknowledged: they may be at the destination or not, and are
-sent again under the same names. A row that was refused for good is kept aside in the same transaction that passes it.
+sent again under the same names. A row that the destination refused for good is quarantined in the same transaction that
+passes it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from floodmark.model import BEGINNING, MAIN
 
 
 def check_held(tx: Connection, sink: str, run: str, *, paused: bool = False) -> None:
-    """The run still holds the sink, and nobody paused it (`paused`: what is done may be written down still)."""
+    """The run still holds the sink, and the sink is not paused (`paused`: finished work may still be recorded)."""
     row = tx.execute(select(tables.sinks).where(tables.sinks.c.id == sink).with_for_update()).first()
     if row is None or row.runner_run != run:
         raise Fenced("another run took this sink over, or it was removed", advice="Nothing is lost: stop here.")
@@ -76,7 +77,7 @@ class Log:
             return tx.execute(select(state.c.destination).where(mine)).scalar()
 
     def settled_until(self) -> int | None:
-        """The end of the unit that was settled last in this epoch; ranges without rows may have been passed since."""
+        """The end of the last settled unit of this epoch; ranges without rows may have been passed since."""
         row, unit = tables.units, self._unit
         mine = and_(row.c.sink == unit.sink_id, row.c.table_id == unit.table_id, row.c.lane == unit.lane)
         query = select(func.max(row.c.until)).where(mine, row.c.epoch == unit.epoch, row.c.state == SETTLED)
@@ -97,7 +98,7 @@ class Log:
         with self._database.read() as tx:
             if tx.execute(known).first() is not None:
                 return True
-        # Only the run that holds the sink may say no: what an overtaken one finds may be a unit that was opened since.
+        # Only the run that holds the sink may refuse: an overtaken run may find a unit that was opened since.
         with self._writing(paused=True) as tx:
             if tx.execute(known).first() is not None:
                 return True
@@ -112,7 +113,7 @@ class Log:
 
     def acknowledge(self, parts: Sequence[Part], destination: str | None = None) -> None:
         row = tables.parts
-        # Also if the sink was paused meanwhile: what is there is there.
+        # Also if the sink was paused meanwhile: the rows are at the destination.
         with self._writing(paused=True) as tx:
             if parts or destination is not None:
                 self._check_destination(tx, destination)
@@ -124,7 +125,7 @@ class Log:
                     self._deliver(tx, part)
 
     def quarantined(self) -> int:
-        """How many rows of the sink are set aside, of all its tables and units."""
+        """How many rows of the sink are in quarantine, over all its tables and units."""
         bad = tables.quarantine
         with self._database.read() as tx:
             return int(tx.execute(select(func.count()).where(bad.c.sink == self._unit.sink_id)).scalar_one())
@@ -138,7 +139,7 @@ class Log:
             put_note(tx, self._unit.sink_id, "", BODY_BYTES_MAX, size_bytes, self._database.now_ms(tx))
 
     def note(self, part: Part) -> None:
-        """Write a part's detail down while it is not done; what is sealed of it stays (I8)."""
+        """Record a part's detail while it is not done; its sealed fields stay (I8)."""
         row = tables.parts
         with self._writing() as tx:
             mine = and_(row.c.unit == self._unit.id, row.c.first == part.first, row.c.last == part.last)
@@ -162,7 +163,7 @@ class Log:
             now = self._database.now_ms(tx)
             mine = and_(row.c.unit == self._unit.id, row.c.first == part.first, row.c.last == part.last)
             if tx.execute(update(row).where(mine, row.c.state == SEALED).values(state=QUARANTINED)).rowcount != 1:
-                return  # written down by an earlier try
+                return  # recorded by an earlier try
             self._doubt(tx, doubtful)
             unit = tables.units
             rows = part.last - part.first
@@ -200,7 +201,7 @@ class Log:
             tx.execute(insert(tables.parts), [{"unit": self._unit.id, **asdict(part)} for part in parts])
 
     def _add_up(self, tx: Connection, part: Part) -> None:
-        """What a part brought is in its detail: rows, deletions, bytes."""
+        """Add what a part delivered, from its detail: rows, deletions, bytes."""
         detail = json.loads(part.detail) if part.detail else {"rows": part.last - part.first}
         unit = tables.units
         tx.execute(
@@ -221,7 +222,7 @@ class Log:
             tx.execute(delete(bad).where(entry))
 
     def _check_destination(self, tx: Connection, destination: str | None) -> None:
-        """Who is there is who was there; one who does not say so any more is somebody else, such as a proxy."""
+        """The destination must identify itself as before; one that stopped doing so is another one, such as a proxy."""
         state = tables.sink_tables
         mine = and_(state.c.sink == self._unit.sink_id, state.c.table_id == self._unit.table_id)
         known = tx.execute(select(state.c.destination).where(mine)).scalar()
@@ -243,7 +244,7 @@ def stranger(unit: Unit, known: str | None, found: str | None) -> Corrupt:
 
 
 def rolled_back(unit: Unit, has: str, **facts: Any) -> Corrupt:
-    """The destination has a unit that this catalog never opened, as far as it knows."""
+    """The destination has a unit that this catalog has no record of opening."""
     return Corrupt(
         "the destination has a unit that this catalog does not know: the catalog was rolled back, or is a copy",
         sink=unit.sink,
@@ -269,7 +270,7 @@ def after_rollback(sink: str, table: str) -> str:
 def refill(sink: str, table: str, until: int | None) -> str:
     """What an operator can do when a destination lost what was sent to it. None of it loses a row.
 
-    `until`: where what the destination has ends, if that is certain.
+    `until`: where the destination's rows end, if that is certain.
     """
     command = f"floodmark sink replay {sink!r} --table {table!r} --from"
     there = "" if until is None else f" `{command} {until}` sends what it does not have;"
@@ -280,9 +281,9 @@ def refill(sink: str, table: str, until: int | None) -> str:
 
 
 def choices(sink: str, table: str, *, mark: bool = True) -> str:
-    """What an operator can do when marks and the other end do not fit: each is a new epoch, none happens by itself.
+    """What an operator can do when marks and the destination do not fit: each is a new epoch, none is automatic.
 
-    `mark`: going on where the mark is could help.
+    `mark`: continuing from the mark could help.
     """
     command = f"floodmark sink replay {sink!r} --table {table!r} --from"
     there = f" `{command} mark` goes on at the mark," if mark else ""
@@ -322,7 +323,7 @@ class Lag:
 
 @dataclass(frozen=True)
 class UnitLimit:
-    """How large a unit is at most; a commit of the lake is never cut in two."""
+    """The maximum size of a unit; a commit of the lake is never split."""
 
     rows: int
     size_bytes: int
@@ -343,7 +344,7 @@ class Units:
         run: str,
         limit: UnitLimit | None = None,
     ) -> Unit | None:
-        """Write the next unit of a table down, pin what it reads, and return it; None if there is nothing new."""
+        """Record the next unit of a table, pin what it reads, and return it; None if nothing is new."""
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
             check_held(tx, sink.id, run)
@@ -370,7 +371,7 @@ class Units:
     def settle(self, unit: Unit, run: str) -> dict[str, int]:
         """The unit is at its destination: mark, unit and pin change together, if the mark is where the unit began.
 
-        Returns what all its tries together brought: rows, deletions, bytes, quarantined.
+        Returns what all its tries together delivered: rows, deletions, bytes, quarantined.
         """
         with self._database.write() as tx:
             self._database.lock_lake(tx)
@@ -396,7 +397,7 @@ class Units:
         return brought
 
     def pass_over(self, sink: Sink, followed: Followed, until: int) -> bool:
-        """No file holds anything of the range: the mark moves alone. False if somebody else was quicker."""
+        """No file holds anything of the range: the mark moves alone. False if another process was quicker."""
         consumer, unit = tables.consumers, tables.units
         mine = and_(
             consumer.c.name == sink.consumer,
@@ -429,14 +430,14 @@ class Units:
     def lag(self, table_id: str, mark: int | None, branch: str | None = MAIN) -> Lag:
         """How many changes of the table on a branch are newer than a mark, and how old the oldest of them is."""
         if branch is None:
-            return Lag(0, 0)  # it was deleted: nothing comes any more
+            return Lag(0, 0)  # it was deleted: no changes follow
         touched, commit = tables.commit_tables, tables.commits
         changed = touched.c.rows_added + touched.c.rows_updated + touched.c.rows_deleted
         newer = and_(touched.c.table_id == table_id, touched.c.sequence > (BEGINNING if mark is None else mark))
         query = (
             select(func.sum(changed).label("rows"), func.min(commit.c.committed_ms).label("oldest"))
             .join(commit, commit.c.version == touched.c.version)
-            # What retention takes away is not shipped; a table that comes back has the rows that it had.
+            # Rows that retention removes are not shipped; a table that comes back has the rows that it had.
             .where(newer, changed > 0, commit.c.kind.not_in(("retain", "undrop")))
         )
         with self._database.read() as tx:
@@ -480,11 +481,11 @@ class Units:
             return {one.table_id: one.rows for one in found}
 
     def drop_quarantined(self, sink: Sink, ids: Sequence[str]) -> int:
-        """Forget bad rows for good; those that are being sent again stay."""
+        """Delete bad rows for good; those that are being sent again stay."""
         row = tables.quarantine
         dropped = 0
         with self._database.write() as tx:
-            # The lock that opening a unit takes: none of them can be on its way out meanwhile.
+            # The lock that opening a unit takes: none of these rows can be sent meanwhile.
             self._database.lock_lake(tx)
             for start in range(0, len(ids), IDS_PER_STATEMENT):
                 chosen = ids[start : start + IDS_PER_STATEMENT]
@@ -546,13 +547,13 @@ class Units:
         return row
 
     def _new_id(self, tx: Connection, sink: Sink, followed: Followed) -> str:
-        """Behind every earlier one of the table: which unit is past, at a destination, is told by its id (I10)."""
+        """Above every earlier id of the table: a destination compares ids to find which units are past (I10)."""
         row = tables.units
         mine = and_(row.c.sink == sink.id, row.c.table_id == followed.table_id)
         return clock.new_id(tx.execute(select(func.max(row.c.id)).where(mine)).scalar())
 
     def _last(self, tx: Connection, sink: Sink, followed: Followed, lane: str, epoch: int) -> str | None:
-        """The last unit of the epoch that a receiving lake has a record of: one without rows names the one before."""
+        """The last unit of the epoch recorded at a receiving lake: a unit without rows names the one before."""
         row = tables.units
         mine = and_(row.c.sink == sink.id, row.c.table_id == followed.table_id, row.c.lane == lane)
         settled = and_(mine, row.c.epoch == epoch, row.c.state == SETTLED)
@@ -634,7 +635,7 @@ class Units:
         row = tables.units
         same = and_(row.c.sink == unit.sink_id, row.c.table_id == unit.table_id, row.c.lane == unit.lane)
         ended = and_(same, row.c.state.in_((SETTLED, GIVEN_UP)))
-        # By what they are, not by their ids: clocks may go back.
+        # By state, not by id: clocks may go back.
         newest_first = select(row.c.id).where(ended).order_by(row.c.epoch.desc(), row.c.until.desc(), row.c.id.desc())
         old = tx.execute(newest_first.offset(UNITS_KEPT)).scalars().all()
         if old:
@@ -642,7 +643,7 @@ class Units:
 
 
 def _followed_branch(tx: Connection, sink: Sink) -> str:
-    """The name of the branch that a sink follows, as it is under the lock."""
+    """The name of the branch that a sink follows, read under the lock."""
     row, line = tables.sink_lines, tables.lines
     query = select(line.c.name, line.c.ended_version).join(row, row.c.line == line.c.id).where(row.c.sink == sink.id)
     found = tx.execute(query).first()
@@ -654,10 +655,10 @@ def _followed_branch(tx: Connection, sink: Sink) -> str:
 
 
 def _bounded(tx: Connection, table_id: str, branch: str, since: int, newest: int, limit: UnitLimit) -> int:
-    """The sequence at which a unit ends that begins after `since`: before the commit that makes it too large.
+    """The sequence at which a unit that begins after `since` ends: before the commit that makes it too large.
 
-    Commits of which the history is gone count with the first that is known. Bytes are those of the table's rows on
-    average, as far as the catalog knows them.
+    Commits whose history has expired count with the first known one. Bytes are estimated from the average of the
+    table's rows, as far as the catalog has it.
     """
     touched, commit = tables.commit_tables, tables.commits
     query = (
@@ -683,7 +684,7 @@ def _bounded(tx: Connection, table_id: str, branch: str, since: int, newest: int
 
 
 def _commits_of(tx: Connection, branch: str) -> ColumnElement[bool]:
-    """The commits that a branch stands on."""
+    """The commits in a branch's lineage."""
     if branch == MAIN:
         return tables.commits.c.branch == MAIN
     lines = Lines.read(tx)

@@ -1,4 +1,4 @@
-"""How tables are kept: retention policies, consumers' marks, and the record of what maintenance did.
+"""Maintenance of tables: retention policies, consumers' marks, and the record of what maintenance did.
 
 All of it is catalog state, changed by single statements or short transactions; none of it is visible to readers of
 rows. Of each table and verb the newest records stay, so the history of maintenance is bounded (I14).
@@ -31,7 +31,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Consumer:
-    """Somebody who follows a table and is done up to `mark`. `protected`: retention waits for it."""
+    """A consumer that follows a table and is done up to `mark`. `protected`: retention waits for it."""
 
     name: str
     table_id: str
@@ -83,13 +83,13 @@ class Upkeep:
     # ── small files ──
 
     def small_files(self) -> dict[str, int | None]:
-        """Per table id how many small files its head has; None if nobody has counted them."""
+        """Per table id how many small files its head has; None if they were not counted."""
         with self._database.read() as tx:
             rows = tx.execute(select(tables.upkeep.c.table_id, tables.upkeep.c.small_files))
             return {row.table_id: row.small_files for row in rows}
 
     def counted_small_files(self, head: Head, small: int) -> None:
-        """Somebody counted them at this head; if it still is the head, and nobody knew, it is known from now on."""
+        """Record a count made at this head, if it still is the head and no count exists."""
         upkeep, heads = tables.upkeep, tables.heads
         with self._database.write() as tx:
             self._database.lock_lake(tx)
@@ -103,7 +103,7 @@ class Upkeep:
     # ── consumers ──
 
     def consumers(self, table_id: str) -> list[Consumer]:
-        """Who follows the table, the furthest behind first."""
+        """The consumers of the table, the furthest behind first."""
         row = tables.consumers
         with self._database.read() as tx:
             found = tx.execute(select(row).where(row.c.table_id == table_id).order_by(row.c.mark, row.c.name))

@@ -1,14 +1,14 @@
-"""Witnesses: files beside the tables that say which units were opened. A catalog that was rolled back has none of them.
+"""Witnesses: files beside the tables that record opened units. A rollback of the catalog does not remove them.
 
-A copy of the catalog that was put back, a snapshot of its machine, a point-in-time recovery: the catalog has the same
-incarnation and gives the same sequences again, for other rows. A destination that keeps no units cannot notice, so the
-lake does. Before a unit's first effect outside, one small file with its id is durable in the lake's storage:
+After a restored copy of the catalog, a snapshot of its machine or a point-in-time recovery, the catalog has the same
+incarnation and assigns the same sequences again, for other rows. A destination that keeps no units cannot detect that,
+so the lake does. Before a unit's first effect outside, one small file with its id is durable in the lake's storage:
 
     <lake>/witnesses/<incarnation>/<sink id>/<table id>/<lane>-<epoch>-<until>-<unit id>.json
 
-A witness beyond the sink's mark whose unit the catalog does not know is of a time that the catalog has lost: nothing is
-sent until an operator chooses. The rule needs no order of deletes: one at or below the mark says nothing any more, so
-old ones go whenever it is convenient, and one that returns after a power loss does no harm. The newest one stays.
+A witness beyond the sink's mark whose unit the catalog does not have is from a time that the catalog has lost: nothing
+is sent until an operator chooses. The rule needs no order of deletes: a witness at or below the mark is outdated, so
+old ones may be deleted at any time, and one that returns after a power loss does no harm. The newest one stays.
 A replay opens an epoch above all of them; a restore is a new incarnation, with a folder of its own.
 """
 
@@ -33,13 +33,13 @@ from floodmark.errors import Corrupt, FloodmarkError
 from floodmark.storage import Storage, join
 
 FOLDER = "witnesses"
-# So many of a sink that say nothing any more are let be: one request deletes them together.
+# So many outdated witnesses of a sink are kept: one request deletes them together.
 STALE_MAX = 8
 
 
 @dataclass(frozen=True)
 class Witness:
-    """What the name of a witness says."""
+    """What the name of a witness records."""
 
     location: str
     sink: str
@@ -48,7 +48,7 @@ class Witness:
     epoch: int
     until: int
     unit: str
-    # What is in the file; empty if it was not read.
+    # The file's content; empty if it was not read.
     place: str = ""
     name: str = ""
     since: int | None = None
@@ -59,7 +59,7 @@ class Witness:
 
 
 def place_digest(*place: Any) -> str:
-    """What tells one destination from another, without its address: that may hold a secret (I18)."""
+    """Distinguishes destinations without their address: that may hold a secret (I18)."""
     return hashlib.sha256(json.dumps(place, sort_keys=True).encode()).hexdigest()
 
 
@@ -68,7 +68,7 @@ class Witnesses:
         self._database = database
         self._storage = storage
         self._location = location
-        # Where this process saw a sink last, by sink and table: no need to look again while it is there.
+        # Where this process saw a sink last, by sink and table: no need to compare again while it has not moved.
         self._seen: dict[tuple[str, str], tuple[str, int, int]] = {}
 
     # ── writing ──
@@ -81,22 +81,22 @@ class Witnesses:
         self._storage.put_if_absent(join(folder, name), json.dumps({**about, "place": place}).encode())
 
     def saw(self, sink: Sink | Unit, table_id: str, epoch: int, mark: int) -> None:
-        """This process moved the mark there itself, or compared what is there."""
+        """This process moved the mark there itself, or compared the witnesses there."""
         sink_id = sink.sink_id if isinstance(sink, Unit) else sink.id
         self._seen[sink_id, table_id] = sink.lake, epoch, mark
 
     def has_seen(self, sink: Sink) -> bool:
-        """Whether the sink is just where this process left it or compared it."""
+        """Whether the sink is exactly where this process left it or compared it."""
         return all(self._seen.get((sink.id, one.table_id)) == (sink.lake, one.epoch, one.mark) for one in sink.tables)
 
     # ── looking ──
 
     def compare(self, sink: Sink, *, trim: bool = False) -> dict[str, Corrupt]:
-        """By table id, the error of every table of which storage has a unit that the catalog does not know.
+        """By table id, the error of every table of which storage has a unit that the catalog does not have.
 
-        `trim`: delete what says nothing any more. Unavailable if storage does not answer.
+        `trim`: delete outdated witnesses. Unavailable if storage does not answer.
         """
-        # Of a table that was made again by now nothing is compared: its sink asks for a choice anyway.
+        # Tables that were created again are not compared: their sink needs an operator's choice anyway.
         followed = {one.table_id: one for one in sink.tables}
         found = [one for one in self._below(sink.lake, sink.id) if one.table_id in followed]
         lost, beyond = self._judge(sink, found)
@@ -114,8 +114,8 @@ class Witnesses:
         return [(sink, next(iter(lost.values()))) for sink, lost in found if lost]
 
     def _judge(self, sink: Sink, found: list[Witness]) -> tuple[dict[str, Corrupt], list[Witness]]:
-        """What the catalog does not know, and which witnesses say anything still."""
-        # After the listing: a unit is in the catalog before its witness is there.
+        """The units that the catalog does not have, and which witnesses still count."""
+        # After the listing: a unit is in the catalog before its witness exists.
         marks, known = self._state(sink) if found else ({}, set())
         beyond = [one for one in found if one.order > marks.get((one.table_id, one.lane), one.order)]
         lost = {one.table_id: _unknown(sink, one) for one in beyond if one.unit not in known}
@@ -125,11 +125,11 @@ class Witnesses:
         return lost, beyond
 
     def newest_epoch(self, sink: Sink) -> int:
-        """The newest epoch of a sink that storage knows of."""
+        """The newest epoch of a sink that storage has."""
         return max((one.epoch for one in self._below(sink.lake, sink.id)), default=0)
 
     def left(self, place: str, table_ids: Iterable[str]) -> list[Witness]:
-        """What sinks that are not here any more sent to a destination of these tables: the newest unit of each."""
+        """What removed sinks sent to a destination of these tables: the newest unit of each."""
         wanted = set(table_ids)
         with self._database.read() as tx:
             live = set(tx.execute(select(tables.sinks.c.id)).scalars())
@@ -177,7 +177,7 @@ class Witnesses:
         stale = [one.location for one in found if one.location not in kept]
         if len(stale) > STALE_MAX:
             try:
-                # What crashed writes left goes along; a run that was overtaken finds its own gone, and fails.
+                # Files of crashed writes are deleted too; a run that was overtaken finds its own gone, and fails.
                 folders = {one.location.rpartition("/")[0] for one in found}
                 broken = [entry.location for folder in folders for entry in self._storage.list(folder, temporary=True)]
                 self._storage.delete_many([*stale, *broken])

@@ -1,13 +1,13 @@
-"""Adoption: a table that another Iceberg writer made, read as the first state of a table of the lake.
+"""Adoption: a table that another Iceberg writer created, read as the first state of a table of the lake.
 
-No data, list or manifest is written or changed: the one new file is the metadata that is returned here and written
-by the caller. Every row keeps the sequence that Iceberg gave its file (0 for format v1). The lake's history begins
-with the adopted head: other branches and tags are dropped, of older snapshots only a few stay for other readers, and
-the table gets an identity of its own, since one foreign table may be adopted under two names. What the lake could not
-read, or could not commit to later, is refused here, before anything exists.
-Left to the caller: whether the column types are held by the lake, whether a key is unique (that takes reading the
-rows), where new files go (`location` stays the foreign table's), and that its old writers have stopped.
-Failure model: nothing is written, so a crash leaves nothing. A file that cannot be understood is Corrupt.
+No data, list or manifest is written or changed: the one new file is the metadata that is returned here and written by
+the caller. Every row keeps the sequence that Iceberg gave its file (0 for format v1). The lake's history begins with
+the adopted head: other branches and tags are dropped, of older snapshots only a few stay for other readers, and the
+table gets an identity of its own, since one foreign table may be adopted under two names. A table that the lake could
+not read, or could not commit to later, is refused here, before anything exists. Left to the caller: whether the lake
+supports the column types, whether a key is unique (that takes reading the rows), where new files go (`location` stays
+the foreign table's), and that its old writers have stopped. Failure model: nothing is written, so a crash leaves
+nothing. A file that cannot be understood is Corrupt.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 ADOPTED_UUID = "floodmark.adopted-uuid"
 NAME_MAPPING = "schema.name-mapping.default"
-# They tell other engines to delete metadata files or snapshots that the lake's history still needs.
+# They make other engines delete metadata files or snapshots that the lake's history still needs.
 _EXPIRING = ("write.metadata.delete-after-commit.", "write.metadata.previous-versions-max", "history.expire.")
-# Nor is a column bound to an expression, or to another table, that nobody has checked here.
+# Nor is a column bound to an expression, or to another table, that was not checked here.
 _LEFT_OUT = (*_EXPIRING, FILL_PREFIX, REFERENCE_PREFIX, REFERRER_PREFIX, GC_BEFORE)
 _METADATA_NAME = re.compile(r"(?:v(\d+)|(\d+)-[^/]+?)(?:\.gz)?\.metadata\.json(?:\.gz)?")
 _VERSION_HINT = "version-hint.text"
@@ -79,12 +79,12 @@ class Adopted:
 def read_foreign(files: MetadataFiles, location: str, key: Sequence[str] = (), *, table_id: str) -> Adopted:
     """The table at `location` (a metadata file, or a table's folder), with `table_id` as its new identity.
 
-    In a folder the newest metadata is taken: what version-hint.text leads to, else the highest number. Only a
-    catalog knows whether that one was ever committed, so naming the file is safer.
-    `key` names required columns; whether their values are unique is for the caller to verify by reading. Without it
-    the table has no key: Iceberg's identifier fields promise nothing about the rows, and are not taken over.
-    With a name mapping set, files may have been brought in without field ids, by which the lake's readers match
-    columns: then the footer of every data file is read, and one without ids is refused.
+    In a folder the newest metadata is used: the one that version-hint.text leads to, else the highest number. Only a
+    catalog records whether that one was ever committed, so naming the file is safer. `key` names required columns; the
+    caller verifies by reading that their values are unique. Without it the table has no key: Iceberg's identifier
+    fields promise nothing about the rows, and are not adopted. With a name mapping set, files may have been imported
+    without field ids, by which the lake's readers match columns: then the footer of every data file is read, and one
+    without ids is refused.
     """
     location = _find_metadata(files.io.storage, location)
     metadata = _read_metadata(files.io.storage, location)
@@ -115,7 +115,7 @@ def read_foreign(files: MetadataFiles, location: str, key: Sequence[str] = (), *
 
 @contextmanager
 def _reading(location: str) -> Iterator[None]:
-    """Errors of a file that the table's metadata names: it has to be there, and to make sense."""
+    """Errors of a file that the table's metadata names: it must exist and be valid."""
     try:
         yield
     except NotFound as error:
@@ -123,7 +123,7 @@ def _reading(location: str) -> Iterator[None]:
     except FloodmarkError:
         raise
     except Exception as error:
-        # Broad, because decoders of somebody else's bytes raise whatever those lead them into.
+        # Broad, because decoders may raise any error on bytes of another writer.
         raise Corrupt(
             "a file of the table cannot be understood",
             file=location,
@@ -155,7 +155,7 @@ def _find_metadata(storage: Storage, location: str) -> str:
 
 
 def _hinted(text: str, names: Sequence[str], numbers: dict[str, int]) -> list[str]:
-    """What a version hint leads to. A number may lag behind: the next version's file is what commits it."""
+    """The metadata file that a version hint leads to. A number may lag behind: the next version's file commits it."""
     if not text.isdecimal():
         return [name for name in names if name in (text, f"{text}.metadata.json")]
     versions = {name: number for name, number in numbers.items() if name.startswith("v")}
@@ -166,7 +166,7 @@ def _hinted(text: str, names: Sequence[str], numbers: dict[str, int]) -> list[st
 
 
 def _read_metadata(storage: Storage, location: str) -> TableMetadataV2:
-    """The metadata as format v2. Not through the cache: a foreign name may be written again."""
+    """The metadata as format v2. Not through the cache: another writer may reuse a name."""
     try:
         data = storage.read(location)
     except NotFound as error:
@@ -224,7 +224,7 @@ def _with_hidden_column(metadata: TableMetadataV2, key: Sequence[str]) -> Schema
     current = metadata.schema()
     for field in current.fields:
         _check_name(field)
-    # Files may have statistics of columns long gone: their ids must not be given again.
+    # Files may have statistics of columns long gone: their ids must not be assigned again.
     seq_id = max(metadata.last_column_id, *(schema.highest_field_id for schema in metadata.schemas)) + 1
     return Schema(
         *current.fields,
@@ -283,7 +283,7 @@ def _manifests(files: MetadataFiles, head: Snapshot) -> tuple[ManifestFile, ...]
 
 
 def _check_partitions(metadata: TableMetadataV2, manifests: Iterable[ManifestFile]) -> None:
-    """A manifest can be written only if the columns of its partition spec are there to give their types."""
+    """A manifest can be written only if the columns of its partition spec exist and give their types."""
     columns = index_by_id(metadata.schema())
     for spec_id in {metadata.default_spec_id, *(manifest.partition_spec_id for manifest in manifests)}:
         spec = metadata.specs().get(spec_id)
@@ -314,7 +314,7 @@ def _check_entry(entry: ManifestEntry, head_sequence: int, seen: set[str]) -> No
     # Rows above the head's sequence would be missing from every change feed.
     if entry.sequence_number is None or entry.sequence_number > head_sequence:
         raise Corrupt("a data file has a sequence number that its table never gave", file=file.file_path)
-    # Refuses what no storage of ours can reach.
+    # Refuses a location that no storage of ours can reach.
     split(file.file_path)
 
 
@@ -355,7 +355,7 @@ def _has_ids(field: pa.Field) -> bool:
 def _taken_over(
     metadata: TableMetadataV2, head: Snapshot | None, location: str, schema: Schema, table_id: str
 ) -> TableMetadata:
-    """The metadata with everything changed that makes it the lake's. Pure but for the time it was made."""
+    """The metadata with all changes that make it the lake's. Pure but for its creation time."""
     line = list(islice(ancestors_of(head, metadata), SNAPSHOTS_KEPT))[::-1]
     kept = [one.model_copy(update={"parent_snapshot_id": None}) for one in line[:1]] + line[1:]
     ids = {one.snapshot_id for one in kept}

@@ -1,11 +1,11 @@
-"""Branches of the whole lake: made, listed and deleted in one transaction each, without a file.
+"""Branches of the whole lake: created, listed and deleted in one transaction each, without a file.
 
-A branch is a name, a line of commits (lines.py) and a copy of the heads that its base version had: everything that
-asks for heads works on it as on main, and a table is forked when its head there differs. All of it happens under
-fm_lake's lock, as publishing and expiry do, so a base is held or gone, and an operation finds its branch or does not.
-Crash before COMMIT: nothing; after it: done. A lost reply is resolved by reading the line's row (I13).
-Interleaving that is designed out: `dev` is deleted while a writer W of it is paused, and `dev` is made again; W would
-publish into a branch that it never saw. So a name is free only once no operation of that name is unfinished.
+A branch is a name, a lineage of commits (lineage.py) and a copy of the heads that its base version had: every query for
+heads works on it as on main, and a table is forked when its head there differs. All of it happens under fm_lake's lock,
+as publishing and expiry do, so a base is held or gone, and an operation finds its branch or does not. Crash before
+COMMIT: nothing; after it: done. A lost reply is resolved by reading the lineage's row (I13). Interleaving that is
+designed out: `dev` is deleted while a writer W of it is suspended, and `dev` is created again; W would publish into a
+branch that it never saw. So a name is free only once no operation of that name is unfinished.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Branches:
         at_ms: int | None = None,
         actor: str,
     ) -> Branch:
-        """A branch from the head of `source` (main), from a version, or from a moment on `source`'s line."""
+        """A branch from the head of `source` (main), from a version, or from a moment in `source`'s lineage."""
         check_branch_name(name)
         if version is not None and at_ms is not None:
             raise Invalid("give a version or a time, not both", branch=name)
@@ -88,19 +88,19 @@ class Branches:
             now = self._database.now_ms(tx)
             _insert(tx, Line(line, name, parent.id, base, version_now, base, base, base, now, actor, None, None))
             _copy_positions(tx, parent, line, base)
-            # Crash here: COMMIT was not sent, so there is no such branch.
+            # Crash here: COMMIT was not sent, so the branch does not exist.
             hit("branch.creating")
             return Branch(name, line, parent.name, base, base, now, 0, 0)
 
         made = self._once(line, make, lambda tx: _line_row(tx, line) is not None)
-        # Crash here: the branch is there.
+        # Crash here: the branch exists.
         hit("branch.created")
         return made
 
     def delete(self, name: str) -> Branch:
         """End a branch; nothing of it is read or copied. Its versions lose their hold, and expire by the window.
 
-        Operations of it that are unfinished find no branch when they publish; dead ones are discarded by healing.
+        Its unfinished operations find no branch when they publish; recovery discards dead ones.
         """
         with self._database.read() as tx:
             line = _to_delete(Lines.read(tx), name)
@@ -112,7 +112,7 @@ class Branches:
             _to_delete(lines, name)
             ended = _describe(tx, lines, line)
             _end(tx, line, version_now, self._database.now_ms(tx))
-            # Crash here: COMMIT was not sent, so the branch is there as it was.
+            # Crash here: COMMIT was not sent, so the branch exists as it was.
             hit("branch.deleting")
             return ended
 
@@ -122,13 +122,13 @@ class Branches:
         return ended
 
     def check_delete(self, name: str) -> Branch:
-        """The branch as `delete` would end it now; refused as that would be. Changes nothing."""
+        """The branch as `delete` would end it now; refused as `delete` would be. Changes nothing."""
         with self._database.read() as tx:
             lines = Lines.read(tx)
             return _describe(tx, lines, _to_delete(lines, name))
 
     def list(self) -> list[Branch]:
-        """Every branch that lives; main first, then as they were made."""
+        """Every existing branch; main first, then by creation."""
         with self._database.read() as tx:
             lines = Lines.read(tx)
             return [_describe(tx, lines, lines.live(line.name)) for line in lines.living()]
@@ -139,24 +139,24 @@ class Branches:
             return _describe(tx, lines, lines.live(name))
 
     def taken_versions(self, edge: Edge) -> frozenset[int]:
-        """The versions of an edge's source that brought the target's news to it, and nothing of its own."""
+        """The versions of a merge base's source that brought the target's news to it, and nothing of its own."""
         with self._database.read() as tx:
             return merge_versions(tx, edge.target, edge.source)
 
     def edge(self, source: str, target: str) -> Edge:
-        """What a merge of `source` into `target` stands on. Invalid unless one was made from the other."""
+        """The merge base of a merge of `source` into `target`. Invalid unless one was created from the other."""
         with self._database.read() as tx:
             return find_edge(tx, source, target)
 
     def _once(
         self, line_id: str, change: Callable[[Connection], Branch], is_done: Callable[[Connection], bool]
     ) -> Branch:
-        """Make the change in one transaction; if COMMIT's reply is lost, look whether it is done, then go on."""
+        """Make the change in one transaction; if COMMIT's reply is lost, check whether it is done, then go on."""
         made: Branch | None = None
         for tries in range(TRIES_MAX):
             try:
                 with self._database.write() as tx:
-                    # Under the lake's lock: a server that is still committing is waited for.
+                    # Under the lake's lock: this waits for a server that is still committing.
                     self._database.lock_lake(tx)
                     if made is None or not is_done(tx):
                         made = change(tx)
@@ -183,7 +183,7 @@ def check_branch_name(name: str) -> None:
 
 
 def _to_delete(lines: Lines, name: str) -> Line:
-    """The line of a branch that may be deleted."""
+    """The lineage of a branch that may be deleted."""
     if name == MAIN:
         raise Invalid("main cannot be deleted", branch=name)
     line = lines.live(name)
@@ -215,7 +215,7 @@ def _check_free(tx: Connection, lines: Lines, name: str) -> None:
 def _find_base(
     tx: Connection, lines: Lines, source: str | None, version: int | None, at_ms: int | None
 ) -> tuple[Line, int]:
-    """The line that a new branch is made from, and the version of it that it stands on. Asked under the lake's lock."""
+    """The lineage that a new branch is created from, and its base version. Called under the lake's lock."""
     if version is None and at_ms is None:
         line = lines.live(source or MAIN)
         query = select(tables.branches.c.head_version).where(tables.branches.c.name == line.name)
@@ -249,7 +249,7 @@ def _find_base(
 
 
 def _insert(tx: Connection, line: Line) -> None:
-    """The rows of a new branch: its line, its name, and the heads of its base."""
+    """The rows of a new branch: its lineage, its name, and the heads of its base."""
     heads = tables_at_in(tx, line.base_version)
     _bring_back(tx, line, heads)
     tx.execute(insert(tables.lines).values(asdict(line)))
@@ -269,9 +269,9 @@ def _insert(tx: Connection, line: Line) -> None:
 
 
 def _bring_back(tx: Connection, line: Line, heads: Sequence[Head]) -> None:
-    """Tables of the base that main has dropped since: they are there again, on this branch, with their batch ids.
+    """Bring back tables of the base that main has dropped since: on this branch, with their batch ids.
 
-    Their files are there, for the base can be read, and so is the newest metadata of each (table_states.py).
+    Their files exist, because the base can be read, and so does the newest metadata of each (table_states.py).
     """
     here = set(tx.execute(select(tables.heads.c.table_id).where(tables.heads.c.branch == MAIN)).scalars())
     there = set(tx.execute(select(tables.heads.c.table_id).distinct()).scalars())
@@ -297,7 +297,7 @@ def _bring_back(tx: Connection, line: Line, heads: Sequence[Head]) -> None:
 
 
 def _copy_positions(tx: Connection, parent: Line, line_id: str, base: int) -> None:
-    """Streams keep one row, which moves on: a branch remembers for itself where those of its base were."""
+    """A stream has one row, which moves on: a branch copies the positions that its base had."""
     row = tables.sources
     scope = row.c.scope.not_like("%/%") if parent.id == MAIN else row.c.scope.like(f"{parent.id}/%")
     query = select(row).where(scope, row.c.position.is_not(None), row.c.version <= base)
@@ -308,7 +308,7 @@ def _copy_positions(tx: Connection, parent: Line, line_id: str, base: int) -> No
 
 
 def _end(tx: Connection, line: Line, version: int, now_ms: int) -> None:
-    """Take a branch's name and heads away, and the pointers of tables that no other branch has."""
+    """Delete a branch's name and heads, and the pointers of tables that no other branch has."""
     row, head = tables.lines, tables.heads
     tx.execute(update(row).where(row.c.id == line.id).values(ended_version=version, ended_ms=now_ms))
     tx.execute(delete(tables.branches).where(tables.branches.c.name == line.name))
@@ -338,6 +338,6 @@ def _describe(tx: Connection, lines: Lines, line: Line) -> Branch:
 
 
 def is_ended(database: Database, name: str) -> bool:
-    """Whether the branch of this name is gone for certain; Corrupt if the catalog cannot tell."""
+    """Whether the branch of this name is certainly gone; Corrupt if the catalog does not show it."""
     with database.read() as tx:
         return Lines.read(tx).state(name) == ENDED

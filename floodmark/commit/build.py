@@ -1,8 +1,8 @@
 """Build: the files of one attempt to publish a sealed operation, against the heads it found.
 
 Outside any transaction. Names carry the operation and a fresh attempt, and are claimed put-if-absent, so an attempt
-never overwrites another's. Crash anywhere in here: files in the operation's own metadata folder that nothing refers
-to; whoever settles the operation deletes them (I3).
+never overwrites another's. Crash anywhere in here: files in the operation's own metadata folder that nothing refers to;
+the process that settles the operation deletes them (I3).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from floodmark.storage import Storage, join
 
 IDS_GIVEN = "another branch gave the ids of this shape meanwhile"
 
-# Looks whether a checked edit is still right on a head that moved; raises PlanAgain if not. It may read rows.
+# Checks whether a checked edit is still right on a head that moved; raises PlanAgain if not. It may read rows.
 Recheck = Callable[[Edit, Head], None]
 
 
@@ -66,9 +66,9 @@ Recheck = Callable[[Edit, Head], None]
 class BuiltTable:
     """One table's new state, on disk, waiting for the publish that makes it true.
 
-    `old_pointer` is None for a table that is made, and empty for one that has none: it comes back, or somebody else
-    dropped it. `old` is the head that it was built on; of a table that is taken, the other branch's. A dropped one has
-    no metadata location.
+    `old_pointer` is None for a table that is created, and empty for one without a pointer: it comes back, or another
+    writer dropped it. `old` is the head that it was built on; of a table that is taken, the other branch's. A dropped
+    one has no metadata location.
     """
 
     edit: Edit
@@ -83,7 +83,7 @@ class BuiltTable:
 
 @dataclass
 class Attempt:
-    """`tables` are all that the operation touched or depends on; `moved` those that get a new state."""
+    """`tables`: all that the operation touched or depends on; `moved`: those that get a new state."""
 
     id: str
     tables: list[BuiltTable] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Attempt:
 
 
 class Builder:
-    """Builds attempts of one operation. The manifest of a table's added files is written once and used by all."""
+    """Builds attempts of one operation. It writes the manifest of a table's added files once; all attempts use it."""
 
     def __init__(
         self,
@@ -123,11 +123,11 @@ class Builder:
         return attempt
 
     def _build_create(self, edit: Edit, attempt: Attempt) -> BuiltTable:
-        """A new table: its first metadata, with its first rows if the same commit brings some, or adopts them."""
+        """A new table: its first metadata, with its first rows if the same commit adds or adopts some."""
         if edit.metadata is None:
             raise Corrupt("a table's creation has no metadata", operation=self._operation.id, table=edit.table)
         metadata = without_foreign_cleanup(parse_metadata(edit.metadata))
-        # Durable with the table: whoever writes into it later need not wonder whether its maker was that far.
+        # Durable with the table: a later writer need not check whether the table's creator got that far.
         self._storage.make_folder(join(edit.location, "data"))
         empty = Head(
             branch=self._operation.branch,
@@ -162,21 +162,21 @@ class Builder:
         return BuiltTable(edit, None, None, new, metadata)
 
     def _build_change(self, edit: Edit, current: CurrentTable | None, attempt: Attempt) -> BuiltTable:
-        """A table that is there, after one more commit; `current` is how the branch, or the one taken from, has it."""
+        """An existing table after one more commit; `current`: as the branch has it, or the branch it is taken from."""
         current = self._check_still_right(edit, current)
         head = current.head
         if edit.action == DROP:
             metadata = self._files.metadata(current.pointer_known)
             gone = replace(head, snapshot=None, manifest_list=None, metadata_location="", rows=0, files=0, size_bytes=0)
             return BuiltTable(edit, current.pointer, head, gone, metadata)
-        # A repair goes on from our own state; in every other case the pointer is where we put it.
+        # A repair starts from our own state; in every other case the pointer is where we put it.
         metadata = seen_from(self._files.metadata(current.pointer_known), head.schema_id, head.spec_id)
         if not edit.changes_table:
-            return BuiltTable(edit, current.pointer, head, head, metadata)  # it only depends on what is there
+            return BuiltTable(edit, current.pointer, head, head, metadata)  # only a dependency: it does not change
         return self._build_snapshot(edit, head, self._reshaped(edit, head, metadata), current, attempt)
 
     def _reshaped(self, edit: Edit, head: Head, metadata: TableMetadata) -> TableMetadata:
-        """The metadata with the edit's schema, layout and properties; PlanAgain if they do not fit what came since."""
+        """The metadata with the edit's schema, layout and properties; PlanAgain if they do not fit later changes."""
         known, schema = schema_of(metadata, head), None
         if edit.schema is not None:
             schema = Schema.model_validate_json(edit.schema)
@@ -198,7 +198,7 @@ class Builder:
         return add_properties(metadata, edit.properties) if edit.properties else metadata
 
     def _check_gone(self, edit: Edit, head: Head, metadata: TableMetadata, gone: Collection[int]) -> None:
-        """Columns that go are not what a live file is partitioned by, nor what new files are sorted by."""
+        """Check that no live file is partitioned, and no new file is sorted, by a column that is dropped."""
         if not gone:
             return
         if self._operation.branch == MAIN and any(part.source_id in gone for part in metadata.sort_order().fields):
@@ -229,7 +229,7 @@ class Builder:
             summary=summary(edit, head, self._operation.id),
             schema_id=edit.schema_id,
         )
-        # A table of before this was a rule gets it here, with its next commit.
+        # A table that is older than this rule gets it here, with its next commit.
         changed, number = self._with_snapshot(without_foreign_cleanup(metadata), snapshot, head, current)
         location = self._write_metadata(edit, attempt, number, changed)
         rows, files, size_bytes = totals_after(edit, head)
@@ -267,7 +267,7 @@ class Builder:
             live_refs=current.refs,
         )
         if branch != MAIN:
-            # What other engines take for the table's own shape is main's.
+            # Other engines read main's shape as the table's own.
             main = self._files.metadata(current.pointer_known)
             changed = changed.model_copy(
                 update={
@@ -279,7 +279,7 @@ class Builder:
         return changed, _metadata_number(current.pointer_known) + 1
 
     def _base(self, metadata: TableMetadata, head: Head) -> Snapshot | None:
-        """The snapshot that the head is on; a branch may stand on one that the newest metadata has forgotten."""
+        """The head's snapshot; a branch may be based on one that the newest metadata no longer has."""
         if head.snapshot is None:
             return None
         found = metadata.snapshot_by_id(head.snapshot)
@@ -290,15 +290,15 @@ class Builder:
         return found
 
     def _check_still_right(self, edit: Edit, current: CurrentTable | None) -> CurrentTable:
-        """The table of conflicts: may this edit be published on the head that is there now?
+        """The table of conflicts: may this edit be published on the present head?
 
-        Plain appends may, on any head of the same shape. What depends on other rows (a key, a condition) may if the
-        files that it read are live and none that came meanwhile holds a row that matters to it.
+        Plain appends may, on any head of the same shape. An edit that depends on other rows (a key, a condition) may if
+        the files that it read are live and no file added meanwhile holds a row that matters to it.
         """
         if current is None or current.head.table_id != edit.table_id:
             raise Conflict("the table was dropped or made again meanwhile", table=edit.table, advice="Run it again.")
         if edit.action == UNDROP and current.pointer is None:
-            pass  # no branch has it; that its name is free is what the door looks at
+            pass  # no branch has it; the publish checks that its name is free
         elif edit.pointer_found is None:
             check_not_drifted(self._files, current)
         elif edit.pointer_found != (current.pointer or ""):
@@ -316,14 +316,14 @@ class Builder:
         return current
 
     def _kept_manifests(self, edit: Edit, head: Head, metadata: TableMetadata, attempt: Attempt) -> list[ManifestFile]:
-        """The head's manifests without the removed files, merged where there are many."""
+        """The head's manifests without the removed files, merged if they are many."""
         assert edit.snapshot is not None
         removed = {file.path for file in edit.removed}
         whole: list[ManifestFile] = []
         cut: list[ManifestFile] = []
         for manifest in self._files.manifests(head.manifest_list):
             if live_files(manifest) == 0:
-                continue  # it only told what an earlier commit removed
+                continue  # it only listed what an earlier commit removed
             entries = self._files.entries(manifest) if removed else []
             if removed.isdisjoint(entry.data_file.file_path for entry in entries):
                 whole.append(manifest)
@@ -338,7 +338,7 @@ class Builder:
         return [*cut, *self._merged(whole, edit, metadata, attempt)]
 
     def _added_manifests(self, edit: Edit, metadata: TableMetadata) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
-        """New rows and carried ones in manifests of their own, so that readers of what is new open only the first."""
+        """New rows and carried rows in separate manifests, so that readers of new rows open only the first."""
         if edit.table not in self._added:
             assert edit.snapshot is not None
             seq_id = seq_field_id(metadata.schema())
@@ -374,7 +374,7 @@ class Builder:
         return location
 
     def _manifest(self, edit: Edit, name: str, entries: Sequence[ManifestEntry], metadata: TableMetadata) -> str:
-        """Where a manifest of files that are there already goes; its name tells how new their rows are."""
+        """The path of a manifest of existing files; its name shows how new their rows are."""
         seq_id = seq_field_id(metadata.schema())
         files = (LiveFile(entry.data_file, entry.sequence_number, seq_id) for entry in entries)
         return self._name(edit, manifest_name(name, files))

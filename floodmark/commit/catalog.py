@@ -1,4 +1,4 @@
-"""The catalog of one lake, with its parts in one hand. Questions of state need no Iceberg library, so it comes late."""
+"""The catalog of one lake, with all its parts. Queries of state need no Iceberg library, so it is loaded late."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Catalog:
         return Publisher(self.database, self.journal, self.history, self.files, self.storage)
 
     def at_head(self, table: str, read: Callable[[Head], T], branch: str = MAIN) -> T:
-        """What `read` makes of the table's head, for somebody who holds no version yet.
+        """The result of `read` on the table's head, for a caller that holds no version yet.
 
         A file of it may be gone because the head moved and was swept meanwhile: then the new head is read.
         """
@@ -87,9 +87,9 @@ class Catalog:
             return tx.execute(select(tables.lake)).one()
 
     def note_rollback(self) -> None:
-        """Compare what storage knows of units with the catalog; a sink that must not go on shows why.
+        """Compare the units in storage with the catalog; a sink that must not go on shows why.
 
-        Storage that does not answer keeps no lake from being opened: every run compares again.
+        Storage that does not answer does not keep a lake from being opened: every run compares again.
         """
         with self.database.read() as tx:
             if tx.execute(select(tables.sinks.c.id).limit(1)).first() is None:

@@ -1,10 +1,10 @@
-"""Drift: a table whose pointer another writer moved, past the door; what happened to it, told from metadata alone.
+"""Drift: another writer, not the publisher, moved a table's pointer; what it did is found from metadata alone.
 
-The catalog knows where it left every pointer, so a foreign commit is seen at once, and Floodmark neither builds on it
-nor follows it. What it did is the difference of two lists of files: those of our newest state, and those of the state
-that the pointer names now. What cannot be told for sure is `unclear`, with the reason; nothing is guessed.
-Foreign files are read anew each time and never remembered: their names may be written again. Nothing is written here,
-so a crash leaves nothing; storage that does not answer is Unavailable.
+The catalog records where it left every pointer, so a foreign commit is detected at once, and Floodmark neither builds
+on it nor follows it. What the commit did is the difference of two lists of files: those of our newest state, and those
+of the state that the pointer names now. If that is not certain, the drift is `unclear`, with the reason; nothing is
+guessed. Foreign files are read again each time and never cached: another writer may reuse their names. Nothing is
+written here, so a crash leaves nothing; storage that does not answer is Unavailable.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _GZIP = b"\x1f\x8b"
 class Drift:
     """What another writer did to a table since our newest state of it.
 
-    `added` and `removed` are its files against that state. `unclear` is the reason why nobody may decide alone;
-    `takeable`: the other state could be taken in all the same, if somebody chooses to. `sequence`: the highest that
-    the other writer gave.
+    `added` and `removed` are its files against that state. `unclear` is the reason why Floodmark cannot decide by
+    itself; `takeable`: an operator can choose to accept the other state all the same. `sequence`: the highest that the
+    other writer assigned.
     """
 
     table: str
@@ -64,11 +64,11 @@ class Drift:
     sequence: int = 0
     unclear: str = ""
     takeable: bool = False
-    # It is unclear on this branch alone: another one was written to.
+    # It is unclear on this branch only: the other writer wrote to another branch.
     elsewhere: bool = False
-    # Of one that was dropped: names that the catalog has for it now.
+    # Of a dropped table: the names that the catalog has for it now.
     other_names: tuple[str, ...] = ()
-    # Some of its snapshots say that they only wrote files anew; of one that is `rewritten`, all of them.
+    # Some of its snapshots claim that they only rewrote files; of one that is `rewritten`, all of them do.
     rewrote: bool = False
     # It let other engines delete files that only the lake's history names.
     allowed_cleanup: bool = False
@@ -83,7 +83,7 @@ class Drift:
 
 
 class _Unclear(Exception):
-    """It cannot be told what happened, and this is why. `elsewhere`: on one other branch, where it may be clear."""
+    """What happened is not certain, and this is why. `elsewhere`: on one other branch, where it may be certain."""
 
     def __init__(self, why: str, *, elsewhere: bool = False) -> None:
         super().__init__(why)
@@ -91,7 +91,7 @@ class _Unclear(Exception):
 
 
 def classify(files: MetadataFiles, current: CurrentTable) -> Drift | None:
-    """What happened to a table past the door; None if nothing. Reads metadata and manifests, no rows."""
+    """What another writer did to a table; None if nothing. Reads metadata and manifests, no rows."""
     if current.pointer == current.pointer_known:
         return None
     head = current.head
@@ -159,7 +159,7 @@ def _name(added: tuple[ManifestEntry, ...], removed: tuple[ManifestEntry, ...]) 
 
 
 def moved_branches(files: MetadataFiles, current: CurrentTable) -> set[str]:
-    """The branches whose newest snapshot is another than where we left it; empty if that cannot be told."""
+    """The branches whose newest snapshot is not the one that we left; empty if that cannot be determined."""
     if not current.pointer or current.pointer == current.pointer_known:
         return set()
     try:
@@ -224,7 +224,7 @@ def _check_entry(entry: ManifestEntry, spec_id: int) -> None:
 
 @contextmanager
 def _reading(location: str) -> Iterator[None]:
-    """Somebody else's bytes: a decoder raises whatever those lead it into, and then nobody can tell."""
+    """Bytes of another writer: a decoder may raise any error on them, and then the drift is unclear."""
     try:
         yield
     except (Unavailable, _Unclear):
@@ -279,13 +279,13 @@ def _ref_of(metadata: TableMetadata, branch: str) -> Snapshot | None:
 
 
 def _is_rewrite(metadata: TableMetadata, snapshot: int) -> bool:
-    """Whether a snapshot says that it has the rows of the one before, in other files. Only reading them proves it."""
+    """Whether a snapshot claims the rows of the one before, in other files. Only reading them proves it."""
     found = metadata.snapshot_by_id(snapshot)
     return found is not None and found.summary is not None and found.summary.operation == Operation.REPLACE
 
 
 def _line_since(metadata: TableMetadata, newest: Snapshot | None, ours: int | None) -> list[int] | None:
-    """The snapshots that came on top of ours, newest first; None if ours is not below them."""
+    """The snapshots on top of ours, newest first; None if ours is not their ancestor."""
     line: list[int] = []
     for one in ancestors_of(newest, metadata):
         if one.snapshot_id == ours:
@@ -368,7 +368,7 @@ def _happened(drift: Drift) -> str:
 
 
 def check_not_drifted(files: MetadataFiles, current: CurrentTable) -> None:
-    """Refuse a table whose pointer somebody else moved: its rows and sequences are not what the catalog says."""
+    """Refuse a table whose pointer another writer moved: its rows and sequences are not those in the catalog."""
     if current.pointer == current.pointer_known:
         return
     try:
@@ -376,7 +376,7 @@ def check_not_drifted(files: MetadataFiles, current: CurrentTable) -> None:
         happened = "" if drift is None else drift_text(drift)
         kind = None if drift is None else drift.happened
     except FloodmarkError as error:
-        # Only the sentence is missing; that it drifted is certain.
+        # Only the description is missing; that the table drifted is certain.
         happened, kind = f"what happened cannot be told now ({error.kind})", UNCLEAR
     raise Corrupt(
         "the table was changed by another writer, past Floodmark's door",
@@ -392,11 +392,11 @@ def check_not_drifted(files: MetadataFiles, current: CurrentTable) -> None:
 
 
 def drifted_tables(database: Database) -> dict[str, list[str]]:
-    """The tables whose pointer is not where the door left it, each with the branches that have it; main first."""
+    """The tables whose pointer is not where the publisher left it, each with the branches that have it; main first."""
     head, pointer, commit = tables.heads, tables.iceberg_tables, tables.commit_tables
     newest = (
         select(commit.c.metadata_location)
-        # Not a drop on another branch: the pointer is where the table's last metadata is.
+        # A drop on another branch is no drift: the pointer is at the table's last metadata.
         .where(commit.c.table_id == head.c.table_id, commit.c.metadata_location != "")
         .order_by(commit.c.version.desc())
         .limit(1)
@@ -421,8 +421,8 @@ def drifted_tables(database: Database) -> dict[str, list[str]]:
 
 
 def with_names(database: Database, drift: Drift, location: str) -> Drift:
-    """Of a table that was dropped: under which other names the catalog has it. `location` is its folder."""
-    # Late: whoever only asks which tables drifted does not wait for Iceberg's code.
+    """For a dropped table: the other names that the catalog has for it. `location` is its folder."""
+    # Imported late: a caller that only asks which tables drifted does not load Iceberg's code.
 
     if drift.happened != DROPPED:
         return drift

@@ -1,15 +1,15 @@
-"""Tables that main dropped: which of them can come back, and what is kept so that they go on as they were.
+"""Tables that main dropped: which of them can come back, and what is kept so that they continue as they were.
 
 A dropped table's states can be read by older versions. As long as one of those can be read, the table can come back: by
-an undrop, as main had it last, or on a branch that is made from before the drop. Its marks stay where they are, by its
-id; its batch ids are **parked** under a scope of its own, so that a table that is made again under its name does not
-meet them. Both are forgotten in the transaction that expires the last version which has it.
+an undrop, as main had it last, or on a branch created from before the drop. Its marks stay where they are, by its id;
+its batch ids are **parked** under a scope of its own, so that a table that is created again under its name does not
+find them. Both are deleted in the transaction that expires the last version which has it.
 
-All of it is asked and changed under fm_lake's lock, by the riders of a drop and an undrop, by the maker of a branch and
-by expiry. Schedule that the lock and the hold exclude:
+All of it is read and changed under fm_lake's lock, by the riders of a drop and an undrop, by the creation of a branch
+and by expiry. Schedule that the lock and the hold exclude:
     1. an undrop finds that version 7 still has the table   2. version 7 expires, a sweep deletes its files
     3. the undrop publishes a state whose files are gone
-An undrop holds the version from its begin on, and looks again after that; what is expired is never held again.
+An undrop holds the version from its begin on, and checks again after that; an expired version is never held again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from floodmark.commit.table_states import CONDEMNED_MS, Held, by_line, place_of
 from floodmark.errors import BelowRetention, Conflict, Invalid, NotFound
 from floodmark.model import MAIN, CurrentTable, Head
 
-# A row of fm_sources under the parked scope of this name says that a drop kept the table's batch ids.
+# A row of fm_sources under the parked scope of this name records that a drop kept the table's batch ids.
 MARKER = "dropped"
 _SCOPES = ("table", "stream")
 # A parked scope begins with the id of its table.
@@ -34,10 +34,10 @@ _PARKED = f"{'_' * 8}-____-____-____-{'_' * 12}/%"
 
 @dataclass(frozen=True)
 class Dropped:
-    """A table that main has no more. `state` is its last one there; `dropped_version` the one that ended it.
+    """A table that main does not have any more. `state`: its last one there; `dropped_version`: the one that ended it.
 
-    held_version: the newest version that can be read and has this state. metadata_location: the newest metadata of the
-    table, whichever branch wrote it, or that of its state. sequence_max: the highest sequence of all its commits.
+    held_version: the newest readable version that has this state. metadata_location: the newest metadata of the table,
+    whichever branch wrote it, or that of its state. sequence_max: the highest sequence of all its commits.
     batches_kept: the drop parked its batch ids.
     """
 
@@ -81,8 +81,10 @@ def find_dropped(tx: Connection, table: str, version: int | None = None) -> Drop
 
 
 def check_chunks(tx: Connection, table: str, table_id: str) -> None:
-    """Chunks of a history are known by the table's name: another table of the name has taken the place of its record,
-    and the history would be loaded into this one again."""
+    """Refuse if another table of this name has replaced its record of chunks.
+
+    Chunks of a history are recorded by the table's name: the history would be loaded into this one again.
+    """
     chunk, job = tables.chunks, tables.jobs
     other = (
         select(job.c.name)
@@ -167,7 +169,7 @@ def taken_by(tx: Connection, name: str, table_id: str) -> str | None:
 
 
 def _dropped_ids(tx: Connection, table: str | None = None) -> list[str]:
-    """The ids of tables (of this name) that main dropped and has not; those that went last come first."""
+    """The ids of tables (of this name) that main dropped and does not have; those dropped last come first."""
     head, commit, touched = tables.heads, tables.commits, tables.commit_tables
     last = func.max(touched.c.version)
     query = (
@@ -198,7 +200,7 @@ def _id_at(tx: Connection, table: str, version: int) -> str:
 
 
 def _check_last(tx: Connection, found: Dropped, table: str, version: int) -> None:
-    """A version says which table; the table comes back as it was when it was dropped, or its marks would lie."""
+    """A version selects the table; it comes back as it was when it was dropped, or its marks would be wrong."""
     at = next(head for head in tables_at_in(tx, version) if head.table == table)
     if at.version != found.state.version:
         raise Invalid(
@@ -241,7 +243,7 @@ def _is_condemned(tx: Connection, state: Head) -> bool:
 
 
 def newest_metadata(tx: Connection, table_id: str) -> str | None:
-    """The newest metadata of the table; None if a sweep of an older Floodmark took it, with what a branch wrote."""
+    """The newest metadata of the table; None if a sweep of an older Floodmark deleted it, with what a branch wrote."""
     commit, touched, row = tables.commits, tables.commit_tables, tables.expired
     query = (
         select(touched.c.metadata_location, commit.c.state, row.c.expired_ms)
@@ -270,18 +272,18 @@ def park_batches(tx: Connection, table_id: str, table: str, operation: str, vers
 
 
 def unpark_batches(tx: Connection, table_id: str, table: str) -> None:
-    """The table is back: what came in before it was dropped is known again."""
+    """The table is back: batches published before it was dropped are known again."""
     row = tables.sources
     tx.execute(delete(row).where(row.c.scope == _parked(table_id, MARKER)))
     for scope in _scopes(table):
         known = select(row.c.id).where(row.c.scope == scope)
-        # A transaction may have been named for a table that was not there.
+        # A transaction may have been named for a table that did not exist.
         tx.execute(delete(row).where(row.c.scope == _parked(table_id, scope), row.c.id.in_(known)))
         tx.execute(update(row).where(row.c.scope == _parked(table_id, scope)).values(scope=scope))
 
 
 def copy_parked(tx: Connection, state: Head, line_id: str, base: int) -> None:
-    """A branch from before the drop knows what came in up to its base."""
+    """A branch from before the drop has the batches published up to its base."""
     row, columns = tables.sources, ["scope", "id", "version", "operation", "position"]
     for scope in _scopes(state.table):
         copied = select(literal(f"{line_id}/{scope}"), row.c.id, row.c.version, row.c.operation, row.c.position)
@@ -290,7 +292,7 @@ def copy_parked(tx: Connection, state: Head, line_id: str, base: int) -> None:
 
 
 def forget_dropped(tx: Connection) -> None:
-    """Marks and batch ids of tables that no branch has, and no version that can be read: they never come back."""
+    """Delete marks and batch ids of tables that no branch and no readable version has: they never come back."""
     row, commit, touched = tables.sources, tables.commits, tables.commit_tables
     parked = tx.execute(select(row.c.scope).distinct().where(row.c.scope.like(_PARKED))).scalars()
     known = {scope.partition("/")[0] for scope in parked}

@@ -1,11 +1,11 @@
-"""Expiry: which versions can still be read, and which states of tables only the past names.
+"""Expiry: which versions can still be read, and which states of tables only expired versions name.
 
-Files die in two steps (protocol 6). First, under fm_lake's lock, versions that nothing holds become `expired`: no
-window, no branch (its head, its base, what its next merge compares with), no pin, no operation at work. Taking a pin,
-making a branch and beginning take the same lock, so a version is either held or gone, never both, and gone is for ever.
-What is kept of dropped tables that no version has any more is forgotten with it (dropped.py).
-Second, after a reader's grace, a sweep deletes the files of states that no version sees any more (table_states.py).
-Crash: each step is one transaction; what it left undone the next run finds again.
+Files are deleted in two steps (protocol 6). First, under fm_lake's lock, versions that nothing holds become `expired`:
+no window, no branch (its head, its base, what its next merge compares with), no pin, no running operation. Taking a
+pin, creating a branch and beginning take the same lock, so a version is either held or gone, never both, and gone is
+for ever. The same step deletes what is kept of dropped tables that no version has any more (dropped.py). Second, after
+a reader's grace, a sweep deletes the files of states that no version sees any more (table_states.py). Crash: each step
+is one transaction; the next run finds what it left undone.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ ANY_AGE_MS = 2**63 - 1
 
 @dataclass(frozen=True)
 class Readable:
-    """The states of one table that some version which can be read sees. `heads`: those that branches stand on now."""
+    """The states of one table that some readable version sees. `heads`: the present heads of branches."""
 
     table_id: str
     table: str
     states: tuple[Head, ...]
     heads: frozenset[int]
-    # The state of this table that a version sees, for all versions that can be read.
+    # The state of this table that a version sees, for all readable versions.
     look: Callable[[], Mapping[int, int | None]] = field(default=dict, repr=False)
 
     def versions(self, states: Collection[int]) -> set[int]:
@@ -58,7 +58,7 @@ class Readable:
 class Expiry:
     def __init__(self, database: Database) -> None:
         self._database = database
-        # By grace: what the answer stood on, when it was made, and the answer.
+        # By grace: the catalog state behind the result, when it was computed, and the result.
         self._counted: dict[int, tuple[tuple[Any, ...], float, int]] = {}
 
     def expirable(self, before_ms: int) -> list[int]:
@@ -69,17 +69,17 @@ class Expiry:
     def expire(self, before_ms: int) -> list[int]:
         """Mark the versions from before a moment that nothing holds as expired. Deletes no file.
 
-        The newest of them stays: it is what the lake was at that moment.
+        The newest of them stays: it is the lake's state at that moment.
         """
         gone: list[int] = []
         try:
             with self._database.write() as tx:
                 gone += self._mark_expired(tx, before_ms)
         except ReplyLost:
-            # Neither done nor undone until the catalog was asked (I13): all of it is one transaction.
+            # Neither done nor undone until the catalog was read (I13): all of it is one transaction.
             if not gone or not self._are_expired(gone):
                 raise
-        # Crash here: the versions are expired, all their files are there.
+        # Crash here: the versions are expired, all their files exist.
         hit("expire.marked")
         return gone
 
@@ -102,20 +102,20 @@ class Expiry:
         return gone
 
     def _are_expired(self, versions: list[int]) -> bool:
-        """Asked under the lake's lock, so that a server still committing is waited for."""
+        """Read under the lake's lock, which waits for a server that is still committing."""
         commit = tables.commits
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             return tx.execute(select(commit.c.state).where(commit.c.version == versions[-1])).scalar() == EXPIRED
 
     def unheld(self, versions: Collection[int]) -> list[int]:
-        """Those of these versions that nothing but their time window holds."""
+        """Those of these versions that only their time window holds."""
         with self._database.read() as tx:
             return [version for version in _unheld(tx, ANY_AGE_MS) if version in set(versions)]
 
     def give_up(self, versions: Collection[int], detail: str) -> list[int]:
         """Mark those of these versions that nothing holds as expired, whatever their age, with one audit row."""
-        # Late: questions of state do not wait for Iceberg's code.
+        # Imported late: queries of state do not load Iceberg's code.
         from floodmark.catalog.riders import AuditRider
 
         gone: list[int] = []
@@ -128,7 +128,7 @@ class Expiry:
         except ReplyLost:
             if not gone or not self._are_expired(gone):
                 raise
-        # Crash here: the versions are expired and the audit row says so; what is left of their files is there.
+        # Crash here: the versions are expired, with the audit row; what is left of their files still exists.
         hit("give_up.marked")
         return gone
 
@@ -139,10 +139,10 @@ class Expiry:
         return [one for one in self.all_states(grace_ms, table) if one.dead or one.deletions]
 
     def all_states(self, grace_ms: int, table: str | None = None) -> list[TableStates]:
-        """Every table with every state whose files may be there.
+        """Every table with every state whose files may exist.
 
-        Dead is what is expired, its reader's grace over, and what no version sees that is held, nor one whose
-        operation may still be writing; and what a sweep has begun to delete, whatever grace is asked for now.
+        Dead is a state that is expired, whose reader's grace is over, and that no held version sees, nor one whose
+        operation may still be writing; and a state that a sweep has begun to delete, whatever grace is given now.
         """
         touched = tables.commit_tables
         with self._database.read() as tx:
@@ -154,7 +154,7 @@ class Expiry:
         return [one for one in found if one is not None]
 
     def condemn(self, table: TableStates) -> None:
-        """Say of the dead states that their files go from now on: no later sweep may take them for whole."""
+        """Record that the files of the dead states are deleted from now on: no later sweep may take them for whole."""
         row, file = tables.expired, tables.deletions
         with self._database.write() as tx:
             for part in _parts(sorted(table.dead)):
@@ -174,7 +174,7 @@ class Expiry:
                 tx.execute(delete(file).where(file.c.table_id == table.table_id, file.c.location.in_(locations)))
 
     def forget_bare(self, grace_ms: int) -> None:
-        """Versions without tables whose grace is over need no row."""
+        """Delete the rows of versions without tables whose grace is over."""
         row = tables.expired
         with self._database.write() as tx:
             over = self._database.now_ms(tx) - grace_ms
@@ -189,7 +189,7 @@ class Expiry:
             return int(tx.execute(select(func.count()).where(commit.c.state == LIVE)).scalar_one())
 
     def readable(self, table: str | None = None) -> list[Readable]:
-        """Every table with the states of it that can be read; without those of which nothing can."""
+        """Every table with its readable states; without tables that have none."""
         touched, commit = tables.commit_tables, tables.commits
         with self._database.read() as tx:
             lines = Lines.read(tx)
@@ -216,7 +216,7 @@ class Expiry:
         return found
 
     def count_readable(self, table_id: str) -> int:
-        """How many states of a table some version that can be read sees."""
+        """How many states of a table readable versions see."""
         touched, commit = tables.commit_tables, tables.commits
         with self._database.read() as tx:
             lines = Lines.read(tx)
@@ -233,10 +233,10 @@ class Expiry:
         return sum(row.version in seen and row.metadata_location != "" for row in rows)
 
     def count_dead(self, grace_ms: int, *, age_s_max: float = 0.0) -> int:
-        """How many states a sweep would settle now; tables of which nothing has expired are not looked at.
+        """How many states a sweep would settle now; tables with nothing expired are skipped.
 
-        This walks through all versions that can be read. Who asks again and again takes an answer of some age: as long
-        as no version expired and nothing was swept, it only misses states that newer ones pushed out since.
+        This walks through all readable versions. A caller that asks repeatedly accepts a result of some age: as long as
+        no version expired and nothing was swept, it only misses states that newer ones replaced since.
         """
         row = tables.expired
         figures = select(func.count().label("rows"), func.max(row.c.expired_ms).label("newest"))
@@ -268,7 +268,7 @@ def _unheld(tx: Connection, before_ms: int) -> list[int]:
         *tx.execute(select(tables.pins.c.version)).scalars(),
         *(version for line in lines.living() for version in _needed_to_merge(line)),
     }
-    # An operation at work plans on the head that it finds, and again on newer ones: it holds its base and all since.
+    # A running operation plans on the head that it finds, and again on newer ones: it holds its base and all since.
     at_work = tx.execute(
         select(func.min(operation.c.base_version)).where(tables.unfinished, operation.c.state.in_((STAGING, STAGED)))
     ).scalar()
@@ -277,7 +277,7 @@ def _unheld(tx: Connection, before_ms: int) -> list[int]:
         .where(commit.c.committed_ms < before_ms, commit.c.state == LIVE)
         .order_by(commit.c.version)
     ).all()
-    # Without the newest of every branch that lives: the branch was in that state when the window began.
+    # Without the newest of every existing branch: the branch was in that state when the window began.
     newest = {lines.owner(row.branch, row.version).id: row.version for row in old}
     held |= {newest[line.id] for line in lines.living() if line.id in newest}
     return [row.version for row in old if row.version not in held and (at_work is None or row.version < at_work)]
@@ -289,7 +289,7 @@ def _needed_to_merge(line: Line) -> set[int]:
 
 
 def _raise_floors(tx: Connection, now_ms: int) -> None:
-    """Deletions go with their versions, oldest first, and not before every protected consumer has passed them."""
+    """Deletions expire with their versions, oldest first, and not before every protected consumer has passed them."""
     file, commit, upkeep, consumer = tables.deletions, tables.commits, tables.upkeep, tables.consumers
     lowest = (
         select(consumer.c.table_id, func.min(consumer.c.mark).label("mark"))
@@ -297,12 +297,12 @@ def _raise_floors(tx: Connection, now_ms: int) -> None:
         .group_by(consumer.c.table_id)
     )
     marks: dict[str, int] = {row.table_id: row.mark for row in tx.execute(lowest)}
-    # An open unit is read again until it is settled, whoever it is for.
+    # An open unit is read again until it is settled, whatever sink it is for.
     unit = tables.units
     opened = select(unit.c.table_id, func.min(unit.c.since).label("since")).where(unit.c.state == "open")
     for one in tx.execute(opened.where(unit.c.lane == "rows").group_by(unit.c.table_id)):
         marks[one.table_id] = min(marks.get(one.table_id, one.since), one.since)
-    # A branch's next merge asks what was deleted since the last one.
+    # A branch's next merge reads what was deleted since the last one.
     for table_id, sequence in _merge_marks(tx):
         marks[table_id] = min(marks.get(table_id, sequence), sequence)
     floors: dict[str, int] = {}
@@ -334,7 +334,7 @@ def _merge_marks(tx: Connection) -> Iterable[tuple[str, int]]:
 
 
 def deletions_floor(database: Database, table_id: str) -> int:
-    """Deletions at or below this sequence are gone: who is further behind cannot be told what was deleted."""
+    """Deletions at or below this sequence are gone: a reader that is further behind cannot learn what was deleted."""
     with database.read() as tx:
         floor = tx.execute(select(tables.upkeep.c.deletions_floor).where(tables.upkeep.c.table_id == table_id)).scalar()
     return BEGINNING if floor is None else int(floor)

@@ -1,9 +1,9 @@
 """Columns that are filled by an expression: which, and which data files lack one.
 
-A table's property says by which expression a column is filled. A data file without counts of the column is not filled,
-one with them is (decision 0019); nothing else is written down. So every rewrite that carries rows leaves the column
-out where its input lacked it, and a file that has it holds filled rows only. A property with an empty text: the column
-is unbound, and as any other.
+A table's property holds the expression that fills a column. A data file without counts of the column is not filled, one
+with them is (decision 0019); nothing else is recorded. So every rewrite that carries rows leaves the column out where
+its input lacked it, and a file that has it holds filled rows only. A property with an empty text: the column is
+unbound, and an ordinary one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Fill:
 
 
 def fill_property(fill: Fill) -> tuple[str, str]:
-    """The property of the table that says it: key and value."""
+    """The property of the table that holds it: key and value."""
     return f"{FILL_PREFIX}{fill.field_id}", json.dumps({"column": fill.column, "expression": fill.expression})
 
 
 def unbound_property(field_id: int) -> tuple[str, str]:
-    """The property of a column that is filled no more: an ordinary one from then on, null where it is not there."""
+    """The property of a column that is not filled any more: an ordinary one from then on, null if a file lacks it."""
     return f"{FILL_PREFIX}{field_id}", ""
 
 
 def is_unbound(properties: Mapping[str, str], field_id: int) -> bool:
-    """Whether the column was filled by an expression, and is no more."""
+    """Whether an expression filled the column, and does not any more."""
     return properties.get(f"{FILL_PREFIX}{field_id}") == ""
 
 
@@ -64,7 +64,7 @@ def fills_of(properties: Mapping[str, str], schema: Schema) -> tuple[Fill, ...]:
 def absent_fields(file: LiveFile | FileRecord, fills: Sequence[Fill], schema: Schema) -> tuple[int, ...]:
     """The columns of these fills that the file does not hold, by their field ids.
 
-    What our writers write has counts of every column. A file without any is older than the column.
+    Files of our writers have counts of every column. A file without any is older than the column.
     """
     if not fills:
         return ()
@@ -94,5 +94,5 @@ def _leaf_ids(field: NestedField) -> Iterator[int]:
 
 
 def lacking(fills: Sequence[Fill], names: Collection[str]) -> tuple[Fill, ...]:
-    """The fills whose columns rows with these columns do not bring."""
+    """The fills whose columns are not among these columns of the rows."""
     return tuple(fill for fill in fills if fill.column not in names)

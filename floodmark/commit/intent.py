@@ -1,4 +1,4 @@
-"""Who wants a change and why: what the journal and the history will say. Checked before anything is begun."""
+"""The actor and reason of a change: what the journal and the history will record. Checked before anything is begun."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def stream_rider(table: str, query: str, batch_id: int, branch: str = MAIN) -> S
 
 
 def _check_text(text: str, role: str) -> None:
-    """Every database must be able to hold it: no NUL, no half of a character."""
+    """Every database must be able to store it: no NUL, no half of a character."""
     if "\x00" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
         raise Invalid("this text has signs that cannot be stored", role=role, text=repr(text)[:80])

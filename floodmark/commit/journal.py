@@ -1,8 +1,8 @@
 """The journal: every operation from its first byte to its last.
 
-States: staging (files may exist, nothing refers to them) → staged (the seal is durable) → published (by the door
-only) or abandoned (fenced: its writer can never publish it, so its files may be deleted). Each change is conditional
-on the state before it, in one transaction; who comes late reads the row and obeys it.
+States: staging (files may exist, nothing refers to them) → staged (the seal is durable) → published (by the publisher
+only) or abandoned (fenced: its writer can never publish it, so its files may be deleted). Each change is conditional on
+the state before it, in one transaction; a process that comes late reads the row and obeys it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Operation:
     cleaned: bool = False
 
     def folder(self, table_location: str, part: str) -> str:
-        """Where this operation alone writes: <table>/data/<operation> and <table>/metadata/<operation>."""
+        """The folder that only this operation writes into: <table>/data/<operation> or <table>/metadata/<operation>."""
         return join(table_location, part, self.id)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a recovering process decided on: the operation's state, and the seal it had then (each seal has its own)."""
+    """What a recovering process judged: the operation's state, and the seal it had then (each seal is distinct)."""
 
     state: str
     seal_hash: str | None
@@ -61,7 +61,7 @@ class Judged:
 
 
 class Moved(Exception):
-    """The operation is not as it was judged: its writer lives, or another process settles it. Judge it again."""
+    """The operation changed after it was judged: its writer lives, or another process settles it. Judge it again."""
 
 
 class Journal:
@@ -70,8 +70,8 @@ class Journal:
         self._storage = storage
         self._heartbeat = heartbeat
         self._location = location
-        # Operations that run in this process right now. One of ours that is not here ended without an answer
-        # (CommitUnknown), and is as dead as one of a killed process.
+        # Operations that run in this process right now. One of this process that is missing here ended without an
+        # answer (CommitUnknown), and is as dead as one of a killed process.
         self.active: set[str] = set()
 
     def begin(
@@ -85,9 +85,9 @@ class Journal:
         table_locations: Sequence[str] = (),
         held_version: int | None = None,
     ) -> Operation:
-        """Write the operation down before its first byte. Raises AlreadyCommitted for a batch that is there.
+        """Record the operation before its first byte. Raises AlreadyCommitted for a batch that is already published.
 
-        It holds the branch's head and all since from being expired, and from `held_version` on if that is older.
+        It keeps the branch's head and all later versions from expiry, and all from `held_version` on if that is older.
         """
         operation = clock.new_id()
         folders = (join(self._location, "operations", operation), *own_folders(operation, table_locations))
@@ -129,7 +129,7 @@ class Journal:
         return int(head)
 
     def add_table(self, operation: Operation, table_location: str) -> Operation:
-        """Name the folders that the operation is about to write into, so that a healer finds them."""
+        """Record the folders that the operation is about to write into, so that recovery finds them."""
         named = operation.folders + own_folders(operation.id, [table_location])
         with self._database.write() as tx:
             changed = tx.execute(
@@ -142,17 +142,17 @@ class Journal:
         return Operation(**{**operation.__dict__, "folders": named})
 
     def seal(self, operation: Operation, seal: Seal) -> bool:
-        """Make the operation's record durable. From here on a healer may finish a repeatable one.
+        """Make the operation's record durable. From here on recovery may finish a repeatable operation.
 
-        One that was planned again is sealed again: the new record takes the place of the old one in one statement.
-        Returns whether it is an object of its own, which has to go when the operation is at its end.
+        An operation that was planned again is sealed again: the new record replaces the old one in one statement.
+        Returns whether the seal is a separate object, which must be deleted when the operation ends.
         """
         text = seal.to_text()
         values: dict[str, Any] = {"state": STAGED, "seal_hash": seal_hash(text), "seal": text}
         if len(text) > INLINE_BYTES_MAX:
             # A name of its own: the record that it replaces stays whole until it is replaced.
             values["seal"], values["seal_location"] = None, join(operation.folders[0], f"seal-{clock.new_id()}.json")
-            # Crash here: the object is in the operation's own folder, which healing deletes.
+            # Crash here: the object is in the operation's own folder, which recovery deletes.
             with self._storage.batch():
                 self._storage.put(values["seal_location"], text.encode())
         with self._database.write() as tx:
@@ -166,7 +166,7 @@ class Journal:
         return values["seal"] is None
 
     def read_seal(self, operation: str) -> Seal | None:
-        """What a staged operation will do; None if it is not staged any more, because somebody settled it."""
+        """What a staged operation will do; None if it is not staged any more, because another process settled it."""
         row = self._sealed_row(operation)
         if row is None:
             return None
@@ -190,7 +190,7 @@ class Journal:
             return tx.execute(query).first()
 
     def find(self, operation: str) -> Operation | None:
-        """Read an operation's row under its lock: a server that is still committing it is waited for (I13)."""
+        """Read an operation's row under its lock: this waits for a server that is still committing it (I13)."""
         query = select(tables.operations).where(tables.operations.c.id == operation)
         if self._database.read_only:
             with self._database.read() as tx:
@@ -210,9 +210,9 @@ class Journal:
     ) -> tuple[Operation | None, bool]:
         """Fence an operation that is not published: from now on its writer cannot publish it. Idempotent.
 
-        Returns its row as it is then (None: it was never begun; `published`: the writer was quicker), and whether it
-        was this call that fenced it. `given_up`: an operator wants it gone, also if its row cannot be understood.
-        `judged`: what the caller decided on; raises Moved if the operation has gone on since.
+        Returns its row after that (None: it was never begun; `published`: the writer was quicker), and whether this
+        call fenced it. `given_up`: an operator gives it up, even if its row cannot be understood. `judged`: what the
+        caller judged; raises Moved if the operation changed since.
         """
         with self._database.write() as tx:
             query = select(tables.operations).where(tables.operations.c.id == operation)
@@ -233,12 +233,12 @@ class Journal:
             return to_operation(row, state=ABANDONED, given_up=given_up), True
 
     def delete_files(self, operation: Operation) -> int:
-        """Delete everything in the folders of an abandoned operation: fenced, so nothing can refer to it (I10)."""
+        """Delete all files in the folders of an abandoned operation: it is fenced, nothing can refer to them (I10)."""
         with self._storage.batch():
             return sum(self._storage.delete_prefix(folder) for folder in operation.folders)
 
     def mark_published(self, tx: Connection, operation: str, version: int, ended_ms: int, *, cleaned: bool) -> None:
-        """Inside the door's transaction only: the operation is true from its COMMIT on."""
+        """Inside the publish transaction only: the operation is true from its COMMIT on."""
         tx.execute(
             update(tables.operations)
             .where(tables.operations.c.id == operation)
@@ -246,18 +246,18 @@ class Journal:
         )
 
     def mark_restless(self, operation: str, now_ms: int) -> None:
-        """Files turned up again in an abandoned operation's folders: its quiet time begins anew."""
+        """Files appeared again in an abandoned operation's folders: its quiet time starts again."""
         with self._database.write() as tx:
             tx.execute(update(tables.operations).where(tables.operations.c.id == operation).values(ended_ms=now_ms))
 
     def mark_cleaned(self, operation: str, *, look_once_more: bool = False) -> None:
-        """Nothing of it is on disk but what its commit names; `look_once_more`: its executors may still write."""
+        """On disk are only the files that its commit names; `look_once_more`: its executors may still write."""
         values = {"cleaned": LOOK_ONCE_MORE if look_once_more else CLEANED}
         with self._database.write() as tx:
             tx.execute(update(tables.operations).where(tables.operations.c.id == operation).values(**values))
 
     def to_look_at(self, quiet_ms: int) -> list[Operation]:
-        """Operations at their end for so long that what their executors still wrote is there by now."""
+        """Operations that ended so long ago that their executors have finished writing."""
         table = tables.operations
         with self._database.read() as tx:
             over = self._database.now_ms(tx) - quiet_ms
@@ -267,7 +267,7 @@ class Journal:
             return [to_operation(row, given_up=True) for row in tx.execute(query)]
 
     def states_of(self, operations: Sequence[str]) -> dict[str, str]:
-        """The states of these operations; ids that the journal does not know are left out."""
+        """The states of these operations; ids that the journal does not have are left out."""
         table = tables.operations
         found: dict[str, str] = {}
         with self._database.read() as tx:
@@ -277,7 +277,7 @@ class Journal:
         return found
 
     def unfinished(self) -> tuple[list[Any], int]:
-        """Every operation that is not at its end, with its holder's heartbeat, and the database's time: one query."""
+        """Every operation that has not ended, with its holder's heartbeat, and the database's time: one query."""
         table, process = tables.operations, tables.processes
         query = (
             select(
@@ -303,13 +303,13 @@ class Journal:
 
 
 def all_files(storage: Storage, folder: str) -> Iterator[Entry]:
-    """Every file below a folder, and what crashed or unfinished writes have there under temporary names."""
+    """Every file below a folder, including temporary files of crashed or unfinished writes."""
     yield from storage.list(folder)
     yield from storage.list(folder, temporary=True)
 
 
 def own_folders(operation: str, table_locations: Sequence[str]) -> tuple[str, ...]:
-    """Where one operation, and nobody else, writes: <table>/data/<operation> and <table>/metadata/<operation>."""
+    """The folders that only this operation writes into: <table>/data/<operation> and <table>/metadata/<operation>."""
     return tuple(join(location, part, operation) for location in table_locations for part in ("data", "metadata"))
 
 

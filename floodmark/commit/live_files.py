@@ -1,7 +1,7 @@
 """Live files: the data files of a table at one state, as planning sees them.
 
 A file is fresh (its rows have no `_seq` value and inherit the file's data sequence number, which the commit gave it) or
-settled (every row has its own). What cannot be told from a file's counts is taken for mixed: it is read row by row and
+settled (every row has its own). If a file's counts do not prove either, it counts as mixed: it is read row by row and
 never pruned by sequence.
 """
 
@@ -24,7 +24,7 @@ _NEWEST = re.compile(r"\.newest-(\d+)\.avro$")
 
 @dataclass(frozen=True)
 class LiveFile:
-    """`sequence` is None for a file that this very change has staged: its commit is still to come."""
+    """`sequence` is None for a file that this change itself has staged: its commit does not exist yet."""
 
     data_file: DataFile
     sequence: int | None
@@ -48,12 +48,12 @@ class LiveFile:
 
     @property
     def fresh(self) -> bool:
-        """No row has a `_seq` of its own: the column is not in the file, or holds nulls only."""
+        """No row has a `_seq` of its own: the file lacks the column, or holds only nulls in it."""
         if self.seq_id is None:
             return True
         values = (self.data_file.value_counts or {}).get(self.seq_id)
         if values is None:
-            # Without any counts the file says nothing about its columns.
+            # Without any counts nothing is known about the file's columns.
             return bool(self.data_file.value_counts)
         return values == (self.data_file.null_value_counts or {}).get(self.seq_id)
 
@@ -82,10 +82,10 @@ def seq_field_id(schema: Schema) -> int | None:
 
 
 def manifest_name(name: str, files: Iterable[LiveFile]) -> str:
-    """The name of a manifest of these files; it tells the sequence of their newest row, if that is known.
+    """The name of a manifest of these files; it holds the sequence of their newest row, if that is known.
 
-    A manifest that is written again, or that holds carried rows, gets the sequence of the commit that wrote it. Its
-    name lets a reader of what is new pass it by all the same.
+    A manifest that is rewritten, or that holds carried rows, gets the sequence of the commit that wrote it. By its name
+    a reader of new rows can skip it all the same.
     """
     bounds = [file.seq_bounds() for file in files]
     known = [bound[1] for bound in bounds if bound is not None]
@@ -95,7 +95,7 @@ def manifest_name(name: str, files: Iterable[LiveFile]) -> str:
 def newest_in(manifest: ManifestFile) -> int:
     """No row in the manifest is newer than this: by its name, or by the commit that wrote it."""
     if (manifest.added_files_count, manifest.existing_files_count) == (0, 0):
-        return BEGINNING  # it only tells what was removed
+        return BEGINNING  # it only lists what was removed
     named = _NEWEST.search(manifest.manifest_path)
     return int(named[1]) if named else manifest.sequence_number
 

@@ -1,6 +1,6 @@
 """Manifests: the files of a commit, and how lists of them stay short.
 
-Many small manifests are merged by size class: as soon as MERGE_AT of one class are there, they become one of the next
+Many small manifests are merged by size class: as soon as MERGE_AT of one class exist, they become one of the next
 class. So a table of n commits has O(log n) manifests, and each file's entry is rewritten O(log n) times, whatever the
 order. Entries keep their sequence numbers; only manifests of adds and carried files are merged.
 """
@@ -36,7 +36,7 @@ COMPRESSION: Final = "deflate"
 
 
 def data_file(record: FileRecord, metadata: TableMetadata, spec_id: int) -> DataFile:
-    """A file record as Iceberg's manifest entry wants it."""
+    """A file record as Iceberg's manifest entry."""
     partition_fields = metadata.specs()[spec_id].partition_type(metadata.schema()).fields
     if len(partition_fields) != len(record.partition):
         raise Corrupt("a file's partition does not fit its table's spec", path=record.path, spec_id=spec_id)
@@ -118,7 +118,7 @@ def write_added(
 
 
 def with_sequence(entries: Iterable[ManifestEntry], sequence: int) -> list[ManifestEntry]:
-    """Entries of new files as a reader will see them: with the sequence that their commit was given."""
+    """Entries of new files as a reader will see them: with the sequence of their commit."""
     return [
         ManifestEntry.from_args(
             status=entry.status,

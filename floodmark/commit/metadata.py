@@ -1,8 +1,8 @@
 """Iceberg table metadata as data: small changes made by pure functions, and the files that hold it.
 
-Only a few snapshots stay in a table's metadata (commits stay fast however many there were); the catalog's history
-keeps the manifest list of every version, so older ones can still be read. PyIceberg's own commit and retry are not
-used: it reads and writes the formats, the door decides.
+Only a few snapshots stay in a table's metadata (commits stay fast however many there were); the catalog's history keeps
+the manifest list of every version, so older ones can still be read. PyIceberg's own commit and retry are not used: it
+reads and writes the formats, the publisher decides.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def add_snapshot(
 ) -> TableMetadata:
     """The metadata after `snapshot` became the head of `branch`.
 
-    Keeps the newest few snapshots, those in `keep` (heads and bases of branches), and forgets the rest: their
-    versions are read through the catalog's history. A branch's first snapshot is a fork: its ref is made on `base`,
-    which is put back if it was forgotten, and then moved. `live_refs` are the branches that live and where they are:
-    other refs are of branches that are gone, or of one that had a living one's name before it.
+    Keeps the newest few snapshots, those in `keep` (heads and bases of branches), and drops the rest: their versions
+    are read through the catalog's history. A branch's first snapshot is a fork: its ref is created on `base`, which is
+    added again if it was dropped, and then moved. `live_refs` are the existing branches and their snapshots: other refs
+    are of deleted branches, or of a deleted one whose name an existing branch has.
     """
     if live_refs is not None:
         living = {
@@ -75,7 +75,7 @@ def add_snapshot(
         }
         without: dict[str, Any] = {"refs": living, "snapshots": _without_gone(metadata, living, keep)}
         if MAIN not in live_refs:
-            # Main dropped the table, and a branch that was made from before goes on with it.
+            # Main dropped the table, and a branch that was created before goes on with it.
             without |= {"current_snapshot_id": None, "snapshot_log": []}
         metadata = metadata.model_copy(update=without)
     if base is not None and branch not in metadata.refs:
@@ -107,7 +107,7 @@ def add_snapshot(
 
 
 def _without_gone(metadata: TableMetadata, living: Mapping[str, SnapshotRef], keep: Collection[int]) -> list[Snapshot]:
-    """The snapshots without those that only refs of deleted branches led to: a sweep may have taken their files."""
+    """The snapshots without those that only refs of deleted branches led to: a sweep may have deleted their files."""
     by_id = {one.snapshot_id: one for one in metadata.snapshots}
 
     def reached(refs: Iterable[SnapshotRef]) -> set[int]:
@@ -125,7 +125,7 @@ def _without_gone(metadata: TableMetadata, living: Mapping[str, SnapshotRef], ke
 
 
 def with_ref(metadata: TableMetadata, branch: str, snapshot: Snapshot) -> TableMetadata:
-    """The metadata with a branch on this snapshot, which is put back, as the oldest, if it was forgotten."""
+    """The metadata with a branch on this snapshot, which is added again, as the oldest, if it was dropped."""
     known = {one.snapshot_id for one in metadata.snapshots}
     snapshots = list(metadata.snapshots)
     if snapshot.snapshot_id not in known:
@@ -135,7 +135,7 @@ def with_ref(metadata: TableMetadata, branch: str, snapshot: Snapshot) -> TableM
 
 
 def seen_from(metadata: TableMetadata, schema_id: int, spec_id: int | None = None) -> TableMetadata:
-    """The metadata as a branch sees it whose shape this is: what is current in a table's metadata is main's."""
+    """The metadata as a branch with this shape sees it: the current shape in a table's metadata is main's."""
     if metadata.schema_by_id(schema_id) is None:
         raise Corrupt("the table's schema is not in its metadata", location=metadata.location, schema_id=schema_id)
     changed = {"current_schema_id": schema_id}
@@ -153,7 +153,7 @@ def schema_of(metadata: TableMetadata, head: Head) -> Schema:
 
 
 def has_renamed_columns(metadata: TableMetadata) -> bool:
-    """Some column had another name once, or a name was another column's: files of the table disagree about names."""
+    """Whether a column once had another name, or a name was another column's: the table's files disagree on names."""
     names: dict[int, str] = {}
     ids: dict[str, int] = {}
     for schema in metadata.schemas:
@@ -164,7 +164,7 @@ def has_renamed_columns(metadata: TableMetadata) -> bool:
 
 
 def last_sequence(metadata: TableMetadata) -> int:
-    """The highest sequence that any commit of the table was given; 0 for format v1, which has none."""
+    """The highest sequence of any commit of the table; 0 for format v1, which has none."""
     return int(getattr(metadata, "last_sequence_number", 0))
 
 
@@ -190,7 +190,7 @@ def add_schema(metadata: TableMetadata, schema: Schema) -> TableMetadata:
 
 
 def fits_ids(metadata: TableMetadata, schema: Schema, known: Schema) -> bool:
-    """Whether `schema`, made from `known`, gives no id to another schema or column than the table did meanwhile."""
+    """Whether `schema`, made from `known`, assigns no id that the table assigned to something else meanwhile."""
     there = metadata.schema_by_id(schema.schema_id)
     if there is not None:
         return there == schema and there.identifier_field_ids == schema.identifier_field_ids
@@ -227,7 +227,7 @@ def add_properties(metadata: TableMetadata, properties: Mapping[str, str]) -> Ta
 
 
 def without_foreign_cleanup(metadata: TableMetadata) -> TableMetadata:
-    """The metadata with clean-up by other engines switched off; what was set before is remembered.
+    """The metadata with clean-up by other engines switched off; the earlier setting is recorded.
 
     A table's metadata names a few snapshots, the catalog's history all of them: an engine that expires snapshots or
     removes orphan files by the metadata would delete files of versions that can still be read.
@@ -257,7 +257,7 @@ def target_file_bytes(metadata: TableMetadata) -> int:
 
 
 def small_file_bytes(metadata: TableMetadata) -> int:
-    """A file below this is small: worth to be put together with others."""
+    """A file below this is small: worth compacting with others."""
     return target_file_bytes(metadata) * 3 // 4
 
 
@@ -268,7 +268,7 @@ def small_files_change(edit: Edit, metadata: TableMetadata) -> int:
 
 
 def summary(edit: Edit, head: Head, operation: str) -> Summary:
-    """The snapshot's summary: what Iceberg's tools show, and whose work it was."""
+    """The snapshot's summary: what Iceberg's tools show, and which operation wrote it."""
     rows, files, size_bytes = totals_after(edit, head)
     kind = Operation.APPEND
     if edit.removed:
@@ -301,8 +301,8 @@ def summary(edit: Edit, head: Head, operation: str) -> Summary:
 class MetadataFiles:
     """Metadata files and manifest lists, read once: each name is written once and never changes.
 
-    Only published files are ever read or remembered: a manifest list that lost its race gives sequence numbers that
-    never became true.
+    Only published files are ever read or cached: a manifest list that lost its race has sequence numbers that never
+    became true.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -346,7 +346,7 @@ class MetadataFiles:
         return found
 
     def entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
-        """The live files of a published manifest. Not to be changed: they are remembered."""
+        """The live files of a published manifest. The caller must not change them: they are cached."""
         with self._lock:
             found = self._entries.get(manifest.manifest_path)
         if found is None:
@@ -367,7 +367,7 @@ class MetadataFiles:
         return named
 
     def own_files(self, touched: Iterable[Head]) -> set[str]:
-        """What a commit names, and the data files that it added."""
+        """The files that a commit names, and the data files that it added."""
         touched = list(touched)
         return self.named_files(touched) | {
             entry.data_file.file_path

@@ -1,16 +1,16 @@
-"""Publication: the one way in which a change of the lake becomes true. Every verb is a plan that runs through here.
+"""Publication: the only way to change the lake. Every verb is a plan that runs through here.
 
-    begin      a row in the journal before the first byte; a batch that is in already ends here
+    begin      a row in the journal before the first byte; a batch that is already published ends here
     stage      the plan writes its files into the operation's own folders
-    plan       its edits and riders, on the heads that it looked at; none: nothing to do, and the operation ends
+    plan       its edits and riders, on the heads that it read; none: nothing to do, and the operation ends
     seal       edits and riders are durable; recovery finishes a repeatable operation from them alone
-    publish    build, then one SQL transaction (door.py); a lost race builds again, unless the plan does not fit
+    publish    build, then one SQL transaction (publisher.py); a lost race builds again, unless the plan does not fit
     clean      files of lost attempts are deleted
 
 A plan that does not fit the heads any more plans again from its staged files, or stages again in an operation of its
 own (`stages_again`). After lost plans it takes the tables' turn. Nothing is visible before the publish (I3), all of it
 is visible after (I2). An error at any step undoes the operation before the caller gets it, so a retry cannot meet a
-second copy of itself. If even that cannot be written, the outcome is unknown: CommitUnknown, and `lake.resolve` tells.
+second copy of itself. If that cannot be written, the outcome is unknown: CommitUnknown, resolved by `lake.resolve`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLAN_TURN_MS = 60_000
 
 @dataclass(frozen=True)
 class Start:
-    """What the journal must know before the first byte: tables to write into, an old version that must not expire.
+    """What the journal records before the first byte: tables to write into, an old version that must not expire.
 
     `turn`: the tables whose turn a plan that stages again takes after lost tries.
     """
@@ -60,13 +60,13 @@ class PublishPlan(ABC):
     """A changing verb: what to stage, its edits, whether they still fit heads that moved, what follows if not."""
 
     plans_max = PLANS_MAX
-    # A lost plan is undone, and begun and staged anew.
+    # A lost plan is undone, then begun and staged again.
     stages_again = False
     # After lost plans other writers wait for it.
     takes_turn = True
 
     def start(self) -> Start | None:
-        """Look before anything is written down; None: nothing to do. Called again before it is staged again."""
+        """Check before anything is recorded; None: nothing to do. Called again before it is staged again."""
         return Start()
 
     def stage(self, work: Publication) -> None:  # noqa: B027 - many plans write no file
@@ -74,14 +74,14 @@ class PublishPlan(ABC):
 
     @abstractmethod
     def plan(self) -> Planned:
-        """What to publish, on the heads that were looked at last. May raise PlanAgain if they moved already."""
+        """What to publish, on the heads that were read last. May raise PlanAgain if they moved already."""
 
     def recheck(self, edit: Edit, head: Head) -> None:
         """The table of a checked edit is at another head than planned: raise PlanAgain if that matters."""
         raise PlanAgain(edit.table, "the table changed while rows were staged")
 
     def plan_again(self, lost: PlanAgain) -> None:  # noqa: B027 - `plan` may look at the heads itself
-        """Look at the new heads, from the same staged files. Raise an error if that cannot be."""
+        """Read the new heads; the staged files stay. Raise an error if it cannot be planned again."""
 
     def kept_changing(self) -> Conflict:
         """What the caller gets after plans_max lost plans."""
@@ -154,7 +154,7 @@ class Publication:
 
     @classmethod
     def begin(cls, catalog: Catalog, intent: Intent, start: Start) -> Publication:
-        """Write the operation down before its first byte. Raises AlreadyCommitted for a batch that is in."""
+        """Record the operation before its first byte. Raises AlreadyCommitted for a batch that is already published."""
         operation = catalog.journal.begin(
             intent.kind,
             branch=intent.branch,
@@ -171,16 +171,16 @@ class Publication:
     # ── for the plan, while it stages ──
 
     def claim(self, table_location: str) -> None:
-        """Name a table that is written into, so that recovery finds the folders."""
+        """Record a table that is written into, so that recovery finds the folders."""
         if self.operation.folder(table_location, "data") not in self.operation.folders:
             self.operation = self._catalog.journal.add_table(self.operation, table_location)
 
     def identify(self, rider: Rider) -> None:
-        """Give the operation its identity anew: what is known only after its rows are staged is sealed with it."""
+        """Replace the operation's identity: facts that are known only after its rows are staged are sealed with it."""
         self.intent = replace(self.intent, batch=rider)
 
     def take_turn(self, table_ids: Iterable[str]) -> None:
-        """Let other writers of these tables wait until this operation ends."""
+        """Make other writers of these tables wait until this operation ends."""
         self._catalog.publisher.turns.take(self.operation.id, table_ids, PLAN_TURN_MS)
 
     # ── seal and publish ──
@@ -231,7 +231,7 @@ class Publication:
         sealed_apart = self._catalog.journal.seal(self.operation, seal)
         # Crash here: recovery finishes a repeatable operation, and undoes any other.
         hit(f"{kind}.sealed")
-        # Task attempts that the driver never heard of may have left files that the seal does not name.
+        # Task attempts that did not report to the driver may have left files that the seal does not name.
         leftovers = plan.used_spark or plan.leftovers or sealed_apart or plans > 1
         commit = self._catalog.publisher.publish(
             self.operation, seal, points=kind, audit=audit, leftovers=leftovers, recheck=plan.recheck
@@ -254,7 +254,7 @@ class Publication:
         return commit
 
     def give_up(self, plan: PublishPlan) -> Commit | None:
-        """End an operation that publishes nothing: its files go at once. Returns its commit if it is published."""
+        """End an operation that publishes nothing: its files are deleted. Returns its commit if it is published."""
         try:
             return self.undo(plan, _GivenUp())
         except _GivenUp:
@@ -273,7 +273,7 @@ class Publication:
             found, was_us = catalog.journal.abandon(self.operation.id)
             commit = self._published(found)
         except Exception as unreachable:
-            # Whatever the reason: it was not abandoned, or it is published and cannot be shown.
+            # For any reason: it was not abandoned, or it is published and cannot be read.
             catalog.heartbeat.disown(self.operation.id)
             raise CommitUnknown(
                 "the outcome of this operation cannot be told", operation=self.operation.id, cause=error
@@ -300,7 +300,7 @@ class Publication:
     def _delete_files(self, operation: Operation, plan: PublishPlan) -> None:
         """Best effort: recovery finds what cannot be deleted now.
 
-        If executors may still be writing, recovery looks at the folders again until they stay quiet.
+        If executors may still be writing, recovery checks the folders again until they stay quiet.
         """
         try:
             self._catalog.journal.delete_files(operation)

@@ -1,4 +1,4 @@
-"""Recording: the rows that a publish leaves in the history, inside the door's transaction."""
+"""The publisher: builds a sealed operation and makes it true in one transaction, with its rows in the history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record_commit(
     parent: int,
     committed_ms: int,
 ) -> None:
-    """History, the branch's head, and the lake's version. A dropped table's row has no metadata location."""
+    """The history, the branch's head, and the lake's version. A dropped table's row has no metadata location."""
     tx.execute(
         insert(tables.commits).values(
             version=version,
@@ -71,7 +71,7 @@ def record_commit(
     ]
     if rows:
         tx.execute(insert(tables.commit_tables), rows)
-    # Also if no table moved: who waits for the turn must not wait for its lease.
+    # Also if no table moved: writers that wait for the turn must not wait for its lease.
     tx.execute(delete(tables.turns).where(tables.turns.c.operation == operation.id))
     _record_deletions(tx, built_tables, version)
     tx.execute(update(tables.branches).where(tables.branches.c.name == operation.branch).values(head_version=version))
@@ -96,7 +96,7 @@ def _record_deletions(tx: Connection, built_tables: Sequence[BuiltTable], versio
 
 
 def table_commit(built: BuiltTable) -> TableCommit:
-    """What the commit did to a table, for whoever made it."""
+    """What the commit did to a table, for the caller that made it."""
     new = built.new
     return TableCommit(
         table=new.table,
@@ -139,18 +139,19 @@ class Publisher:
     ) -> Commit:
         """Build and publish a sealed operation; again from the new heads if it lost a race. Bounded, then Conflict.
 
-        `points` prefixes the failpoints: the operation's kind, or `heal`. `leftovers`: there may be files of it that
-        the seal does not name. `recheck` looks whether a checked edit fits a head that moved; without it, it does not.
-        `judged`: a recovering process publishes this seal only; raises Moved if the writer has sealed another since.
-        Returns the commit, also if another process published the same operation meanwhile. Raises AlreadyCommitted
-        for a batch that came in otherwise, and PlanAgain if an edit must be planned anew; then nothing has happened.
+        `points` prefixes the failpoints: the operation's kind, or `heal`. `leftovers`: the operation may have files
+        that the seal does not name. `recheck` checks whether a checked edit fits a head that moved; without `recheck`
+        it does not fit. `judged`: a recovering process publishes this seal only; raises Moved if the writer has sealed
+        another since. Returns the commit, also if another process published the same operation meanwhile. Raises
+        AlreadyCommitted for a batch that another operation published, and PlanAgain if an edit must be planned again;
+        then nothing has happened.
         """
         builder = Builder(self._files, self._storage, operation, seal, recheck)
         for tries in range(TRIES_MAX):
             if tries == LOST_BEFORE_TURN:
                 self.turns.take(operation.id, [edit.table_id for edit in seal.edits])
             attempt = builder.build(self._current(operation, seal))
-            # Crash here: this attempt's files exist, nothing refers to them; healing settles the operation.
+            # Crash here: this attempt's files exist, nothing refers to them; recovery settles the operation.
             hit(f"{points}.built")
             try:
                 commit = self._transact(operation, seal, attempt, points, audit, judged, cleaned=not leftovers)
@@ -171,7 +172,7 @@ class Publisher:
             except _Settled as settled:
                 leftovers = True
                 commit = self._settled(settled.operation)
-            # Crash here: the commit is true; if files of lost attempts are left, its row says so (`cleaned` is 0).
+            # Crash here: the commit is true; if files of lost attempts are left, its row shows it (`cleaned` is 0).
             hit(f"{points}.published")
             if leftovers:
                 self.clean(operation, commit)
@@ -185,9 +186,9 @@ class Publisher:
         )
 
     def _current(self, operation: Operation, seal: Seal) -> dict[str, CurrentTable]:
-        """The tables as the branch has them; those that it takes from another branch, as that one does.
+        """The tables as the branch has them; a table that it takes from another branch, as that branch has it.
 
-        Those that come back, as the branch had them last.
+        A table that comes back: as the branch had it last.
         """
         wanted: dict[str, list[str]] = {}
         found: dict[str, CurrentTable] = {}
@@ -249,7 +250,7 @@ class Publisher:
         )
 
     def _check_operation(self, tx: Connection, operation: Operation, judged: Judged | None) -> int:
-        """The operation is still ours to publish, and its branch is there. Returns the branch's head version."""
+        """The operation may still be published, and its branch exists. Returns the branch's head version."""
         table = tables.operations
         query = select(table.c.state, table.c.version, table.c.seal_hash).where(table.c.id == operation.id)
         row = tx.execute(query.with_for_update()).first()
@@ -275,7 +276,7 @@ class Publisher:
         head, old = tables.heads, built.old
         branch = built.new.branch
         if built.edit.action == UNDROP:
-            # That it is still dropped, and held, is what its rider looks at.
+            # Its rider checks that it is still dropped, and held.
             _check_name(tx, built.edit.table, built.edit.table_id)
             return
         if built.edit.action == TAKE and old is not None:
@@ -292,10 +293,10 @@ class Publisher:
             raise _HeadMoved()
 
     def _move(self, tx: Connection, built: BuiltTable, version: int) -> None:
-        """Iceberg's pointer, old to new, only if it still is old; and our head."""
+        """Move Iceberg's pointer from old to new, only if it still is old; and our head."""
         edit, new = built.edit, built.new
         if built.old_pointer is None:
-            # Of an adopted table nobody has counted the small files.
+            # The small files of an adopted table were never counted.
             small = None if edit.adopted_files else small_files_change(edit, built.metadata)
             insert_table(tx, new, version, small)
             return
@@ -311,7 +312,7 @@ class Publisher:
     # ── races, unknown outcomes, leftovers ──
 
     def _ask(self, operation: Operation) -> Commit | None:
-        """COMMIT's reply was lost: read the row under its lock, so that a server still committing is waited for."""
+        """COMMIT's reply was lost: read the row under its lock, which waits for a server that is still committing."""
         retrying = Retrying(
             retry=retry_if_exception_type(Unavailable),
             stop=stop_after_attempt(6),
@@ -341,11 +342,11 @@ class Publisher:
                     self._files.remember_entries(path, entries)
 
     def clean(self, operation: Operation, commit: Commit, *, last: bool = False) -> int:
-        """Best effort: delete what a published operation left in its own folders and its commit does not name.
+        """Best effort: delete the files in a published operation's own folders that its commit does not name.
 
-        Safe by state (I10): the operation is published, so no other attempt of it can ever be. What cannot be
-        deleted now is found again by its row, and so is what executors that outlive this moment still write: a sweep
-        looks once more, long after (`last`), while the commit's own files can still be told.
+        Safe by state (I10): the operation is published, so no other attempt of it can ever be. Its row keeps track of
+        files that cannot be deleted now, and of files that executors still write after this moment: a sweep checks once
+        more, long after (`last`), while the commit's own files can still be identified.
         """
         try:
             named = self._files.own_files(self._history.touched(commit.version))
@@ -356,7 +357,7 @@ class Publisher:
                 self._storage.delete_many(extra)
                 # The folder of the seal: nothing in it is needed any more.
                 self._storage.delete_prefix(operation.folders[0])
-            # Crash here: the files are gone for good, and the row still says that they may be there.
+            # Crash here: the files are gone for good, and the row still records that they may exist.
             self._journal.mark_cleaned(operation.id, look_once_more=not last)
         except (Unavailable, NotFound) as error:
             # Not found: another process has cleaned it, and then swept the state of its commit.
@@ -366,11 +367,11 @@ class Publisher:
 
 
 class _HeadMoved(Exception):
-    """The builder's view is not the truth any more: build again."""
+    """The builder's view is out of date: build again."""
 
 
 class _Settled(Exception):
-    """The operation is not staged any more: somebody else brought it to its end."""
+    """The operation is not staged any more: another process ended it."""
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
@@ -378,7 +379,7 @@ class _Settled(Exception):
 
 
 def _check_name(tx: Connection, name: str, table_id: str = "") -> None:
-    """Names of tables are the lake's, whichever branch has them: other engines know one table by each."""
+    """Table names are unique in the lake, across branches: other engines see one table under each name."""
     head, taken = tables.heads, taken_by(tx, name, table_id)
     if taken is None:
         return

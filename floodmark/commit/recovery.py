@@ -1,12 +1,13 @@
-"""Healing: at open for writing and at the entry of every write, one query; only dead operations are touched.
+"""Recovery: at open for writing and at the entry of every write, one query; it touches only dead operations.
 
-Each is settled by the same conditional steps that its own writer would have taken, so a second healer, or the writer
-waking up, finds it settled and obeys. Every state change carries its audit row in the same transaction: exactly one
-per operation (I16). Each is conditional on the state and the seal that were judged. Without that: R reads W's row as
-`staging`; W seals its batch; R fences W as "not sealed", and a sealed batch goes for a false reason. So R judges again.
-Files are deleted only after fencing (I10). What was meant for a deleted branch is discarded; a branch of which the
-catalog cannot tell whether it exists is an error, never gone. Crash in here: an operation is either as it was or
-settled; if files of it are left over, the next healing finds it by its row (`cleaned` is 0) and deletes them.
+Recovery settles each by the same conditional steps that its own writer would have taken, so a second recovering
+process, or the writer waking up, finds it settled and obeys. Every state change carries its audit row in the same
+transaction: exactly one per operation (I16). Each is conditional on the state and the seal that were judged. Without
+that: R reads W's row as `staging`; W seals its batch; R fences W as "not sealed", and a sealed batch is lost for a
+false reason. So R judges again. Files are deleted only after fencing (I10). An operation on a deleted branch is
+discarded; if the catalog does not show whether a branch exists, that is an error, and the branch never counts as
+deleted. Crash in here: an operation is either as it was or settled; if files of it are left over, the next recovery
+finds it by its row (`cleaned` is 0) and deletes them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from floodmark.errors import Busy, Conflict, Corrupt, Incomplete, Invalid, NotFo
 from floodmark.failpoints import hit
 from floodmark.model import Commit, HealReport
 
-# Executors may outlive their driver and write into an abandoned folder: it is looked at again for this long.
+# Executors may outlive their driver and write into an abandoned folder: recovery checks it again for this long.
 QUIET_MS = 10 * 60_000
 LOOK_EVERY_S = 5.0
-# How often an operation that goes on while it is judged is judged anew.
+# How often recovery judges an operation again whose state changes while it is judged.
 JUDGEMENTS_MAX = 5
 BRANCH_GONE = "its branch is gone"
 
@@ -39,12 +40,12 @@ class Healer:
         self._looked: dict[str, float] = {}
 
     def heal(self, *, look_again: bool = False, discard: Collection[str] = (), pass_drifted: bool = True) -> HealReport:
-        """Settle every dead operation. What cannot be understood is kept, named, and refused with Corrupt.
+        """Settle every dead operation. One that cannot be understood is kept, named, and refused with Corrupt.
 
-        An operation on a table that another writer moved waits until the table is repaired. That stops writes to this
-        table, which are refused by themselves, and no others; only with `pass_drifted=False` it is refused here.
-        `look_again`: also look into folders of operations that were abandoned a while ago, whatever was looked at
-        before. `discard`: operations that an operator gives up although they cannot be understood.
+        An operation on a table that another writer moved waits until the table is repaired. Writes to this table are
+        refused on their own; writes to other tables go on. Only with `pass_drifted=False` recovery refuses it here.
+        `look_again`: also check the folders of operations that were abandoned a while ago, even if they were checked
+        recently. `discard`: operations that an operator gives up although they cannot be understood.
         """
         rows, now = self._catalog.journal.unfinished()
         report = _Report(pass_drifted)
@@ -60,7 +61,7 @@ class Healer:
                     moved.add(row.id)
             if not moved:
                 break
-            # They went on since they were read: their new state is judged. One that still moves after that is alive.
+            # They changed since they were read: judge their new state. One that still changes after that is alive.
             rows, now = self._catalog.journal.unfinished()
             rows = [row for row in rows if row.id in moved]
             self._check_discard(rows, now, moved & set(discard))
@@ -89,7 +90,7 @@ class Healer:
             self._settle(row, report)
 
     def _check_discard(self, rows: list[Any], now: int, discard: Collection[str]) -> None:
-        """Only what is stuck may be given up: not what is at work, and not what is at its end."""
+        """Only a stuck operation may be given up: not one that still runs, and not one that has ended."""
         unfinished = {row.id: row for row in rows if row.state not in (ABANDONED, PUBLISHED)}
         for operation in discard:
             row = unfinished.get(operation)
@@ -114,9 +115,9 @@ class Healer:
             return
         seal = self._catalog.journal.read_seal(row.id)
         if seal is None:
-            return  # its writer, or another healer, was quicker
+            return  # its writer, or another recovering process, was quicker
         if not seal.repeatable:
-            # Its caller was told nothing, and will run it again: publishing it here would double its rows.
+            # Its caller got no answer and will run it again: publishing it here would double its rows.
             self._roll_back(row, "rolled_back", "it died before its publish", report)
             return
         if self._waits_for_repair(row, seal, report):
@@ -124,8 +125,8 @@ class Healer:
         self._roll_forward(row, seal, report)
 
     def _waits_for_repair(self, row: Any, seal: Any, report: _Report) -> bool:
-        """Whether a table of the operation drifted. Asked before anything is built: every write asks anew."""
-        # Late: Iceberg's code is not needed to find that nothing is dead.
+        """Whether a table of the operation drifted. Checked before anything is built: every write checks again."""
+        # Imported late: finding that nothing is dead does not need Iceberg's code.
         from floodmark.commit.drift import check_not_drifted
 
         found = self._catalog.history.current_tables(row.branch, [edit.table for edit in seal.edits])
@@ -147,19 +148,19 @@ class Healer:
             self._roll_back(row, "rolled_back", f"its batch came in as version {already.version}", report)
             return
         except Unavailable:
-            # Another healer may have finished it and deleted this one's files under its hands.
+            # Another recovering process may have finished it and deleted the files of this attempt meanwhile.
             found = self._catalog.journal.find(row.id)
             if found is not None and found.state in (PUBLISHED, ABANDONED):
                 return
             raise
         except (Conflict, Invalid) as error:
-            if self._branch_is_gone(row):  # deleted since this healing looked
+            if self._branch_is_gone(row):  # deleted since this recovery checked
                 self._roll_back(row, "discarded", BRANCH_GONE, report)
                 return
             self._roll_back(row, "rolled_back", f"it does not fit the tables any more: {error.message}", report)
             return
         except PlanAgain as again:
-            # Only its writer could plan it anew; its caller's retry does.
+            # Only its writer could plan it again; its caller's retry does.
             self._roll_back(row, "rolled_back", f"it does not fit the tables any more: {again.reason}", report)
             return
         report.rolled_forward.append(row.id)
@@ -169,7 +170,7 @@ class Healer:
         operation, was_us = self._catalog.journal.abandon(
             row.id, AuditRider(row.kind, row.state, outcome, detail), given_up=given_up, judged=Judged.of(row)
         )
-        # Crash here: fenced, with its audit row; its files are deleted by the next healing.
+        # Crash here: fenced, with its audit row; the next recovery deletes its files.
         hit("heal.fenced")
         if operation is None or operation.state != ABANDONED:
             return  # its writer was quicker
@@ -180,7 +181,7 @@ class Healer:
             log.get(row.id).warning("healed", outcome=outcome, detail=detail, kind=row.kind)
 
     def _look(self, row: Any, now: int, report: _Report, look_again: bool) -> None:
-        """An abandoned operation: delete what turned up in its folders since. Age only ends the looking."""
+        """Delete the files that appeared in an abandoned operation's folders. Age only ends the checks."""
         if not look_again and time.monotonic() - self._looked.get(row.id, float("-inf")) < LOOK_EVERY_S:
             return
         self._looked[row.id] = time.monotonic()
@@ -194,7 +195,7 @@ class Healer:
             self._looked.pop(row.id, None)
 
     def _branch_is_gone(self, row: Any) -> bool:
-        """A row says that the branch ended. If none knows it, or rows disagree: Corrupt, and the operation is kept."""
+        """Whether the branch ended, by its row. No row, or rows that disagree: Corrupt, and the operation is kept."""
         try:
             with self._catalog.database.read() as tx:
                 return Lines.read(tx).state(row.branch) == ENDED
@@ -235,7 +236,7 @@ class _Report:
 def resolve(catalog: Catalog, healer: Healer | None, operation: str) -> Commit | None:
     """After CommitUnknown: its commit, or None if it never happened and never will (I13).
 
-    Without a healer nothing is settled first.
+    Without a healer, nothing is settled first.
     """
     found = catalog.journal.find(operation)
     if found is not None and found.state not in (PUBLISHED, ABANDONED) and healer is not None:

@@ -1,8 +1,8 @@
-"""References between tables: a column whose values are keys of another table, written down in both tables' properties.
+"""References between tables: a column whose values are keys of another table, recorded in both tables' properties.
 
-By table and field ids, so that a rename changes nothing. The child's property says where its column points; the
-parent's says who points at it, so that a writer of either table knows of both without a look at the others. A property
-with an empty text: there was such a reference, and is no more. Names are kept for messages only. Pure.
+By table and field ids, so that a rename changes nothing. The child's property records where its column points; the
+parent's records which columns point at it, so that a writer of either table has both without reading the others. A
+property with an empty text: the reference existed, and does not any more. Names are kept for messages only. Pure.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def references_of(properties: Mapping[str, str], schema: Schema, table_id: str) 
 
 
 def referrers_of(properties: Mapping[str, str]) -> tuple[Referrer, ...]:
-    """Who points at a table, by the names of the tables and the ids of their columns."""
+    """The columns that point at a table, by the names of their tables and their ids."""
     found = []
     for key, text in properties.items():
         if key.startswith(REFERRER_PREFIX) and text:

@@ -1,7 +1,7 @@
 """What an operation will do, as one durable record: written to the journal before anything is built.
 
-From the seal alone a healer can build and publish a repeatable operation, without Spark and without the caller.
-The text is hashed; one that does not match its hash, or that this version does not know, is Corrupt and is kept.
+From the seal alone recovery can build and publish a repeatable operation, without Spark and without the caller. The
+text is hashed; one that does not match its hash, or that this version does not know, is Corrupt and is kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ACTIONS = frozenset({WRITE, CREATE, DROP, TAKE, UNDROP})
 
 @dataclass(frozen=True)
 class RemovedFile:
-    """A data file that an edit takes out of its table; other versions may still name it."""
+    """A data file that an edit removes from its table; other versions may still name it."""
 
     path: str
     rows: int
@@ -46,15 +46,15 @@ class RemovedFile:
 
 @dataclass(frozen=True)
 class Edit:
-    """The change of one table: `write` adds and removes files, `create` makes the table with `metadata`.
+    """The change of one table: `write` adds and removes files, `create` creates the table with `metadata`.
 
     schema_id and spec_id are those that the files were staged for; base_schema_id and base_spec_id are the table's own
     when `schema` or `spec` (JSON, with their ids) change them; `sort` (JSON) is a new default order, and `properties`
-    are added to the table's, where an empty one means none. `snapshot` is chosen here, once, so that every
-    attempt of every process to publish this edit makes the same snapshot. `checked`: it is right only beside the rows
-    that were there at base_snapshot (keys, conditions), so whoever publishes it on another snapshot checks first;
-    `needed` names files that it read and did not replace, which must still be live then. `same_rows`: the files added
-    hold the rows of the files removed.
+    are added to the table's, where an empty one means none. `snapshot` is chosen here, once, so that every attempt of
+    every process to publish this edit makes the same snapshot. `checked`: it is right only beside the rows of
+    base_snapshot (keys, conditions), so a process that publishes it on another snapshot checks first; `needed` names
+    files that it read and did not replace, which must still be live then. `same_rows`: the files added hold the rows of
+    the files removed.
     """
 
     action: str
@@ -78,17 +78,17 @@ class Edit:
     base_schema_id: int | None = None
     metadata: str | None = None
     properties: dict[str, str] = field(default_factory=dict)
-    # Of a table that is adopted with the rows it has: its files and bytes; rows_added are its rows.
+    # Of a table that is adopted with its existing rows: its files and bytes; rows_added are its rows.
     adopted_files: int = 0
     adopted_bytes: int = 0
     spec: str | None = None
     base_spec_id: int | None = None
     sort: str | None = None
-    # Of a repair: the foreign pointer that this edit replaces ("": there is none any more), and the sequence that
+    # Of a repair: the foreign pointer that this edit replaces ("": it does not exist any more), and the sequence that
     # the foreign writer reached, or of an undrop any branch: the new one is above it.
     pointer_found: str | None = None
     sequence_above: int = 0
-    # Of a take: whose table it is; base_snapshot is that branch's head.
+    # Of a take: the branch that has the table; base_snapshot is that branch's head.
     source_branch: str | None = None
 
     @property
@@ -105,7 +105,7 @@ class Edit:
 
     @property
     def changes_table(self) -> bool:
-        """Whether the table gets a new state; otherwise the operation only depends on the one that is there."""
+        """Whether the table gets a new state; otherwise the operation only depends on the existing one."""
         shaped = any(one is not None for one in (self.schema, self.spec, self.sort, self.pointer_found))
         return self.action != WRITE or self.changes_rows or shaped or bool(self.deletions or self.properties)
 
@@ -126,7 +126,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Seal:
-    """`repeatable`: the operation has an identity (a batch id), so its caller's retry is known to be the same."""
+    """`repeatable`: the operation has an identity (a batch id), so its caller's retry is recognized as the same."""
 
     edits: tuple[Edit, ...]
     riders: tuple[Rider, ...] = ()

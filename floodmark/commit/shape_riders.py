@@ -1,6 +1,6 @@
-"""Riders of a new shape: how a table is kept, who knows its columns by name, and what is known of one that is dropped.
+"""Riders of a new shape: a table's policy, the users of its column names, and what is kept of a dropped table.
 
-Checked under fm_lake's lock, applied after the pointers: a policy may be that of a table made in the same publish.
+Checked under fm_lake's lock, applied after the pointers: a policy may be that of a table created in the same publish.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PolicyRider:
 
 @dataclass(frozen=True)
 class NamesRider:
-    """Columns go, or get other names: whoever knows columns of the table by name is as the plan saw it.
+    """Columns go, or get other names: all users of the table's column names are as the plan saw them.
 
     `was` is its retention, as (retention, column); `sinks` are those that follow it, each with a digest of its
     settings. No unfinished job works on it. A plan without one of these would not have been made.
@@ -70,7 +70,7 @@ class NamesRider:
             raise PlanAgain(self.table, "a job began to work on the table meanwhile")
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
-        """Nothing: it only looks."""
+        """No effect: it only checks."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -83,23 +83,23 @@ class NamesRider:
 
 
 def settings_digest(settings: str) -> str:
-    """Tells whether a sink's settings are the same, without a copy of them in the journal."""
+    """Shows whether a sink's settings are the same, without a copy of them in the journal."""
     return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def _check_policy(tx: Connection, table_id: str, was: tuple[str | None, str | None]) -> None:
     row = tables.upkeep
     query = select(row.c.retention, row.c.retention_column).where(row.c.table_id == table_id)
-    found = tx.execute(query).first() or (None, None)  # a table that is made now has none yet
+    found = tx.execute(query).first() or (None, None)  # a table that is created now has none yet
     if tuple(found) != was:
         raise PlanAgain(table_id, "the table's retention was changed meanwhile")
 
 
 @dataclass(frozen=True)
 class DropRider:
-    """A table goes: nobody may follow it, work on it, or have it on another branch.
+    """A table is dropped: no consumer may follow it, no job may work on it, no other branch may have it.
 
-    A table that is made again must not meet the old one's batches: those of main are parked, and its marks stay, for
+    A table that is created again must not find the old one's batches: those of main are parked, and its marks stay, for
     as long as the table can come back (dropped.py). A branch's go with it.
     """
 

@@ -1,9 +1,9 @@
-"""Which states of a table somebody can still read, in a tree of lines. Pure: what it answers decides what is deleted.
+"""Which states of a table can still be read, over all lineages. Pure: its result decides what is deleted.
 
-A version sees, of every table, the newest state on its own line up to there; if the line has none so early, what the
-line's parent had where the line left it, and so on to main. So version numbers alone say nothing: a state of main is
-not out of sight because a branch has a newer one. A state that no held version sees never comes into sight again: new
-commits see what the head of their line sees, new lines begin at a version that is held.
+A version sees, of every table, the newest state in its own lineage up to there; if the branch has none so early, the
+state that the branch's parent had where the branch left it, and so on to main. So version numbers alone decide nothing:
+a state of main can still be seen although a branch has a newer one. A state that no held version sees never becomes
+visible again: new commits see what the head of their branch sees, new branches begin at a version that is held.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from floodmark.catalog.lineage import Lines
 from floodmark.catalog.tables import CLEANED
 from floodmark.model import MAIN, SNAPSHOTS_KEPT, DeletionsFile, Head
 
-# Line of a version, and the version.
+# Lineage of a version, and the version.
 Place = tuple[str, int]
-# Beyond every version: what a line sees now.
+# Beyond every version: what a lineage sees now.
 NOW = 2**63 - 1
 
 
 class LineShape(Protocol):
-    """What is asked of a line: where it left which other one. Main has no parent."""
+    """What is needed of a lineage: its parent, and where it left it. Main has no parent."""
 
     @property
     def id(self) -> str: ...
@@ -40,15 +40,15 @@ class LineShape(Protocol):
 
 
 class Held:
-    """Everything that is held, as places on lines: made once, asked for every table."""
+    """All held versions, as places in lineages: built once, used for every table."""
 
     def __init__(self, lines: Iterable[LineShape], held: Iterable[Place]) -> None:
         self._lines = {line.id: line for line in lines}
-        # Children before their parents: what a line does not have itself is asked of its parent.
+        # Children before their parents: a state that a lineage lacks is looked up in its parent.
         self._order = sorted(self._lines, key=self._depth, reverse=True)
         by_line: dict[str, set[int]] = defaultdict(set)
         for line, version in held:
-            # A line that nobody knows must not let a version go unseen: looking for it raises KeyError.
+            # An unknown lineage must not hide a version: looking it up raises KeyError.
             by_line[self._lines[line].id].add(version)
         self._held = {line: sorted(versions) for line, versions in by_line.items()}
 
@@ -59,7 +59,7 @@ class Held:
         return depth
 
     def seen(self, states: Mapping[str, Sequence[int]]) -> set[int]:
-        """Of a table's states, by line and each line's in ascending order, those that something held sees."""
+        """Of a table's states, by lineage and ascending in each, those that a held version sees."""
         if unknown := set(states) - set(self._lines):
             raise KeyError(f"states of lines that nobody knows: {sorted(unknown)}")
         found: set[int] = set()
@@ -70,7 +70,7 @@ class Held:
             if asked[line]:
                 places = sorted({*places, *asked[line]})
             found.update(_between(starts, places))
-            # Places before the line's first state see what its parent had.
+            # Places before the lineage's first state see what its parent had.
             early = places if not starts else places[: bisect_left(places, starts[0])]
             parent, base = self._lines[line].parent, self._lines[line].base_version
             if parent is not None:
@@ -78,7 +78,7 @@ class Held:
         return found
 
     def look(self, states: Mapping[str, Sequence[int]], place: Place) -> int | None:
-        """The state of a table that one place sees; None if the table is not there yet."""
+        """The state of a table that one place sees; None if the table does not exist yet."""
         line, version = place
         while True:
             starts = states.get(line, ())
@@ -99,7 +99,7 @@ def _between(starts: Sequence[int], places: Sequence[int]) -> Iterable[int]:
             yield start
 
 
-# The end of the grace of a state that a sweep has begun to delete: long ago, for everybody.
+# The end of the grace of a state that a sweep has begun to delete: long ago, for every process.
 CONDEMNED_MS = 0
 # Kinds of commits on main that may name a file which another state had, and the one before did not.
 TANGLING = ("branch_merge", "repair", "undrop")
@@ -107,13 +107,13 @@ TANGLING = ("branch_merge", "repair", "undrop")
 
 @dataclass(frozen=True)
 class TableStates:
-    """Every state of a table whose files may be there, by version; `dead` are those that nothing can read any more.
+    """Every state of a table whose files may exist, by version; `dead` are those that nothing can read any more.
 
-    `tangled`: a branch has committed to the table, a repair took another engine's state in, or it was dropped and came
-    back. So its states are not one line, or a file came back that was gone: those that name a file are not one
-    unbroken run. `pointed`: the
-    metadata file that the table's pointer names, if the state that it came with is dead: the file stays until the
-    pointer has moved on, and the row of the state with it. Once the rest is gone the state is none of `states`.
+    `tangled`: a branch has committed to the table, a repair accepted another engine's state, or the table was dropped
+    and came back. So its states are not one sequence, or a deleted file came back: the states that name a file are not
+    one unbroken run. `pointed`: the metadata file that the table's pointer names, if the state that it came with is
+    dead: the file stays until the pointer has moved on, and the row of the state with it. Once the rest is gone the
+    state is none of `states`.
     """
 
     table_id: str
@@ -138,7 +138,7 @@ class TableStates:
 
 
 class Looking:
-    """One look at what may go, in one transaction: the same view for every table."""
+    """One view of what may be deleted, in one transaction: the same view for every table."""
 
     def __init__(self, tx: Connection, over_ms: int) -> None:
         self._tx = tx
@@ -155,7 +155,7 @@ class Looking:
                 self.gone[one.table_id].add(one.version)
             else:
                 held.add(place_of(self._lines, one))
-        # What branches that live see now, and what they began with, is needed whatever the rows of versions say.
+        # What existing branches see now, and what they began with, is needed whatever the rows of versions record.
         for line in self._lines.living():
             held.add((line.id, NOW))
             if line.parent is not None:
@@ -166,7 +166,7 @@ class Looking:
         self._with_heads = set(tx.execute(select(tables.heads.c.table_id)).scalars())
 
     def states_of(self, table_id: str) -> TableStates | None:
-        """None if nothing of the table is there any more: it was dropped, and all of it is swept."""
+        """None if nothing of the table is left: it was dropped, and all of it is swept."""
         states = _states(self._tx, table_id)
         if not states:
             return None
@@ -200,25 +200,27 @@ class Looking:
 
 
 def _newest_few(states: Collection[Head], living: set[int]) -> set[int]:
-    """Of branches that live, they stay: the table's metadata names them to other engines. So do tombstones."""
+    """Existing branches keep them: the table's metadata names them to other engines. Tombstones stay too."""
     real = [state.version for state in states if state.metadata_location and state.version in living]
     return {*real[-SNAPSHOTS_KEPT:], *(state.version for state in states if not state.metadata_location)}
 
 
 def _dead_of_dropped(states: Collection[Head], unseen: set[int], gone: set[int], *, all_go: bool) -> set[int]:
-    """Of a table that no branch has any more. Its last row goes with all the others and with its deletions files.
+    """The dead states of a table that no branch has any more.
 
-    A tombstone that went before the states that it hides would bring them back into sight, for ever.
+    Its last row goes with all the others and with its deletions files. A tombstone that went before the states that it
+    hides would make them visible again, for ever.
     """
     tombstones = {state.version for state in states if not state.metadata_location}
     real = {state.version for state in states} - tombstones
     dead = unseen & gone & real
     if dead != real:
-        # It may come back, by an undrop or on a branch, and goes on from its newest metadata then, whoever wrote that.
+        # An undrop or a branch may bring it back; it then continues from its newest metadata, whichever writer wrote
+        # that.
         return dead - {max(real)}
     if all_go:
         return dead | (tombstones & gone)
-    # While there is something left to do, a row must lead to it.
+    # While work is left, a row must lead to it.
     return dead if tombstones else dead - {max(real)}
 
 
@@ -234,7 +236,7 @@ def _is_tangled(tx: Connection, table_id: str) -> bool:
 
 
 def place_of(lines: Lines, row: Any) -> Place:
-    """Where a commit stands: a row with its version and the name of its branch."""
+    """Where a commit is: a row with its version and the name of its branch."""
     return lines.owner(row.branch, row.version).id, row.version
 
 
@@ -266,7 +268,7 @@ def _states(tx: Connection, table_id: str) -> tuple[Head, ...]:
 
 
 def _deletions(tx: Connection, table_id: str, over_ms: int) -> tuple[DeletionsFile, ...]:
-    """Deletions files that nobody could ask for since before the grace."""
+    """Deletions files that no reader could request since before the grace."""
     file = tables.deletions
     query = select(*DELETIONS_FILE).where(file.c.table_id == table_id, file.c.below_ms <= over_ms)
     return tuple(to_deletions(tx.execute(query)))

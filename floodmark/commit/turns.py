@@ -1,7 +1,7 @@
-"""A table's turn: after lost races a builder is let through alone, for as long as its lease lasts.
+"""A table's turn: after lost races one builder publishes alone, for as long as its lease lasts.
 
-A turn is a hint for fairness, never a lock: the publish checks the heads whoever has the turn. A holder that dies
-keeps others waiting until its lease ends or a healer abandons its operation.
+A turn is a hint for fairness, never a lock: the publish checks the heads in any case. A holder that dies keeps
+others waiting until its lease ends or recovery abandons its operation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POLL_S = 0.02
 
 
 class NotYourTurn(Exception):
-    """Another operation has the turn of a table, for so long at most."""
+    """Another operation has the turn of a table, for at most this long."""
 
     def __init__(self, operation: str, table_ids: Sequence[str], wait_ms: int) -> None:
         self.operation = operation
@@ -56,7 +56,7 @@ class Turns:
             raise NotYourTurn(operation, table_ids, until - now_ms)
 
     def wait(self, other: NotYourTurn) -> None:
-        """Let the holder through. Bounded by its lease."""
+        """Wait for the holder. Bounded by its lease."""
         deadline = time.monotonic() + other.wait_ms / 1000
         while time.monotonic() < deadline:
             time.sleep(_POLL_S)

@@ -1,1 +1,1 @@
-"""Writes: plan, stage, seal, and through the door."""
+"""Writes: plan, stage, seal and publish."""

@@ -1,10 +1,10 @@
-"""A new column for a table, without a row: one publish of its schema, and of the expression that fills it; or of none.
+"""A new column for a table, without a row: one publish of its schema, with or without the expression that fills it.
 
 From that publish on files without the column are unfilled and writes fill it themselves (decision 0019). The snapshot
 has the files of the one before it, so readers of changes see nothing new. A write that was staged before finds that the
-table's shape changed, and plans again. A column may be unbound from its expression: then it is as any other. If no file
-holds it yet, it may be bound anew, which is another shape too: what was staged as null meanwhile must not pass for
-filled. Crash anywhere: the old shape or the new; a healer undoes what is not published.
+table's shape changed, and plans again. A column may be unbound from its expression: then it is an ordinary one. If no
+file holds it yet, it may be bound again, which is another shape too: what was staged as null meanwhile must not count
+as filled. Crash anywhere: the old shape or the new; recovery undoes what is not published.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def add_column(
     fill_expression: str | None,
     riders: Sequence[Rider] = (),
 ) -> Commit:
-    """Add an optional column; with an expression, it is filled by that. `Invalid` if there is one of this name.
+    """Add an optional column; with an expression, that fills it. `Invalid` if a column of this name exists.
 
-    One that was unbound from its expression, and that no file holds, is bound anew if it has the same type.
+    One that was unbound from its expression, and that no file holds, is bound again if it has the same type.
     """
 
     def edit(head: Head, snapshot: int) -> Edit:
@@ -55,7 +55,7 @@ def add_column(
 
 
 def unbind_column(catalog: Catalog, intent: Intent, table: str, name: str, riders: Sequence[Rider] = ()) -> Commit:
-    """Let the column be filled by its expression no more. `Invalid` if it is not."""
+    """Stop filling the column by its expression. `Invalid` if none fills it."""
 
     def edit(head: Head, snapshot: int) -> Edit:
         return _unbound(catalog, head, snapshot, name)
@@ -66,7 +66,7 @@ def unbind_column(catalog: Catalog, intent: Intent, table: str, name: str, rider
 class _Reshape(PublishPlan):
     """A table's new shape without a row, planned on its head each time."""
 
-    # It reads no rows, so it is planned in a moment: writers need not wait for it.
+    # It reads no rows, so planning is quick: writers need not wait for it.
     takes_turn = False
 
     def __init__(
@@ -100,7 +100,7 @@ class _Reshape(PublishPlan):
 
 
 def _edit(catalog: Catalog, head: Head, snapshot: int, name: str, kind: IcebergType, expression: str | None) -> Edit:
-    """The table with one optional column more, before the hidden one; `Invalid` if it cannot have it."""
+    """The table with one more optional column, before the hidden one; `Invalid` if it cannot have it."""
     metadata = planned_metadata(catalog, head)
     schema = schema_of(metadata, head)
     there = find_column(schema, name)
@@ -148,7 +148,7 @@ def can_bind_anew(
 ) -> bool:
     """Whether the column was unbound and no live file holds it; and, if `kind` is given, whether it has that type.
 
-    Not one that refers to another table: what an expression fills in is not looked for there.
+    Not one that refers to another table: values that an expression fills are not checked there.
     """
     schema = schema_of(metadata, head)
     if not is_unbound(metadata.properties, column.field_id):
@@ -162,7 +162,7 @@ def can_bind_anew(
 
 
 def _bound_anew(metadata: TableMetadata, schema: Schema, head: Head, snapshot: int, fill: Fill) -> Edit:
-    # A schema of its own, of the same columns: a write that was staged while the column was as any other plans again.
+    # A separate schema with the same columns: a write that was staged while the column was an ordinary one plans again.
     number = max(known.schema_id for known in metadata.schemas) + 1
     return Edit(
         WRITE,

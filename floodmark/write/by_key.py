@@ -1,7 +1,7 @@
-"""Deleting by keys: the keys that go come in as files of key columns, and are looked for like those of a merge.
+"""Deleting by keys: the keys to delete arrive as files of key columns, and are matched like those of a merge.
 
-The key files are staged in the operation's own folder and never named by its commit: what a commit tells of deleted
-keys are those that were there. A crash leaves them to healing, like everything that was staged (I3).
+The key files are staged in the operation's own folder and never named by its commit: a commit records as deleted only
+keys that existed. A crash leaves them to recovery, like everything that was staged (I3).
 """
 
 from __future__ import annotations

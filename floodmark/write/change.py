@@ -1,7 +1,7 @@
 """A plan of steps on tables: rows staged as files, and what they replace planned on the tables' heads.
 
-Every verb on rows, and a transaction over several tables, is such a plan; publication.py runs it. Planning again takes
-the same steps, with the same staged rows, on the tables' new heads.
+Every verb on rows, and a transaction over several tables, is such a plan; publication.py runs it. Planning again
+applies the same steps, with the same staged rows, to the tables' new heads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from floodmark.write.watch import watched
 class Change(PublishPlan):
     """A plan of steps on tables: rows staged, and what they replace planned on the tables' heads.
 
-    `fill` takes the steps. Without it the caller takes them between `begin` and `publish`, as a transaction does.
+    `fill` applies the steps. Without it the caller applies them between `begin` and `publish`, as a transaction does.
     """
 
     def __init__(
@@ -122,31 +122,31 @@ class Change(PublishPlan):
                     change.take(step)
                     self._staged.setdefault(table, []).extend(step.incoming)
         except BaseException:
-            # A caller may catch this and still publish the rest: whole files of this part may be there.
+            # A caller may catch this and still publish the rest: whole files of this part may exist.
             self._leftovers = True
             raise
         log.get(self.operation.id, kind=self._intent.kind).info(
             "staged", table=table, verb=verb, files=len(step.incoming), rows=step.rows
         )
         if verb != APPEND:
-            # Crash here: what the rows replace is rewritten, in the operation's own folder; healing deletes it.
+            # Crash here: what the rows replace is rewritten, in the operation's own folder; recovery deletes it.
             hit(f"{self._intent.kind}.rewritten")
         return step.rows
 
     def staged(self, table: str) -> tuple[FileRecord, ...]:
-        """The files of the rows that came in for a table, as they were staged."""
+        """The files of the incoming rows of a table, as they were staged."""
         return tuple(self._staged.get(table, ()))
 
     def identify(self, rider: Rider) -> None:
-        """Give the change its identity anew: what is only known now that its rows are staged is sealed with it."""
+        """Replace the change's identity: facts that are known only after its rows are staged are sealed with it."""
         self._work.identify(rider)
 
     def ride(self, rider: Rider) -> None:
-        """Let this become true in the same publish, or not at all."""
+        """Add a rider: it becomes true in the same publish, or not at all."""
         self._riders.append(rider)
 
     def _stage(self, change: TableChange, step: Step, data: Any) -> Step:
-        """Stage the rows that come in as files of their own: evaluated once, whatever is planned with them."""
+        """Stage the incoming rows as separate files: evaluated once, whatever is planned with them."""
         options = step.options
         if options.order is not None:
             data = last_of(data, change.key, options.order, change.target())
@@ -154,11 +154,11 @@ class Change(PublishPlan):
             filled = [fill.column for fill in change.fills]
             data = check_whole(data, change.target().shape(), filled, evolve=options.evolve)
         with self._lock:
-            # Keys have no shape that could be brought to the table's later: they are looked for as they are.
+            # Keys have no shape to convert to the table's later: they are matched as they are.
             schema = None if step.verb == DELETE_KEYS else change.schema
             if options.evolve:
                 incoming, data = incoming_schema(data, change.target().shape())
-                # For these rows alone: the table gets it when the step is taken.
+                # For these rows only: the table gets it when the step is applied.
                 schema = change.evolved(incoming)
             target = change.keys_target() if schema is None else change.target(schema, fill_missing=options.evolve)
             fills = () if schema is None else change.fills
@@ -169,21 +169,21 @@ class Change(PublishPlan):
                 self._leftovers = True
                 staged = list(change.staged_again(staged, schema, target, missing))
             records += staged
-        # Crash here: files in the operation's own folder; healing deletes them (I3, I10).
+        # Crash here: files in the operation's own folder; recovery deletes them (I3, I10).
         hit(f"{self._intent.kind}.staged")
         return replace(step, incoming=tuple(records), schema=schema)
 
     def _stage_parts(self, change: TableChange, step: Step, data: Any) -> Step:
-        """Stage the rows of a partial merge with the columns that they bring; what they replace completes them later.
+        """Stage the rows of a partial merge with the columns that they have; the rows they replace complete them later.
 
-        Files of these columns alone are never published: planning writes whole rows, each time that it is done.
+        Files of these columns alone are never published: planning writes whole rows, each time it runs.
         """
         options = step.options
         if options.order is not None:
             data = last_of(data, change.key, options.order, change.target(), partial=True)
         with self._lock:
             incoming, rows_by_names = by_columns(data, change.target().shape(), evolve=options.evolve)
-            # For these rows alone: the table gets it when the step is taken.
+            # For these rows only: the table gets it when the step is applied.
             schema = change.evolved(incoming) if options.evolve else change.schema
         parts = []
         for names, rows in rows_by_names:
@@ -220,7 +220,7 @@ class Change(PublishPlan):
             return self._tables[table]
 
     def table_id(self, table: str) -> str:
-        """Which table this change is planned on under this name."""
+        """The id of the table that this change is planned on under this name."""
         head = self.table(table).head
         if head is None:
             raise Invalid("this transaction is about to make this table", table=table)
@@ -241,7 +241,7 @@ class Change(PublishPlan):
             self._tables[shape.name] = self._table_change(shape.name, metadata, None)
 
     def adopt(self, name: str, adopted: Adopted) -> None:
-        """Plan to take a foreign table over as it is: one metadata file of ours, its own files untouched."""
+        """Plan to adopt a foreign table as it is: one metadata file of ours, its own files untouched."""
         metadata = adopted.metadata
         self.give(
             Edit(
@@ -259,9 +259,9 @@ class Change(PublishPlan):
         )
 
     def give(self, edit: Edit, *, taken: Head | None = None) -> None:
-        """Let the door do this to a table, as it is: no rows are staged for it, and it is not planned again.
+        """Pass this edit to the publisher as it is: no rows are staged for it, and it is not planned again.
 
-        `taken`: where the table is on another branch, of an edit that brings it from there.
+        `taken`: the table's head on the other branch, of an edit that takes it from there.
         """
         self._work.claim(edit.location)
         if taken is not None:
@@ -287,7 +287,7 @@ class Change(PublishPlan):
         self._references.recheck(self._tables[edit.table], head)
 
     def plan_again(self, lost: PlanAgain) -> None:
-        """Take the steps again on the tables' new heads, from the same staged rows."""
+        """Apply the steps again on the tables' new heads, from the same staged rows."""
         for edit in self._edits:
             if edit.action == CREATE:
                 continue

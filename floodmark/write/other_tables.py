@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def tables_at_head(catalog: Catalog, sessions: Sessions, branch: str = MAIN) -> Callable[[str], DataFrame]:
-    """Gives a table by its name, whatever its case; `NotFound` if there is none."""
+    """Returns a table by its name, in any case; `NotFound` if it does not exist."""
 
     def read(name: str) -> DataFrame:
         from floodmark.rows.reading.scan import scan

@@ -1,7 +1,7 @@
-"""Which live files may hold one of the keys that come in: by partition and statistics, without opening a file. Pure.
+"""Which live files may hold one of the incoming keys: by partition and statistics, without opening a file. Pure.
 
-A file is left out only when that is certain: its partition, or the range of one of its key columns, cannot hold any
-of the keys. Bounds of text may be cut short, but never in a way that makes the range narrower.
+A file is left out only when that is certain: its partition, or the range of one of its key columns, cannot hold any of
+the keys. Bounds of text may be cut short, but never in a way that makes the range narrower.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _ends(column: pa.ChunkedArray) -> tuple[Any, Any]:
     elif pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
         column = column.cast(pa.int64())
     elif pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind):
-        return None, None  # as bytes, as text or as UUID: not worth telling apart
+        return None, None  # as bytes, as text or as UUID: not worth distinguishing
     ends = pc.min_max(column).as_py()
     return ends["min"], ends["max"]
 

@@ -1,16 +1,16 @@
-"""References between tables, checked on what a change comes to: all of its tables as they would be after its publish.
+"""References between tables, checked on the result of a change: all of its tables as they would be after its publish.
 
-Rows that come into a child must refer to keys that its parent then has; keys that go from a parent must not be referred
-to by rows that its children then have. Looked at after the last step, so the order of steps does not matter. The other
-table becomes a part of the change that is only read: the door compares its head in the publish, so neither of these two
-can lose:
+Rows added to a child must refer to keys that its parent then has; rows that children then have must not refer to keys
+removed from their parent. Checked after the last step, so the order of steps does not matter. The other table becomes
+a part of the change that is only read: the publisher compares its head in the publish, so that of these two neither
+order breaks a reference:
 
     1. orders: append (customer 7), sees customer 7     1. customers: delete 7, sees no order of 7
     2. customers: delete 7, sees no order of 7          2. orders: append (customer 7), sees customer 7
-    3. both publish: one of them finds that the other's table moved, looks again, and is refused
+    3. both publish: one of them finds that the other's table moved, checks again, and is refused
 
-A table that moved is looked at again only where it matters: whether the files that held the keys are live, or whether
-rows that came refer to keys that go. What is refused here was staged, and is deleted with its operation (undo.py).
+A table that moved is checked again only where it matters: whether the files that held the keys are live, or whether
+added rows refer to removed keys. What is refused here was staged, and is deleted with its operation (publication.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from floodmark.write.table import TableChange
 
 
 class _Taken:
-    """A table that comes as it is on another branch: all of its rows are new here."""
+    """A table that is taken as it is on another branch: all of its rows are new here."""
 
     def __init__(self, files: MetadataFiles, head: Head) -> None:
         self._files = files
@@ -43,7 +43,7 @@ class _Taken:
         self.head = head
         self.metadata = files.metadata(head.metadata_location)
         self.schema = schema_of(self.metadata, head)
-        # The door checks the edit that takes it in any case.
+        # The publisher checks the edit that takes it in any case.
         self.depended = True
 
     @property
@@ -61,7 +61,7 @@ _Table = TableChange | _Taken
 
 @dataclass(frozen=True)
 class _Going:
-    """Keys that go from a parent, and a child's column that must not hold them."""
+    """Keys that are removed from a parent, and a child's column that must not hold them."""
 
     parent: TableChange
     key: NestedField
@@ -69,23 +69,23 @@ class _Going:
 
 
 class ReferenceChecks:
-    """Of one change. `open_table` gives the working state of a table of its branch, or NotFound."""
+    """The checks of one change. `open_table` returns the working state of a table of its branch, or raises NotFound."""
 
     def __init__(self, open_table: Callable[[str], TableChange], files: MetadataFiles, storage: Storage) -> None:
         self._open_table = open_table
         self._files = files
         self._storage = storage
         self._taken: dict[str, _Taken] = {}
-        # By the name of the table that was looked at: files that must stay live, and keys that nobody may refer to.
+        # By the name of the checked table: files that must stay live, and keys that no row may refer to.
         self._held_in: dict[str, set[str]] = {}
         self._going: dict[str, list[_Going]] = {}
 
     def take(self, head: Head) -> None:
-        """This table of another branch comes to the change's own."""
+        """The change takes this table from another branch."""
         self._taken[head.table] = _Taken(self._files, head)
 
     def check(self, tables: Mapping[str, TableChange]) -> None:
-        """`Invalid` with the values that offend; else the tables that this rests on are depended on."""
+        """`Invalid` with the offending values; otherwise the change depends on the tables that were checked."""
         self._held_in, self._going = {}, {}
         changed = list(tables.values())
         for change in changed:
@@ -96,7 +96,7 @@ class ReferenceChecks:
             raise _together(violations)
 
     def _children(self, child: _Table) -> list[Offends]:
-        """Rows that come in refer to what is there."""
+        """Check that added rows refer to existing keys."""
         found: list[Offends] = []
         for reference in _references(child):
             column = child.schema.find_field(reference.field_id)
@@ -115,7 +115,7 @@ class ReferenceChecks:
         return found
 
     def _parents(self, parent: TableChange) -> list[Offends]:
-        """Keys that go are not referred to."""
+        """Check that no row refers to a removed key."""
         found: list[Offends] = []
         if not parent.deleted_keys():
             return found
@@ -138,7 +138,7 @@ class ReferenceChecks:
         return found
 
     def recheck(self, table: TableChange, head: Head) -> None:
-        """A table that this rests on is at another head than planned: PlanAgain if that matters."""
+        """A table that the checks depend on is at another head than planned: PlanAgain if that matters."""
         held_in = self._held_in.get(table.name, set()) & table.base_paths()
         if held_in and not held_in.issubset(self._files.data_files(head)):
             raise PlanAgain(table.name, "a file with keys that rows refer to is not live any more")
@@ -152,7 +152,7 @@ class ReferenceChecks:
         return held_values(self._storage, keys, going.key, children, going.column, stay=stay)
 
     def _opened(self, name: str, table_id: str) -> _Table | None:
-        """The other table; None if it is not on this branch, which then does not know the reference either."""
+        """The other table; None if it is not on this branch, which then does not have the reference either."""
         other: _Table
         try:
             other = self._taken.get(name) or self._open_table(name)
@@ -169,7 +169,7 @@ def _references(child: _Table) -> tuple[Reference, ...]:
 
 
 def _reference(child: _Table, referrer: Referrer) -> Reference | None:
-    """What the child itself says of it; nothing, if this branch has not got the column."""
+    """The reference as the child declares it; None if this branch does not have the column."""
     return next((reference for reference in _references(child) if reference.field_id == referrer.field_id), None)
 
 
@@ -191,7 +191,7 @@ def _has_values(file: LiveFile, column: NestedField) -> bool:
 
 
 def _together(violations: Sequence[Offends]) -> Offends:
-    """One error of all: the facts of the first, and the others in words."""
+    """One error for all: the facts of the first, and the others as text."""
     first, *others = violations
     if not others:
         return first

@@ -1,4 +1,4 @@
-"""What a table refuses, in words: the errors of its checks, with examples and advice. Pure."""
+"""What a table refuses, as text: the errors of its checks, with examples and advice. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from floodmark.errors import Invalid
 
 @dataclass(frozen=True)
 class Offence:
-    """Values of a column that another table's rows refuse: those of rows that came in, or keys of rows that `go`."""
+    """Values of a column that another table's rows refuse: those of added rows, or keys of rows that `go`."""
 
     table: str
     column: str
@@ -23,7 +23,7 @@ class Offence:
 
 
 class Offends(Invalid):
-    """Rows that other tables' rows do not allow; `offences` tell which, for a caller who can go on without them."""
+    """Rows that other tables' rows do not allow; `offences` lists them, for a caller that can go on without them."""
 
     def __init__(self, message: str, offences: Sequence[Offence], *, advice: str, **facts: Any) -> None:
         super().__init__(message, advice=advice, **facts)
@@ -31,7 +31,7 @@ class Offends(Invalid):
 
     @property
     def kind(self) -> str:
-        return Invalid.__name__  # what a caller knows it as
+        return Invalid.__name__  # the name that a caller knows
 
 
 def no_key(table: str) -> Invalid:

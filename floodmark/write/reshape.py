@@ -1,8 +1,8 @@
-"""Rows that were staged for a table's shape of then, seen in its shape of now: by field id, not by name. Pure.
+"""Rows that were staged for an earlier shape of a table, read in its present shape: by field id, not by name. Pure.
 
-A table may be given another shape while a write is under way: columns renamed, dropped, widened, made anew under an old
-name. Its rows are in files whose columns have ids, so they still tell which column is which. A name in the text of a
-condition does not: if it means another column now, or none, the write does not guess.
+A table may get another shape while a write runs: columns renamed, dropped, widened, created again under an old name.
+Its rows are in files whose columns have ids, so each column can still be identified. A name in the text of a condition
+has no id: if it means another column now, or none, the write does not guess.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from floodmark.model import FileRecord
 def translated(staged: Schema, planned: Schema, now: Schema) -> Schema:
     """`staged` with the table's present names; columns that the table dropped are left out.
 
-    `planned` was the table's own schema then. Columns that the rows brought are not in it: they keep their names, and
-    are never matched by their ids, which other columns may have been given meanwhile.
+    `planned` was the table's own schema then. Columns that the rows added are not in it: they keep their names, and are
+    never matched by their ids, which the table may have assigned to other columns meanwhile.
     """
     present = index_by_id(now)
     own = set(index_by_id(planned))
@@ -56,7 +56,7 @@ def _translate_type(kind: IcebergType, own: set[int], present: dict[int, NestedF
 
 
 def present_name(column: str, planned: Schema, now: Schema) -> str:
-    """What a column of then is called now; `Invalid` if it is gone."""
+    """The present name of a column of the planned schema; `Invalid` if it is gone."""
     names = index_name_by_id(now)
     field_id = index_by_name(planned).get(column)
     if field_id is None:
@@ -67,7 +67,7 @@ def present_name(column: str, planned: Schema, now: Schema) -> str:
 
 
 def check_condition(where: str, planned: Schema, now: Schema) -> None:
-    """`Invalid` if a name in the condition is not the column any more that it was when it was written."""
+    """`Invalid` if a name in the condition does not mean the same column any more as when it was written."""
     present = index_by_name(now)
     for name, field_id in index_by_name(planned).items():
         word = re.escape(name.rsplit(".", 1)[-1])
@@ -76,13 +76,13 @@ def check_condition(where: str, planned: Schema, now: Schema) -> None:
 
 
 def check_required(records: Sequence[FileRecord], source: Schema, wanted: Schema) -> None:
-    """`Invalid` if a column must have values now and rows that were staged may have none. By their counts."""
+    """`Invalid` if a column is required now and staged rows may lack values. By their counts."""
     by_name = {field.name: field for field in source.fields}
     for column in wanted.fields:
         there = by_name.get(column.name)
         if not column.required or there is None or there.required:
             continue
         nulls = sum(record.null_counts.get(there.field_id, 0) for record in records)
-        # Counts of a struct or list are those of the values inside it, which do not tell.
+        # Counts of a struct or list are those of the values inside it, which prove nothing here.
         if nulls or not isinstance(there.field_type, PrimitiveType):
             raise Invalid("a column is required now, and rows came without it", column=column.name, rows=nulls)

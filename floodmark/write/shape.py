@@ -1,4 +1,4 @@
-"""The shape of a table that is about to be made: checked as a whole before anything is begun."""
+"""The shape of a table that is about to be created: checked as a whole before anything is begun."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_name(name: str) -> None:
 
 
 def _check_properties(name: str, properties: Mapping[str, str]) -> None:
-    """What binds a column to an expression, or to another table, comes with what was checked then."""
+    """Refuse properties that only Floodmark sets, after its own checks, and clean-up by other engines."""
     if reserved := sorted(key for key in properties if key.startswith(RESERVED_PREFIXES)):
         raise Invalid(
             "these properties are Floodmark's own",

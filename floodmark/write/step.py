@@ -1,4 +1,4 @@
-"""One step of a change: a verb of the caller with its rows as staged files, or with what takes rows out."""
+"""One step of a change: a verb of the caller with its rows as staged files, or with a remover of rows."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from floodmark.rows.staging.stage import StageTarget
 from floodmark.write.options import DEFAULT, WriteOptions
 
 APPEND, MERGE, DELETE, OVERWRITE, RETAIN = "append", "merge", "delete", "overwrite", "retain"
-# The rows that come in with it are keys, staged as files of key columns.
+# The rows that come with it are keys, staged as files of key columns.
 DELETE_KEYS = "delete_keys"
 
 
 @dataclass(frozen=True)
 class TableState:
-    """A table at one head, and the means to look into its files and to write others."""
+    """A table at one head, and what is needed to read its files and to write others."""
 
     head: Head
     metadata: TableMetadata
@@ -36,7 +36,7 @@ class TableState:
     target: StageTarget
 
     def source(self, file: LiveFile) -> Source:
-        """The file to be looked into, or to be written again."""
+        """The file as a source to read or to rewrite."""
         return Source.of(file, absent=absent_fields(file, self._fills, self.schema))
 
     @cached_property
@@ -46,7 +46,7 @@ class TableState:
 
 @dataclass(frozen=True)
 class Removed:
-    """What is taken out of a table: whole files without a look into them, and rows of others, which were rewritten."""
+    """What is removed from a table: whole files, unopened, and rows of others, which were rewritten."""
 
     dropped: tuple[LiveFile, ...] = ()
     results: tuple[Result, ...] = ()
@@ -58,7 +58,7 @@ class Removed:
 
 
 class Remover(Protocol):
-    """Takes rows out of a table by rules of its own. It is asked anew for every state that the change is planned on."""
+    """Removes rows from a table by its own rules. It is called again for every state that the change is planned on."""
 
     def remove(self, table: TableState) -> Removed: ...
 
@@ -66,12 +66,12 @@ class Remover(Protocol):
         """The table is at another head than planned, with all files that were read: raise PlanAgain if it matters."""
 
     def riders(self) -> tuple[Rider, ...]:
-        """What must hold in the publish for what was planned last."""
+        """What must hold in the publish for the newest plan."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a partial merge that all bring the same columns, which are those of `schema`, as they were staged."""
+    """Rows of a partial merge that all have the same columns, which are those of `schema`, as they were staged."""
 
     schema: Schema
     records: tuple[FileRecord, ...]
@@ -83,13 +83,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """One verb of the caller: its rows as they were staged, for which schema, and what it is to do with them."""
+    """One verb of the caller: its rows as they were staged, for which schema, and what to do with them."""
 
     verb: str
     options: WriteOptions = DEFAULT
     incoming: tuple[FileRecord, ...] = ()
     schema: Schema | None = None
-    # The spec that the rows were staged for, and the table's own schema then: it tells which ids of `schema` are its.
+    # The spec that the rows were staged for, and the table's own schema then: it shows which ids of `schema` are its.
     spec_id: int | None = None
     planned: Schema | None = None
     # Of a partial merge: `incoming`, by the columns that each file holds.

@@ -1,7 +1,7 @@
-"""A table as a change sees it: its shape, where its rows are staged, and rows that are brought to that shape.
+"""A table as a change sees it: its shape, where its rows are staged, and rows that are converted to that shape.
 
-Rows that came in without a column which an expression fills are staged without it first, and then again with it: so the
-expression is evaluated on what is in the table's own files, whatever form the rows came in. A crash leaves files in the
+Rows that arrive without a column which an expression fills are staged without it first, and then again with it: so the
+expression is evaluated on the table's own files, whatever form the rows arrived in. A crash leaves files in the
 operation's own folder that nothing refers to (I3).
 """
 
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
 
 
 def planned_metadata(catalog: Catalog, head: Head) -> TableMetadata:
-    """A table's newest metadata, as the branch of this head sees it: ids that any branch has given are taken there."""
+    """A table's newest metadata, as the branch of this head sees it: ids that any branch has assigned stay reserved."""
     newest = catalog.files.metadata(catalog.history.newest_metadata(head.table_id))
     return seen_from(newest, head.schema_id, head.spec_id)
 
 
 @dataclass(frozen=True)
 class Means:
-    """What a change works on a table with. `tables` gives others of the lake, for expressions that fill columns."""
+    """What a change needs to work on a table. `tables` gives others of the lake, for expressions that fill columns."""
 
     files: MetadataFiles
     storage: Storage
@@ -73,7 +73,7 @@ class Means:
 
 class ShapedTable:
     def __init__(self, name: str, metadata: TableMetadata, head: Head | None, folder: str, means: Means) -> None:
-        """`head` is None for a table that the same change makes: then `metadata` is its first.
+        """`head` is None for a table that the same change creates: then `metadata` is its first.
 
         `folder` is where the change stages its files.
         """
@@ -85,7 +85,7 @@ class ShapedTable:
         self._runner = means.runner
         self.folder = folder
         self._tables = means.tables
-        # The table's own; `schema` has the columns that this change brings, too.
+        # The table's own; `schema` also has the columns that this change adds.
         self.own = metadata.schema() if head is None else schema_of(metadata, head)
         self.schema = self.own
         self._new_spec_id: int | None = None
@@ -101,7 +101,7 @@ class ShapedTable:
         return tuple(column.name for column in key_fields(self.schema))
 
     def evolved(self, incoming: pa.Schema) -> Schema:
-        """The table's schema with what rows of this Arrow schema bring: columns, wider numbers. Changes nothing yet."""
+        """The table's schema with what rows of this Arrow schema add: columns, wider numbers. Changes nothing yet."""
         known = [schema.schema_id for schema in self.metadata.schemas]
         found = evolve_schema(
             self.schema, incoming, last_column_id=self.metadata.last_column_id, next_schema_id=max(known) + 1
@@ -123,7 +123,7 @@ class ShapedTable:
         return keys_target(self.target(), self.metadata, self.schema, self.spec_id)
 
     def part_target(self, schema: Schema, names: Sequence[str]) -> tuple[StageTarget, Schema]:
-        """Where rows are staged that bring these columns only, and the schema of those. Its files are not published.
+        """Where to stage rows that have these columns only, and their schema. Its files are not published.
 
         Names that the schema does not have are left to staging, which refuses them.
         """
@@ -141,7 +141,7 @@ class ShapedTable:
     def staged_again(
         self, records: Sequence[FileRecord], schema: Schema, target: StageTarget, fills: Sequence[Fill]
     ) -> tuple[FileRecord, ...]:
-        """Rows that came in and were staged for `schema`, staged again for the target with these columns filled."""
+        """Stage incoming rows, staged for `schema`, again for the target, with these columns filled."""
         sources = [Source(record.path, record.rows, record.size_bytes, None, True) for record in records]
         if fills:
             try:
@@ -159,7 +159,7 @@ class ShapedTable:
 
 
 def _cannot_fill(error: Invalid, table: str, fills: Sequence[Fill]) -> Invalid:
-    """Rows that fit the table, and for which a column cannot be computed: there are ways out."""
+    """Rows fit the table, but a column cannot be computed for them: the error names the alternatives."""
     columns = ", ".join(fill.column for fill in fills)
     out = f"Bring the column with the rows; `floodmark backfill unbind {table} COLUMN` lets all writers leave it out."
     facts = {**error.facts, "table": table, "filled": columns}
@@ -168,7 +168,7 @@ def _cannot_fill(error: Invalid, table: str, fills: Sequence[Fill]) -> Invalid:
 
 @dataclass
 class WorkingFiles:
-    """`needed` were read and stay; `deletions` hold keys that go. Counts are those of the steps, added up."""
+    """`needed` were read and stay; `deletions` hold deleted keys. Counts are the sums over the steps."""
 
     folder: str
     base: dict[str, LiveFile] | None = None
@@ -223,7 +223,7 @@ class WorkingFiles:
         *,
         checked: bool,
     ) -> Edit:
-        """What the door is to do; without a head it makes the table, with this metadata."""
+        """What the publisher has to do; without a head it creates the table, with this metadata."""
         evolved = head is not None and self.changed and schema.schema_id != head.schema_id
         moved = head is not None and spec_id != head.spec_id
         return Edit(
@@ -278,11 +278,11 @@ class PlannedTable(ShapedTable):
         super().__init__(name, metadata, head, folder, means)
         self._snapshot = new_snapshot_id()
         self._state = WorkingFiles(self.folder)
-        # The publish demands that the table is just where it was planned, whatever is done to it.
+        # The publish requires that the table is exactly at the planned head, whatever is done to it.
         self.strict = False
-        # Another table of the change is right only beside this one's rows; looked at again if it moved.
+        # Another table of the change is right only beside this one's rows; checked again if it moved.
         self.depended = False
-        # Something was put on paper that is no step, and cannot be taken again.
+        # A planned change that is no step, and cannot be repeated.
         self._decided = False
 
     @property
@@ -294,10 +294,10 @@ class PlannedTable(ShapedTable):
     def add_again(self, records: Sequence[FileRecord], *, carried: bool = False) -> None:
         """Add files that are published already, on another branch: no copy, and a sequence of this commit.
 
-        `carried`: their rows went with `replace_all` and come back as they were; they are not counted as new.
+        `carried`: `replace_all` removed their rows and they return unchanged; they are not counted as new.
         """
         self._decided = True
-        self._base()  # to know what is live
+        self._base()  # loads the live files
         self._state.add_again(records)
         self._count(records, carried=carried)
 
@@ -315,7 +315,7 @@ class PlannedTable(ShapedTable):
             self._state.rows_added += rows
 
     def fill_files(self, files: Iterable[LiveFile]) -> None:
-        """Write files again that lack columns which the table's shape fills; their rows keep their sequences (I6)."""
+        """Rewrite files that lack columns which the table's shape fills; their rows keep their sequences (I6)."""
         self._decided = True
         lacking: dict[tuple[int, ...], list[LiveFile]] = {}
         for file in files:
@@ -337,7 +337,7 @@ class PlannedTable(ShapedTable):
             self.add_staged(records, carried=True)
 
     def replace_all(self, keep: Collection[str] = ()) -> int:
-        """Take out every file but those with these paths; returns how many rows go. No deletion is written down."""
+        """Remove every file except those with these paths; returns how many rows go. No deletion is recorded."""
         self._decided = True
         going = [file for file in self.working_files() if file.path not in keep]
         for file in going:
@@ -347,11 +347,11 @@ class PlannedTable(ShapedTable):
         return rows
 
     def tell_deleted(self, keys: pa.Table) -> None:
-        """Write these keys down as deleted by this commit, though no row of them is there any more."""
+        """Record these keys as deleted by this commit, though no row has them any more."""
         self._decided = True
         writer = DeletionsWriter(self._storage, self.folder, self.schema, key_fields(self.schema), clock.new_id())
         try:
-            # Crash here: at most a whole file in the operation's own folder; healing deletes it.
+            # Crash here: at most a whole file in the operation's own folder; recovery deletes it.
             with self._storage.batch():
                 writer.write(keys)
                 record = writer.finish()
@@ -362,7 +362,7 @@ class PlannedTable(ShapedTable):
             self._state.add_deletions([record])
 
     def reshape(self, schema: Schema, spec_id: int | None = None) -> None:
-        """Give the table a schema and a partition spec that its metadata knows, whether rows come or not."""
+        """Give the table a schema and a partition spec that its metadata has, whether rows come or not."""
         self._decided = True
         if spec_id is not None and spec_id not in self.metadata.specs():
             raise Corrupt("the table's metadata does not know this partition spec", table=self.name, spec_id=spec_id)
@@ -376,14 +376,14 @@ class PlannedTable(ShapedTable):
     # ── files ──
 
     def working_files(self) -> list[LiveFile]:
-        """The files that the table has once this change is true, as far as it is planned."""
+        """The files that the table has once this change is true, as planned so far."""
         base = [file for path, file in self._base().items() if path not in self._state.removed]
         return [*base, *self._staged(self._state.added.values())]
 
     def came_files(self) -> list[LiveFile]:
-        """The files of rows that are new to the table, or that were not looked at before they were put here.
+        """The files of rows that are new to the table, or that were not checked before they were added.
 
-        All of them, if the table gets a shape that it did not have when they were: a reference may come with it.
+        All of them, if the table gets a shape that it did not have then: it may add a reference.
         """
         if self._state.reshaped:
             return self.working_files()
@@ -391,7 +391,7 @@ class PlannedTable(ShapedTable):
         return [file for file in staged if self._decided or file.fresh]
 
     def deleted_keys(self) -> list[str]:
-        """The files of the keys that some step took out; a later one may have brought them again."""
+        """The files of the keys that some step removed; a later step may have added them again."""
         return [record.path for record in self._state.deletions]
 
     def base_paths(self) -> set[str]:
@@ -399,7 +399,7 @@ class PlannedTable(ShapedTable):
         return set(self._base())
 
     def came_meanwhile(self, head: Head) -> list[LiveFile]:
-        """The files of a newer head that were not there at the one that was planned on."""
+        """The files of a newer head that the planned head does not have."""
         return [file for file in live_files(self._files, head, self.schema) if file.path not in self._base()]
 
     def _base(self) -> dict[str, LiveFile]:
@@ -412,7 +412,7 @@ class PlannedTable(ShapedTable):
         return staged_files(records, self.metadata, self.schema, self.spec_id)
 
     def _replace(self, result: Result) -> None:
-        """Put a rewrite's outcome on paper."""
+        """Add a rewrite's result to the plan."""
         live = {file.path: file for file in self.working_files()}
         for file in result.files:
             if file.removed:
@@ -423,7 +423,7 @@ class PlannedTable(ShapedTable):
         self._state.add_deletions(result.deletions)
 
     def _evolve(self, schema: Schema) -> None:
-        """The table's shape, from this step on, is the one that its rows bring."""
+        """From this step on the table has the shape of the step's rows."""
         if schema is not self.schema:
             self.schema, self.metadata = schema, add_schema(self.metadata, schema)
 
@@ -437,9 +437,9 @@ class TableChange(PlannedTable):
     def __init__(self, name: str, metadata: TableMetadata, head: Head | None, folder: str, means: Means) -> None:
         super().__init__(name, metadata, head, folder, means)
         self._steps: list[Step] = []
-        # Files that came after planning and were looked at: none of their rows matter to the steps.
+        # Files that came after planning and were checked: none of their rows matter to the steps.
         self._looked: set[str] = set()
-        # Staged files whose keys are unique; looking once is enough.
+        # Staged files whose keys are unique; one check is enough.
         self._unique: set[tuple[str, ...]] = set()
 
     # ── steps ──
@@ -457,7 +457,7 @@ class TableChange(PlannedTable):
         self._steps.append(step)
 
     def _shaped(self, step: Step, *, anew: bool = False) -> Step:
-        """The step with its rows in the table's shape, which becomes the one that they bring; staged again if need be.
+        """The step with its rows in the table's shape, extended by theirs; staged again if necessary.
 
         `anew`: the table's own shape may have changed since they were staged.
         """
@@ -472,7 +472,7 @@ class TableChange(PlannedTable):
         fits = step.schema == self.schema and step.spec_id == self.spec_id
         if fits or not (anew or step.options.evolve) or not step.incoming:
             return step
-        # Columns that came meanwhile are filled in rows that were sent before, or null.
+        # Columns that were added meanwhile are filled in rows that were sent before, or null.
         fills = lacking(self.fills, [field.name for field in source.fields])
         target = self.target(fill_missing=True)
         unfilled = target.without(tuple(fill.field_id for fill in fills))
@@ -483,7 +483,7 @@ class TableChange(PlannedTable):
         return replace(step, incoming=incoming, schema=self.schema, spec_id=self.spec_id, planned=self.own)
 
     def _parts_shaped(self, step: Step, *, anew: bool) -> Step:
-        """The rows of a partial merge under the ids that their columns have now; staged again if these are others."""
+        """The rows of a partial merge under the present ids of their columns; staged again if the ids changed."""
         sources = [translated(part.schema, step.planned or self.own, self.schema) for part in step.parts]
         for source in sources if step.options.evolve else ():
             self._evolve(self.evolved(arrow_schema(source)))
@@ -565,8 +565,8 @@ class TableChange(PlannedTable):
         self._state.rows_added += step.rows - updated - same
 
     def _add_parts(self, step: Step, result: Result, matched: Mapping[int, Sequence[str]]) -> None:
-        """Add the rows of a partial merge: those that were completed, and those that no row of the table matched."""
-        # The files of the columns that came in are never published.
+        """Add the rows of a partial merge: the completed ones, and those that matched no row of the table."""
+        # The files of the incoming columns are never published.
         self._state.leftovers = True
         lacking: dict[tuple[int, ...], list[FileRecord]] = {}
         for completed in result.completed:
@@ -592,7 +592,7 @@ class TableChange(PlannedTable):
         return found
 
     def _stage_new(self, part: Part, sources: Sequence[Source], absent: tuple[int, ...]) -> list[FileRecord]:
-        """New rows of a partial merge as whole rows: columns that they do not bring are null, if they may be."""
+        """New rows of a partial merge as whole rows: columns that they lack are null, if the column allows it."""
         known = {*part.held, *absent}
         needed = [one.name for one in user_fields(self.schema) if one.required and one.field_id not in known]
         if sources and needed:
@@ -624,13 +624,13 @@ class TableChange(PlannedTable):
         self._state.rows_deleted -= replaced
 
     def _remove(self, step: Step) -> int:
-        """Take out the rows that a condition matches; returns how many of them come in again under the same key."""
+        """Remove the rows that a condition matches; returns how many of them are added again under the same key."""
         where = self._where(step)
         self._runner.check(where, self.schema)
         files = [file for file in self.working_files() if where.may_match(file, self.metadata)]
         whole = [file for file in files if where.must_match(file, self.metadata)]
         if not self.key:
-            # Nobody asks which rows went: files that match as a whole need not be opened.
+            # No caller needs the removed rows: files that match as a whole need not be opened.
             for file in whole:
                 self._state.drop(file)
             self._state.rows_deleted += sum(file.rows for file in whole)
@@ -653,7 +653,7 @@ class TableChange(PlannedTable):
         return sum(file.replaced for result in results for file in result.files)
 
     def _delete_keys(self, step: Step) -> None:
-        """Take out the rows that have one of these keys; a key that no row has changes nothing."""
+        """Remove the rows that have one of these keys; a key that no row has changes nothing."""
         # The keys themselves are files of this operation that its commit does not name.
         self._state.leftovers = True
         held = {file.path for file in self._look_for_keys(step, self.working_files()).files if file.matched}
@@ -664,7 +664,7 @@ class TableChange(PlannedTable):
         self._state.rows_deleted += sum(file.removed for file in result.files)
 
     def _where(self, step: Step) -> Where:
-        """The step's condition; only an overwrite may mean everything by leaving it out."""
+        """The step's condition; only an overwrite may leave it out, and means everything then."""
         everything = step.options.where is None and step.verb == OVERWRITE
         return Where.everything() if everything else Where.parse(step.options.where or "", self.schema)
 
@@ -683,7 +683,7 @@ class TableChange(PlannedTable):
         return self._runner.find_positions(where, paths, self.schema, self.folder, arrow=arrow)
 
     def _retain(self, step: Step) -> None:
-        """Take out what the step's remover says, of rows that are there; no deletion is written down for them."""
+        """Remove the existing rows that the step's remover selects; no deletion is recorded for them."""
         if step.options.remover is None or self.head is None:
             raise Invalid("there is nothing to take rows out by", table=self.name)
         there = [file for path, file in self._base().items() if path not in self._state.removed]
@@ -707,7 +707,7 @@ class TableChange(PlannedTable):
             raise refusals.keys_twice(self.name, twice)
 
     def _check_new(self, step: Step) -> None:
-        """No live row has a key that comes in."""
+        """Check that no live row has an incoming key."""
         found = self._look_for_keys(step, self.working_files())
         if found.matched:
             raise refusals.keys_there(self.name, found.matched, found.examples())
@@ -717,7 +717,7 @@ class TableChange(PlannedTable):
         return self._runner.run(rewrite, self._sources(self._may_hold(step, files)))
 
     def _check_inside(self, step: Step) -> None:
-        """Rows that overwrite a part of a table belong to that part: otherwise a second run would not replace them."""
+        """Rows that overwrite a part of a table must belong to it: otherwise a second run would not replace them."""
         if step.options.where is None or not step.incoming:
             return
         where = Where.parse(step.options.where, self.schema)
@@ -735,7 +735,7 @@ class TableChange(PlannedTable):
         return may_hold_keys(files, step.incoming, self.metadata, self.schema, self.spec_id)
 
     def _without(self, records: Sequence[FileRecord], unchanged: dict[int, list[str]]) -> list[FileRecord]:
-        """The incoming files without the rows that are there already just so."""
+        """The incoming files without the rows that the table already has unchanged."""
         kept = [record for number, record in enumerate(records) if number not in unchanged]
         if unchanged:
             self._state.leftovers = True
@@ -749,7 +749,7 @@ class TableChange(PlannedTable):
     # ── seal, look again, plan again ──
 
     def edit(self) -> Edit | None:
-        """What the steps come to; None if nothing. Steps that read and changed nothing are still to be checked."""
+        """The edit that results from the steps; None if nothing. Steps that only read still need the check."""
         checked = self.head is not None and (bool(self.key) or any(step.verb != APPEND for step in self._steps))
         bound = self.strict or self.depended
         checked = checked or (bound and self.head is not None)
@@ -758,14 +758,14 @@ class TableChange(PlannedTable):
         return self._edit(checked=checked)
 
     def riders(self) -> list[Rider]:
-        """What the removers want to hold in the publish, if there will be one."""
+        """What the removers need to hold in the publish, if one follows."""
         removers = [
             step.options.remover for step in self._steps if step.options.remover is not None and self._state.changed
         ]
         return [rider for remover in removers for rider in remover.riders()]
 
     def recheck(self, head: Head) -> None:
-        """The table is at another head than planned, with all files that were read: do rows that came matter?"""
+        """The table is at another head than planned, with all files that were read: do the added rows matter?"""
         known = self._base()
         now = live_files(self._files, head, self.schema)
         came = [file for file in now if file.path not in known and file.path not in self._looked]
@@ -786,7 +786,7 @@ class TableChange(PlannedTable):
         return bool(self._count_matching(where, files))
 
     def plan_again(self, head: Head, metadata: TableMetadata) -> None:
-        """Take the steps again on the table's new head; rows staged for another shape are staged again first."""
+        """Apply the steps again on the table's new head; rows staged for another shape are staged again first."""
         if self._decided or self.strict:
             raise Conflict("the table moved under what was decided for it", table=self.name, advice="Run it again.")
         self.head, self.metadata = head, metadata
@@ -801,7 +801,7 @@ class TableChange(PlannedTable):
             self.take(self._again(step))
 
     def _again(self, step: Step) -> Step:
-        """The step in the table's present shape. What does not go into it any more is the caller's to say anew."""
+        """The step in the table's present shape. If it does not fit any more, the caller has to state it again."""
         try:
             self.check_verb(step.verb)
             planned = step.planned or self.own

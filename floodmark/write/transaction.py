@@ -36,7 +36,7 @@ class Transaction:
         try:
             self._change = Change.begin(self._engine, self._intent)
         except AlreadyCommitted as already:
-            # The block still runs; what it hands over is not needed and not written.
+            # The block still runs; its rows are not needed and not written.
             self.commit = self._engine.catalog.history.commit(already.version, outcome="already_committed")
         return self
 
@@ -74,9 +74,9 @@ class Transaction:
         self._write(DELETE, table, None, WriteOptions(where=where, progress=progress))
 
     def delete_keys(self, table: str, keys: Any, *, progress: Progress | None = None) -> int:
-        """Delete the rows that have one of these keys (rows of the key's columns); returns how many keys came.
+        """Delete the rows that have one of these keys (rows of the key's columns); returns how many keys were given.
 
-        A key that no row has changes nothing. Rows of earlier steps go too.
+        A key that no row has changes nothing. Rows of earlier steps are deleted too.
         """
         return self._write(DELETE_KEYS, table, keys, WriteOptions(progress=progress))
 
@@ -89,7 +89,7 @@ class Transaction:
         evolve: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Put these rows in the place of all rows, or of those that a condition matches; returns how many came."""
+        """Replace all rows, or those that a condition matches, by these; returns how many came."""
         return self._write(OVERWRITE, table, data, WriteOptions(where=where, evolve=evolve, progress=progress))
 
     def _write(self, verb: str, table: str, data: Any, options: WriteOptions) -> int:
@@ -109,7 +109,7 @@ class Transaction:
         sort: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a table in the same version; rows can be appended to it at once. One that is there is Invalid."""
+        """Create a table in the same version; rows can be appended to it at once. Invalid if the table exists."""
         shape = plan_table(name, schema, key=key, partition=partition, sort=sort, properties=properties)
         if self._change is not None:
             self._change.create_table(shape)

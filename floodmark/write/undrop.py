@@ -1,10 +1,10 @@
-"""Undrop: a table that main dropped is there again, as it was, by a publish like any other.
+"""Undrop: a table that main dropped comes back as it was, by a publish like any other.
 
-begin (the version that has it is held from here on), look again, seal, build, publish. No row is read or written: one
+begin (the version that has it is held from here on), check again, seal, build, publish. No row is read or written: one
 snapshot over the manifests that the table had. It is the same table by its id; its rows keep their sequences, its marks
-and batch ids go on. References to and from other tables are left out: those went on without it, so whether they still
-hold has to be looked at, which `apply` does when the reference is declared again.
-Crash anywhere before the publish: the table is dropped as before; recovery rolls the operation back.
+and batch ids continue. References to and from other tables are left out: those tables changed without it, so the
+references have to be checked again, which `apply` does when the reference is declared again. Crash anywhere before the
+publish: the table is dropped as before; recovery rolls the operation back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from floodmark.model import Commit
 
 @dataclass(frozen=True)
 class Undropped:
-    """What came back: rows, the state's version, the version that had dropped it, and columns that refer no more."""
+    """What came back: rows, the state's version, the version that dropped it, and columns that lost their reference."""
 
     table: str
     rows: int
@@ -45,7 +45,7 @@ def undrop(
     version: int | None = None,
     told: Callable[[Undropped], None] | None = None,
 ) -> Commit:
-    """Bring a dropped table back; `version` says which one, if several had the name. `told` gets what came back."""
+    """Bring a dropped table back; `version` selects one, if several had the name. `told` receives what came back."""
     plan = _Undrop(catalog, table, version)
     commit = publish(catalog, intent, plan)
     if told is not None and plan.done is not None:
@@ -65,7 +65,7 @@ class _Undrop(PublishPlan):
         return Start(held_version=_find(self._catalog, self._table, self._version).held_version)
 
     def stage(self, work: Publication) -> None:
-        # From begin on nothing expires that can be read now and is not older than what is held.
+        # From begin on, no readable version expires that is not older than the held one.
         found = _find(self._catalog, self._table, self._version)
         if (found.held_version or 0) < work.operation.base_version:
             raise Conflict("a version expired meanwhile", table=self._table, advice="Run it again.")
@@ -107,7 +107,7 @@ def _edit(found: Dropped, metadata: TableMetadata, properties: dict[str, str]) -
 
 
 def _references(metadata: TableMetadata, found: Dropped) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What the table's properties say of no other table any more, and the columns that referred to one."""
+    """The properties without references to other tables, and the columns that had one."""
     schema, table_id = schema_of(metadata, found.state), found.state.table_id
     out = [one for one in references_of(metadata.properties, schema, table_id) if one.parent_id != table_id]
     into = [one for one in referrers_of(metadata.properties) if one.table_id != table_id]

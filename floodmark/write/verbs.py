@@ -1,4 +1,4 @@
-"""The verbs of a lake that write rows or make tables: each a plan, run by one publication."""
+"""The verbs of a lake that write rows or create tables: each a plan, run by one publication."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def create(engine: Engine, intent: Intent, shape: TableShape) -> Commit:
 
 
 def adopt(engine: Engine, intent: Intent, name: str, location: str, key: Sequence[str]) -> Commit:
-    """Take a foreign Iceberg table over. What the lake could not hold is refused before anything exists."""
+    """Adopt a foreign Iceberg table. A table that the lake cannot hold is refused before anything exists."""
     catalog = engine.catalog
     check_name(name)
     adopted = read_foreign(catalog.files, location, key, table_id=str(uuid.uuid4()))
@@ -58,7 +58,7 @@ def adopt(engine: Engine, intent: Intent, name: str, location: str, key: Sequenc
 
 
 def check_order(on_duplicate: str | None, order: str | None) -> str | None:
-    """The column that decides between rows of one key, if the caller wants that."""
+    """The column that decides between rows of one key, if the caller gave one."""
     if on_duplicate not in (None, "last"):
         raise Invalid("on_duplicate is not known", on_duplicate=on_duplicate, advice='Use "last", or leave it out.')
     if (on_duplicate is None) != (order is None):

@@ -1,6 +1,6 @@
 """Watching a stage from outside: how much is in the operation's folder so far.
 
-Asks the storage, not Spark, so it is the same for every way of running Spark, and an error in it never harms the work.
+Reads the storage, not Spark, so it works the same in every mode of Spark, and an error in it never harms the work.
 """
 
 from __future__ import annotations

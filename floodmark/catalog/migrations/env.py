@@ -1,4 +1,4 @@
-"""Alembic's entry: migrates on the connection (and inside the transaction) that lifecycle.py hands over."""
+"""Alembic's entry: migrates on the connection (and inside the transaction) that lifecycle.py passes."""
 
 from alembic import context
 

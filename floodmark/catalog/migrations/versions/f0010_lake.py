@@ -11,7 +11,7 @@ from alembic import op
 revision = "f0010"
 down_revision = None
 
-# A mark never goes down within an epoch, and an epoch never (I7): the database says so too.
+# A mark never goes down within an epoch, and an epoch never (I7): the database enforces it too.
 FALLING = "NEW.epoch < OLD.epoch OR (NEW.epoch = OLD.epoch AND NEW.mark < OLD.mark)"
 
 
