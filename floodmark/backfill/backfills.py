@@ -1,7 +1,7 @@
-"""`lake.backfill`: long work made of small steps, each once, that anyone can watch, stop and go on with.
+"""`lake.backfill`: long work in small steps, each done once. Any process can watch it, stop it and resume it.
 
-Thin: every verb checks its input and is one call into the rooms beside it. Input that is wrong makes no job and changes
-nothing. Looking needs no Spark.
+Thin: every verb checks its input and makes one call into the modules beside it. Wrong input creates no job and changes
+nothing. Reading state needs no Spark.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ class LakeBackfills:
         self, name: str, source: Any, tables: str | Sequence[str] | Mapping[str, Any], *, progress: Step | None = None,
         actor: str | None = None, give_up: str = GIVE_UP, **options: Any,
     ) -> BackfillRun:  # fmt: skip
-        """Load years of history in chunks, each once: all that is wanted and not done, from the catalog alone.
+        """Load years of history in chunks, each once: every chunk that is wanted and not done, according to the
+        catalog.
 
-        `source` has `tip()` and `read(chunk)`; a path template or a function will do. `tables`: a name, names, or a
-        mapping to what comes into each (None: the chunk's rows; Spark SQL over `chunk`). `options`: see
+        `source` has `tip()` and `read(chunk)`; a path template or a function is accepted too. `tables`: a name, names,
+        or a mapping from each table to its rows (None: the chunk's rows; Spark SQL over `chunk`). `options`: see
         `history_spec`. `progress(chunks done, chunks in all)` is called after every chunk. `give_up`: with follow=True,
-        how long a source that is away is tried again.
+        how long to retry a source that does not answer.
         """
         from floodmark.backfill.chunks.history import run_history
 
@@ -81,15 +82,15 @@ class LakeBackfills:
         retries: int = 5,
         forget_tip: bool = False,
     ) -> HistorySpec:
-        """What a history backfill is. `chunk`: the size of a chunk, a number or a span of time like 1d.
+        """The specification of a history backfill. `chunk`: the size of a chunk, a number or a span of time like 1d.
 
-        `first` is part of the range, `last` is not; without `last` it goes up to the source's tip. `column`: where a
-        row is in the range; rows outside their chunk are refused. rows_min, rows_max: per chunk; rows_exact: as many as
-        a chunk has numbers, and with `column` each number once. `expect` declares the same by one mapping: rows (so
-        many), min_rows, every_number, or manifest (a JSON file with rows or sha256 of each chunk). `keep`: chunks below
-        the tip or now by this much are skipped, and pruned. `follow`: go on with new chunks until cancelled.
-        `tip_wait`: how long to wait for a tip that is not there yet. `forget_tip`: how far the source came before does
-        not count.
+        `first` is part of the range, `last` is not; without `last` the range ends at the source's tip. `column`: the
+        position of a row in the range; rows outside their chunk are refused. rows_min, rows_max: per chunk; rows_exact:
+        as many as a chunk has numbers, and with `column` each number once. `expect` declares the same by one mapping:
+        rows (exact count), min_rows, every_number, or manifest (a JSON file with rows or sha256 of each chunk). `keep`:
+        chunks further than this below the tip or now are skipped, and pruned. `follow`: continue with new chunks until
+        cancelled. `tip_wait`: how long to wait for a tip that the source has not reached yet. `forget_tip`: ignore how
+        far the source came before.
         """
         from floodmark.backfill.chunks.checks import expected_rows
         from floodmark.backfill.chunks.geometry import Geometry
@@ -129,11 +130,11 @@ class LakeBackfills:
         progress: Step | None = None,
         actor: str | None = None,
     ) -> BackfillRun:
-        """Load chunks of a history again: one publish takes their rows out, then they are loaded, with an audit row.
+        """Load chunks of a history again: one publish removes their rows, then they are loaded, with an audit row.
 
         [first, last) are whole chunks. Rows that others merged into the range since stay, and are named in `redone`;
-        `all_rows` takes them out too. If a consumer has shipped rows of a table without a key, it is Invalid, unless
-        `force`. `source`: of a job whose source the catalog cannot keep.
+        `all_rows` removes them too. If a consumer has shipped rows of a table without a key, it is Invalid, unless
+        `force`. `source`: for a job whose source the catalog cannot store.
         """
         from floodmark.backfill.chunks.redo import redo
 
@@ -143,26 +144,26 @@ class LakeBackfills:
     def redo_plan(
         self, name: str, first: Any, last: Any, *, force: bool = False, all_rows: bool = False, source: Any = None
     ) -> dict[str, Any]:
-        """What `redo` would take out and load; refused if a redo would be. Changes nothing."""
+        """What `redo` would remove and load; refused if a redo would be. Changes nothing."""
         from floodmark.backfill.chunks.redo import plan
 
         job, options = self._of_kind(name, HISTORY), _redo_options(force, all_rows, source)
         return plan(self._room, job, first, last, **options)
 
     def read(self, name: str, first: Any, last: Any, *, table: str | None = None) -> DataFrame:
-        """The rows of a range of a history, if all of it is there: else BelowRetention or Incomplete, never no rows."""
+        """The rows of a range of a history. BelowRetention or Incomplete if not all of it is loaded."""
         from floodmark.backfill.chunks.coverage import read_range
 
         return read_range(self._room, self._of_kind(name, HISTORY), first, last, table)
 
     def check_range(self, name: str, first: Any, last: Any, *, table: str | None = None) -> None:
-        """Whether all of a range is there, for a table or for all of the job's: else BelowRetention or Incomplete."""
+        """BelowRetention or Incomplete if not all of a range is loaded, for a table or for all of the job's."""
         from floodmark.backfill.chunks.coverage import check_range
 
         check_range(self._room, self._of_kind(name, HISTORY), first, last, table)
 
     def coverage(self, name: str) -> dict[str, Any]:
-        """What a history has and has not, per table: ranges, gaps, and what was pruned."""
+        """What a history has and lacks, per table: loaded ranges, gaps, and pruned ranges."""
         from floodmark.backfill.chunks.coverage import coverage
 
         return coverage(self._room, self._of_kind(name, HISTORY))
@@ -173,10 +174,10 @@ class LakeBackfills:
         self, table: str, column: str, expression: str, *, progress: Step | None = None, actor: str | None = None,
         **options: Any,
     ) -> BackfillRun:  # fmt: skip
-        """Add a column and fill it for the rows that are there, in small batches that nobody waits for.
+        """Add a column and fill it for existing rows, in small batches that block no writer.
 
-        `expression` is Spark SQL over the row; new writes that do not bring the column fill it by the same expression.
-        `options`: see `column_spec`. `progress(rows done, rows in all)` is called after every batch.
+        `expression` is Spark SQL over the row; new writes without a value for the column fill it by the same
+        expression. `options`: see `column_spec`. `progress(rows done, rows in all)` is called after every batch.
         """
         from floodmark.backfill.columns.column import run_column
 
@@ -196,7 +197,7 @@ class LakeBackfills:
         batch_bytes: int = BATCH_BYTES,
         pause: str = "100ms",
     ) -> ColumnSpec:
-        """What a column backfill is. `join` ("orders o") and `on` ("o.user_id = users.id"): from rows that match there.
+        """A column backfill. `join` ("orders o") and `on` ("o.user_id = users.id"): values from matching rows there.
 
         Rows keep their sequences, unless `announce` gives them new ones so that consumers see them. A batch has at most
         batch_rows rows and batch_bytes bytes, and is followed by a pause.
@@ -208,7 +209,7 @@ class LakeBackfills:
         return ColumnSpec(table, column, fold(expression, join, on), announce, batch_rows, batch_bytes, pause_s)
 
     def unbind(self, table: str, column: str, *, actor: str | None = None) -> Commit:
-        """Let a column be filled by its expression no more: writers compute nothing, what is unfilled stays null."""
+        """Stop filling a column by its expression: writers compute nothing, unfilled rows stay null."""
         from floodmark.backfill.columns.unbind import unbind
 
         return unbind(self._room, table, column, actor or self._room.engine.actor)
@@ -233,9 +234,9 @@ class LakeBackfills:
         stop: threading.Event | None = None,
         give_up: str = GIVE_UP,
     ) -> BackfillRun:
-        """Go on with a job that was cancelled, failed, or whose process died, as it was started.
+        """Resume a job that was cancelled, failed, or whose process died, as it was started.
 
-        `stop`, once it is set, ends the run after the chunk or batch that it is at; the job is then interrupted.
+        `stop`, once it is set, ends the run after its current chunk or batch; the job is then interrupted.
         """
         from floodmark.backfill.chunks import history
         from floodmark.backfill.columns import column
@@ -253,16 +254,16 @@ class LakeBackfills:
         return Listing(JobFacts(job.as_dict()) for job in self._catalog.jobs.all())
 
     def show(self, name: str) -> dict[str, Any]:
-        """One job: how far it is, how fast, who is at it, and why it failed."""
+        """One job: its progress, its speed, its owner, and why it failed."""
         return JobFacts(self._catalog.jobs.find(name).as_dict())
 
     def cancel(self, name: str) -> dict[str, Any]:
-        """Ask a job to stop after the batch or chunk it is at; what is done stays."""
+        """Ask a job to stop after its current batch or chunk; finished work stays."""
         self._room.engine.get_ready()
         return JobFacts(self._catalog.jobs.cancel(name).as_dict())
 
     def ack(self, name: str) -> dict[str, Any]:
-        """Say that a failure was seen: the job needs no attention any more."""
+        """Acknowledge a failure: the job needs no attention any more."""
         self._room.engine.get_ready()
         return JobFacts(self._catalog.jobs.acknowledge(name).as_dict())
 

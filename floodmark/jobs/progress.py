@@ -1,11 +1,11 @@
-"""How far a run of a job is: told to the caller at every step, to the catalog at most once a second.
+"""Progress of a run of a job: reported to the caller at every step, written to the catalog at most once a second.
 
-The first word of a run is written at once, so that figures of an earlier run do not stand; one that came too soon
-after another is written when a cancel is looked for next, and the last one with the end of the job. While figures stay
-as they are, also in a wait, a run says now and then that it goes on: so one that hangs can be told. An error of the
-caller's callback ends the run with that error: it is told, not swallowed. That the catalog does not answer for a while
-ends no run here: its next publish, or its end, finds out whether it is back. A request to cancel is found between two
-steps and while waiting, never in the middle of a publish.
+The first report of a run is written at once, so that figures of an earlier run do not remain. A report that comes too
+soon after another is written at the next check for a cancel; the last one is written with the end of the job. While the
+figures do not change, also in a wait, a run records now and then that it is alive: so a hanging run can be recognized.
+An error of the caller's callback ends the run with that error; it is not swallowed. A catalog that does not answer for
+a while ends no run here: the next publish, or the end of the run, finds out whether it is back. A request to cancel is
+found between two steps and while waiting, never in the middle of a publish.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ TOUCH_EVERY_S = 60.0
 
 
 class Cancelled(Exception):
-    """Somebody asked that the run stops here; what is done stays."""
+    """A request to cancel stops the run here; finished work stays."""
 
 
 class LeftOff(Cancelled):
-    """This process is about to end: the job stays as it is, for whoever goes on with it."""
+    """This process is about to end: the job stays as it is, for the process that resumes it."""
 
 
 class CallbackFailed(Exception):
-    """The caller's callback raised this. It is nobody else's error, whatever its kind: no step failed, nothing is tried
-    again."""
+    """The caller's callback raised this. No step failed, whatever the kind of the error: nothing is tried again."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -42,7 +41,7 @@ class CallbackFailed(Exception):
 
 
 class Progress:
-    """Safe for several threads: steps of workers come in the order in which they are told."""
+    """Safe for several threads: steps of workers are reported in the order of their calls."""
 
     def __init__(
         self,
@@ -62,9 +61,9 @@ class Progress:
         self._written: tuple[int, int | None] | None = None
         self._tried_s = float("-inf")
         self._looked_s = float("-inf")
-        # The start of the run was just written.
+        # The catalog has recorded the start of the run a moment ago.
         self._touched_s = time.monotonic()
-        # None until a step was told.
+        # None until the first step is reported.
         self.processed: int | None = None
         self.total: int | None = None
         # How often the catalog was written to, and how often it did not answer.
@@ -72,7 +71,7 @@ class Progress:
         self.errors = 0
 
     def step(self, processed: int, total: int | None) -> None:
-        """So much of so much is done. Cancelled if somebody asked for it, CallbackFailed if the callback raises."""
+        """Report progress. Raises Cancelled after a request to cancel, CallbackFailed if the callback raises."""
         with self._lock:
             self.processed, self.total = processed, total
             if self._callback is not None and self._told != (processed, total):
@@ -84,7 +83,7 @@ class Progress:
             self.check()
 
     def check(self) -> None:
-        """Raise Cancelled if somebody asked for it; the catalog is asked a few times a second at most."""
+        """Raise Cancelled after a request to cancel; asks the catalog at most a few times a second."""
         if self._stop is not None and self._stop.is_set():
             raise LeftOff
         with self._lock:
@@ -96,7 +95,8 @@ class Progress:
             try:
                 goes_on = self._write(now_s) if is_due else self._look(now_s)
             except Unavailable as error:
-                # These figures are for people. What was told is written later; at the end it has to be.
+                # These figures are only for display. The last report is written later; at the end of the run it must
+                # be.
                 self.errors += 1
                 log.get(job=self._held.name).warning("progress could not be written", cause=str(error))
                 return
@@ -104,7 +104,7 @@ class Progress:
                 raise Cancelled
 
     def _write(self, now_s: float) -> bool:
-        """Write down what was told last; False if somebody asked to cancel."""
+        """Write the last report; False after a request to cancel."""
         assert self._told is not None
         self._tried_s = now_s
         goes_on = self._jobs.progress(self._held, *self._told, first=self._written is None)
@@ -114,14 +114,14 @@ class Progress:
         return goes_on
 
     def _look(self, now_s: float) -> bool:
-        """False if somebody asked to cancel; now and then it is written down that this run looks."""
+        """False after a request to cancel; now and then this also records that the run is alive."""
         if now_s - self._touched_s < TOUCH_EVERY_S:
             return not self._jobs.wants_cancel(self._held)
         self._touched_s = now_s
         return self._jobs.touch(self._held)
 
     def wait(self, wait_s: float) -> None:
-        """Do nothing for a while, and look for a cancel meanwhile."""
+        """Wait, and check for a cancel meanwhile."""
         end_s = time.monotonic() + wait_s
         while (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(left_s, LOOK_EVERY_S))

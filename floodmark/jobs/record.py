@@ -1,4 +1,4 @@
-"""What a run of a backfill came to: a named outcome, the job as it is now, and an exit code (I12)."""
+"""The result of a run of a backfill: a named outcome, the job as it is now, and an exit code (I12)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from floodmark.shown import JobFacts
 
 DONE, NOTHING_TO_DO, CANCELLED, FAILED, TIMED_OUT = "done", "nothing_to_do", "cancelled", "failed", "timed_out"
-# Chunks were loaded again; of the job itself more may be missing.
+# Chunks were loaded again; other chunks of the job may be missing.
 REDONE = "redone"
-# The process was about to end: the job is interrupted, and anybody may go on with it.
+# The process was about to end: the job is interrupted, and any process may resume it.
 LEFT_OFF = "left_off"
 
 
 @dataclass(frozen=True, repr=False)
 class BackfillRun:
-    """done: all of it is there, some of it by this run. nothing_to_do: it was there. timed_out: the tip did not come.
-    redone: a redo has loaded its chunks again, whatever else is missing.
+    """done: all of it is loaded, some of it by this run. nothing_to_do: it was loaded already. timed_out: the source
+    did not come far enough in time. redone: a redo has loaded its chunks again, whatever else is missing.
 
-    `job` has the figures (floodmark/catalog/jobs.py); `error` says why a run failed; `redone` what a redo took out.
+    `job` has the figures (floodmark/catalog/jobs.py); `error` is why a run failed; `redone` what a redo removed.
     """
 
     outcome: str

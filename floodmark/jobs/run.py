@@ -1,7 +1,7 @@
-"""One run of a job, from its lease to its end: whatever happens inside becomes a named outcome (I12).
+"""One run of a job, from its lease to its end: every result and every error becomes a named outcome (I12).
 
-Crash anywhere: the job is `running` and its owner dead, which is shown as interrupted; what is done stays, and the next
-run goes on from there. An end that cannot be written is raised: such a job has not ended well.
+Crash anywhere: the job is `running` and its owner dead, which is shown as interrupted; finished work stays, and the
+next run continues from there. If the end cannot be written, the error is raised: such a job has not ended well.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TEXT_CHARACTERS_MAX = 2_000
 
 @dataclass(frozen=True)
 class Room:
-    """What a backfill works with: the lake's engine, and what its caller wants.
+    """What a backfill works with: the lake's engine, and its caller's wishes.
 
-    `stop`, once it is set, ends a run after the chunk or batch that it is at, and leaves the job interrupted. While its
-    source is away, a run that follows it tries again for give_up_s.
+    `stop`, once it is set, ends a run after its current chunk or batch, and leaves the job interrupted. While its
+    source does not answer, a run that follows it tries again for give_up_s.
     """
 
     engine: Engine
@@ -45,7 +45,7 @@ class Room:
 
 
 class TimedOut(Incomplete):
-    """What was waited for did not come in time; nothing was left behind."""
+    """A wait took too long; nothing was left behind."""
 
 
 def run_job(
@@ -55,15 +55,15 @@ def run_job(
     work: Callable[[Progress], bool],
     end: Callable[[Progress], dict[str, Any]] | None = None,
 ) -> BackfillRun:
-    """Do the work of a job that this run holds, and end the job. `work` says whether there was anything to do.
+    """Do the work of a job that this run holds, and end the job. `work` returns whether there was anything to do.
 
-    `end` writes the end of a run that did its work, if that is not all of the job's.
+    `end` writes the end of a run that finished its work, if the job has more work.
     """
     progress = Progress(room.catalog.jobs, held, callback, stop=room.stop)
     try:
         busy = work(progress)
     except LeftOff:
-        # As if this process had died: nobody cancelled the job, so the next daemon goes on with it.
+        # As if this process had died: the job was not cancelled, so the next daemon resumes it.
         room.catalog.jobs.disown(held.run)
         return BackfillRun(record.LEFT_OFF, room.catalog.jobs.find(held.name).as_dict())
     except Cancelled:
@@ -71,11 +71,11 @@ def run_job(
     except Fenced:
         room.catalog.jobs.disown(held.run)
         raise
-    except Exception as raised:  # noqa: BLE001 - the edge of a run: told in its record, and the trace is in the log
+    except Exception as raised:  # noqa: BLE001 - the edge of a run: its record has the error, and the log has the trace
         error = raised.error if isinstance(raised, CallbackFailed) else raised
         told = told_of(error)
         if told["kind"] in PASSING:
-            # Who tries again and again counts from the first failure since the last progress.
+            # A caller that retries counts from the first failure since the last progress.
             progressed = progress.processed is not None and progress.processed > held.processed
             since_ms = None if progressed else held.failing_since_ms
             told["facts"].setdefault(FAILING_SINCE, clock.format_time(since_ms or clock.now_ms()))
@@ -88,7 +88,7 @@ def run_job(
         outcome = record.TIMED_OUT if isinstance(raised, TimedOut) else record.FAILED
         return BackfillRun(outcome, job, told)
     except BaseException:
-        # Somebody pressed Ctrl-C, or the process is told to go: what is done stays, as after a cancel.
+        # Ctrl-C, or a signal to end the process: finished work stays, as after a cancel.
         _end(room, held, states.CANCELLED, progress)
         raise
     job = _end(room, held, states.DONE, progress) if end is None else end(progress)
@@ -98,12 +98,12 @@ def run_job(
 def _end(
     room: Room, held: Held, state: str, progress: Progress, error: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The job as its end was written: that the catalog does not answer right after makes no run fail."""
+    """The job with its written end: a catalog that does not answer right after that fails no run."""
     return room.catalog.jobs.end(held, state, progress.processed, progress.total, error).as_dict()
 
 
 def told_of(error: Exception) -> dict[str, Any]:
-    """An error as the job keeps it; the name of a chunk is among its facts."""
+    """An error as the job stores it; its facts include the name of the chunk."""
     if isinstance(error, FloodmarkError):
         told = {**error.as_dict(), "exit_code": error.exit_code}
     else:
@@ -120,5 +120,5 @@ def told_of(error: Exception) -> dict[str, Any]:
 
 
 def _shortened(text: str) -> str:
-    """Errors of Spark are as long as its plans: the log has all of it, the job enough to know what it was."""
+    """Errors of Spark are as long as its plans: the log has all of it, the job enough to identify it."""
     return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 1]}…"

@@ -1,1 +1,1 @@
-"""Table health: compaction, retention, expiry, sweep; each with a named outcome."""
+"""Table maintenance: compaction, retention, expiry, sweep; each with a named outcome."""

@@ -1,10 +1,10 @@
-"""Compaction: many small files become few, while everybody reads and writes on.
+"""Compaction: many small files become few, while readers and writers continue.
 
 One publication per batch of groups. Row counts and a multiset checksum of the rows are compared by reading the new
-files back. Rows and their sequences stay (I6). An
-append or a write to other files meanwhile: the new list is built on it. An input file gone: that group ends in
-conflict, its staged files are deleted, the others are published; nothing is retried blindly. Crash anywhere: the old
-files or the new, never both, never neither; a healer undoes what was not published.
+files back. Rows and their sequences stay (I6). After an append or a write to other files meanwhile, the new list is
+built on it. If an input file was removed, that group ends in conflict, its staged files are deleted, and the others are
+published; nothing is retried blindly. Crash anywhere: the old files or the new, never both, never neither; recovery
+undoes what was not published.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from floodmark.model import Commit, FileRecord, Head
 from floodmark.write.table import check_records
 
 KIND = COMPACT
-# What one publish brings: a long run makes progress, and a lost race costs this much.
+# The size of one publish: a long run makes progress, and a lost race costs this much.
 BATCH_BYTES_MAX = 2 * 1024 * 1024 * 1024
 BATCH_GROUPS_MAX = 64
 
 
 @dataclass
 class Compacted:
-    """What became of one table."""
+    """The result for one table."""
 
     groups: int = 0
     files_in: int = 0
@@ -148,7 +148,7 @@ class _Batch(PublishPlan):
         self._done = done
         self._snapshot = new_snapshot_id()
         self._head: Head
-        # What is left to publish: what was sealed last, if a publish's reply was lost.
+        # What is left to publish: the last seal, if the reply of its publish was lost.
         self._groups: Sequence[_Rewritten] = ()
         self._used_spark = False
         self._leftovers = False
@@ -158,7 +158,7 @@ class _Batch(PublishPlan):
         return Start([self._catalog.at_head(self._table, lambda head: read(head.metadata_location).location)])
 
     def stage(self, work: Publication) -> None:
-        # Read after begin: from there on the operation holds what it reads.
+        # Read after begin: from then on the operation holds what it reads.
         self._head = self._look()
         files = set(self._catalog.files.data_files(self._head))
         live = [group for group in self._wanted if group.paths <= files]
@@ -174,12 +174,12 @@ class _Batch(PublishPlan):
         return Planned((self._edit(),) if self._groups else ())
 
     def recheck(self, edit: Edit, head: Head) -> None:
-        """Whatever rows came meanwhile: the files that are replaced are live, and their rows are the same."""
+        """Any rows may have been added meanwhile: the replaced files are live, and their rows are the same."""
 
     def plan_again(self, lost: PlanAgain) -> None:
-        """Go on without the groups whose files went meanwhile."""
+        """Continue without the groups whose files were removed meanwhile."""
         before, self._head = self._head, self._look()
-        # Of another shape, the staged files are not what a new write would be: all of them conflict.
+        # After a schema change, the staged files differ from what a new write would make: all groups conflict.
         same = (self._head.schema_id, self._head.spec_id) == (before.schema_id, before.spec_id)
         files = set(self._catalog.files.data_files(self._head)) if same else set()
         live = [one for one in self._groups if one.group.paths <= files]
@@ -215,7 +215,7 @@ class _Batch(PublishPlan):
         return head
 
     def _rewrite(self, operation: Operation, groups: Sequence[FileGroup]) -> list[_Rewritten]:
-        # Late: whoever only plans does not wait for what moves rows.
+        # Imported late: a caller that only plans does not wait for the code that moves rows.
         from floodmark.rows.rewriting.gather import Group, run_groups
         from floodmark.rows.rewriting.rewrite import Source
         from floodmark.rows.staging.stage import StageTarget
@@ -238,7 +238,7 @@ class _Batch(PublishPlan):
             Group(at, tuple(Source.of(file, absent=absent_fields(file, fills, schema)) for file in group.files))
             for at, group in enumerate(groups)
         ]
-        self._used_spark = True  # until it is known that it was not: an error in the middle must not say so
+        self._used_spark = True  # until known: an error in the middle must not report that it was unused
         gathered, self._used_spark = run_groups(
             self._catalog.storage, self._engine.sessions, f"floodmark-{operation.id}", target, work
         )

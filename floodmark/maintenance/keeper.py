@@ -1,6 +1,6 @@
-"""The keeper of a lake: every verb of maintenance, each run with a named outcome that nobody can mistake (I12).
+"""Maintenance of a lake: every verb, each run with an unambiguous named outcome (I12).
 
-Nothing starts before healing has run: where that is refused, so is maintenance. One table's failure does not stop the
+Nothing starts before recovery has run: if recovery is refused, so is maintenance. One table's failure does not stop the
 others. Every outcome goes into the catalog's record, to the caller, and into the exit code. Planning changes nothing,
 and `dry_run` ends there.
 """
@@ -40,14 +40,14 @@ from floodmark.settings.settings import MaintainSettings
 if TYPE_CHECKING:
     from floodmark.maintenance.sweep import Doomed, Swept
 
-# verb, table, how far, of how much (0: nobody can tell)
+# verb, table, progress, total (0: unknown)
 Progress = Callable[[str, str, int, int], None]
 DEFAULTS = MaintainSettings()
 T = TypeVar("T")
 
 
 class Keeper:
-    """`lake.maintain`: what a user holds. `ready` heals, and refuses a lake that cannot be written."""
+    """`lake.maintain`: what a user holds. `ready` runs recovery, and refuses a lake that cannot be written."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Keeper:
     ) -> None:
         self._engine = engine
         self._catalog = engine.catalog
-        # What is done where a call does not say otherwise.
+        # The defaults of a call.
         self._keeping = keeping
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class Keeper:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Upkept:
-        """Put small files together, in partitions that have at least `files_min` of them."""
+        """Compact small files, in partitions that have at least `files_min` of them."""
         files_min = self._keeping.compact_files if files_min is None else files_min
         _check_files_min(files_min)
         return self._each(
@@ -88,9 +88,10 @@ class Keeper:
         now: str | None = None,
         progress: Progress | None = None,
     ) -> Upkept:
-        """Let go of rows that a table's policy does not keep; those that a protected consumer has not had stay.
+        """Remove rows that a table's policy does not keep; rows that a protected consumer has not seen stay.
 
-        `force`: they go too, and the record tells how many rows were lost to whom. `now`: as if it were that time.
+        `force`: they are removed too, and the record has how many rows each consumer lost. `now`: as if it were that
+        time.
         """
         now_ms = self._now_ms() if now is None else clock.parse_time_ms(now)
         heads = self._heads(table)
@@ -110,7 +111,7 @@ class Keeper:
         )
 
     def expire(self, *, keep: str | None = None, dry_run: bool = False) -> Upkept:
-        """Give up versions older than `keep` that nothing holds; their files stay until a sweep."""
+        """Expire versions older than `keep` that nothing holds; their files stay until a sweep."""
         window_ms = clock.parse_duration_ms(self._keeping.keep_versions if keep is None else keep)
         return self._each(EXPIRE, [None], dry_run, lambda run: self._expire(run, window_ms, dry_run))
 
@@ -123,8 +124,9 @@ class Keeper:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Upkept:
-        """Delete files that nothing can refer to any more: of versions that expired longer than `grace` ago, and what
-        dead executors left. `deep` lists the whole lake for files that no record leads to."""
+        """Delete files that nothing can refer to any more: of versions that expired longer than `grace` ago, and
+        leftovers of dead executors. `deep` lists the whole lake for files that no record leads to.
+        """
         grace_ms = clock.parse_duration_ms(self._keeping.grace if grace is None else grace)
         if deep and table is not None:
             raise Invalid("a deep sweep is of the whole lake", table=table, advice="Leave out the table, or --deep.")
@@ -133,21 +135,21 @@ class Keeper:
 
         def dead() -> list[Head | None]:
             found = {states.table_id: states.head for states in self._catalog.expiry.states(grace_ms, table)}
-            # A table whose last sweep failed is looked at again also if nothing is left to do: its record says so.
+            # A table whose last sweep failed is swept again even if nothing is left to do, so that its record shows it.
             failed = {
                 one.table_id
                 for one in self._catalog.upkeep.newest()
                 if one.verb == SWEEP and one.outcome in (FAILED, CONFLICT)
             }
-            # So is one that drifted: it says so.
+            # So is a drifted table: its record shows the drift.
             again = failed - set(found)
             drifted = drifted_tables(self._catalog.database)
             more = (head for head in self._heads(table) if head.table_id in again or head.table in drifted)
             return [*found.values(), *(head for head in more if head.table_id not in found)]
 
-        # What executors left first: while it may be there, the states of their operations are not dead.
+        # Leftovers of executors first: while they may exist, the states of their operations are not dead.
         looked = self._each(SWEEP, [None], dry_run, lambda run: self._last_look(run, grace_ms, dry_run))
-        # Who asks for one table need not hear that there was nothing for the lake.
+        # A call for one table does not report that the lake had nothing to do.
         done = [] if table is not None and looked.outcome == NOTHING_TO_DO else [looked]
         done += [self._each(SWEEP, dead, dry_run, lambda run: self._sweep(run, grace_ms, dry_run, progress))]
         if deep:
@@ -164,12 +166,12 @@ class Keeper:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Upkept:
-        """All of it in the right order: rows that may go, small files, old versions, and at last their files."""
+        """All verbs in order: remove due rows, compact small files, expire old versions, sweep their files."""
         records: list[Maintenance] = []
         heads = self._heads(table)
         files_min = self._keeping.compact_files if files_min is None else files_min
         keep, grace = keep or self._keeping.keep_versions, grace or self._keeping.grace
-        # Refused before anything is done.
+        # Refused before anything is changed.
         _check_files_min(files_min)
         for text in (keep, grace):
             clock.parse_duration_ms(text)
@@ -181,7 +183,7 @@ class Keeper:
         return Upkept(tuple(records))
 
     def policy(self, table: str) -> Policy:
-        """What the table keeps."""
+        """The table's retention policy."""
         return self._catalog.upkeep.policy(self._catalog.history.head(table).table_id)
 
     def set_policy(self, table: str, retention: str | None, *, column: str | None = None) -> Policy:
@@ -251,7 +253,7 @@ class Keeper:
             return
         intent = self._intent(RETAIN, f"retain {policy.retention} of {table}")
         told = None if progress is None else lambda files, _: progress(RETAIN, table, files, 0)
-        # What it raises is undone, so it may be done again on a head that moved.
+        # When it raises, it has been undone, so it may be run again on a head that moved.
         run.outcome, run.detail = self._at_head(
             run,
             lambda head: retain(self._engine, intent, head, policy, **options, progress=told),
@@ -297,7 +299,7 @@ class Keeper:
         self._swept(run, doomed, dry_run, done, lambda: sweep_deep(self._catalog, doomed, done))
 
     def _swept(self, run: Run, doomed: Sequence[Doomed], dry_run: bool, done: Swept, work: Callable[[], None]) -> None:
-        """Do the work, or list what it would delete; what it came to is told also if it fails half-way."""
+        """Do the work, or list what it would delete; records the result even if it fails half-way."""
         if dry_run:
             from floodmark.maintenance.sweep import with_sizes
 
@@ -338,9 +340,9 @@ class Keeper:
         dry_run: bool,
         work: Callable[[Run], None],
     ) -> Upkept:
-        """Heal, then do the verb on every table; what goes wrong with one is its outcome, and the next one follows.
+        """Run recovery, then the verb on every table; an error in one table is its outcome, and the next one follows.
 
-        A table that another writer moved is refused: what its files mean is not decided before its repair.
+        A table that another writer moved is refused: until its repair, it is undecided what its files mean.
         """
         if not dry_run:
             try:
@@ -369,7 +371,7 @@ class Keeper:
             record = replace(record, ended_ms=self._now_ms())
             self._catalog.upkeep.record(record)
         except FloodmarkError as error:
-            # What was done is done, and in the history; only the record of this run is missing.
+            # The work is done, and in the history; only the record of this run is missing.
             log.get().error("the record of maintenance could not be written", verb=run.verb, cause=str(error))
             return replace(record, detail={**record.detail, "unrecorded": str(error)})
         hit("maintain.recorded")

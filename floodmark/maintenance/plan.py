@@ -1,10 +1,10 @@
-"""Which files of a table are worth putting together: pure planning, from records of live files alone.
+"""Which files of a table are worth compacting: pure planning, from records of live files alone.
 
-Small files of one partition, in the order of their rows' sequences, make groups of bounded bytes: rows of about one age
-stay together, so that readers of what is new need not open old files (decisions 0011 and 0015). Files that lack a
-column which is still to be filled are never put together with files that have it (decision 0019). A file that is larger
-than all that would join it is left out: so each row is rewritten O(log n) times however often small files come, and a
-table whose files cannot be improved gives no group.
+Small files of one partition, in the order of their rows' sequences, form groups of bounded bytes: rows of about one age
+stay together, so that readers of new rows need not open old files (decisions 0011 and 0015). Files that lack a column
+which is still to be filled are never merged with files that have it (decision 0019). A file that is larger than all
+that would join it is left out: so each row is rewritten O(log n) times however often small files arrive, and a table
+whose files cannot be improved has no group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SORTED_GROUP_FILES = 4
 
 @dataclass(frozen=True)
 class FileGroup:
-    """Files of one partition that become few; `fingerprint` knows the group again as long as it has these files."""
+    """Files of one partition that become few; `fingerprint` identifies the group as long as it has these files."""
 
     files: tuple[LiveFile, ...]
 
@@ -45,8 +45,9 @@ class FileGroup:
 
 @dataclass(frozen=True)
 class CompactionPlan:
-    """Groups to be rewritten, and what was left alone: small files of partitions with too few of them, groups that
-    could not be improved before, small files in a partition layout that the table does not have any more."""
+    """Groups to rewrite, and what was left out: small files of partitions with too few of them, groups that could not
+    be improved before, small files in a partition layout that the table does not have any more.
+    """
 
     groups: tuple[FileGroup, ...] = ()
     files: int = 0
@@ -88,10 +89,10 @@ def plan_compaction(
     hopeless: Collection[str] = (),
     absent: Callable[[LiveFile], tuple[int, ...]] | None = None,
 ) -> CompactionPlan:
-    """The groups of partitions that have at least `files_min` small files to put together.
+    """The groups of partitions that have at least `files_min` small files.
 
-    `hopeless`: fingerprints of groups that could not be improved when they were tried. `absent`: the columns that a
-    file lacks and that wait to be filled.
+    `hopeless`: fingerprints of groups that an earlier run could not improve. `absent`: the columns that a file lacks
+    and that are still to be filled.
     """
     partitions: dict[tuple[object, ...], list[LiveFile]] = defaultdict(list)
     count = small = other_layout = 0
@@ -135,8 +136,8 @@ def _age(file: LiveFile) -> tuple[int, str]:
 def _groups(files: Sequence[LiveFile], bytes_max: int, target_bytes: int) -> list[FileGroup]:
     """Cut files, oldest first, into groups of at most so many bytes, each at least halving its files.
 
-    A file that is larger than all that would join it, by bytes or by rows, is passed by: rewriting it would gain
-    little. By rows too, since a tiny file's bytes are mostly its frame.
+    A file that is larger than all that would join it, by bytes or by rows, is skipped: rewriting it would gain little.
+    By rows too, since a tiny file's bytes are mostly its frame.
     """
     groups: list[FileGroup] = []
     start = 0

@@ -1,12 +1,12 @@
-"""What a table keeps, and which of its files that lets go. Pure: texts, schemas and records of files in, answers out.
+"""What a table keeps, and which of its files retention removes. Pure: texts, schemas and records in, answers out.
 
 A policy is one of three, a whole number and a unit:
-  an age    90d    also m (minutes), h, w, y (365 days): rows stay whose time in a column is not before now minus it
-  a count   1000000 rows    the newest rows stay, by sequence; a commit's rows stay or go together
-  a size    10 GB    also B, KB, MB, TB, and KiB, MiB, GiB, TiB: the oldest files go while so much stays
+    an age    90d    also m (minutes), h, w, y (365 days): keeps rows whose time in a column is not before now minus it
+    a count   1000000 rows    keeps the newest rows, by sequence; a commit's rows stay or are removed together
+    a size    10 GB    also B, KB, MB, TB, and KiB, MiB, GiB, TiB: removes the oldest files while so much stays
 Times without a zone count as UTC. A date is past when its whole day is (UTC). A row without a time stays.
 
-A file goes or stays unopened only if its statistics or its partition prove it; what they leave open has to be read.
+A file is removed or kept unopened only if its statistics or its partition prove it; otherwise it must be read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RETENTION = re.compile(rf"([0-9]{{1,18}}) *({'|'.join((*_AGES_MS, 'rows?', *_SI
 _ADVICE = "Write an age (90d, also m, h, w, y), a count (1000000 rows) or a size (10 GB, 512 MiB)."
 _TIME_TRANSFORMS = (IdentityTransform, YearTransform, MonthTransform, DayTransform, HourTransform)
 _EPOCH = date(1970, 1, 1).toordinal()
-# More than there are up to the year 9999, fewer than an overflow leaves.
+# More hours than exist up to the year 9999, fewer than would overflow.
 _HOURS_MAX = 10**9
 
 
@@ -55,7 +55,7 @@ _HOURS_MAX = 10**9
 
 @dataclass(frozen=True)
 class Rule:
-    """A policy that fits its table: its text in one form, and exactly one of age, rows or bytes."""
+    """A policy that fits its table: its normalized text, and exactly one of age, rows or bytes."""
 
     text: str
     column: NestedField | None = None
@@ -64,7 +64,7 @@ class Rule:
     size_bytes: int | None = None
 
     def before(self, now_ms: int) -> int:
-        """The first time that stays, of an age, as the column counts: days or microseconds."""
+        """The first time that an age keeps, in the column's unit: days or microseconds."""
         moment_ms = now_ms - (self.age_ms or 0)
         return moment_ms // _DAY_MS if _is_date(self.column) else moment_ms * 1000
 
@@ -74,7 +74,7 @@ class Rule:
 
 
 def check_policy(retention: str, column: str | None, schema: Schema, spec: PartitionSpec) -> Policy:
-    """The policy in the form in which it is kept: the text in one form, and the column by name. `Invalid` if none."""
+    """The policy in its stored form: the normalized text, and the column by name. `Invalid` if it is not a policy."""
     rule = read_rule(Policy(retention, column), schema, spec)
     return Policy(rule.text, rule.column.name if rule.column is not None else None)
 
@@ -98,7 +98,7 @@ def read_rule(policy: Policy, schema: Schema, spec: PartitionSpec) -> Rule:
 
 
 def _time_column(name: str | None, schema: Schema, spec: PartitionSpec) -> NestedField:
-    """The column that is named, or the table's only time, or the one that the table is partitioned by."""
+    """The named column, or the table's only time column, or the one that the table is partitioned by."""
     columns = {column.name: column for column in user_fields(schema)}
     times = [column for column in columns.values() if _is_time(column)]
     if name is not None:
@@ -134,7 +134,7 @@ def _is_date(column: NestedField | None) -> bool:
 
 
 class Share(Enum):
-    """How many of a file's rows something is proven of; SOME: it is not known of how many."""
+    """Of how many of a file's rows something is proven; SOME: the number is unknown."""
 
     NONE = "none"
     SOME = "some"
@@ -142,7 +142,7 @@ class Share(Enum):
 
 
 def span(file: LiveFile) -> tuple[int, int]:
-    """No row of the file has a sequence outside of this."""
+    """Bounds of the sequences of the file's rows."""
     bounds = file.seq_bounds()
     if bounds is not None:
         return bounds
@@ -169,7 +169,7 @@ def share_before(file: LiveFile, column: NestedField, before: int, metadata: Tab
     for first, last in _partition_spans(file, column, metadata):
         all_have_one = True
         highs.append(last)
-        # Writers of old counted times before 1970 into the partition after theirs, never into an earlier one.
+        # Old writers counted times before 1970 into the partition after theirs, never into an earlier one.
         lows += [first] if first > 0 else []
     if lows and max(lows) >= before:
         return Share.NONE
@@ -186,7 +186,7 @@ def _bound(column: NestedField, raw: bytes | None) -> list[int]:
 
 
 def _partition_spans(file: LiveFile, column: NestedField, metadata: TableMetadata) -> Iterator[tuple[int, int]]:
-    """The first and the last time that rows of the file's partition can have; nothing where it does not tell."""
+    """The first and the last time that rows of the file's partition can have; empty if it does not determine them."""
     spec = metadata.specs().get(file.spec_id)
     values = file.data_file.partition
     for place, part in enumerate(spec.fields if spec is not None else ()):
@@ -220,7 +220,7 @@ def _first_day(month: int) -> int:
 
 
 def oldest_files(files: Sequence[LiveFile], bytes_kept: int) -> list[LiveFile]:
-    """The files that go, oldest first by their newest row, while the rest has so many bytes. Of unknown age: none."""
+    """The files to remove, oldest first by their newest row, while the rest has so many bytes. Of unknown age: none."""
     rest = sum(file.size_bytes for file in files)
     known = [file for file in files if file.seq_bounds() is not None]
     found = []
@@ -232,14 +232,14 @@ def oldest_files(files: Sequence[LiveFile], bytes_kept: int) -> list[LiveFile]:
     return found
 
 
-# Of the rows in these files, how many have a sequence above each of some ascending ones.
+# How many of the rows in these files have a sequence above each of some ascending ones.
 CountAbove = Callable[[Sequence[LiveFile], Sequence[int]], Sequence[int]]
 
 
 def newest_rows_cut(files: Sequence[LiveFile], rows_kept: int, count_above: CountAbove) -> int | None:
-    """The highest sequence above which there are at least so many rows; None if the table has no more than those.
+    """The highest sequence with at least so many rows above it; None if the table has no more rows than that.
 
-    Most files lie on one side of it as a whole. Only those are counted whose sequences reach into what is undecided.
+    Most files are entirely on one side of it. Only files whose sequences reach into the undecided range are counted.
     """
     if sum(file.rows for file in files) <= rows_kept:
         return None

@@ -1,4 +1,4 @@
-"""What a run of maintenance came to: a record per verb and table, the name of all of it, and an exit code (I12)."""
+"""The result of a run of maintenance: a record per verb and table, one outcome for all, an exit code (I12)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SINK_COMPACT, SINK_EXPIRE, SINK_SWEEP = "sink_compact", "sink_expire", "sink_swe
 SINK_VERBS = (SINK_COMPACT, SINK_EXPIRE, SINK_SWEEP)
 FAILED, REFUSED, CONFLICT, PARTIAL = "failed", "refused", "conflict", "partial"
 NOTHING_TO_DO, BELOW_THRESHOLD, PROTECTED, PLANNED = "nothing_to_do", "below_threshold", "protected", "planned"
-# Written with the publish of a retention that took rows away from consumers (catalog/riders.py).
+# Written with the publish of a retention that removed rows before consumers saw them (catalog/riders.py).
 FORCED = "forced"
-# What a run over several tables is called: the first of these that one of them has, else the first that did something.
+# The outcome of a run over several tables: the first of these that a table has, else the first that did something.
 _GRAVE = (REFUSED, FAILED, CONFLICT, PARTIAL)
 _IDLE = (NOTHING_TO_DO, BELOW_THRESHOLD, PROTECTED)
 _EXIT = {CONFLICT: 3, PARTIAL: 3, REFUSED: 5}
@@ -46,7 +46,7 @@ class Upkept:
 
     @property
     def exit_code(self) -> int:
-        """0 if everything is as it should be; else that of the gravest record."""
+        """0 if nothing failed; else the exit code of the gravest record."""
         graves = [record for record in self.records if record.outcome in _GRAVE]
         if not graves:
             return 0
@@ -59,7 +59,7 @@ class Upkept:
 
 @dataclass
 class Run:
-    """A verb at work on a table: what it says goes into the record when it ends."""
+    """A verb at work on a table: the record gets its fields when it ends."""
 
     verb: str
     head: Head | None
@@ -68,7 +68,7 @@ class Run:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """The edge of a run: whatever goes wrong inside becomes its outcome."""
+        """The edge of a run: every error inside becomes its outcome."""
         try:
             yield
         except Conflict as error:

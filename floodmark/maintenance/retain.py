@@ -1,12 +1,13 @@
-"""Retention: rows that a table's policy does not keep any more are taken out, by one publish of kind `retain`.
+"""Retention: one publish of kind `retain` removes the rows that a table's policy does not keep any more.
 
-Whole files go by what the catalog knows of them, unopened; files that hold due rows among others are rewritten without
-them, and the rows that stay keep their sequences (I6). No deletions file is written: readers of changes see no trace.
-A row with a sequence above the lowest mark of a protected consumer stays (I15). Marks are read before the rewrite, and
-again under the lake's lock in the publish: a consumer that came meanwhile is safe too. Forced, such rows go, and who
-will never see how many of them is counted; a consumer that moved on while rows were rewritten lost fewer than that.
-Due rows that come in while it runs may wait for the next run; what has to stay is checked again on every new head.
-Crash anywhere: the old files or the new; a healer undoes what was not published.
+Whole files are dropped by what the catalog records of them, unopened; files that hold due rows among others are
+rewritten without them, and the rows that stay keep their sequences (I6). No deletions file is written: readers of
+changes see nothing of it. A row with a sequence above the lowest mark of a protected consumer stays (I15). Marks are
+read before the rewrite, and again under the lake's lock in the publish: a consumer that was added meanwhile is safe
+too. With `force` such rows are removed, and the rows that each consumer will never see are counted; a consumer that
+moved on while rows were rewritten lost fewer than that. Due rows that are added while it runs may wait for the next
+run; what must stay is checked again on every new head. Crash anywhere: the old files or the new; recovery undoes what
+was not published.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ RETAINED, PROTECTED, NOTHING_TO_DO = "retained", "protected", "nothing_to_do"
 
 @dataclass(frozen=True)
 class RetentionPlan:
-    """What retention comes to. `cut`: the first time that stays, or the sequence up to which rows are due.
+    """The plan of a retention. `cut`: the first time that stays, or the sequence up to which rows are due.
 
-    rows_due: rows that the policy does not keep; rows_going of them go, rows_protected wait for a consumer. Files that
-    are dropped go as a whole, with bytes_going bytes. lost: rows that go, by consumer that has not seen them.
-    kept_without_time: rows without a time, if the table's statistics tell.
+    rows_due: rows that the policy does not keep; rows_going of them are removed, rows_protected wait for a consumer.
+    Dropped files are removed as a whole, with bytes_going bytes. lost: removed rows, by consumer that has not seen
+    them. kept_without_time: rows without a time, if the table's statistics show them.
     """
 
     table: str
@@ -73,7 +74,7 @@ class RetentionPlan:
 
     @property
     def outcome(self) -> str:
-        """What it is called once it is done."""
+        """Its outcome once it is done."""
         if self.rows_going:
             return RETAINED
         return PROTECTED if self.rows_protected else NOTHING_TO_DO
@@ -91,7 +92,7 @@ def plan_retention(
     now_ms: int | None = None,
     force: bool = False,
 ) -> RetentionPlan:
-    """What `retain` would do to the table at this head. Reads rows where statistics do not tell; writes nothing."""
+    """What `retain` would do to the table at this head. Reads rows where statistics are not enough; writes nothing."""
     retention = Retention(engine.catalog, head.table_id, policy, now_ms, force)
     return retention.look(_state(engine, head))
 
@@ -106,10 +107,10 @@ def retain(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """Take out what the policy does not keep. Returns the outcome and what was done:
+    """Remove what the policy does not keep. Returns the outcome and what was done:
 
-    retained: rows went. protected: rows are due, and all of them wait for a consumer. nothing_to_do: none is due.
-    `progress(files, bytes)` is called now and then while files are rewritten.
+    retained: rows were removed. protected: rows are due, and all of them wait for a consumer. nothing_to_do: none is
+    due. `progress(files, bytes)` is called now and then while files are rewritten.
     """
     retention = Retention(engine.catalog, head.table_id, policy, now_ms, force)
     state = _state(engine, head)
@@ -121,14 +122,14 @@ def retain(
             made = commit.version, commit.table(head.table).rows_deleted
     else:
         retention.look(state)
-    # The version that it made; if none, the table's version that it found so.
+    # The version that it made; if none, the table's version that it read.
     version, rows = made or (retention.version, 0)
     plan = retention.planned
     return plan.outcome, {**plan.as_dict(), "version": version, "rows_removed": rows}
 
 
 def _state(engine: Engine, head: Head) -> TableState:
-    """The table to be looked into, not to be written."""
+    """The table to read, not to write."""
     catalog = engine.catalog
     metadata = catalog.files.metadata(head.metadata_location)
     schema = schema_of(metadata, head)
@@ -138,7 +139,7 @@ def _state(engine: Engine, head: Head) -> TableState:
 
 
 class Retention:
-    """Takes out of one table what its policy does not keep: a remover of one operation (write/step.py)."""
+    """Removes from one table what its policy does not keep: a remover of one operation (write/step.py)."""
 
     def __init__(self, catalog: Catalog, table_id: str, policy: Policy, now_ms: int | None, force: bool) -> None:
         self._catalog = catalog
@@ -148,12 +149,12 @@ class Retention:
         self._now_ms = _database_now_ms(catalog) if now_ms is None else now_ms
         self._removal = Removal()
         self._reach = BEGINNING
-        # What was planned last, and on which version of the table.
+        # The last plan, and the version of the table that it is for.
         self.planned: RetentionPlan
         self.version: int
 
     def may_go(self, table: TableState) -> bool:
-        """False if it is certain, from what the catalog knows, that no row goes."""
+        """False if the catalog proves that no row is removed."""
         return self._sort_out(table)[1].may_go
 
     def look(self, table: TableState) -> RetentionPlan:
@@ -164,7 +165,7 @@ class Retention:
         return self._take_out(table, look_only=False)
 
     def recheck(self, table: TableState) -> None:
-        """The table changed since it was planned: what was to stay must still be enough."""
+        """The table changed since it was planned: the rows that were to stay must still be enough."""
         rule, cut = self._rule(table), self._removal.cut
         if rule.rows is not None and cut is not None:
             now = newest_rows_cut(table.files, rule.rows, _counter(table))
@@ -187,12 +188,12 @@ class Retention:
         if table.head.table_id != self._table_id:
             raise Conflict("the table was dropped or made again meanwhile", table=table.head.table)
         rule = self._rule(table)
-        # Asked for every plan: a consumer may have come since the last one.
+        # Asked for every plan: a consumer may have been added since the last one.
         consumers = self._catalog.upkeep.consumers(self._table_id)
         return rule, sort_out(rule, table, consumers, now_ms=self._now_ms, force=self._force)
 
     def _take_out(self, table: TableState, *, look_only: bool) -> Removed:
-        """Rewrite the files that do not go as a whole, and count; `look_only`: count what it would come to."""
+        """Rewrite the files that are not dropped as a whole, and count; `look_only`: only count."""
         rule, removal = self._sort_out(table)
         marks = removal.marks
         seq_max = removal.seq_max if removal.seq_max in marks else None  # above all rows: no need to read sequences
@@ -215,11 +216,11 @@ class Retention:
 
 @dataclass(frozen=True)
 class Removal:
-    """A table's files by what retention does to them, as far as the catalog tells.
+    """A table's files by what retention does to them, as far as the catalog determines it.
 
-    dropped: every row goes. kept: every row is due, and none goes. opened: rows up to seq_max go. searched: of those,
-    rows before a time go. cut: the sequence up to which rows are due, if that is what decides. seq_max: rows above it
-    stay: the cut, or what a protected consumer has not seen.
+    dropped: every row is removed. kept: every row is due, and none is removed. opened: rows up to seq_max are removed.
+    searched: of those, rows before a time are removed. cut: the sequence up to which rows are due, if that decides.
+    seq_max: rows above it stay: the cut, or what a protected consumer has not seen.
     """
 
     consumers: tuple[Consumer, ...] = ()
@@ -237,13 +238,13 @@ class Removal:
 
     @property
     def marks(self) -> tuple[int, ...]:
-        """The sequences above which rows are counted in files that are looked into; no row is above any other."""
+        """The sequences above which rows are counted in files that are read; no row is above any other mark."""
         newest = max((span(file)[1] for file in (*self.opened, *self.searched)), default=BEGINNING)
         wanted = {self.seq_max, self.cut, *(consumer.mark for consumer in self.consumers)}
         return tuple(sorted(mark for mark in wanted if mark is not None and mark < newest))
 
     def reach(self, looked: Sequence[Rewritten]) -> int:
-        """No row that goes has a sequence above this."""
+        """No removed row has a sequence above this."""
         touched = {file.path for file in looked if file.removed} | {file.path for file in self.dropped}
         files = (*self.dropped, *self.opened, *self.searched)
         highest = max((span(file)[1] for file in files if file.path in touched), default=BEGINNING)
@@ -251,7 +252,7 @@ class Removal:
 
 
 def sort_out(rule: Rule, table: TableState, consumers: Sequence[Consumer], *, now_ms: int, force: bool) -> Removal:
-    """Which files go, stay or have to be looked into. Reads sequences if that takes it to find the newest rows."""
+    """Which files are dropped, kept or read. Reads sequences if it needs them to find the newest rows."""
     marks = [consumer.mark for consumer in consumers if consumer.protected and not force]
     cut: int | None = None
     due: dict[str, Share] = {}
@@ -267,7 +268,7 @@ def sort_out(rule: Rule, table: TableState, consumers: Sequence[Consumer], *, no
         before = rule.before(now_ms)
         due = {file.path: share_before(file, rule.column, before, table.metadata) for file in table.files}
     seq_max = min(marks, default=None)
-    # The oldest files go whole or not at all.
+    # The oldest files are dropped whole or not at all.
     places = {Share.NONE: "kept", Share.SOME: "opened" if rule.size_bytes is None else "kept", Share.ALL: "dropped"}
     found: dict[str, list[LiveFile]] = {"dropped": [], "kept": [], "opened": [], "searched": []}
     for file in table.files:
@@ -323,7 +324,7 @@ def _plan(table: TableState, rule: Rule, removal: Removal, removed: Removed, now
 
 
 def _lost(table: TableState, removal: Removal, looked: Sequence[Rewritten]) -> dict[str, int]:
-    """Per consumer, how many of the rows that go it has not seen. Dropped files are read only if bounds do not tell."""
+    """Per consumer, how many removed rows it has not seen. Dropped files are read only if bounds are not enough."""
     lost = {}
     for consumer in removal.consumers:
         mark = consumer.mark

@@ -1,17 +1,17 @@
 """Sweep: delete files that nothing can ever refer to again, by state and never by age alone (I10).
 
-Three kinds are found without listing the lake: what only dead states of a table name (table_states.py), deletions files
-below every consumer, what executors wrote for an operation that had ended. `deep` lists everything instead.
+Three kinds are found without listing the lake: files that only dead states of a table name (table_states.py), deletions
+files below every consumer, files that executors wrote for an operation that had ended. `deep` lists everything instead.
 
-Why two neighbours tell what a dead state shares with others, in a table that only main wrote: a file is added by one
-commit, and once removed never comes back. So the states that name it are one unbroken run; if any state that is kept
-names it, one of the two kept states nearest to the dead one does. Of a tangled table, where branches wrote, a repair
-took another engine's state in, or which was dropped and came back, none of this holds (a tree; a file comes back):
-there every kept state is asked.
+Why two neighbours are enough to know what a dead state shares with others, in a table that only main wrote: a file is
+added by one commit, and once removed is never added again. So the states that name it are consecutive; if any kept
+state names it, one of the two kept states nearest to the dead one does. For a tangled table (branches wrote to it, a
+repair accepted another engine's state, or it was dropped and restored) none of this holds, because states form a tree
+and a file may be added again: there every kept state is read.
 
-Only files in the folder of an operation of this lake are ever deleted. What came with an adopted table stays.
-Order: data files, then manifests, lists, metadata, then the catalog's rows. Crash anywhere: the rows still tell what
-is to be done; whatever of the metadata is gone already, the data files that it named went before it.
+Only files in the folder of an operation of this lake are ever deleted. Files of an adopted table stay.
+Order: data files, then manifests, lists, metadata, then the catalog's rows. Crash anywhere: the rows still record what
+is to be done; if some of the metadata is gone already, the data files that it named were deleted before it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Doomed:
-    """A file that may go, and why. The size is None where nobody wrote it down."""
+    """A file to delete, and why. The size is None if no record has it."""
 
     location: str
     kind: str
@@ -58,7 +58,8 @@ class Doomed:
 @dataclass
 class SweepPlan:
     """What a sweep of one table would delete: `versions` are the dead states that it settles. `foreign` files, which
-    were there before the lake was, stay."""
+    are older than the lake, stay.
+    """
 
     table: TableStates
     doomed: list[Doomed] = field(default_factory=list)
@@ -103,7 +104,7 @@ class Swept:
 
 
 def plan_table(catalog: Catalog, table: str, table_id: str, grace_ms: int) -> SweepPlan | None:
-    """The files of the table that may go; None if there is nothing to sweep in it."""
+    """The files of the table to delete; None if it has nothing to sweep."""
 
     def states() -> TableStates | None:
         found = catalog.expiry.states(grace_ms, table)
@@ -113,7 +114,7 @@ def plan_table(catalog: Catalog, table: str, table_id: str, grace_ms: int) -> Sw
 
 
 def _planned(look: Callable[[], S], plan: Callable[[S], T]) -> T:
-    """Plan on what is there. A file may be gone because another sweep found its state dead meanwhile: look again."""
+    """Plan on the current state. If a file is missing because another sweep found its state dead, look again."""
     for _ in range(PLANS_MAX):
         found = look()
         try:
@@ -130,7 +131,7 @@ def plan_sweep(catalog: Catalog, states: TableStates) -> SweepPlan:
     named: list[Doomed] = []
     for run, neighbours in _runs(states):
         reason = f"only expired versions name it ({run[0].version} to {run[-1].version})"
-        # What a manifest names that is kept as a whole need not be looked at; nor one that was looked at before.
+        # Skip what a kept manifest names as a whole, and a manifest that was read before.
         kept = {path for state in neighbours for path in _metadata_files(catalog, state)}
         seen = set(kept)
         doomed: dict[str, Doomed] = {}
@@ -153,19 +154,19 @@ def plan_sweep(catalog: Catalog, states: TableStates) -> SweepPlan:
         )
         for file in states.deletions
     ]
-    # Files that came with an adopted table are not ours to delete: its old catalog, or another lake, may name them.
+    # Files of an adopted table are not ours to delete: its old catalog, or another lake, may name them.
     owners = catalog.journal.states_of(sorted({_owner(file.location) for file in named} - {""}))
     ours = [file for file in named if owners.get(_owner(file.location)) == PUBLISHED]
     plan.foreign = len(named) - len(ours)
-    # A local file tells its size for nothing; an object store would be asked once for each.
+    # The size of a local file costs nothing; an object store needs a request for each.
     plan.doomed = list(with_sizes(catalog, ours)) if local_path(catalog.location) is not None else ours
     return plan
 
 
 def _runs(states: TableStates) -> Iterator[tuple[list[Head], list[Head]]]:
-    """Dead states that follow each other, with the kept state before and the one after them.
+    """Consecutive dead states, with the kept state before and the one after them.
 
-    Of a tangled table: all dead states at once, with all that are kept.
+    For a tangled table: all dead states at once, with all kept ones.
     """
     if states.tangled:
         dead = [state for state in states.states if state.version in states.dead]
@@ -195,7 +196,7 @@ def _metadata_files(catalog: Catalog, state: Head) -> set[str]:
 
 
 def _named(catalog: Catalog, state: Head, reason: str, seen: set[str]) -> Iterator[Doomed]:
-    """Every file that a dead state names, as far as an earlier sweep has left of it; without manifests in `seen`."""
+    """Every file that a dead state names, except what an earlier sweep deleted; without manifests in `seen`."""
     if not state.metadata_location:
         return  # a tombstone: the table was dropped here
     yield Doomed(state.metadata_location, METADATA, reason)
@@ -205,7 +206,7 @@ def _named(catalog: Catalog, state: Head, reason: str, seen: set[str]) -> Iterat
     try:
         manifests = catalog.files.manifests(state.manifest_list)
     except (NotFound, FileNotFoundError):
-        return  # a sweep that was stopped had deleted it, after all that it named
+        return  # an interrupted sweep had deleted it, after all that it named
     for manifest in manifests:
         if manifest.manifest_path in seen:
             continue
@@ -220,7 +221,7 @@ def _named(catalog: Catalog, state: Head, reason: str, seen: set[str]) -> Iterat
 
 
 def _locations(catalog: Catalog, state: Head, looked: set[str] | None = None) -> Iterator[str]:
-    """Every file that a state which is kept names: all of it must be there. Manifests in `looked` are not opened."""
+    """Every file that a kept state names: all of it must exist. Manifests in `looked` are not opened."""
     looked = set() if looked is None else looked
     yield from _metadata_files(catalog, state)
     try:
@@ -246,7 +247,7 @@ def _gone(state: Head, error: Exception) -> Corrupt:
 
 
 def sweep_table(catalog: Catalog, plan: SweepPlan, done: Swept, progress: Callable[[int], None] | None = None) -> None:
-    """Delete what the plan names, then forget the states."""
+    """Delete what the plan names, then remove the rows of the states."""
     catalog.expiry.condemn(plan.table)
     # Crash here: nothing is deleted yet, and every later sweep knows that these states are not whole any more.
     hit("sweep.planned")
@@ -260,9 +261,9 @@ def sweep_table(catalog: Catalog, plan: SweepPlan, done: Swept, progress: Callab
             if progress is not None:
                 progress(done.files)
         if kind == DELETIONS:
-            # Crash here: manifests that name files which are gone, of states that nobody reads.
+            # Crash here: manifests that name deleted files, of states that no reader opens.
             hit("sweep.data_deleted")
-    # Crash here: the catalog's rows name files that are gone, of states that nobody reads; the next sweep ends it.
+    # Crash here: the catalog's rows name deleted files, of states that no reader opens; the next sweep finishes it.
     hit("sweep.metadata_deleted")
     catalog.expiry.mark_swept(plan.table, plan.versions)
     hit("sweep.marked")
@@ -273,7 +274,7 @@ def sweep_table(catalog: Catalog, plan: SweepPlan, done: Swept, progress: Callab
 
 
 def plan_leftovers(catalog: Catalog, quiet_ms: int) -> list[tuple[Operation, list[Doomed]]]:
-    """Operations that ended so long ago that a last look is due, and what their executors wrote since."""
+    """Operations that ended long enough ago for a last look, and what their executors wrote since."""
     found = []
     for operation in catalog.journal.to_look_at(quiet_ms):
         try:
@@ -300,7 +301,7 @@ def _leftovers(catalog: Catalog, operation: Operation) -> list[Doomed]:
 
 
 def sweep_leftovers(catalog: Catalog, found: Sequence[tuple[Operation, list[Doomed]]], done: Swept) -> None:
-    """The last look into the folders of operations at their end: fenced or published, so what they do not name goes."""
+    """The last look into the folders of ended operations: fenced or published, so what they do not name is deleted."""
     for operation, doomed in found:
         catalog.storage.delete_many([file.location for file in doomed])
         if operation.state == ABANDONED:
@@ -314,10 +315,11 @@ def sweep_leftovers(catalog: Catalog, found: Sequence[tuple[Operation, list[Doom
 
 
 def plan_deep(catalog: Catalog, grace_ms: int) -> tuple[list[Doomed], list[str]]:
-    """Files below the lake that no record leads to, and files of which nobody can tell whose they are (kept).
+    """Files below the lake that no record leads to, and files whose owner is unknown (kept).
 
-    In this order: list, ask the journal, then read what is named. A file of an operation that was at its end when asked
-    is named by then or never: no commit can name a file from another operation's folder that is not live already.
+    In this order: list, ask the journal, then read what is named. A file of an operation that had ended when the
+    journal was asked is named by then or never: no commit can name a file from another operation's folder that is not
+    live already.
     """
     listed = [entry for folder in _folders(catalog) for entry in all_files(catalog.storage, folder)]
     owners = {entry.location: _owner(entry.location) for entry in listed}
@@ -348,13 +350,13 @@ def sweep_deep(catalog: Catalog, doomed: Sequence[Doomed], done: Swept) -> None:
 
 
 def _owner(location: str) -> str:
-    """The operation in whose folder a file is; empty if it is in none's."""
+    """The operation in whose folder a file is; empty if it is in no such folder."""
     found = _OPERATION_FILE.search(location)
     return "" if found is None else found[1]
 
 
 def _folders(catalog: Catalog) -> list[str]:
-    """Where files of the lake are: its own folders, and tables that were adopted where they stood."""
+    """The folders with files of the lake: its own folders, and tables that were adopted in place."""
 
     def adopted(heads: Sequence[Head]) -> list[str]:
         places = {catalog.files.metadata(head.metadata_location).location for head in heads}
@@ -366,7 +368,7 @@ def _folders(catalog: Catalog) -> list[str]:
 
 
 def _everything_named(catalog: Catalog, tables: Sequence[TableStates]) -> set[str]:
-    """Every file that some state of some table names; dead states have a sweep of their own."""
+    """Every file that any state of any table names; dead states have a sweep of their own."""
     named = catalog.history.all_deletions()
     seen: set[str] = set()
     looked: set[str] = set()
@@ -374,7 +376,7 @@ def _everything_named(catalog: Catalog, tables: Sequence[TableStates]) -> set[st
         named.update(() if table.pointed is None else (table.pointed,))
         for state in table.states:
             if state.version in table.dead:
-                # What a sweep that was stopped has left of it is not lost: its rows are still there.
+                # What an interrupted sweep has left of it is not lost: its rows still exist.
                 named.update(file.location for file in _named(catalog, state, "", seen))
             else:
                 named.update(_locations(catalog, state, looked))
@@ -382,7 +384,7 @@ def _everything_named(catalog: Catalog, tables: Sequence[TableStates]) -> set[st
 
 
 def with_sizes(catalog: Catalog, doomed: Sequence[Doomed]) -> Iterator[Doomed]:
-    """The same with every size, asked where nobody wrote it down; files that are gone already are left out."""
+    """The same with every size, asked from storage where no record has it; files that are gone already are left out."""
     for file in doomed:
         try:
             known = file.size_bytes if file.size_bytes is not None else catalog.storage.size(file.location)

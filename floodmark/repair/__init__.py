@@ -1,1 +1,1 @@
-"""Recovery: finish or undo what a dead process left, before anything else is done."""
+"""Repair: what `doctor` examines, and tables that another writer changed."""

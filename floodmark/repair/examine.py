@@ -1,4 +1,4 @@
-"""Looking, without touching: what `floodmark doctor` asks of the machine, of a lake, and of each of its branches."""
+"""Read-only checks: what `floodmark doctor` asks of the machine, of a lake, and of each of its branches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def examine_machine() -> list[Check]:
 
 
 def examine_store(root: str, options: Mapping[str, str]) -> list[Check]:
-    """The bucket, asked whether it takes what a lake does; nothing for a lake on a local disk."""
+    """Check that the bucket supports what a lake needs; nothing for a lake on a local disk."""
     if not is_remote(root):
         return []
     try:
@@ -58,7 +58,7 @@ def examine_store(root: str, options: Mapping[str, str]) -> list[Check]:
 
 
 def examine_executors(sessions: Sessions, version: str, root: str, options: Mapping[str, str]) -> list[Check]:
-    """A task on every executor of Spark: one line each, or why there is no answer."""
+    """A task on every executor of Spark: one line each, or why it did not answer."""
     from floodmark.rows.executors import ask_executors
 
     try:
@@ -77,7 +77,7 @@ def examine_executors(sessions: Sessions, version: str, root: str, options: Mapp
 
 
 def examine_lake(catalog: Catalog, *, deep: bool = False) -> list[Check]:
-    """`deep`: every file of every version that can be read, not a sample of them."""
+    """`deep`: every file of every readable version, not a sample of them."""
     row = catalog.lake_row()
     checks = [Check("catalog", True, f"{catalog.database.shown_url} format={row.format} version={row.version}")]
     checks.append(_examine_journal(catalog))
@@ -89,7 +89,7 @@ def examine_lake(catalog: Catalog, *, deep: bool = False) -> list[Check]:
 
 
 def _examine_sinks(catalog: Catalog) -> list[Check]:
-    """Sinks of which storage has a unit that the catalog does not know."""
+    """Sinks for which storage has a unit that the catalog does not have."""
     try:
         sinks = catalog.sinks.all()
         lost = {sink.name: str(error) for sink, error in catalog.witnesses.compare_all(sinks)}
@@ -99,7 +99,7 @@ def _examine_sinks(catalog: Catalog) -> list[Check]:
 
 
 def _current(catalog: Catalog, heads: Sequence[Head]) -> list[tuple[Head, CurrentTable]]:
-    """The heads of one branch, each with where its table's pointer is. Dropped meanwhile: left out."""
+    """The heads of one branch, each with the location of its table's pointer. Tables dropped meanwhile are left out."""
     if not heads:
         return []
     found = catalog.history.current_tables(heads[0].branch, [head.table for head in heads])
@@ -129,7 +129,7 @@ def _examine_table(catalog: Catalog, head: Head, known: CurrentTable, base_versi
 
 
 def _examine_versions(catalog: Catalog, *, deep: bool) -> Check:
-    """The files of all versions that can be read. What is wrong with the newest is said table by table."""
+    """The files of all readable versions. Problems of the newest one are reported table by table."""
     try:
         looked = look_at_history(catalog, deep=deep)
     except FloodmarkError as error:
@@ -138,7 +138,7 @@ def _examine_versions(catalog: Catalog, *, deep: bool) -> Check:
     of = "all" if looked.states_looked == looked.states else f"{looked.states_looked} of"
     detail = f"{looked.files_looked} files of {of} {looked.states} table states"
     if looked.gone_from_heads and not older:
-        # The lines of those tables say more; that all states can be read must not stand below them.
+        # The lines of those tables say more; a line that all states can be read must not follow them.
         names = ", ".join(dict.fromkeys(fault.table for fault in looked.gone_from_heads))
         return Check(
             "versions", False, f"the newest state of {names} cannot be read, see its check; {detail} were looked at"
@@ -168,7 +168,7 @@ def _wrong_ref(catalog: Catalog, head: Head, known: CurrentTable, *, forked: boo
 
 
 def _examine_branches(catalog: Catalog, on_main: Mapping[str, str]) -> list[Check]:
-    """Every branch but main: that its rows agree, and of its tables those that are not main's."""
+    """Every branch except main: that its rows agree, and its tables that differ from main's."""
     try:
         with catalog.database.read() as tx:
             lines = Lines.read(tx)
@@ -217,11 +217,11 @@ def _examine_journal(catalog: Catalog) -> Check:
 
 
 def _examine_jobs(catalog: Catalog, heads: Sequence[Head]) -> list[Check]:
-    """All jobs in one line, and one for each that needs somebody, with what to do."""
+    """All jobs in one line, and one for each that needs an operator, with what to do."""
     try:
         jobs = catalog.jobs.all()
         found = [check for job in jobs if (check := _examine_job(job, heads, job.looked_ms or 0)) is not None]
-    except Exception as error:  # noqa: BLE001 - whatever it is: jobs that cannot be read are not well
+    except Exception as error:  # noqa: BLE001 - any error: jobs that cannot be read are not healthy
         said = (str(error).splitlines() or [""])[0] or type(error).__name__
         return [Check("jobs", False, f"cannot be read: {said}; upgrade Floodmark, or restore the catalog")]
     counted = Counter(job.status for job in jobs)
@@ -229,7 +229,9 @@ def _examine_jobs(catalog: Catalog, heads: Sequence[Head]) -> list[Check]:
 
 
 def _examine_job(job: Job, heads: Sequence[Head], now_ms: int) -> Check | None:
-    """None if nobody has to know. A failure that health shows no more is still named, until it is acknowledged."""
+    """None if the job needs no attention. A failure is named until it is acknowledged, even if health shows
+    it no more.
+    """
     gone, command, name = _gone_table(job, heads), "`floodmark backfill", shlex.quote(job.name)
     resume = f"{command} resume {name}` goes on" if gone is None else f"{gone}, so it cannot go on"
     if job.status == UNKNOWN:
@@ -253,7 +255,7 @@ def _examine_job(job: Job, heads: Sequence[Head], now_ms: int) -> Check | None:
 
 
 def _gone_table(job: Job, heads: Sequence[Head]) -> str | None:
-    """What is gone of a job's tables; None if they are all there. A column belongs to one incarnation of its table."""
+    """The missing ones of a job's tables; None if all exist. A column belongs to one incarnation of its table."""
     known = {head.table: head.table_id for head in heads}
     if missing := [table for table in job.table_names if table not in known]:
         return f"its table {', '.join(missing)} is gone"

@@ -1,7 +1,6 @@
-"""References of a table that another writer changed: do its rows still refer to what is there, and nobody to what went?
+"""References of a table that another writer changed: its rows must refer to existing rows, and no row to a removed one.
 
-The other tables are looked at as they are now, on the same branch; whoever publishes depends on them staying so. Reads
-only.
+The other tables are read as they are now, on the same branch; the publish depends on them staying so. Reads only.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableFiles:
-    """A table with the files that it has, or would have."""
+    """A table with its present or future files."""
 
     head: Head
     metadata: TableMetadata
@@ -56,7 +55,7 @@ class TableFiles:
 
 @dataclass(frozen=True)
 class Looked:
-    """Why rows do not fit, empty if they do; and the other tables that this rests on."""
+    """Why rows do not fit, empty if they do; and the other tables that this result depends on."""
 
     reason: str = ""
     others: tuple[Head, ...] = ()
@@ -103,7 +102,7 @@ def _parents(catalog: Catalog, parent: TableFiles, went: Sequence[str], others: 
 
 
 def _table(catalog: Catalog, looked_at: TableFiles, name: str, table_id: str) -> TableFiles | None:
-    """The other table, which may be the same one; None if it is not on this branch."""
+    """The other table, which may be the same one; None if this branch does not have it."""
     if table_id == looked_at.head.table_id:
         return looked_at
     try:
@@ -122,7 +121,7 @@ def _remember(table: TableFiles, other: TableFiles, others: dict[str, Head]) -> 
         others[other.head.table] = other.head
 
 
-# So many rows are compared one by one in memory, to tell new ones from those that were only written anew.
+# The maximum of rows compared one by one in memory, to tell new rows from rewritten ones.
 COMPARED_ROWS_MAX = 1_000_000
 # A folder that an operation of ours staged into.
 _OWN_FOLDER = re.compile(r"/data/[0-9A-HJKMNP-TV-Z]{26}/")
@@ -130,7 +129,7 @@ _OWN_FOLDER = re.compile(r"/data/[0-9A-HJKMNP-TV-Z]{26}/")
 
 @dataclass(frozen=True)
 class TakenIn:
-    """What taking in comes to, for the door."""
+    """The result of accepting the rows, for the publisher."""
 
     added: tuple[FileRecord, ...]
     removed: tuple[RemovedFile, ...]
@@ -141,7 +140,7 @@ class TakenIn:
 
 
 class _Hashes:
-    """Hashes of rows, each as often as there is such a row."""
+    """Hashes of rows, each as often as its row occurs."""
 
     def __init__(self) -> None:
         self._parts: list[Hashes] = []
@@ -150,7 +149,7 @@ class _Hashes:
         self._parts.append(hashes)
 
     def matcher(self) -> Callable[[Hashes], Mask]:
-        """Tells of the rows of batch after batch which are among these; each of these is given once."""
+        """Finds the rows of batch after batch that are among these; each of these is matched once."""
         everything = np.concatenate([np.empty(0, np.uint64), *self._parts])
         known, left = np.unique(everything, return_counts=True)
 
@@ -178,7 +177,7 @@ class ForeignRows:
 
     @cached_property
     def metadata(self) -> TableMetadata:
-        """Of our own newest state: what the other writer's metadata says is not taken over."""
+        """Of our own newest state: the other writer's metadata is not used."""
         return self.catalog.files.metadata(self.current.pointer_known)
 
     @cached_property
@@ -192,7 +191,7 @@ class ForeignRows:
     # ── looking ──
 
     def misfit(self) -> str:
-        """Why the rows cannot be the table's, with examples; empty if they can."""
+        """Why the rows do not fit the table, with examples; empty if they do."""
         return self._gone() or self._nulls() or self._keys() or self.references.reason
 
     def _gone(self) -> str:
@@ -225,14 +224,14 @@ class ForeignRows:
         went = [entry.data_file.file_path for entry in self.drift.removed]
         return look_at_references(self.catalog, after, self._paths(), went)
 
-    # ── rows that were only written anew ──
+    # ── rows that were only rewritten ──
 
     @cached_property
     def new_rows(self) -> pa.Table | None:
-        """Of a state that another writer wrote anew: the rows that are not in our files; None if that is not certain.
+        """Of a state that another writer rewrote: the rows that are not in our files; None if that is not certain.
 
-        Certain is what a checksum proves: our rows and the new ones together are theirs. A row of ours that went, or
-        more rows than are compared in memory, is not told apart here: then all that came counts as new.
+        A checksum makes it certain: our rows and the new ones together equal theirs. If one of our rows was removed, or
+        there are more rows than are compared in memory, this cannot decide: then all added rows count as new.
         """
         if not self.drift.rewrote or not self.drift.removed or not self.drift.added:
             return None
@@ -267,15 +266,15 @@ class ForeignRows:
         return total
 
     def _batches(self, entries: Sequence[ManifestEntry]) -> Iterator[pa.RecordBatch]:
-        """The rows as users see them: what sequence another writer gave them does not count."""
+        """The rows as users see them: sequences that another writer gave them do not count."""
         return arrow_batches(self.catalog.storage, self._files(entries), self.schema, False)
 
-    # ── taking ──
+    # ── accepting ──
 
     def take(self, folder: str) -> TakenIn:
-        """The difference as records; rows that need a sequence of this commit, and keys that went, are written.
+        """The difference as records; writes rows that need a sequence of this commit, and removed keys.
 
-        Where our rows were only written anew, our files stay in their place: their rows keep their sequences (I6).
+        Where our rows were only rewritten, our files stay in their place: their rows keep their sequences (I6).
         """
         if self.new_rows is not None:
             staged = stage_in_process(self._target(folder), self.new_rows, self.catalog.storage)
@@ -304,7 +303,7 @@ class ForeignRows:
         return file.fresh and self._has_no_sequence(file)
 
     def _has_no_sequence(self, file: LiveFile) -> bool:
-        """Whether that is certain: another writer need not count a column that it wrote."""
+        """Whether it is certain that no row has a sequence: another writer may omit the counts of a column."""
         if file.seq_id is None:
             return True
         values = (file.data_file.value_counts or {}).get(file.seq_id)
@@ -324,7 +323,7 @@ class ForeignRows:
         return stage_in_process(self._target(folder), rows, self.catalog.storage)
 
     def _deletions(self, folder: str) -> tuple[tuple[FileRecord, ...], int]:
-        """The keys that went and did not come again, as files; and how many rows came again under their key."""
+        """The keys that were removed for good, as files; and how many rows were added again under their key."""
         if not self.key or not self.drift.removed:
             return (), 0
         rewrite = Rewrite(self._target(folder), ALL, self.key, incoming=tuple(self._paths()), deletions=True)

@@ -1,10 +1,10 @@
-"""The files of every version that can be read: do they exist, with the sizes that the lake wrote down?
+"""The files of every readable version: do they exist, with the recorded sizes?
 
 Another engine's clean-up, or a person, may delete files that only the lake's history names. Nothing notices that until
-a reader asks for the version, so this looks: at a sample of states and files, or at all of them. Versions that cannot
-be read any more are named. They can be given up, which only marks them as expired; no file is deleted here.
-Looking writes nothing (I17). A sweep may take files of a state that expired meanwhile: what is missing counts only if
-its state can still be read afterwards. Giving up is one transaction: a crash leaves all of it or none.
+a reader opens the version, so this checks a sample of states and files, or all of them. Versions that cannot be read
+any more are named. They can be given up, which only marks them as expired; no file is deleted here. Checking writes
+nothing (I17). A sweep may delete files of a state that expired meanwhile: a missing file counts only if its state can
+still be read afterwards. Giving up is one transaction: a crash leaves all of it or none.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What a look without `deep` takes of the older states of each table, and of the files that they name.
+# The sample size without `deep`: older states of each table, and files that they name.
 STATES_SAMPLED = 32
 FILES_SAMPLED = 256
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A file that a state of a table needs, and what is wrong with it. `head`: a branch stands on this state now."""
+    """A file that a state of a table needs, and what is wrong with it. `head`: a branch has this state as its head."""
 
     table: str
     table_id: str
@@ -47,7 +47,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look found. `versions` are those that cannot be read as a whole any more, oldest first."""
+    """The findings. `versions` are those that cannot be read completely any more, oldest first."""
 
     states: int = 0
     states_looked: int = 0
@@ -86,7 +86,7 @@ def look_at_history(
     states_max: int = STATES_SAMPLED,
     files_max: int = FILES_SAMPLED,
 ) -> Looked:
-    """The files of the versions that can be read; of one table, or of all. `deep`: every one of them."""
+    """The files of the readable versions; of one table, or of all. `deep`: every one of them."""
     found = catalog.expiry.readable(table)
     faults: list[Fault] = []
     looked = files = 0
@@ -99,7 +99,7 @@ def look_at_history(
         faults += wanted.faults()
         looked, files = looked + len(states), files + len(locations)
     if faults:
-        # Expired since, so a sweep may have been there.
+        # Expired since, so a sweep may have deleted its files.
         found = catalog.expiry.readable(table)
         alive = {(one.table_id, state.version) for one in found for state in one.states}
         faults = [fault for fault in faults if (fault.table_id, fault.version) in alive]
@@ -111,7 +111,7 @@ def look_at_history(
 
 
 def look_at_head(catalog: Catalog, head: Head) -> list[Fault]:
-    """Every file of the state that a branch stands on."""
+    """Every file of the head of a branch."""
     wanted = _Wanted(catalog, Readable(head.table_id, head.table, (head,), frozenset({head.version})))
     wanted.collect([head])
     wanted.check(list(wanted.sizes), {})
@@ -119,7 +119,7 @@ def look_at_head(catalog: Catalog, head: Head) -> list[Fault]:
 
 
 def give_up(catalog: Catalog, actor: str, *, apply: bool) -> GivenUp:
-    """Give up every version that cannot be read: a deep look, and with `apply` they expire, with an audit row."""
+    """Give up every version that cannot be read: a deep check, and with `apply` they expire, with an audit row."""
     looked = look_at_history(catalog, deep=True)
     if not looked.versions:
         return GivenUp("nothing_to_do")
@@ -158,7 +158,7 @@ def _sample(of: Sequence[T], most: int) -> list[T]:
 
 
 def _listed(catalog: Catalog, table: Readable) -> Mapping[str, int]:
-    """The sizes of all files below a table's folder, in few requests; files elsewhere are asked for one by one."""
+    """The sizes of all files below a table's folder, in few requests; files elsewhere are checked one by one."""
     for state in reversed(table.states):
         try:
             folder = catalog.files.metadata(state.metadata_location).location
@@ -169,7 +169,7 @@ def _listed(catalog: Catalog, table: Readable) -> Mapping[str, int]:
 
 
 class _Wanted:
-    """What some states of one table need: each file once, with its size where that is known, and who needs it."""
+    """What some states of one table need: each file once, with its size if known, and the states that need it."""
 
     def __init__(self, catalog: Catalog, table: Readable) -> None:
         self._catalog = catalog
@@ -179,7 +179,7 @@ class _Wanted:
         self._problems: dict[str, str] = {}
 
     def collect(self, states: Sequence[Head]) -> None:
-        """Every file that these states name. What cannot be opened is a problem of its own."""
+        """Every file that these states name. A file that cannot be opened is a fault of its own."""
         files = self._catalog.files
         manifests: dict[str, tuple[ManifestFile, list[Head]]] = {}
         for state in states:
@@ -202,7 +202,7 @@ class _Wanted:
                 self._want(file.location, file.size_bytes, [head])
 
     def check(self, locations: Sequence[str], listed: Mapping[str, int]) -> None:
-        """Compare with what storage has; `listed` are sizes that are known already."""
+        """Compare with storage; `listed` are sizes that are known already."""
         for location in locations:
             expected, size_bytes = self.sizes[location], listed.get(location)
             try:

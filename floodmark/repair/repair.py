@@ -1,11 +1,12 @@
-"""Repair: a table that another writer moved past the door becomes Floodmark's again, by one ordinary publish.
+"""Repair: a table that another writer changed without the publisher becomes Floodmark's again, by one ordinary publish.
 
-Either way it is a commit on our own newest state, and the pointer goes from theirs to ours: `put back` has our files
-again, `take in` has their rows, as a commit of the actor `external`, with sequences above any that they gave (I5), so
-that followers get each row once. What nobody can be sure of is left to whoever asks: both ways are said, and why.
-The other writer may go on meanwhile: then the pointer is not the one that was judged, and the repair ends in Conflict
-with nothing changed. It needs no healing first, since healing refuses while a table is drifted and an operation waits
-for it. Crash before the publish: healing rolls it back, with one audit row; after: it is done, audited by the publish.
+Either choice is a commit on our own newest state, and moves the pointer from theirs to ours. `put_back` reverts to our
+files. `take_in` accepts their rows, as a commit of the actor `external`, with sequences above any that they gave (I5),
+so that followers get each row once. An unclear case is left to the caller: the result lists both choices, and the
+reason. The other writer may continue meanwhile: then the pointer is not the one that was judged, and the repair ends in
+Conflict with nothing changed. A repair does not run recovery first, since recovery refuses while a table is drifted and
+an operation waits for it. Crash before the publish: recovery rolls it back, with one audit row; after: it is done,
+audited by the publish.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ DONE = {TAKE_IN: "taken_in", PUT_BACK: "put_back"}
 class Repair:
     """What happened to a table and what a repair does about it, or did.
 
-    outcome: nothing_to_do, planned, unclear, taken_in or put_back. `choice` is what it does, None if somebody has to
-    choose; `ways` are what can be chosen, as sentences.
+    outcome: nothing_to_do, planned, unclear, taken_in or put_back. `choice` is what it does, None if an operator must
+    choose; `ways` are the possible choices, as sentences.
     """
 
     table: str
@@ -100,7 +101,7 @@ class _Judged:
 
     @property
     def usual(self) -> str | None:
-        """What is done if nobody chooses."""
+        """The default choice."""
         if self.unclear:
             return None
         if self.drift.happened in (CHANGED, DROPPED, REWRITTEN):
@@ -116,7 +117,7 @@ class _Judged:
 def preview(engine: Engine, table: str | None = None, choice: str | None = None) -> list[Repair]:
     """What a repair would do, of one table or of all that drifted. Writes nothing (I17).
 
-    A table that did not drift, and whose files are missing or damaged, is named too: no repair brings those back.
+    A table that did not drift, and whose files are missing or damaged, is named too: no repair restores those.
     """
     _check_choice(choice)
     catalog = engine.catalog
@@ -149,12 +150,12 @@ def _damaged(catalog: Catalog, drifted: Collection[str]) -> list[Repair]:
     faults = look_at_history(catalog, deep=True).faults
     names = dict.fromkeys(fault.table for fault in faults if fault.table not in drifted)
     there = {head.table for branch in catalog.branches.list() for head in catalog.history.heads(branch.name)}
-    # What only a dropped table's versions miss, `repair --give-up` and `doctor` name.
+    # Files that only versions of a dropped table miss are reported by `repair --give-up` and `doctor`.
     return [_undrifted(catalog, name) for name in names if name in there]
 
 
 def repair(engine: Engine, table: str, choice: str | None = None) -> Repair:
-    """Make a drifted table Floodmark's again. Invalid if somebody has to choose first, or chose what cannot be."""
+    """Make a drifted table Floodmark's again. Invalid if an operator must choose first, or the choice is impossible."""
     _check_choice(choice)
     catalog = engine.catalog
     branches = drifted_tables(catalog.database).get(table)
@@ -169,7 +170,7 @@ def repair(engine: Engine, table: str, choice: str | None = None) -> Repair:
 
 
 def repair_all(engine: Engine, table: str | None = None, choice: str | None = None) -> list[Repair]:
-    """Repair one table, or all that drifted, one publish each. Of all, what needs a choice is left and returned."""
+    """Repair one table, or all that drifted, one publish each. Of all, those that need a choice are only returned."""
     planned = preview(engine, table, choice)
     if table is not None and planned[0].outcome == UNCLEAR:
         raise _undecided(planned[0])
@@ -203,7 +204,7 @@ def _branch_of(catalog: Catalog, table: str) -> str:
 
 
 def _judge(engine: Engine, table: str, branches: list[str]) -> _Judged:
-    """Look at the branch that the other writer wrote on; at main, or the first that has the table, if at none."""
+    """Look at the branch that the other writer wrote on; if none, at main or the first that has the table."""
     catalog = engine.catalog
     current = catalog.history.current_tables(branches[0], [table])[table]
     moved = [branch for branch in branches if branch in moved_branches(catalog.files, current)]
@@ -215,7 +216,7 @@ def _judge(engine: Engine, table: str, branches: list[str]) -> _Judged:
     drift = with_names(catalog.database, drift, catalog.files.metadata(current.pointer_known).location)
     rows = ForeignRows(catalog, engine.sessions, current, drift)
     if drift.happened == REWRITTEN and rows.new_rows is None:
-        # Then it is not what its snapshot says.
+        # Then it does not match its snapshot.
         drift = replace(drift, happened=OVERWRITTEN, unclear=NOT_THE_SAME, takeable=True)
         rows = ForeignRows(catalog, engine.sessions, current, drift)
     takeable = (drift.added or drift.removed) and (not drift.unclear or drift.takeable)
@@ -251,7 +252,7 @@ def _planned(judged: _Judged, choice: str | None) -> Repair:
 
 
 def _same_text(judged: _Judged) -> str:
-    """What comparing the rows told."""
+    """The result of comparing the rows."""
     new = judged.rows.new_rows
     if new is None:
         return ""
@@ -301,7 +302,7 @@ def _left_behind(judged: _Judged) -> str:
     return f"their {drift.rows_added} row(s) stay on disk, unnamed: {', '.join(names[:3])}{more}."
 
 
-# ── doing it ──
+# ── the repair ──
 
 
 def _publish(catalog: Catalog, judged: _Judged, choice: str, actor: str) -> Commit:
@@ -334,7 +335,7 @@ class _Repairing(PublishPlan):
     def stage(self, work: Publication) -> None:
         if self._choice == TAKE_IN:
             self._taken = self._judged.rows.take(work.operation.folder(self._location, "data"))
-        # Crash here: keys that went, and rows staged anew, in the operation's own folder; recovery deletes them.
+        # Crash here: removed keys, and rows staged anew, in the operation's own folder; recovery deletes them.
         hit(f"{KIND}.rewritten")
 
     def plan(self) -> Planned:
@@ -352,7 +353,7 @@ class _Repairing(PublishPlan):
 
 
 def _check_files(catalog: Catalog, judged: _Judged) -> None:
-    """Whoever dropped the table may have deleted its files: then there is nothing to go back to."""
+    """The process that dropped the table may have deleted its files: then nothing is left to revert to."""
     head = judged.current.head
     gone = look_at_head(catalog, head)
     if gone:
@@ -367,7 +368,7 @@ def _check_files(catalog: Catalog, judged: _Judged) -> None:
 
 
 def _depended(catalog: Catalog, judged: _Judged, choice: str) -> list[Edit]:
-    """Tables that rows refer to, or that refer to them: they must be as they were when that was looked at."""
+    """Tables that rows refer to, or that refer to them: they must be unchanged since they were read."""
     if choice != TAKE_IN:
         return []
     return [

@@ -1,10 +1,10 @@
-"""Apply: all steps of a plan in one publish; the old shape of every table or the new one, never a mixture (I2).
+"""Apply: all steps of a plan in one publish; the old schema of every table or the new one, never a mixture (I2).
 
-A straight line of the protocol's steps. What was looked at in the rows, and what was filled, holds for the files that
-were live then: if others came, the publish is refused, and only those are looked at or filled before the next try. What
-needs no look is built on newer rows as it is: they are read by field id, so they are in the new shape.
-Crash anywhere: nothing of it is true; a healer rolls it back, for it has no identity that would make it repeatable. A
-turn that it held ends with its healing, or with its lease.
+A straight line of the protocol's steps. Checks of rows, and fills, hold for the files that were live then: if other
+files were added, the publish is refused, and only those are checked or filled before the next try. Steps without a
+check are built on newer rows unchanged: rows are read by field id, so they fit the new schema. Crash anywhere: nothing
+of it is published; recovery rolls it back, because it has no identity that would make it repeatable. A turn that it
+held ends with its recovery, or with its lease.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def apply_plan(
     allow_destructive: bool = False,
     told: Callable[[Plan], None] | None = None,
 ) -> Commit:
-    """Do what the plan says, in one version; `nothing_to_do` if that is nothing.
+    """Do the steps of the plan, in one version; `nothing_to_do` if it has none.
 
     `again` makes the plan anew: if tables moved meanwhile, and it has the same steps, they are done on the new state.
     Without it a plan is stale as soon as a table that it read moved: `Conflict`. `fill_later` leaves older rows without
     the defaults of new columns. Without `allow_destructive` a plan that loses data is `Invalid`. `told` gets the plan
-    that was done, or found to be nothing.
+    that was done, or that had no steps.
     """
     _check_steps(plan.refused)
     _check_destructive(plan, allow_destructive)
@@ -82,7 +82,7 @@ class _Apply(PublishPlan):
         self._engine = engine
         self._catalog = engine.catalog
         self._intent = intent
-        # The newest that was made.
+        # The newest plan.
         self.wanted = plan
         self._again = again
         self._fill_later = fill_later
@@ -93,7 +93,7 @@ class _Apply(PublishPlan):
         self._runner: Runner
         self._filling: Filling | None = None
         self._is_first = True
-        # By table, the files that the newest try looked at or filled.
+        # By table, the files that the newest try checked or filled.
         self._known: dict[str, frozenset[str]] = {}
 
     def start(self) -> Start:
@@ -110,7 +110,7 @@ class _Apply(PublishPlan):
     def plan(self) -> Planned:
         first, self._is_first = self._is_first, False
         heads = self._heads()
-        # It is planned anew at every try: not all that it stands on is to be seen in heads.
+        # It is planned anew at every try: heads do not show everything that it depends on.
         if self._moved(heads, rows_matter=first) or not first:
             if not self._plan_anew():
                 return Planned()
@@ -133,16 +133,16 @@ class _Apply(PublishPlan):
     def used_spark(self) -> bool:
         return self._runner.used_spark
 
-    # ── the state it stands on ──
+    # ── the state it depends on ──
 
     def _heads(self) -> dict[str, Head]:
         return {head.table: head for head in self._catalog.history.heads(self._intent.branch)}
 
     def _moved(self, heads: dict[str, Head], *, rows_matter: bool) -> bool:
-        """Whether a table that the plan read is another now; from the second try on, by its shape only.
+        """Whether a table that the plan read has changed; from the second try on, only its schema and layout count.
 
-        Rows that came since then are looked at and filled by the next try. A table that is to go is one that was seen
-        to the last row.
+        The next try checks and fills rows that were added since. A table to be dropped must be unchanged to the last
+        row.
         """
         gone = {table.name for table in self.wanted.tables if table.drop}
         for planned in self.wanted.heads:
@@ -150,7 +150,7 @@ class _Apply(PublishPlan):
             whole = rows_matter or planned[0] in gone
             if now != planned and (whole or _shape(now) != _shape(planned)):
                 return self._is_stale(planned[0], _seen_text(planned), _seen_text(now))
-        # A table that lets rows go by age cannot be referred to.
+        # A table that removes rows by age cannot be referred to.
         parents = {link.parent for table in self.wanted.tables for link in table.links}
         for table in self.wanted.tables:
             matters = table.policy is not None or table.moves_names or table.name in parents
@@ -172,7 +172,7 @@ class _Apply(PublishPlan):
         )
 
     def _plan_anew(self) -> bool:
-        """Plan on the present state; False if another process has done it, so that nothing is left to do."""
+        """Plan on the current state; False if another process has done it, so that nothing is left to do."""
         if self._again is None:
             self.wanted = self._the_same_again()
             return True
@@ -188,7 +188,7 @@ class _Apply(PublishPlan):
         return True
 
     def _the_same_again(self) -> Plan:
-        """A plan that was agreed to, on the state that is there now; stale if it would be another one."""
+        """A plan that an operator agreed to, on the current state; stale if it would differ now."""
         wanted = [table.wanted for table in self.wanted.tables if table.wanted is not None]
         plan = make_plan(self._catalog, wanted, self.wanted.origin)
         if plan.refused:
@@ -200,7 +200,7 @@ class _Apply(PublishPlan):
             after = {table.name: table.contents() for table in plan.tables if table.changes}
             name = next(one for one in sorted({*before, *after}) if before.get(one) != after.get(one))
             self._is_stale(name, f"plan {self.wanted.contents}", f"plan {plan.contents}")
-        # What it saw stays what somebody agreed to.
+        # Keep the state that the operator agreed to.
         return replace(plan, heads=self.wanted.heads)
 
     # ── rows ──
@@ -227,7 +227,7 @@ class _Apply(PublishPlan):
         return live_files(self._catalog.files, head, schema_of(metadata, head))
 
     def recheck(self, edit: Edit, head: Head) -> None:
-        """A table that rows were looked at in, or that is to go, has another snapshot than then."""
+        """Refused if a table whose rows were checked, or that is to be dropped, has another snapshot now."""
         if edit.action == DROP:
             raise PlanAgain(edit.table, "rows came to a table that was to go")
         if frozenset(self._catalog.files.data_files(head)) != self._known.get(edit.table):
@@ -240,12 +240,12 @@ def _made(catalog: Catalog, name: str) -> Made:
 
 
 def _actions(plan: Plan) -> list[tuple[str, str, str | None]]:
-    """What the plan does; not how many rows that concerns."""
+    """The steps of the plan, without the number of rows that they affect."""
     return [(step.table, step.action, step.column) for step in plan.steps]
 
 
 def _places(plan: Plan) -> list[tuple[str, str | None]]:
-    """Where each table is: the operation has claimed its folders there."""
+    """The location of each table: the operation has claimed its folders there."""
     return [(one.name, None if one.current is None else one.current.metadata.location) for one in plan.tables]
 
 
@@ -270,7 +270,7 @@ def _check_steps(refused: Sequence[Step]) -> None:
 def _check_destructive(plan: Plan, allowed: bool) -> None:
     if plan.destructive and not allowed:
         flag = "--allow-destructive"
-        # Of tables out of settings the file is not known here; a command without it could mean another one.
+        # Tables from settings have no known file here; a command without the file could mean another one.
         again = f"`{shlex.join(['floodmark', 'apply', plan.file, flag])}`" if plan.file else f"{flag} with the command"
         raise Invalid(
             "the plan has steps that lose data" if len(plan.destructive) > 1 else "the plan has a step that loses data",

@@ -1,7 +1,7 @@
-"""The columns of a table, wanted against there: pure.
+"""The columns of a table, wanted against existing: pure.
 
-A column is itself by its field id: a rename keeps it, so old files and old versions are read as they were. A column
-that went is not mentioned by the new schema, and its id is never given again; the rows in older versions keep it.
+A column is identified by its field id: a rename keeps it, so old files and old versions are read as before. A dropped
+column is not in the new schema, and its id is never given again; the rows in older versions keep it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from floodmark.schema.tables import Current
 
 @dataclass
 class ColumnsDiff:
-    """The columns as they will be, and what that takes. `renamed`: old names to new ones."""
+    """The columns after the plan, and the steps to get there. `renamed`: old names to new ones."""
 
     fields: list[NestedField] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -49,7 +49,7 @@ class ColumnsDiff:
 
 
 def diff_columns(wanted: WantedTable, current: Current) -> ColumnsDiff:
-    """The difference; what is refused is a step that says so, and leaves the column as it is."""
+    """The difference. A refused change becomes a refused step, and leaves the column as it is."""
     found = ColumnsDiff()
     columns = user_fields(current.schema)
     if not wanted.columns:
@@ -70,7 +70,7 @@ def diff_columns(wanted: WantedTable, current: Current) -> ColumnsDiff:
 
 
 def _match(wanted: WantedTable, columns: list[NestedField], found: ColumnsDiff) -> dict[int, WantedColumn]:
-    """By field id, which wanted column a column of the table is: by its name, else by the name it says it had."""
+    """By field id, the wanted column for a column of the table: by its name, else by its declared former name."""
     by_name = {column.name: column for column in columns}
     matched = {by_name[column.name].field_id: column for column in wanted.columns if column.name in by_name}
     for column in wanted.columns:
@@ -133,7 +133,7 @@ def _keep(
 
 
 def _renamed(wanted: WantedTable, current: Current, have: NestedField, want: WantedColumn, found: ColumnsDiff) -> str:
-    """The name that the column will have: the new one, unless that is refused."""
+    """The column's name after the plan: the new one, unless the rename is refused."""
     text = f"rename {have.name} to {want.name}; files keep the old name, and reading them takes longer"
     problem = _name_taken(current, want.name, have.field_id) or _named_elsewhere(current, have)
     if problem is not None:
@@ -145,7 +145,7 @@ def _renamed(wanted: WantedTable, current: Current, have: NestedField, want: Wan
 
 
 def _checked_widening(current: Current, table: str, have: NestedField, name: str, text: str) -> Step:
-    """Safe, unless an expression counts with the old type."""
+    """Safe, unless an expression computes with the old type."""
     for fill in current.fills:
         if names_column(fill.expression, have, current):
             way = f"Unbind {fill.column} first, or make a new column."
@@ -175,7 +175,7 @@ def _set_default(
         found.properties.update([fill_property(Fill(have.field_id, want.name, want.literal))])
 
 
-# ── a column that comes, a column that goes ──
+# ── a new column, a dropped column ──
 
 
 def _add(wanted: WantedTable, current: Current, want: WantedColumn, ids: Iterator[int], found: ColumnsDiff) -> None:
@@ -188,7 +188,7 @@ def _add(wanted: WantedTable, current: Current, want: WantedColumn, ids: Iterato
     column = fresh_field(want.to_field(), ids)
     if want.required:
         text += ", never null"
-        # Rows that come before the publish do not have it.
+        # Rows that are added before the publish do not have it.
         if want.default is None:
             found.no_nulls.append(column.field_id)
     if want.required and want.default is None and rows:
@@ -231,7 +231,7 @@ Problem = tuple[str, str]
 
 
 def _needed(wanted: WantedTable, current: Current, have: NestedField) -> Problem | None:
-    """Why the column cannot go, and what to do about it."""
+    """Why the column cannot be dropped, and what to do about it."""
     if have.field_id in current.schema.identifier_field_ids:
         return "it is part of the key", "A table keeps its key; make a new table."
     specs = current.metadata.specs()
@@ -248,7 +248,7 @@ def _needed(wanted: WantedTable, current: Current, have: NestedField) -> Problem
 
 
 def _named_elsewhere(current: Current, have: NestedField) -> Problem | None:
-    """Who knows the column by its name: expressions, sinks and jobs."""
+    """What uses the column by its name: expressions, sinks and jobs."""
     for fill in current.fills:
         if fill.field_id != have.field_id and names_column(fill.expression, have, current):
             return f"{fill.column} is filled by an expression over it", f"Unbind {fill.column} first."
@@ -273,7 +273,7 @@ def _name_taken(current: Current, name: str, field_id: int | None) -> Problem | 
 
 
 def names_column(expression: str, column: NestedField, current: Current) -> bool:
-    """Whether an expression may be over this column; a word of that name in a text counts, to be safe."""
+    """Whether an expression may use this column; a word of that name in a text counts, to be safe."""
     if _is_literal(expression, current):
         return False
     return re.search(rf"(?<!\w){re.escape(column.name)}(?!\w)", expression, re.IGNORECASE) is not None
@@ -285,5 +285,5 @@ def _is_literal(expression: str, current: Current) -> bool:
 
 
 def renamed_back(renamed: Mapping[str, str], name: str | None) -> str | None:
-    """What a column that is called so today will be called."""
+    """The future name of a column that has this name today."""
     return None if name is None else renamed.get(name, name)

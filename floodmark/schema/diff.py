@@ -1,8 +1,8 @@
-"""The difference between the tables that a file wants and those that are there, as steps. Pure.
+"""The difference between the tables that a file wants and the existing ones, as steps. Pure.
 
-Nothing is read and nothing is changed here. A step that cannot be done is refused with the reason and a way; the rest
-of the plan is still worked out, so that all of it can be seen at once. Tables that the file does not name are left
-alone, but for what a reference leaves in the table that it points to.
+Nothing is read and nothing is changed here. A step that cannot be done is refused with the reason and an alternative;
+the rest of the plan is still computed, so that all of it can be seen at once. Tables that the file does not name are
+left alone, except for what a reference writes into the table that it points to.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from floodmark.schema.tables import Current, TablePlan
 
 
 def diff(wanted: Sequence[WantedTable], current: Mapping[str, Current]) -> tuple[TablePlan, ...]:
-    """What becomes of each wanted table, and of those that references touch. `current`: tables by their names."""
+    """The plan of each wanted table, and of those that references touch. `current`: tables by their names."""
     by_name = {name.lower(): name for name in current}
     plans = []
     for table in wanted:
@@ -64,7 +64,7 @@ def diff(wanted: Sequence[WantedTable], current: Mapping[str, Current]) -> tuple
     return diff_links(plans, current)
 
 
-# ── a table that comes, a table that goes ──
+# ── a new table, a dropped table ──
 
 
 def _created(wanted: WantedTable) -> TablePlan:
@@ -124,7 +124,7 @@ def _dropped(wanted: WantedTable, current: Current | None) -> TablePlan:
 
 
 def _without_sinks(names: Sequence[str]) -> str:
-    """The tables of a sink are chosen when it is added, so one that follows others too is added again for those."""
+    """The tables of a sink are fixed when it is added: a sink that follows others too must be added again for those."""
     commands = ", ".join(f"`floodmark sink remove {name} --apply`" for name in names)
     return (
         f"Remove what follows it: {commands}. A sink that follows other tables too comes back for those by"
@@ -137,7 +137,7 @@ def _without_sinks(names: Sequence[str]) -> str:
 
 @dataclass
 class _Draft:
-    """A table's plan in the making."""
+    """A table's plan under construction."""
 
     wanted: WantedTable
     current: Current
@@ -150,7 +150,7 @@ class _Draft:
 
     @property
     def schema(self) -> Schema:
-        """The columns as they will be; with the number of the table's next schema."""
+        """The columns after the plan, with the id of the table's next schema."""
         hidden = [field for field in self.current.schema.fields if field.name == SEQ_COLUMN]
         return Schema(
             *self.columns.fields,
@@ -177,7 +177,7 @@ def _changed(wanted: WantedTable, current: Current) -> TablePlan:
     _diff_retention(draft)
     _diff_comment(draft)
     schema = draft.schema
-    # Also if only what fills a column changed: what was staged for the old shape must not pass for the new one.
+    # Also if only a fill expression changed: files staged for the old schema must not pass for the new one.
     if not _same_schema(schema, current.schema) or draft.columns.properties:
         draft.plan = replace(draft.plan, schema=schema)
     return draft.plan
@@ -210,7 +210,7 @@ def _diff_key(draft: _Draft) -> None:
     draft.plan = replace(draft.plan, unique=True, no_nulls=(*draft.plan.no_nulls, *ids))
     text = f"{text}; its rows are looked at first"
     if current.users.branches:
-        # On them it has no key, and which rows are one row cannot be told.
+        # Those branches have no key, so they cannot decide which rows are the same row.
         text = f"{text}; it cannot be merged any more with branches that have it: {', '.join(current.users.branches)}"
     draft.add(Step(wanted.name, ADD_KEY, None, SAFE, text))
 
@@ -256,7 +256,7 @@ def _diff_layout(draft: _Draft) -> None:
 
 
 def _diff_part(draft: _Draft, action: str, text: str, changed: Callable[[], dict[str, Any]]) -> None:
-    """A step for what `changed` says of the plan, if anything."""
+    """A step for a part that `changed` finds different, if it does."""
     try:
         found = changed()
     except Invalid as error:
@@ -272,7 +272,7 @@ def _diff_retention(draft: _Draft) -> None:
     now = Policy(current.policy.retention, renamed_back(draft.columns.renamed, current.policy.column))
     if wanted.retention is None or (wanted.retention == NO_RETENTION and now.retention is None):
         if now != current.policy:
-            draft.plan = replace(draft.plan, policy=now)  # the rename says it
+            draft.plan = replace(draft.plan, policy=now)  # the rename step shows it
         return
     if wanted.retention == NO_RETENTION:
         draft.plan = replace(draft.plan, policy=Policy())
@@ -281,7 +281,7 @@ def _diff_retention(draft: _Draft) -> None:
     column, spec = wanted.retention_column, draft.plan.spec or current.spec
     text = f"keep {wanted.retention}{f' by {column}' if column else ''}"
     try:
-        # A column that went with the policy so far goes with the new one, if it is of the same kind.
+        # The column of the present policy stays with the new policy, if that is of the same kind.
         policy = check_policy(wanted.retention, column or _column_so_far(wanted.retention, now), draft.schema, spec)
     except Invalid as error:
         draft.add(refused(wanted.name, SET_RETENTION, column, text, error.message, error.advice))
@@ -294,13 +294,13 @@ def _diff_retention(draft: _Draft) -> None:
 
 
 def _keeps_all(policy: Policy, before: Policy, schema: Schema, spec: PartitionSpec) -> bool:
-    """Whether every row that stays by the policy so far stays by the new one too."""
+    """Whether the new policy keeps every row that the present policy keeps."""
     if before.retention is None:
         return False
     try:
         new, old = read_rule(policy, schema, spec), read_rule(before, schema, spec)
     except Invalid:
-        return False  # the column that it went by is not one any more
+        return False  # its column does not exist any more
     amounts = ((new.age_ms, old.age_ms), (new.rows, old.rows), (new.size_bytes, old.size_bytes))
     return new.column == old.column and all((one or 0) >= (other or 0) for one, other in amounts)
 

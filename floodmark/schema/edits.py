@@ -1,4 +1,4 @@
-"""A plan as the door takes it: one edit per table, and the riders of retention and of tables that go. Pure."""
+"""A plan in the publisher's form: one edit per table, and the riders of retention and of dropped tables. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from floodmark.schema.tables import TablePlan
 
 @dataclass(frozen=True)
 class Made:
-    """The identity and the place of a table that is to be made."""
+    """The identity and the location of a table to be created."""
 
     table_id: str
     location: str
@@ -25,7 +25,7 @@ class Made:
 
 @dataclass(frozen=True)
 class FilledFiles:
-    """Files of a table that were written again with their new columns: what goes, and what comes in its place."""
+    """Files of a table that were rewritten with their new columns: the old files, and their replacements."""
 
     removed: tuple[RemovedFile, ...] = ()
     added: tuple[FileRecord, ...] = ()
@@ -39,7 +39,7 @@ def make_edits(
     filled: Mapping[str, FilledFiles],
     looked: Collection[str],
 ) -> tuple[Edit, ...]:
-    """`looked`: the tables that are right only beside the rows that were looked at."""
+    """`looked`: tables whose edits are valid only with the rows that were checked."""
     references = _reference_properties(plan, heads, made)
     edits = []
     for table in plan.tables:
@@ -114,7 +114,7 @@ def _write(
 
 
 def _reference_properties(plan: Plan, heads: Mapping[str, Head], made: Mapping[str, Made]) -> dict[str, dict[str, str]]:
-    """By table, what new references write into it: in the table that refers, and in the one it refers to."""
+    """By table, the properties that new references write: in the referring table, and in the one it refers to."""
 
     def table_id(name: str) -> str:
         return made[name].table_id if name in made else heads[name].table_id

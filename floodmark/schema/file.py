@@ -1,8 +1,8 @@
-"""The file: tables as their owners want them, in TOML; the same under `[tables.X]` of the settings.
+"""The schema file: tables as their owners want them, in TOML; the same under `[tables.X]` of the settings.
 
 Read as a whole: every table is checked before one is returned, and an unknown key names the nearest known one. What a
-table's entry leaves out stays as it is in the lake (key, partition, sort, retention, references, comment); `[]`, `{}`,
-"none" and "" take it away. Of columns there are all or none: a column that is not named is one to drop.
+table's entry omits stays as it is in the lake (key, partition, sort, retention, references, comment); `[]`, `{}`,
+"none" and "" remove it. Columns are listed completely or not at all: a column that is not listed is dropped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Default = str | int | bool
 
 @dataclass(frozen=True)
 class WantedColumn:
-    """`kind` has placeholder ids. comment None: as it is. renamed_from: the name that the column had before."""
+    """`kind` has placeholder ids. comment None: unchanged. renamed_from: the former name of the column."""
 
     name: str
     kind: IcebergType
@@ -65,7 +65,7 @@ class WantedColumn:
 
 @dataclass(frozen=True)
 class WantedTable:
-    """A table as the file declares it. None, or no columns: as it is in the lake."""
+    """A table as the file declares it. None, or no columns: unchanged."""
 
     name: str
     columns: tuple[WantedColumn, ...] = ()
@@ -85,7 +85,7 @@ class WantedTable:
         return {column: split_reference(target) for column, target in (self.references or {}).items()}
 
     def shape(self) -> TableShape:
-        """The table as it would be made now; `Invalid` if there cannot be such a one."""
+        """The table as it would be created now; `Invalid` if such a table cannot exist."""
         ids = count(1)
         schema = Schema(*(fresh_field(column.to_field(), ids) for column in self.columns))
         properties = {"comment": self.comment} if self.comment else {}
@@ -125,7 +125,7 @@ def _is_entry(value: Any) -> bool:
 
 
 def _declared(data: Mapping[str, Any], origin: str) -> Any:
-    """The tables of a file. It may be the settings, with sections of their own, which are not this module's matter."""
+    """The tables of a file. It may be the settings file, whose other sections this module ignores."""
     sections = [one.name for one in fields(Settings)]
     for key in data:
         if key not in sections:
@@ -150,7 +150,7 @@ def wanted_tables(data: Mapping[str, Any], origin: str) -> tuple[WantedTable, ..
         except FloodmarkError as error:
             if "file" in error.facts:
                 raise
-            # What the rooms below refuse, they refuse without knowing where it was written.
+            # Errors of the packages below do not name the place in the file: add it.
             raise Invalid(
                 error.message, advice=error.advice, **{"table": name, **error.facts, "file": origin}
             ) from error
@@ -190,7 +190,7 @@ def _table(name: str, entry: Mapping[str, Any], origin: str) -> WantedTable:
 
 
 def _check(wanted: WantedTable, where: str, origin: str) -> None:
-    """What can be seen to be wrong without a lake."""
+    """Errors that can be found without a lake."""
     if wanted.retention_column is not None and wanted.retention in (None, NO_RETENTION):
         raise _wrong(f"{where}.retention_column", "it goes with `retention`", origin)
     if not wanted.columns:
@@ -216,7 +216,7 @@ def _check(wanted: WantedTable, where: str, origin: str) -> None:
 
 
 def _circle(olds: Mapping[str, str | None]) -> list[str]:
-    """Columns that each say they had the name of another one of them: it could not be told whether that was done."""
+    """Columns that each declare the name of another one as their former name: whether that was done is unknown."""
     for first in olds:
         names: list[str] = []
         name: str | None = first
@@ -299,7 +299,7 @@ def _check_default(column: WantedColumn, where: str, origin: str) -> None:
         )
 
 
-# ── small things ──
+# ── parsing ──
 
 
 def _names(value: Any, where: str, origin: str) -> tuple[str, ...]:

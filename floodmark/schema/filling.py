@@ -1,4 +1,4 @@
-"""The files of a table, written again with the defaults of its new columns: once each, however often it is planned.
+"""The files of a table, rewritten with the defaults of its new columns: once each, however often it is planned.
 
 Rows keep their sequences (I6). A crash leaves files in the operation's own folder that nothing refers to (I3).
 """
@@ -51,11 +51,11 @@ class Filling:
         self._done: dict[str, tuple[StageTarget, list[_Group]]] = {}
 
     def fill(self, table: TablePlan, head: Head, files: Sequence[LiveFile]) -> FilledFiles:
-        """All these files with the table's new columns; those that were filled before are not filled again."""
+        """All these files with the table's new columns; files that were filled before are not filled again."""
         target = self._target(table)
         known, groups = self._done.get(table.name, (target, []))
         live = {file.path for file in files}
-        # Of another shape, or with a file that is not live any more: filled in vain.
+        # Schema or layout changed, or a file is not live any more: the fill cannot be used.
         groups = [group for group in groups if known == target and group.paths <= live]
         done = frozenset(path for group in groups for path in group.paths)
         for unit in _units([file for file in files if file.path not in done]):
@@ -93,7 +93,7 @@ class Filling:
 
 
 def _units(files: Sequence[LiveFile]) -> list[tuple[LiveFile, ...]]:
-    """Little is filled here, a file at a time; much is one job for Spark."""
+    """Few rows are filled here, a file at a time; many are one job for Spark."""
     if not files:
         return []
     rows, size_bytes = sum(file.rows for file in files), sum(file.size_bytes for file in files)

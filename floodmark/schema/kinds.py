@@ -1,8 +1,8 @@
-"""Types of columns that a file wants, beside those that a table has: pure.
+"""Types of columns that a file wants, against the types of a table: pure.
 
-A type that was read from a file has placeholder ids; what becomes of it keeps the ids of the table's type, and gives
-fresh ones to what is new. Numbers widen (int to long, float to double, decimals to more digits), structs get new
-optional fields and may let go of required ones; nothing else changes.
+A type that was read from a file has placeholder ids; the resulting type keeps the ids of the table's type, and gives
+fresh ones to new fields. Numbers widen (int to long, float to double, decimals to more digits), structs get new
+optional fields and may make required ones optional; nothing else changes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def fresh_type(kind: IcebergType, ids: Iterator[int]) -> IcebergType:
 
 
 def fitted_type(have: IcebergType, want: IcebergType, ids: Iterator[int], path: str = "") -> IcebergType:
-    """The type `have` after it became `want`; equal to `have` if they say the same. Raises Unfit."""
+    """The type `have` after it became `want`; equal to `have` if they mean the same. Raises Unfit."""
     match have, want:
         case StructType(), StructType():
             return _fitted_struct(have, want, ids, path)
@@ -91,7 +91,7 @@ def _fitted_struct(have: StructType, want: StructType, ids: Iterator[int], path:
 
 
 def type_text(kind: IcebergType) -> str:
-    """The type in the words in which files and people write it; without ids."""
+    """The type as files and people write it; without ids."""
     if isinstance(kind, StructType):
         inner = ", ".join(
             f"{field.name}: {type_text(field.field_type)}{' not null' if field.required else ''}"

@@ -1,6 +1,6 @@
-"""How new rows will be laid out: partition specs and sort orders, wanted against there. Pure.
+"""The layout of new rows: partition specs and sort orders, wanted against existing. Pure.
 
-Compared by what they say (source and transform, source and direction), never by names or ids. A spec or order that the
+Compared by their meaning (source and transform, source and direction), never by names or ids. A spec or order that the
 table had before is used again; a partition field that it had keeps its id and its name.
 """
 
@@ -19,7 +19,7 @@ from floodmark.rows.layout import partition_spec, sort_order
 def changed_spec(
     metadata: TableMetadata, current: PartitionSpec, schema: Schema, wanted: Sequence[str]
 ) -> PartitionSpec | None:
-    """The spec with its ids, if it says something else than the present one; `Invalid` if there is no such spec."""
+    """The spec with its ids, if it differs from the present one; `Invalid` if such a spec cannot exist."""
     spec = partition_spec(schema, wanted)
     if _parts(spec) == _parts(current):
         return None
@@ -52,7 +52,7 @@ def _parts(spec: PartitionSpec) -> list[tuple[int, str]]:
 def changed_sort(
     metadata: TableMetadata, current: SortOrder, schema: Schema, wanted: Sequence[str]
 ) -> SortOrder | None:
-    """The order with its id, if it says something else than the present one."""
+    """The order with its id, if it differs from the present one."""
     order = sort_order(schema, wanted)
     if _keys(order) == _keys(current):
         return None

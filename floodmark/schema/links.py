@@ -1,8 +1,8 @@
-"""References between tables, wanted against there: pure.
+"""References between tables, wanted against existing: pure.
 
-A reference stands in both tables, by ids (commit/references.py): so a plan for one of them changes the other too, even
-if the file does not name it. Both get a schema of their own, of the same columns, so that every write that was staged
-for either is planned again and sees the reference.
+A reference is stored in both tables, by ids (commit/references.py): so a plan for one of them changes the other too,
+even if the file does not name it. Both get a schema of their own, of the same columns, so that every write that was
+staged for either is planned again and sees the reference.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class _Work:
         return next((field.name for field in known if field.field_id == field_id), str(field_id))
 
     def _is_there(self, name: str) -> bool:
-        """Whether there will be such a table."""
+        """Whether such a table will exist."""
         plan = self.plans.get(name)
         if plan is None:
             return name in self.current
         return not plan.drop and (plan.shape is not None or plan.current is not None)
 
     def _plan(self, name: str) -> TablePlan:
-        """The plan of a table; one without a change for a table that the file does not name."""
+        """The plan of a table; an empty plan for a table that the file does not name."""
         return self.plans.get(name) or TablePlan(name, None, self.current[name])
 
     def _step(self, name: str, step: Step) -> None:
@@ -129,7 +129,7 @@ class _Work:
         return plan.current.policy if plan.current is not None else Policy()
 
     def _let_go(self, name: str, reference: Reference) -> None:
-        """Take a reference out of both tables; of one that goes itself nothing has to be said."""
+        """Remove a reference from both tables; a dropped table needs no step."""
         mine, theirs = no_reference(reference)
         if not self.plans[name].drop:
             self._put(name, mine)
@@ -143,7 +143,7 @@ class _Work:
         self._touch(name)
 
     def _touch(self, name: str) -> None:
-        """A schema of its own, of the same columns: what was staged for the table is planned again."""
+        """A schema of its own, of the same columns: writes that were staged for the table are planned again."""
         plan = self._plan(name)
         if plan.current is not None and plan.schema is None and not plan.drop:
             number = plan.current.next_schema_id
@@ -172,14 +172,14 @@ class _Work:
                 self._step(name, refused(name, ADD_REFERENCE, mine.name, text, f"it would be {words}", way))
 
     def _gone(self, plan: TablePlan) -> set[int]:
-        """The columns of a table that refer to something today, and will not."""
+        """The columns of a table that refer to another one today, and will not."""
         if plan.current is None:
             return set()
         have = plan.current.references
         return {one.field_id for one in have if plan.properties.get(no_reference(one)[0][0]) == ""}
 
     def check_parent(self, name: str) -> None:
-        """A table that others refer to stays, and lets no row go by its retention."""
+        """A table that others refer to must stay, and its retention must remove no row."""
         plan = self.plans[name]
         if plan.current is None:
             return
@@ -209,7 +209,7 @@ class _Work:
         return next((name for name, now in self.current.items() if now.head.table_id == table_id), None)
 
     def _is_gone(self, table_id: str, field_id: int) -> bool:
-        """Whether a reference that another table has today will not be there."""
+        """Whether a reference that another table has today will not exist."""
         name = self._now_called(table_id)
         plan = None if name is None else self.plans.get(name)
         return plan is not None and (plan.drop or field_id in self._gone(plan))

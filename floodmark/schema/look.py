@@ -1,7 +1,7 @@
-"""What a plan has to know of rows before it may be true: keys that come twice, nulls, values that refer to nothing.
+"""Checks of rows before a plan is published: duplicate keys, nulls, values that refer to nothing.
 
-Reads only, one column or the key of each file, in bounded memory (I14). What it says holds for the files that it was
-given; whoever publishes on it sees to it that no other has come.
+Reads only, one column or the key of each file, in bounded memory (I14). The result holds for the given files; the
+publish ensures that no other file was added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Files = Mapping[str, Sequence[LiveFile]]
 
 
 def checked_plan(catalog: Catalog, plan: Plan) -> Plan:
-    """The plan after a look at the rows that are there now: steps that they do not allow are refused."""
+    """The plan after a check of the current rows: steps that they do not allow are refused."""
     if not any(table.looks for table in plan.tables):
         return plan
     files = {
@@ -90,7 +90,7 @@ def _repeated(storage: Storage, table: TablePlan, files: Sequence[LiveFile]) -> 
 
 
 def _dangling(storage: Storage, plan: Plan, table: TablePlan, files: Files) -> list[Step]:
-    """Columns with values that the table which they are to refer to does not have."""
+    """Columns with values that do not exist in the table which they are to refer to."""
     found: list[Step] = []
     known = {field.field_id for field in table.current.schema.fields} if table.current is not None else set()
     for link in table.links:

@@ -1,7 +1,7 @@
-"""A plan: the steps from the lake as it is to the one that a file wants, and the state that they were worked out on.
+"""A plan: the steps from the present lake to the one that a file wants, and the state that they were computed on.
 
 Making one reads the catalog and tables' metadata, no rows and no Spark. It is stale as soon as one of the tables that
-it read moved, be it by an append: whoever applies it then is told so. Appends to other tables do not matter.
+it read moved, even by an append: applying it then is a Conflict. Appends to other tables do not matter.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from floodmark.schema.file import WantedTable
 from floodmark.schema.step import DESTRUCTIVE, REFUSED, Step
 from floodmark.schema.tables import Current, TablePlan, Users
 
-# Where tables come from that no file declares.
+# The origin of tables that no file declares.
 GIVEN = "the tables given"
 _WORD = re.compile(r"\w+")
 
-# Of one table: name, table id, snapshot, schema id, spec id. Without an id there is no such table.
+# Of one table: name, table id, snapshot, schema id, spec id. Without an id the table does not exist.
 Seen = tuple[str, str | None, int | None, int, int]
 
 
@@ -43,7 +43,7 @@ Seen = tuple[str, str | None, int | None, int, int]
 class Plan:
     """`heads` are the states of every table that the file names or that its references touch.
 
-    `id` tells them, the steps, and all that will be done; `contents` only the last.
+    `id` covers them, the steps, and all that will be done; `contents` only the last.
     """
 
     origin: str
@@ -77,11 +77,11 @@ class Plan:
 
     @property
     def destructive(self) -> tuple[Step, ...]:
-        """The steps that lose data: they are done only if that is allowed."""
+        """The steps that lose data: they are done only if allowed."""
         return tuple(step for step in self.steps if step.kind == DESTRUCTIVE)
 
     def with_refused(self, problems: Sequence[Step]) -> Plan:
-        """The plan after a look at the rows: these steps cannot be done."""
+        """The plan after a check of the rows: these steps cannot be done."""
         found = {(step.table, step.action, step.column): step for step in problems}
         return replace(
             self, steps=tuple(found.get((step.table, step.action, step.column), step) for step in self.steps)
@@ -105,7 +105,7 @@ def make_plan(catalog: Catalog, wanted: Sequence[WantedTable], origin: str) -> P
         try:
             current = _current(catalog, wanted, heads)
         except (Corrupt, NotFound, FileNotFoundError):
-            # A file of a table may be gone because the table moved and was swept meanwhile: then it is read anew.
+            # A file of a table may be missing because the table moved and was swept meanwhile: then it is read again.
             if {head.table: head for head in catalog.history.heads()} == heads:
                 raise
             continue
@@ -126,11 +126,11 @@ def seen(name: str, head: Head | None) -> Seen:
     return name, head.table_id, head.snapshot, head.schema_id, head.spec_id
 
 
-# ── looking ──
+# ── reading the present state ──
 
 
 def _current(catalog: Catalog, wanted: Sequence[WantedTable], heads: Mapping[str, Head]) -> dict[str, Current]:
-    """The tables that matter: those that are named, in any case, and those on the other side of a reference."""
+    """The relevant tables: the named ones, in any case, and those on the other side of a reference."""
     named = {table.name.lower() for table in wanted}
     parents = {parent.lower() for table in wanted for parent, _ in table.parents.values()}
     by_id = {head.table_id: head for head in heads.values()}
@@ -154,7 +154,7 @@ def _with_default(table: WantedTable) -> set[str]:
 
 
 class _Room:
-    """What is asked of the catalog once for all tables."""
+    """What is read from the catalog once for all tables."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -164,7 +164,7 @@ class _Room:
 
     def current(self, head: Head, defaults: set[str]) -> Current:
         catalog = self._catalog
-        # Not the head's own: another branch may have given the table columns since, whose ids are taken.
+        # Not the head's own: another branch may have added columns to the table since, whose ids are taken.
         metadata = catalog.files.metadata(catalog.history.newest_metadata(head.table_id))
         states = self._states(head)
         specs = {
@@ -205,7 +205,7 @@ class _Room:
 
 
 def _words(settings: str) -> frozenset[str]:
-    """What in a sink's settings may be the name of a column: those that it takes, and the words of its condition."""
+    """Words in a sink's settings that may be column names: its columns, and the words of its condition."""
     try:
         values = json.loads(settings)
     except ValueError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Metadata only; rows are written again in the same publish; data is lost, which has to be allowed; not done, and
-# nothing else of the plan either.
+# Metadata only; rows are rewritten in the same publish; data is lost, which must be allowed; refused, and then nothing
+# of the plan is done.
 SAFE, NEEDS_REWRITE, DESTRUCTIVE, REFUSED = "safe", "needs_rewrite", "destructive", "refused"
 
 CREATE_TABLE, DROP_TABLE = "create_table", "drop_table"
@@ -24,7 +24,7 @@ ADD_REFERENCE, DROP_REFERENCE = "add_reference", "drop_reference"
 
 @dataclass(frozen=True)
 class Step:
-    """`text` says it in words; `reason` and `way`: of a refused one, why, and how to get there all the same."""
+    """`text` describes it; `reason` and `way`: of a refused step, why, and the alternative."""
 
     table: str
     action: str

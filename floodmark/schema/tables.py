@@ -1,4 +1,4 @@
-"""One table as it is, and as a plan wants it: the records between looking, planning and applying."""
+"""One table as it is, and as a plan wants it: the records between reading, planning and applying."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from floodmark.write.shape import TableShape
 
 @dataclass(frozen=True)
 class Users:
-    """Who else stands on a table as it is.
+    """What else depends on a table as it is.
 
     sinks: by name, the words of their settings that may be columns, in lower case. live_specs: the partition specs of
-    live files, on any branch. lacking: columns that some live file does not hold, as far as it was asked. settings: by
+    live files, on any branch. lacking: of the requested columns, those that some live file does not hold. settings: by
     sink, a digest of its settings.
     """
 
@@ -79,7 +79,7 @@ class Current:
 
 @dataclass(frozen=True)
 class Link:
-    """A reference that is to be made: a column of one table, and the key of another. By ids, once both have them."""
+    """A reference to be created: a column of one table, and the key of another. By ids, once both have them."""
 
     field_id: int
     parent: str
@@ -88,10 +88,10 @@ class Link:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What becomes of one table. None: that stays.
+    """The plan of one table. None: unchanged.
 
-    wanted: None if only another table's reference touches it. shape: of a table that is to be made. fills: defaults
-    that older files get in the same publish. unique, no_nulls and links are looked at in the rows before it.
+    wanted: None if only another table's reference touches it. shape: of a table to be created. fills: defaults that
+    older files get in the same publish. unique, no_nulls and links are checked in the rows before it.
     """
 
     name: str
@@ -123,13 +123,13 @@ class TablePlan:
 
     @property
     def changes(self) -> bool:
-        """Whether the table, or what is kept about it, becomes another."""
+        """Whether the plan changes the table, or what the catalog stores about it."""
         parts = (self.shape, self.schema, self.spec, self.sort, self.policy)
         return self.drop or bool(self.properties or self.links) or any(part is not None for part in parts)
 
     @property
     def moves_names(self) -> bool:
-        """Whether a column that is there goes or gets another name."""
+        """Whether an existing column is dropped or renamed."""
         return any(step.action in (RENAME_COLUMN, DROP_COLUMN) for step in self.steps)
 
     def contents(self) -> list[Any]:
@@ -151,7 +151,7 @@ class TablePlan:
 
     @property
     def looks(self) -> bool:
-        """Whether its rows have to be looked at, or written again."""
+        """Whether its rows must be checked, or rewritten."""
         return self.current is not None and bool(self.unique or self.no_nulls or self.fills or self.links)
 
 

@@ -1,1 +1,1 @@
-"""Ways out: sinks that ship each row once."""
+"""Sinks: they ship each row of the lake once."""

@@ -1,10 +1,10 @@
-"""`sink check`: whether a destination can be reached and written to, before the first run. No row is sent.
+"""`sink check`: checks that a destination can be reached and written to, before the first run. It sends no row.
 
-files: an object is put, read, found to be taken and deleted. http: the address is asked with OPTIONS and the token; one
-that is a lake's also gets a body without rows, which it answers as wrong only after it knows token and table. iceberg:
-the catalog is opened, the table looked at if there is one, and an object put and deleted where its files go.
+files: puts an object, checks that its name is taken, reads it and deletes it. http: sends OPTIONS with the token; an
+address of a lake also gets a body without rows, which the lake rejects only after it has accepted token and table.
+iceberg: opens the catalog, loads the table if it exists, and puts and deletes an object where the table's files go.
 
-A crash leaves at most one object whose name begins with `_floodmark-check`: no reader of units or tables takes it.
+A crash leaves at most one object whose name begins with `_floodmark-check`. No reader of units or tables reads it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READY, FAILED = "ready", "failed"
 
 
 def check_destination(settings: AnySettings, storage: Storage, table: str) -> dict[str, Any]:
-    """What was found at the destination of a table; an error says what keeps rows from going there."""
+    """What the check found at the destination of a table. The error says why rows cannot be shipped there."""
     if isinstance(settings, HttpSettings):
         return _check_http(settings, table)
     if isinstance(settings, FilesSettings):
@@ -39,12 +39,12 @@ def check_destination(settings: AnySettings, storage: Storage, table: str) -> di
 
 
 def _probe(storage: Storage, folder: str) -> dict[str, Any]:
-    """Put an object that nobody has, see that its name is taken then, read it, and delete it."""
+    """Put an object under an unused name, check that the name is taken then, read it, and delete it."""
     location = join(folder, f"{PROBE_NAME}-{clock.new_id()}")
     data = b"no rows"
     try:
         _put(storage, location, data)
-        # Crash here: an object that no reader takes.
+        # Crash here: an object exists that no reader reads.
         hit("check.put")
         if storage.read(location) != data:
             raise Unavailable("the destination's storage gave other bytes than were put", location=location)
@@ -61,7 +61,7 @@ def _probe(storage: Storage, folder: str) -> dict[str, Any]:
 
 
 def _put(storage: Storage, location: str, data: bytes) -> None:
-    """Nothing was written there yet, so a path that is wrong is likelier than a disk that needs another try."""
+    """The destination is empty so far: a wrong path is more likely than a disk that needs another try."""
     try:
         storage.put_if_absent(location, data)
     except Unavailable as error:
@@ -74,7 +74,7 @@ def _put(storage: Storage, location: str, data: bytes) -> None:
 
 
 def _check_http(settings: HttpSettings, table: str) -> dict[str, Any]:
-    # Late: whoever only asks for state does not wait for what sends rows.
+    # Imported late: a caller that only reads state does not wait for the code that sends rows.
     import httpx
 
     from floodmark.sinks.http import policy
@@ -106,14 +106,14 @@ def _check_http(settings: HttpSettings, table: str) -> dict[str, Any]:
 
 
 def _judge_answer(status: int, text: str, url: str, *, is_lake: bool) -> None:
-    """A foreign endpoint may refuse OPTIONS in many ways; only what also keeps rows out is a problem."""
+    """A foreign endpoint may refuse OPTIONS in many ways. Only an answer that would also refuse rows is a problem."""
     facts: dict[str, Any] = {"url": url, "status": status, "answer": text or None}
     if status in (401, 403):
         advice = "Put a token that it accepts where token_env or token_file of the sink says."
         raise Unavailable("the endpoint does not accept the token", advice=advice, **facts)
     if status in (404, 410) or 300 <= status <= 399:
         raise WrongSetting("the endpoint does not take rows at this address", option="--url …", **facts)
-    # A server that does not know OPTIONS says 501.
+    # A server that does not support OPTIONS answers 501.
     if status == 429 or (status >= 500 and (is_lake or status != 501)):
         raise Unavailable("the endpoint cannot take rows now", advice="Check it again later.", **facts)
 

@@ -1,4 +1,4 @@
-"""Where a sink ships to: one class per kind, all with the same few verbs."""
+"""The destination of a sink: one class per kind, all with the same few verbs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class Destination(Protocol):
     def ship(self, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch) -> Shipped:
-        """Bring every part of the unit that is not acknowledged yet to its place, and acknowledge it."""
+        """Ship every part of the unit that is not acknowledged yet, and acknowledge it."""
 
 
 def open_destination(settings: AnySettings, storage: Storage, sessions: Sessions) -> Destination:

@@ -1,8 +1,8 @@
-"""Sending refused rows again: what a key's row is now, not what it was when it was refused.
+"""Send refused rows again: the row that a key has now, not the row that was refused.
 
-The row of a refused line is looked up in the changes since its own sequence. If its key changed since, that newer state
-was or will be shipped by itself, and the refused one is of no use to anybody. Rows of tables without a key are sent as
-they were. A row that has no form as JSON stays where it is until something newer replaces it.
+The row of a refused line is looked up in the changes since its own sequence. If its key changed since, the sink has
+shipped or will ship that newer state, and the refused row is not needed any more. Rows of tables without a key are sent
+as they were. A row that cannot be written as JSON stays in quarantine until a newer row replaces it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from floodmark.sinks.settings import AnySettings
 from floodmark.storage import Storage
 
 Lines = list[tuple[str, str]]
-# How much of a table becomes text at once while keys are looked for.
+# How much of a table is turned into text at once while keys are searched.
 LINES_AT_ONCE, LINES_BYTES = 10_000, 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Again:
-    """What to send for refused rows (id and text each), and the ids of those that something newer replaced."""
+    """The refused rows to send (id and text each), and the ids of those that a newer row replaced."""
 
     lines: Lines
     replaced: list[str]
@@ -52,7 +52,7 @@ def current_lines(
     for entry in entries:
         sequence, line = newest.get(keys[entry.id], (None, None))
         if sequence is None or line is None:
-            # Not in the table any more, and nobody can tell since when: the key is not there.
+            # The key is not in the table any more, and since when is unknown: ship it as deleted.
             send.append((entry.id, _deletion(refused[entry.id], shipment.key)))
         elif sequence > refused[entry.id][SEQ_COLUMN]:
             replaced.append(entry.id)

@@ -11,9 +11,9 @@ from floodmark.shown import html_table
 
 SHIPPED, NOTHING_TO_DO, PLANNED = "shipped", "nothing_to_do", "planned"
 PAUSED, STOPPED, BUSY, REFUSED, FAILED = "paused", "stopped", "busy", "refused", "failed"
-# The destination asked to be left alone until a later time: it is not asked before.
+# The destination asked for a pause until a later time: no run contacts it before.
 WAITING = "waiting"
-# Of several tables the run has the outcome that asks for most attention.
+# The run gets the outcome of the table that needs most attention.
 _BY_ATTENTION = (FAILED, REFUSED, BUSY, WAITING, STOPPED, PAUSED, SHIPPED, PLANNED, NOTHING_TO_DO)
 
 
@@ -99,5 +99,5 @@ def worst(outcomes: Any) -> str:
 
 
 def outcome_of(error: FloodmarkError) -> str:
-    """Refused: nothing is sent until somebody chooses or mends something. Failed: the next run tries again."""
+    """Refused: nothing is sent until an operator chooses or corrects something. Failed: the next run tries again."""
     return REFUSED if isinstance(error, Corrupt | BelowRetention) else FAILED

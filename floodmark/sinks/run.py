@@ -1,4 +1,4 @@
-"""Whether a sink and the tables that it follows still belong together; where they do not, somebody has to choose."""
+"""A run of a sink, and the check that its marks still match the tables; if they do not, an operator must choose."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _lost_mark(sink: str, table: str) -> Corrupt:
 
 
 def check_followed(sink: Sink, followed: Followed) -> None:
-    """Refuse to go on where marks and table do not belong together: somebody has to choose."""
+    """Refuse to go on where marks and table do not match: an operator must choose."""
     facts = {"sink": sink.name, "table": followed.table}
     advice = choices(sink.name, followed.table)
     if sink.branch is None:
@@ -84,10 +84,10 @@ def check_followed(sink: Sink, followed: Followed) -> None:
 
 TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
 RELEASES_MAX = 2
-# By table id: what storage knows of, and this catalog does not.
+# By table id: units that storage has and this catalog does not.
 Lost = Mapping[str, Corrupt]
 PARTS_SHOWN = 8
-# A destination that asks to be left alone for longer is asked once a day.
+# A destination that asks for a longer pause is contacted once a day.
 RETRY_AFTER_S_KEPT = 86_400.0
 KEEPS_RULES = "The unit that is open keeps its columns and filter; `floodmark sink replay` gives it up."
 
@@ -105,7 +105,7 @@ class Runner:
     # ── a run ──
 
     def run(self, name: str, watch: RunWatch, *, until_empty: bool = False, now: bool = False) -> SinkRun:
-        """`now`: also if the destination asked to be left alone for longer."""
+        """`now`: contact the destination even if it asked for a longer pause."""
         sink = self._catalog.sinks.find(name)
         if sink.state == SINK_PAUSED:
             return SinkRun(name, tuple(TableRun(one.table, PAUSED) for one in sink.tables))
@@ -120,12 +120,12 @@ class Runner:
             if idle and not self._catalog.witnesses.compare(sink):
                 return _nothing(sink)
             self._engine.get_ready()
-            # Before a mark moves: a catalog that was rolled back knows less than storage.
+            # Before a mark moves: a catalog that was rolled back has fewer units than storage.
             return self._run(sink, watch, until_empty, self._catalog.witnesses.compare(sink, trim=True))
         except Invalid:
             raise  # a lake that is read-only
         except FloodmarkError as error:
-            # The catalog failed between two steps: what is open is resumed, what is done is settled.
+            # The catalog failed between two steps: the next run resumes open units; finished units are settled.
             failed = (TableRun(one.table, outcome_of(error), since=one.mark, error=error) for one in sink.tables)
             return SinkRun(name, tuple(failed))
 
@@ -133,7 +133,7 @@ class Runner:
         return self._with_lost(sink, self._run_held(sink, watch, until_empty, lost))
 
     def _with_lost(self, sink: Sink, run: SinkRun) -> SinkRun:
-        """Say once what retention took since the last run before the sink had it (I15)."""
+        """Report once which rows retention removed since the last run before the sink shipped them (I15)."""
         lost = self._catalog.sinks.take_lost(sink.id)
         by_name = {one.table: lost[one.table_id] for one in sink.tables if one.table_id in lost}
         if not by_name:
@@ -148,7 +148,7 @@ class Runner:
         sink = self._pass_over(sink, lost)
         if is_current(sink) and not lost:
             if sink.error is not None:
-                # What failed then is done: its reply was lost, or somebody passed it by.
+                # The unit that failed then is done: its reply was lost, or an operator skipped it.
                 self._catalog.sinks.forget_error(sink.id)
             return _nothing(sink)
         run = clock.new_id()
@@ -156,14 +156,14 @@ class Runner:
             self._catalog.sinks.take(sink.name, run)
         except Busy as error:
             return SinkRun(sink.name, tuple(TableRun(one.table, BUSY, error=error) for one in sink.tables))
-        # Crash here: a holder that is dead; the next run takes over.
+        # Crash here: the lease has a dead owner; the next run takes over.
         hit("unit.held")
         try:
-            # Read again: whoever held it before may have gone on until just now.
+            # Read again: the previous owner may have worked until a moment ago.
             sink = self._catalog.sinks.find(sink.name)
             done: list[TableRun] = []
             for one in sink.tables:
-                # One endpoint for all tables: what it asked for one counts for the others.
+                # One endpoint serves all tables: a pause that it asked for one table applies to the others.
                 asked = next((table.error for table in done if table.error and _wait_ms(table.error.as_dict())), None)
                 done.append(
                     self._table(sink, one.table, run, watch, until_empty, lost)
@@ -178,7 +178,7 @@ class Runner:
         return SinkRun(sink.name, tuple(done))
 
     def retry(self, sink: Sink, table: str, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
-        """Send rows of the quarantine again. Busy if a run is at work."""
+        """Send rows of the quarantine again. Busy if another run holds the sink."""
         run = clock.new_id()
         self._catalog.sinks.take(sink.name, run)
         try:
@@ -197,7 +197,7 @@ class Runner:
             _check_known(followed, self._catalog.witnesses.compare(sink))
             settings = settings_from_json(sink.kind, sink.settings)
             self._finish_open(sink, followed, run, watch, tally)
-            # While the sink is held: what is newer than these rows cannot overtake them.
+            # This run holds the sink: rows that are newer than these cannot overtake them.
             again = current_lines(
                 self._engine.reader, self._catalog.storage, table, settings, entries, sink.branch or MAIN
             )
@@ -217,14 +217,16 @@ class Runner:
         return tally.finished(self._mark(sink.name, table))
 
     def set_aside(self, sink: Sink, table: str, first: int, last: int, reason: str, watch: RunWatch) -> int:
-        """Set a part of the open unit aside by hand, in the same epoch; returns its rows. Busy if a run is at work."""
+        """Set a part of the open unit aside by hand, in the same epoch; returns its rows. Busy if a run
+        holds the sink.
+        """
         run = clock.new_id()
         self._catalog.sinks.take(sink.name, run)
         try:
             sink = self._catalog.sinks.find(sink.name)
             return self._set_aside(sink, sink.table(table), first, last, reason, run, watch)
         finally:
-            # What failed is not done by this: the error stays until a run went well.
+            # This does not resolve the failure: the error stays until a run succeeds.
             kept = None if sink.error is None else json.loads(sink.error)
             self._release(sink, run, kept)
 
@@ -268,7 +270,7 @@ class Runner:
             raise too_many_in_all(there, settings.quarantine_total_max, facts)
 
     def _text_of(self, unit: Unit, parts: Sequence[Part], part: Part) -> bytes:
-        """The rows of a part that was written down, as they would be sent."""
+        """The rows of a sealed part, as they would be sent."""
         if unit.lane == RETRY:
             return b""
         known = [(one.first, one.last) for one in parts]
@@ -296,11 +298,11 @@ class Runner:
                 return
             except Unavailable as problem:
                 log.get().warning("a sink could not be released", sink=sink.name, cause=str(problem))
-        # Nobody vouches for this run any more: the next one takes the sink over.
+        # The lease of this run is not renewed any more: the next run takes the sink over.
         self._catalog.sinks.disown(run)
 
     def _table(self, sink: Sink, table: str, run: str, watch: RunWatch, until_empty: bool, lost: Lost) -> TableRun:
-        """One table of the run; its failure does not stop the others."""
+        """Ship one table of the run. Its failure does not stop the others."""
         tally = _Tally(sink.table(table))
         try:
             watch.check()
@@ -321,7 +323,7 @@ class Runner:
         return tally.finished(self._mark(sink.name, table))
 
     def _finish_open(self, sink: Sink, followed: Followed, run: str, watch: RunWatch, tally: _Tally) -> None:
-        """What an earlier run left is finished first, as it was written down."""
+        """Finish the unit that an earlier run left open, with the parts that it recorded."""
         settings = settings_from_json(sink.kind, sink.settings)
         for unit_id in (followed.open_unit, followed.retry_unit):
             if unit_id is not None:
@@ -334,7 +336,7 @@ class Runner:
                 self._ship(unit, settings, run, watch, tally)
 
     def _take_new(self, name: str, table: str, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally) -> bool:
-        """Open and ship one unit of what is new now; False if there is nothing."""
+        """Open and ship one unit of the new rows; False if no row is new."""
         sink = self._catalog.sinks.find(name)
         followed = sink.table(table)
         check_followed(sink, followed)
@@ -354,7 +356,7 @@ class Runner:
     def _ship(self, unit: Unit, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally) -> None:
         tally.opened = True
         unit_log = self._catalog.units.log(unit, run)
-        # Before the first effect outside: whoever rolls the catalog back from here on is noticed.
+        # Before the first effect outside the lake: a rollback of the catalog after this point is detected.
         self._catalog.witnesses.put(unit, place_of(settings))
         # Crash here: an open unit with its witness; nothing was sent.
         hit("unit.witnessed")
@@ -365,7 +367,7 @@ class Runner:
             shipment = self.shipment(unit)
             watch.begin(unit.table, shipment.rows_max)
             destination.ship(unit, shipment, unit_log, watch)
-        # Crash here: the destination has everything, the mark has not moved; the next run finds every part there.
+        # Crash here: the destination has everything, the mark has not moved; the next run finds every part present.
         hit("unit.shipped")
         tally.add(self._catalog.units.settle(unit, run))
         tally.opened = False
@@ -426,14 +428,14 @@ class Runner:
             raise
 
     def _pass_over(self, sink: Sink, lost: Lost) -> Sink:
-        """Move the marks of tables in which nothing is new for anybody, such as after a compaction."""
+        """Move the marks of tables that have nothing new for any sink, for example after a compaction."""
         moved = False
         for followed in sink.tables:
             try:
                 check_followed(sink, followed)
                 _check_known(followed, lost)
             except FloodmarkError:
-                continue  # said by the run
+                continue  # reported by the run
             moved = (not followed.current and self._passed_over(sink, followed)) or moved
         return self._catalog.sinks.find(sink.name) if moved else sink
 
@@ -443,7 +445,7 @@ class Runner:
         try:
             changes = self._new(sink, followed)
         except FloodmarkError:
-            return False  # said by the run
+            return False  # reported by the run
         if not changes.empty or not self._catalog.units.pass_over(sink, followed, changes.until):
             return False
         if followed.epoch is not None:
@@ -451,7 +453,7 @@ class Runner:
         return True
 
     def _mark(self, name: str, table: str) -> int | None:
-        """Where the mark is now; None if the catalog does not say so."""
+        """The current mark; None if the catalog has none."""
         try:
             return self._catalog.sinks.find(name).table(table).mark
         except FloodmarkError:
@@ -468,10 +470,10 @@ class _Tally:
     size_bytes: int = 0
     quarantined: int = 0
     replaced: int | None = None
-    # A unit is on its way.
+    # A unit is open.
     opened: bool = False
-    # Rows that were sent again are back in quarantine without an answer: their unit is settled, so that they block no
-    # newer ones, and yet the run did not go well.
+    # Rows that were sent again are back in quarantine without an answer. Their unit is settled, so that they block no
+    # newer rows; still, the run did not succeed.
     unheard: FloodmarkError | None = None
 
     def add(self, settled: dict[str, int]) -> None:
@@ -509,7 +511,7 @@ def _check_known(followed: Followed, lost: Lost) -> None:
 
 
 def check_text(shipment: Shipment, settings: AnySettings, table: str) -> None:
-    """Every column has a form in the sink's format: said before a unit is opened that could never be shipped."""
+    """Check that the sink's format can represent every column, before a unit is opened that could never be shipped."""
     if settings.rules().format not in TEXT_FORMATS:
         return
     for column in shipment.schema:
@@ -528,7 +530,7 @@ def _first_error(done: Sequence[TableRun]) -> dict[str, Any] | None:
 
 
 def _told(error: BaseException) -> dict[str, Any] | None:
-    """What nobody expected is shown like any error; whoever interrupts a run knows that they did."""
+    """An error as the sink's status shows it, unexpected ones too; None for an interrupt, which a person caused."""
     if not isinstance(error, Exception):
         return None
     if isinstance(error, FloodmarkError):
@@ -543,7 +545,7 @@ def _told(error: BaseException) -> dict[str, Any] | None:
 
 
 def _wait_ms(error: dict[str, Any]) -> int:
-    """For how long the destination asked to be left alone, as far as a run waits for that."""
+    """The pause that the destination asked for, up to the longest one that a run waits for."""
     asked_s = error["facts"].get("retry_after_s")
     return 0 if asked_s is None else round(min(float(asked_s), RETRY_AFTER_S_KEPT) * 1000)
 

@@ -1,6 +1,6 @@
 """A sink as [sinks.NAME] of the settings file declares it. Pure.
 
-Texts become what sinks/settings.py checks: this only knows how a setting is written, not whether it is right.
+Turns texts into the values that sinks/settings.py checks. This module parses settings; it does not validate them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SIZE = re.compile(r"([0-9]{1,15}) *(?:([KMG])(i?))?B?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Declared:
-    """A sink to be added; `every` is how often the daemon runs it, None where nothing is said."""
+    """A sink to be added. `every` is how often the daemon runs it; None if the section does not set it."""
 
     kind: str
     tables: list[str]
@@ -32,7 +32,7 @@ class Declared:
 
 
 def read_section(section: Mapping[str, Any]) -> Declared:
-    """What a section says."""
+    """Parse a section."""
     rest = dict(section)
     kind = str(rest.pop("type", ""))
     named, branch, every = rest.pop("tables", []), rest.pop("branch", None), rest.pop("every", None)

@@ -1,7 +1,7 @@
-"""What a sink is set to: checked when it is added or changed, kept in the catalog, never with a secret in it (I18).
+"""The settings of a sink: checked when it is added or changed, kept in the catalog, never with a secret in it (I18).
 
-Where a setting needs a secret it names where the secret is: `token_env`, `token_file`, or a value `env:NAME` in the
-properties of an Iceberg catalog. An unknown setting is an error that names the nearest known one.
+A setting that needs a secret names where to find it: `token_env`, `token_file`, or a value `env:NAME` in the properties
+of an Iceberg catalog. An unknown setting is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _MIB = 1024 * 1024
 
 
 class WrongSetting(Invalid):
-    """A setting of a sink is wrong, or names what is not there: `sink set` mends it, and what is open goes on.
+    """A setting of a sink is wrong, or names something that does not exist. `sink set` corrects it; open units
+    continue.
 
-    `option`: of `floodmark sink set`, as far as it is known.
+    `option`: the option of `floodmark sink set` to use, if known.
     """
 
     def __init__(self, message: str, *, option: str, advice: str = "", **facts: Any) -> None:
@@ -39,30 +40,30 @@ class WrongSetting(Invalid):
 
     @property
     def kind(self) -> str:
-        return Invalid.__name__  # what a caller knows it as
+        return Invalid.__name__  # the name that callers know
 
     def advise(self, sink: str) -> None:
-        """Name the command that mends it."""
+        """Name the command that corrects it."""
         command = f"`floodmark sink set {sink} {self.option}`"
         self.advice = f"{self.advice} Set it right with {command}; the next run goes on from here.".strip()
 
 
 @dataclass(frozen=True)
 class SinkSettings:
-    """What every kind of sink has: which rows it takes, and whether retention waits for it."""
+    """Settings that every kind of sink has: which rows it ships, and whether retention waits for it."""
 
     columns: tuple[str, ...] | None = None
     # A condition in Spark SQL that needs no Spark to evaluate, like: country = 'XX'.
     where: str | None = None
     protected: bool = True
-    # A unit is about so large at most: it ends before the commit of the lake that exceeds one, and has at least one.
+    # The target size of a unit: it ends before the commit that would exceed it, and holds at least one commit.
     unit_rows: int = 20_000_000
     unit_bytes: int = 8 * 1024 * _MIB
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     def check(self) -> None:
-        """Raise Invalid for what can be seen to be wrong without trying it."""
+        """Raise Invalid for every error that can be found without contacting the destination."""
         if self.columns is not None and not self.columns:
             raise _wrong("columns", "leave it out to take all columns")
         _check_least(self, unit_rows=1, unit_bytes=1)
@@ -76,7 +77,7 @@ class SinkSettings:
 
 @dataclass(frozen=True)
 class HttpSettings(SinkSettings):
-    """An endpoint that takes NDJSON by POST; `{table}` in the address is the table's name."""
+    """An endpoint that accepts NDJSON by POST; `{table}` in the address is the table's name."""
 
     kind: ClassVar[str] = HTTP
 
@@ -86,20 +87,21 @@ class HttpSettings(SinkSettings):
     compression: str = "gzip"
     part_rows: int = 5_000
     part_bytes: int = 4 * _MIB
-    # Requests that are under way at once.
+    # Requests in flight at once.
     parallel: int = 4
     timeout_s: float = 30.0
-    # How often one part is sent before the run gives up; the next run goes on from there.
+    # How often a run sends one part before it gives up; the next run continues from there.
     tries: int = 8
     backoff_s_max: float = 30.0
-    # An endpoint that asks for more patience ends the run instead of keeping it.
+    # An endpoint that asks for a longer wait ends the run.
     retry_after_s_max: float = 300.0
-    # More refused rows than this in one unit look like a wrong address or shape, not like bad rows.
+    # More refused rows than this in one unit point to a wrong address or schema, not to bad rows.
     quarantine_max: int = 1_000
-    # And so many in all, of all tables and units, until an operator sends them again or drops them.
+    # The maximum over all tables and units, until an operator sends them again or drops them.
     quarantine_total_max: int = 10_000
-    # A part that fails at every try without a word about its rows (5xx, a timeout) is halved while others are accepted.
-    # Halves have other keys, so rows of it may arrive twice at an endpoint that took it and did not say so.
+    # A part that fails at every try without an answer about its rows (5xx, a timeout) is halved while others are
+    # accepted. Halves have other keys, so rows may arrive twice at an endpoint that stored the part and did not confirm
+    # it.
     split_unanswered: bool = False
 
     def check(self) -> None:
@@ -124,15 +126,15 @@ class HttpSettings(SinkSettings):
 
 @dataclass(frozen=True)
 class FilesSettings(SinkSettings):
-    """A folder or bucket that gets objects, and a manifest last for every unit."""
+    """A folder or bucket that gets objects, and last a manifest for every unit."""
 
     kind: ClassVar[str] = FILES
 
     path: str = ""
     format: str = "parquet"
-    # A part is written from memory in one go, so this bounds what a task holds.
+    # A part is written from memory in one call, so this bounds the memory of a task.
     part_bytes: int = 64 * _MIB
-    # endpoint, region and the like, if the bucket is elsewhere than the lake; credentials come from the environment.
+    # endpoint, region and similar, if the bucket is not in the lake's store; credentials come from the environment.
     storage: dict[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -159,11 +161,11 @@ class IcebergSettings(SinkSettings):
     namespace: str = "default"
     # `{table}` is the table's name.
     table: str = "{table}"
-    # Like ["day(ts)"]; None: by day of the first time column, if there is one; []: not partitioned.
+    # For example ["day(ts)"]; None: by day of the first time column, if the table has one; []: not partitioned.
     partition: tuple[str, ...] | None = None
-    # How many small files of a partition are worth a rewrite by `maintain --sink NAME --compact`.
+    # How many small files a partition needs before `maintain --sink NAME --compact` rewrites them.
     compact_file_count: int = 32
-    # How long its snapshots stay there, unless the table's own history.expire.* says otherwise.
+    # How long the destination keeps its snapshots, unless the table's own history.expire.* sets it.
     keep_snapshots: str = "7d"
 
     def check(self) -> None:
@@ -182,7 +184,7 @@ class IcebergSettings(SinkSettings):
         return Rules(self.columns, self.where, "iceberg", "none", 2**31, 2**62)
 
     def catalog_properties(self) -> dict[str, str]:
-        """The catalog's properties with what the environment holds put in."""
+        """The catalog's properties, with values from the environment filled in."""
         return {name: from_environment(value, f"catalog.{name}") for name, value in self.catalog.items()}
 
 
@@ -195,7 +197,7 @@ AnySettings = HttpSettings | FilesSettings | IcebergSettings
 
 
 def place_of(settings: AnySettings) -> str:
-    """A digest of where a sink's rows go: the same for a sink that is added again for the same place."""
+    """A digest of the sink's destination: the same for a sink that is added again for the same destination."""
     match settings:
         case HttpSettings():
             return place_digest(HTTP, settings.url)
@@ -225,7 +227,7 @@ def parse_settings(kind: str, values: Mapping[str, Any]) -> AnySettings:
 
 
 def _is_secret(name: str) -> bool:
-    """Whether what has this name is better not seen; `header.…` of a REST catalog is one, whatever it is called."""
+    """Whether a value of this name may be a secret; `header.…` of a REST catalog always counts as one."""
     words = ("secret", "password", "token", "credential", "key", "connection-string", "authorization", "sas", "sig")
     return name.lower().startswith("header.") or any(word in name.lower() for word in words)
 
@@ -235,7 +237,7 @@ def _names_secret(query: str) -> bool:
 
 
 def settled_paths(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings with paths of this machine from its root: a run from another folder means the same ones."""
+    """The same settings with absolute local paths: a run from another folder uses the same ones."""
     found = dict(values)
     for name in ("path", "token_file"):
         value = found.get(name)
@@ -245,7 +247,7 @@ def settled_paths(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_from_json(kind: str, text: str) -> AnySettings:
-    """Settings as the catalog has them."""
+    """Settings as the catalog stores them."""
     try:
         return parse_settings(kind, json.loads(text))
     except (ValueError, Invalid) as error:
@@ -271,7 +273,7 @@ def from_environment(value: str, setting: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """A sink's name is kept as it is, whatever it is, as long as every database and screen can show it."""
+    """A sink's name is kept unchanged; it may be any text that every database and screen can show."""
     whole = isinstance(name, str) and bool(name) and name == name.strip() and name.isprintable()
     if not whole or len(name.encode(errors="replace")) > NAME_BYTES_MAX:
         raise Invalid(

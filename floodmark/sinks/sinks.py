@@ -1,7 +1,7 @@
-"""`lake.sinks`: the ways out of a lake, as a user holds them.
+"""`lake.sinks`: the sinks of a lake, as a user holds them.
 
-Adding, changing and asking are single transactions of the catalog; a run is `sinks/run.py`. What cannot be undone
-(remove, replay, dropping refused rows) is said by name and never happens by itself.
+Adding, changing and reading sinks are single transactions of the catalog; a run is `sinks/run.py`. What cannot be
+undone (remove, replay, dropping refused rows) has a verb of its own and never happens by itself.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ if TYPE_CHECKING:
     from floodmark.sinks.iceberg.destination import IcebergDestination
     from floodmark.sinks.iceberg.maintain import Owner
 
-# Where a sink begins: at the beginning, with what comes from now on, where its mark is, or behind a sequence.
+# Where a sink starts: at the beginning, at the head (new rows only), at its mark, or after a sequence.
 BEGINNING_NAME, HEAD_NAME, MARK_NAME = "beginning", "head", "mark"
-# What says where the rows go: another place is another sink. An endpoint and a catalog may move: who is there is known.
+# Settings that identify the destination: another value is another sink. An endpoint and a catalog may move, because
+# they identify themselves.
 PLACE = {HTTP: (), FILES: ("path",), ICEBERG: ("namespace", "table")}
 
 
@@ -70,7 +71,7 @@ class LakeSinks:
     def __repr__(self) -> str:
         return f"<lake.sinks of {self._catalog.location}: add, run, status, set, check, pause, resume, remove>"
 
-    # ── what they are ──
+    # ── definition ──
 
     def add(
         self,
@@ -84,9 +85,9 @@ class LakeSinks:
     ) -> dict[str, Any]:
         """Register a sink. Nothing is sent before its first run.
 
-        kind: http (url, …), files (path, …) or iceberg (catalog, …). `start`: "beginning" ships what is there already,
-        "head" only what comes from now on, a number what is newer than that sequence. Without it a sink begins at the
-        beginning, and is refused if one that was removed sent there before. `branch`: the one it follows.
+        kind: http (url, …), files (path, …) or iceberg (catalog, …). `start`: "beginning" ships all existing rows,
+        "head" only new rows, a number the rows newer than that sequence. The default is the beginning; it is refused if
+        a removed sink shipped to the same destination before. `branch`: the branch that it follows.
         """
         check_name(name)
         chosen = parse_settings(kind, settled_paths(settings))
@@ -105,7 +106,7 @@ class LakeSinks:
         return self.about(name)
 
     def _check_new_place(self, name: str, settings: AnySettings, heads: Sequence[Head]) -> None:
-        """No sink that is gone sent rows of these tables there: from the beginning they would come once more."""
+        """Refuse a destination to which a removed sink shipped rows of these tables: they would arrive twice."""
         names = {head.table_id: head.table for head in heads}
         for one in self._catalog.witnesses.left(place_of(settings), names):
             again = (
@@ -123,10 +124,10 @@ class LakeSinks:
             )
 
     def set(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Change settings; None puts one back to its default.
+        """Change settings; None resets one to its default.
 
-        Which rows, their format and parts: from the next unit on. How they are sent: from the next run on, also for a
-        unit that is open.
+        Settings of rows, format and parts apply from the next unit on. Settings of sending apply from the next run on,
+        also to an open unit.
         """
         sink = self._catalog.sinks.find(name)
         known = json.loads(settings_from_json(sink.kind, sink.settings).to_json())
@@ -148,7 +149,7 @@ class LakeSinks:
         return self.about(name)
 
     def pause(self, name: str) -> bool:
-        """No run ships anything until resumed; one that is under way stops at its next step. False: it was paused."""
+        """Ship nothing until resumed; a running run stops at its next step. False: it was paused already."""
         self._engine.get_ready()
         return self._catalog.sinks.set_state(name, PAUSED)
 
@@ -158,12 +159,12 @@ class LakeSinks:
         return self._catalog.sinks.set_state(name, ACTIVE)
 
     def remove(self, name: str) -> None:
-        """Forget a sink, its marks and its quarantine; what it sent stays where it is. Busy while it runs."""
+        """Remove a sink, its marks and its quarantine; shipped rows stay at the destination. Busy while it runs."""
         self._engine.get_ready()
         self._catalog.sinks.remove(name)
 
     def replay(self, name: str, *, start: str | int, table: str | None = None) -> dict[str, Any]:
-        """Open a new epoch of one table (or all): rows newer than `start` are sent again. Explicit, and counted."""
+        """Open a new epoch of one table (or all): rows newer than `start` are sent again, and counted."""
         self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
         settings = settings_from_json(sink.kind, sink.settings)
@@ -175,7 +176,9 @@ class LakeSinks:
         return self.about(name)
 
     def plan_replay(self, name: str, *, start: str | int, table: str | None = None) -> list[dict[str, Any]]:
-        """What `replay` would do, per table: how many changes would be sent, again, or never. Changes nothing."""
+        """What `replay` would do, per table: how many changes to send, to send again, or never to send. Changes
+        nothing.
+        """
         sink = self._catalog.sinks.find(name)
         known = {followed.table: followed for followed in sink.tables}
         names = [*known, *sink.lost] if table is None else [table]
@@ -187,7 +190,7 @@ class LakeSinks:
         mark = followed.mark if followed is not None and followed.table_id == head.table_id else None
         begin = _mark_at(start, head, mark)
         rows = self._catalog.units.lag(head.table_id, begin, head.branch).rows
-        # Without a mark of this table nobody can tell what was sent of it: nothing, as far as is known.
+        # Without a mark of this table, what was sent of it is unknown: count nothing as sent.
         waiting = rows if mark is None else self._catalog.units.lag(head.table_id, mark, head.branch).rows
         return {
             "table": head.table,
@@ -204,22 +207,23 @@ class LakeSinks:
             raise NotFound("the branch that the sink follows was deleted", sink=sink.name, advice="Remove the sink.")
         return self._catalog.history.head(table, sink.branch)
 
-    # ── how they are ──
+    # ── status ──
 
     def status(self) -> list[dict[str, Any]]:
-        """Every sink: see `about`."""
+        """The status of every sink: see `about`."""
         return Listing(SinkFacts(as_json(report)) for report in sink_reports(self._catalog))
 
     def about(self, name: str) -> dict[str, Any]:
-        """Where a sink is: mark and head, lag in rows and time, last unit, errors, quarantine, per table."""
+        """The status of a sink: mark and head, lag in rows and time, last unit, errors, quarantine, per table."""
         return SinkFacts(as_json(sink_report(self._catalog, self._catalog.sinks.find(name))))
 
     # ── running ──
 
     def check(self, name: str) -> dict[str, Any]:
-        """Try the destination of every table of a sink, before its first run say. No row is sent, no mark moves.
+        """Check the destination of every table of a sink, for example before its first run. Sends no row, moves no
+        mark.
 
-        Each table has an outcome, ready or failed, with what was found or the error.
+        Each table has an outcome, ready or failed, with the findings or the error.
         """
         sink = self._catalog.sinks.find(name)
         tables = [self._checked(sink, followed) for followed in sink.tables]
@@ -249,11 +253,11 @@ class LakeSinks:
         progress: Progress | None = None,
         stop: threading.Event | None = None,
     ) -> SinkRun:
-        """Ship what is new: first the unit that is open, if one is, then one unit per table.
+        """Ship new rows: first the open unit, if one exists, then one unit per table.
 
-        With until_empty it goes on until nothing is new. `stop` ends it at once; the next run resumes. A destination
-        that asked to be left alone for some time is not asked before, unless with `now`. Whatever
-        happens is in the record: this raises only for a sink that is not there and a lake that is read-only.
+        With until_empty the run continues until no row is new. `stop` ends it at once; the next run resumes. A
+        destination that asked for a pause is not contacted before its end, except with `now`. The record has every
+        result: this raises only for a sink that does not exist and for a read-only lake.
         """
         if dry_run:
             return self._runner.plan(name)
@@ -273,10 +277,11 @@ class LakeSinks:
         dry_run: bool = False,
         progress: KeeperProgress | None = None,
     ) -> Upkept:
-        """Maintain the tables that an Iceberg sink ships to: compact, expire old snapshots of its own, and sweep.
+        """Maintain the tables that an Iceberg sink ships to: compact, expire the sink's old snapshots, and sweep.
 
-        `files_min`: small files of a partition that are worth a rewrite; `keep`: snapshots younger than this stay. Each
-        verb on each table ends in a named outcome, which is recorded and not raised; a run of the sink may go on.
+        `files_min`: how many small files a partition needs for a rewrite; `keep`: younger snapshots stay. Each verb on
+        each table ends in a named outcome, which is recorded and not raised. A run of the sink may go on at the same
+        time.
         """
         from floodmark.sinks.iceberg.destination import IcebergDestination
 
@@ -332,7 +337,7 @@ class LakeSinks:
             record = keeper.expire(keep=keep, dry_run=dry_run)
         else:
             record = keeper.sweep(lambda: self._catalog.units.open_ids(sink.id), dry_run=dry_run)
-        # By sink and table, also if the destination could not say which table it has: a later run replaces the record.
+        # By sink and table, even if the destination did not identify its table: a later run replaces the record.
         record = replace(record, table_id=owner.record_id)
         if not dry_run:
             self._catalog.upkeep.record(record)
@@ -353,7 +358,7 @@ class LakeSinks:
         return [_bad(entry) for entry in found]
 
     def retry(self, name: str, *, ids: Sequence[str] | None = None, stop: threading.Event | None = None) -> SinkRun:
-        """Send refused rows again, as they are now; those that a newer state replaced are let go."""
+        """Send refused rows again, as they are now; those that a newer state replaced are dropped."""
         self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
         found = self._chosen(sink, ids)
@@ -380,8 +385,8 @@ class LakeSinks:
     def set_aside(self, name: str, *, first: int, last: int, table: str | None = None, reason: str = "") -> int:
         """Put a part of the open unit, the rows [first, last), into quarantine by hand; returns how many rows.
 
-        For a part that fails at every try. The epoch and the mark stay; the next run goes on behind it. A lake is asked
-        to pass the rows first; 0 if it has them after all.
+        For a part that fails at every try. The epoch and the mark stay; the next run continues after it. If the
+        destination is a lake, the sink first asks it to skip the rows; 0 if the lake has them already.
         """
         self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
@@ -395,7 +400,7 @@ class LakeSinks:
         return self._runner.set_aside(sink, table, first, last, said, RunWatch(threading.Event()))
 
     def drop(self, name: str, *, ids: Sequence[str] | None = None) -> int:
-        """Let refused rows go for good: all, or those with these ids. Returns how many."""
+        """Drop refused rows for good: all, or those with these ids. Returns how many."""
         self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
         return self._catalog.units.drop_quarantined(sink, [entry.id for entry in self._chosen(sink, ids)])
@@ -410,13 +415,13 @@ class LakeSinks:
         return [entry for entry in found if entry.id in ids]
 
     def _check_rows(self, head: Head, settings: AnySettings) -> None:
-        """Columns and filter fit the table: said now, not in the middle of a run."""
+        """Check that columns and filter fit the table now, not in the middle of a run."""
         found = self._engine.reader.changes(head.table, None, BEGINNING, Moment(branch=head.branch))
         check_text(plan_shipment(found.plan, settings.columns, settings.where), settings, head.table)
 
 
 def _mark_at(start: str | int, head: Head, mark: int | None) -> int:
-    """The mark to begin from; `mark` is the one that the sink has on this very table, if it has one."""
+    """The mark to start from; `mark` is the one that the sink has on this incarnation of the table, if it has one."""
     if start == BEGINNING_NAME:
         return BEGINNING
     if start == HEAD_NAME:

@@ -1,4 +1,5 @@
-"""Where a sink is: mark and head, lag in rows and time, last unit, errors, quarantine, per table; by the catalog alone.
+"""The status of a sink, from the catalog alone: mark, head, lag in rows and time, last unit, errors, quarantine, per
+table.
 
 Settings never hold a secret, so all of them are shown (I18).
 """
@@ -49,16 +50,17 @@ class SinkTable(Reported):
     open_unit: str | None
     last_unit: LastUnit | None
     quarantined: int
-    # May have arrived twice: their part was halved without an answer.
+    # Rows that may have arrived twice: their part was halved without an answer.
     rows_doubtful: int
-    # Retention took them before they were sent, at most so many: a sink that is not protected, or by force.
+    # The maximum of rows that retention removed before they were sent: the sink is not protected, or retention was
+    # forced.
     rows_lost: int
     refused: StoredError | None
 
 
 @dataclass(frozen=True)
 class SinkReport(Reported):
-    """Where a sink is, as `floodmark sink status --json`. Settings never hold a secret."""
+    """The status of a sink, as `floodmark sink status --json`. Settings never hold a secret."""
 
     sink: str
     kind: str
@@ -69,9 +71,9 @@ class SinkReport(Reported):
     error: StoredError | None
     error_at: str | None
     quarantined: int
-    # How many rows may be set aside in all; None where a kind has no quarantine.
+    # Maximum rows in quarantine over all tables; None if the kind has no quarantine.
     quarantine_total_max: int | None
-    # Until when the destination asked to be left alone, and the largest body that it takes, as far as it said so.
+    # The end of the pause that the destination asked for, and the largest body that it accepts, if it reported them.
     waits_until: str | None
     body_bytes_max: int | None
     lost: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Who may stop a run of a sink, and who wants to know how far it is."""
+"""How a caller stops a run of a sink and follows its progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Progress = Callable[[str, int, int, int], None]
 
 @dataclass
 class RunWatch:
-    """Who may stop a run, and who wants to know how far it is: `progress(table, rows, rows at most, bytes)`."""
+    """How a caller stops a run and follows its progress: `progress(table, rows, maximum rows, bytes)`."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     on_progress: Progress | None = None

@@ -1,8 +1,8 @@
 """Bytes: files of a lake on the local disk, in memory and on S3, by full location.
 
-`Storage` is the one way to bytes. A name becomes visible whole or not at all (I3), and what a write acknowledged is
-durable (I4). PyIceberg's FileIO on top of it is in `floodmark.storage.fileio`, which this module does not import:
-a process that only asks for state must not pay for it.
+All bytes go through `Storage`. A name becomes visible whole or not at all (I3), and an acknowledged write is durable
+(I4). PyIceberg's FileIO on top of it is in `floodmark.storage.fileio`, which this module does not import: a process
+that only reads state must not pay for it.
 """
 
 from floodmark.storage.counters import Counters

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-# Parts of a call, not calls: they are counted to show that durability is real, and left out of the total.
+# Parts of a call, not calls: they are counted to prove that writes are durable, and left out of the total.
 FSYNCS = ("fsync_file", "fsync_dir")
 
 
@@ -33,7 +33,7 @@ class Counters:
             self.bytes_written += written
 
     def snapshot(self) -> Counters:
-        """A copy that does not move any more."""
+        """A copy that does not change any more."""
         with self._lock:
             return Counters(dict(self.calls), self.bytes_read, self.bytes_written)
 

@@ -1,4 +1,4 @@
-"""What went wrong with bytes, said as Floodmark's errors: absent is NotFound, everything else is Unavailable.
+"""Failures of storage as Floodmark's errors: absent is NotFound, everything else is Unavailable.
 
 The cause is kept. No message holds a credential (I18): requests are signed in headers, which object stores' errors do
 not show, and only the first line of such an error is repeated.
@@ -16,13 +16,13 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _TEXT_LENGTH_MAX = 300
-# What a caller that knows more about the location says better.
+# The default; a caller that knows more about the location passes a better one.
 TRY_AGAIN = "Try again."
-# What S3 answers in its body; of all that is "404 Not Found", only these codes mean an absent file.
+# S3's error codes in the body; of all "404 Not Found" answers, only these codes mean an absent file.
 _ANSWER = re.compile(r"<Code>(\w+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _ABSENT_CODES = frozenset({"NoSuchKey", "NotFound"})
 _DENIED_CODES = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "XAdminUserNotFound"})
-# What object_store asks a machine for when the environment has no credentials.
+# The paths that object_store requests from the machine when the environment has no credentials.
 _METADATA_PATHS = ("latest/api/token", "meta-data/iam/security-credentials")
 
 
@@ -60,7 +60,7 @@ def object_failure(error: Exception, doing: str, location: str) -> FloodmarkErro
     text = (full_text.splitlines() or [""])[0][:_TEXT_LENGTH_MAX]
     if answered:
         text = ": ".join(part for part in answered.groups() if part)[:_TEXT_LENGTH_MAX]
-    # A bucket that is not there must not look like a file that is not there.
+    # A missing bucket must not look like a missing file.
     if "NoSuchBucket" in full_text:
         return Unavailable(
             f"cannot {doing}: there is no such bucket", location=location, advice="Make the bucket, or fix its name."
@@ -69,7 +69,7 @@ def object_failure(error: Exception, doing: str, location: str) -> FloodmarkErro
         return missing_credentials(location)
     kind = type(error).__name__
     denied = isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError")
-    # A name cannot be absent for a write: a server may say so of its user, or of an upload that it ended.
+    # A write does not need an existing name: the server means its user, or an upload that it ended.
     if isinstance(error, FileNotFoundError) and doing != "write" and (not code or code in _ABSENT_CODES):
         return not_found(location)
     if denied or code in _DENIED_CODES:

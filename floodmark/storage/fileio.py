@@ -1,8 +1,8 @@
-"""PyIceberg's FileIO over a Storage, so that metadata goes through the same durable, counted, faultable door.
+"""PyIceberg's FileIO over a Storage: metadata has the same durability, counters and injected faults as all files.
 
 Metadata files are small: they are read in one call, and buffered and put in one call when closed. A data file that
 PyIceberg itself writes is streamed. A file appears only if it was closed cleanly: PyIceberg closes its streams on an
-error too, so a close while an error is on its way that was not there at the start drops the file (I3).
+error too, so a close during an error that was not active at the start drops the file (I3).
 Made from properties (`py-io-impl`) or bound to a Storage with `LakeFileIO.over(storage)`.
 """
 
@@ -31,7 +31,7 @@ _OPTION_OF_PROPERTY = {
     "s3.force-virtual-addressing": "virtual_hosted_style",
     "s3.anonymous": "anonymous",
 }
-# What PyIceberg has no name for.
+# The prefix of properties that PyIceberg does not define.
 _OWN_PROPERTY = "floodmark.storage."
 _SECRET_PROPERTIES = tuple(
     f"{group}.{name}"
@@ -43,7 +43,7 @@ _STREAMED = (".parquet", ".orc")
 
 
 class MissingFile(NotFound, FileNotFoundError):
-    """NotFound that PyIceberg, which looks for FileNotFoundError, understands as well."""
+    """NotFound that is also a FileNotFoundError, which PyIceberg expects."""
 
     @property
     def kind(self) -> str:
@@ -83,7 +83,7 @@ class LakeInputFile(InputFile):
 
 
 class LakeOutputFile(OutputFile):
-    """A file to be written by PyIceberg. Its length is known, without asking, once its stream was closed."""
+    """A file to be written by PyIceberg. Its length is known, without a request, once its stream was closed."""
 
     def __init__(self, storage: Storage, location: str) -> None:
         super().__init__(location)
@@ -118,11 +118,11 @@ class LakeOutputFile(OutputFile):
 
 
 class _Output:
-    """A stream that knows whether it is closed cleanly or by an error on its way out."""
+    """A stream that knows whether it is closed cleanly or because of an error."""
 
     def __init__(self, file: LakeOutputFile) -> None:
         self._file = file
-        # Writing may happen inside somebody's error handling: only an error that is new since counts.
+        # A caller may write while it handles an error: only an error that is new since counts.
         self._error_at_start = sys.exception()
         self._closed = False
 
@@ -215,7 +215,7 @@ class _StreamedOutput(_Output):
 
 
 class LakeFileIO(FileIO):
-    """PyIceberg's way to files, through one Storage."""
+    """PyIceberg's access to files, through one Storage."""
 
     def __init__(self, properties: Properties = EMPTY_DICT, *, storage: Storage | None = None) -> None:
         super().__init__(properties)
@@ -223,7 +223,7 @@ class LakeFileIO(FileIO):
 
     @classmethod
     def over(cls, storage: Storage) -> LakeFileIO:
-        """Bound to a storage that is already there: same counters, same faults."""
+        """Bound to an existing storage: same counters, same faults."""
         return cls(storage=storage)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -237,7 +237,7 @@ class LakeFileIO(FileIO):
         return LakeOutputFile(self.storage, location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Delete a file; one that is not there is deleted already."""
+        """Delete a file; one that does not exist is deleted already."""
         self.storage.delete(location if isinstance(location, str) else location.location)
 
 
@@ -253,7 +253,7 @@ def _is_own(name: str) -> bool:
 
 
 def with_options(properties: Properties, options: Mapping[str, str]) -> dict[str, str]:
-    """A catalog's properties, and those of a storage (endpoint, region, limits) where they do not say otherwise."""
+    """A catalog's properties; those of a storage (endpoint, region, limits) are the defaults."""
     said = _options(properties)
     names = {option: name for name, option in _OPTION_OF_PROPERTY.items()}
     inherited = {

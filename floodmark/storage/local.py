@@ -1,11 +1,11 @@
 """Files on the local disk, durable: temporary name, fsync, link or rename, fsync of the folder and its parent.
 
-System calls instead of obstore, whose local put does not fsync (and whose read of a small file takes 20 to 30 times
-as long). A crash before the link or rename leaves a file under a temporary name, which is listed only on request, for
-a sweep; after it, the file is whole. Its name is durable once the folder is synced, which is what the caller waits for:
-at once, or at the end of the batch. A removed name is made durable the same way: a file that returned after a power
-loss would be one that no record names (I10). The parent of a new file's folder is synced too, always: another process
-may have made the folder a moment ago and not synced it yet, and an acknowledged file in a lost folder is lost (I4).
+System calls instead of obstore, whose local put does not fsync (and whose read of a small file takes 20 to 30 times as
+long). A crash before the link or rename leaves a file under a temporary name, which is listed only on request, for a
+sweep; after it, the file is whole. Its name is durable once the folder is synced, which the caller waits for: at once,
+or at the end of the batch. A removed name is made durable the same way: a file that returned after a power loss would
+be one that no record names (I10). The parent of a new file's folder is synced too, always: another process may have
+made the folder a moment ago and not synced it yet, and an acknowledged file in a lost folder is lost (I4).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from floodmark.storage.failures import local_failure, not_found
 TEMPORARY_PREFIX = ".tmp-"
 READ_AHEAD_BYTES = 64 * 1024
 _BUFFER_BYTES = 256 * 1024
-# Makes of a folder that another process keeps removing, before giving up.
+# How often a folder that another process keeps removing is made again, before giving up.
 _TRIES_MAX = 5
 
 
@@ -51,7 +51,7 @@ class LocalFiles:
         self._write(path, data).finish()
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        # Looking first saves a loser the writing; the link decides.
+        # Checking first saves a loser the writing; the link decides.
         return False if self._settle_existing(path) else self._write(path, data).claim()
 
     def upload(self, path: str) -> LocalUpload:
@@ -82,7 +82,7 @@ class LocalFiles:
         with _failing("read", path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # The size bounds the memory that is set aside for a length far beyond the end.
+                # The size bounds the memory that is allocated for a length far beyond the end.
                 return _read_at(fd, offset, min(length, max(0, os.fstat(fd).st_size - offset)))
             finally:
                 os.close(fd)
@@ -120,7 +120,7 @@ class LocalFiles:
             for entry in _scan(os.path.join(folder, below)):
                 if entry.is_dir(follow_symlinks=False):
                     inside = below + entry.name + "/"
-                    # All that is in a folder that sorts before is passed over, unseen.
+                    # A folder that sorts before is skipped without reading it.
                     if inside >= after[: len(inside)]:
                         waiting.append(inside)
                 elif entry.name.startswith(TEMPORARY_PREFIX) == temporary and below + entry.name > after:
@@ -162,13 +162,13 @@ class LocalFiles:
             yield
         finally:
             self._thread.folders = outer
-        # Only after a clean end: nobody was told that an unclean one is durable. A batch inside another is durable at
-        # its own end: what it wrote may be acknowledged before the outer one ends.
+        # Only after a clean end: the end of a failed batch was not acknowledged as durable. A batch inside another is
+        # durable at its own end: what it wrote may be acknowledged before the outer one ends.
         for folder in sorted(folders):
             self._sync_folder(folder)
 
     def make_folder(self, folder: str) -> None:
-        """Make a folder, durably; also the names that are in it by now."""
+        """Make a folder durable, and the names that it holds now."""
         with _failing("make a folder", folder):
             made = _make_folder(folder)
         self.settle({folder, os.path.dirname(folder)} | made)
@@ -190,7 +190,7 @@ class LocalFiles:
     def _settle_existing(self, path: str) -> bool:
         if not os.path.lexists(path):
             return False
-        # Whoever loses may go on as if the name were there for good, so it has to be, even if its writer died.
+        # The loser may continue as if the name were permanent, so it must be, even if its writer died.
         self.settle({os.path.dirname(path), os.path.dirname(os.path.dirname(path))})
         return True
 
@@ -207,7 +207,8 @@ class LocalFiles:
         except FileNotFoundError:
             return  # Removed since, with what was in it: nothing is left to be made durable.
         except OSError as error:
-            # Some file systems cannot sync a folder. In one that we may not write to nobody like us made a name.
+            # Some file systems cannot sync a folder. In a folder that we may not write to, no process of this user made
+            # a name.
             if error.errno == errno.EINVAL or (error.errno == errno.EACCES and not os.access(folder, os.W_OK)):
                 return
             raise local_failure(error, "make a name durable", folder) from error
@@ -233,14 +234,14 @@ class LocalUpload:
             self._file.write(data)
 
     def finish(self) -> None:
-        """The name appears, or is replaced."""
+        """Make the name visible, or replace it."""
         with self._abandoned_on_failure():
             self._sync()
             os.replace(self._temporary, self._path)
         self._settle()
 
     def claim(self) -> bool:
-        """The name appears unless somebody has it; False if so."""
+        """Make the name visible unless it exists; False if it does."""
         with self._abandoned_on_failure():
             self._sync()
             won = True
@@ -249,7 +250,7 @@ class LocalUpload:
             except FileExistsError:
                 won = False
             except FileNotFoundError:
-                # Somebody who found the name there has swept what others were still writing for it.
+                # Another process found the existing name and has swept what others were still writing for it.
                 if not os.path.lexists(self._path):
                     raise
                 won = False
@@ -260,7 +261,7 @@ class LocalUpload:
         return won
 
     def abandon(self) -> None:
-        # What is still buffered is dropped with the file: closing the raw file first keeps it from being written.
+        # Buffered bytes are dropped with the file: closing the raw file first keeps them from being written.
         with contextlib.suppress(OSError):
             self._file.raw.close()
         with contextlib.suppress(OSError, ValueError):
@@ -289,13 +290,13 @@ class LocalUpload:
 
 
 def _make_folder(folder: str) -> set[str]:
-    """Make `folder` and what is missing above it; return the folders that got a new name by this."""
+    """Make `folder` and the missing ones above it; return the folders that got a new name by this."""
     missing = []
     while not os.path.isdir(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
     for path in reversed(missing):
-        # Somebody else may make it at the same time; its name is synced all the same.
+        # Another process may make it at the same time; its name is synced anyway.
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
     return {os.path.dirname(path) for path in missing}
@@ -323,7 +324,7 @@ def _remove_all(folder: str, stayed: set[str]) -> int:
     except FileNotFoundError:
         pass
     except OSError:
-        # A writer has put a new file meanwhile: the folder stays, with that file.
+        # A writer has added a file meanwhile: the folder stays, with that file.
         stayed.add(folder)
     return removed
 

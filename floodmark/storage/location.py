@@ -1,9 +1,9 @@
 """Locations: the full addresses of files, as Iceberg writes them into metadata.
 
-`file:///folder/name`, `memory://name/key`, `s3://bucket/key`. A location is taken verbatim: nothing is decoded or
-encoded, because PyIceberg (urlparse), Spark (Hadoop's Path) and DuckDB do not agree on that. Only the root of a lake
-is checked, once, for every character on which they disagree; all names below it are made by us. Measured with all
-three: spaces and letters of any script are read alike, so they are allowed.
+`file:///folder/name`, `memory://name/key`, `s3://bucket/key`. A location is used verbatim: nothing is decoded or
+encoded, because PyIceberg (urlparse), Spark (Hadoop's Path) and DuckDB do not agree on that. Only the root of a lake is
+checked, once, for every character on which they disagree; Floodmark makes all names below it. Measured with all three:
+spaces and letters of any script are read alike, so they are allowed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def split(location: str) -> tuple[str, str, str]:
         return "file", "", location
     scheme, separator, rest = location.partition(":")
     if separator and scheme == "file":
-        # Java writes file:/path, everybody else file:///path.
+        # Java writes file:/path, all others file:///path.
         path = rest.removeprefix("//localhost") if rest.startswith("//localhost/") else rest.removeprefix("//")
         if path.startswith("/"):
             return "file", "", "/" + path.lstrip("/")
@@ -55,7 +55,7 @@ def root_location(path: str) -> str:
 
 
 def join(location: str, *parts: str) -> str:
-    """The location of `parts` below `location`; parts may hold slashes, but never climb."""
+    """The location of `parts` below `location`; parts may hold slashes, but no `..`."""
     joined = location.rstrip("/")
     for part in parts:
         names = part.strip("/").split("/")
@@ -76,7 +76,7 @@ def _local_root(path: str) -> str:
     absolute = "/" + os.path.abspath(path).lstrip("/")
     if absolute == "/":
         raise Invalid("the root of the file system cannot be a lake", advice="Name a folder.")
-    # Once more: the working directory may bring characters that `path` did not have.
+    # Again: the working directory may add characters that `path` did not have.
     _refuse_characters(absolute)
     return "file://" + absolute
 

@@ -1,10 +1,10 @@
 """Files in an object store (S3, memory), through obstore.
 
-One PUT makes a name visible, whole and durable; a claim is a conditional PUT. A request may be repeated inside the
-client when its reply is lost, and then a claim that won is answered "exists". So a claim carries an id of its own:
-who is told "exists" looks whose it is. A large file is a multipart upload, invisible until completed; a crash leaves
-an incomplete upload, which no listing shows: the bucket's lifecycle rule ends those.
-obstore is imported on first use, since a local lake does not need it.
+One PUT makes a name visible, whole and durable; a claim is a conditional PUT. The client may repeat a request when its
+reply is lost, and then a claim that won is answered "exists". So a claim carries an id of its own: after "exists", the
+claimer reads the id of the existing file. A large file is a multipart upload, invisible until completed; a crash leaves
+an incomplete upload, which no listing shows: the bucket's lifecycle rule ends those. obstore is imported on first use,
+since a local lake does not need it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIST_CHUNK = 1000
 _CLAIM = "floodmark-claim"
 _CLAIM_TRIES_MAX = 5
 
-# A memory store is known by its name in the whole process, like a bucket; otherwise nobody could open it twice.
+# A memory store is shared by its name in the whole process, like a bucket; otherwise it could not be opened twice.
 _memory_stores: dict[str, Any] = {}
 _memory_lock = threading.Lock()
 
@@ -87,7 +87,7 @@ class Objects:
                     holder = self._claim_of(key)
                     if holder is not None:
                         return holder == claim
-                    # Nobody has it: it was deleted since, or a rival's request made ours fail and failed too.
+                    # No file has the name: it was deleted since, or a rival's request made ours fail and failed too.
                 else:
                     return True
         raise Unavailable("cannot claim a name that comes and goes", location=self._at(key), advice="Try again.")
@@ -127,7 +127,7 @@ class Objects:
             return int(obstore.head(self.store, key)["size"])
 
     def list(self, prefix: str, temporary: bool, after: str = "") -> Iterator[tuple[str, int, int]]:
-        """Name below `prefix`, size and time in ms. Nothing here is ever under a temporary name."""
+        """Name below `prefix`, size and time in ms. Objects never have a temporary name."""
         if temporary:
             return
         folder = prefix.strip("/")
@@ -153,7 +153,7 @@ class Objects:
                 with self._failing("delete", chunk[0]):
                     obstore.delete(self.store, chunk)
             except NotFound:
-                # Not every store passes over what is absent: it stops there, so the others are deleted one by one.
+                # Not every store skips absent names: such a store stops there, so the others are deleted one by one.
                 for key in chunk:
                     self.delete(key)
             removed += len(chunk)
@@ -176,7 +176,7 @@ class Objects:
             yield from chunk
 
     def _claim_of(self, key: str) -> str | None:
-        """The claim id of the file that is there ("" if it has none); None if there is no file."""
+        """The claim id of the existing file ("" if it has none); None if no file exists."""
         import obstore
 
         try:
@@ -192,7 +192,7 @@ class Objects:
 
 
 class ObjectUpload:
-    """A file on its way into an object store: parts in the background, visible when completed."""
+    """An unfinished upload to an object store: parts in the background, visible when completed."""
 
     def __init__(self, objects: Objects, key: str) -> None:
         import obstore
@@ -214,8 +214,8 @@ class ObjectUpload:
             self._writer.close()
 
     def abandon(self) -> None:
-        # Leaving its context with an error is how obstore's writer drops the parts that were sent. If that fails
-        # too, they stay invisible, for the bucket's lifecycle rule; the error that led here is the one to tell.
+        # Leaving its context with an error makes obstore's writer drop the parts that were sent. If that fails too,
+        # they stay invisible, for the bucket's lifecycle rule; the error that led here is the one to raise.
         from obstore.exceptions import BaseError
 
         with contextlib.suppress(BaseError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Settings of object stores. They travel with a Storage into tasks and logs, so a credential is never one of them
+"""Settings of object stores. They are sent with a Storage into tasks and logs, so a credential is never one of them
 (I18): credentials come from the AWS_* variables in the environment of each process.
 """
 
@@ -16,8 +16,8 @@ from floodmark.errors import Invalid, Unavailable
 
 KNOWN = ("endpoint", "region", "allow_http", "virtual_hosted_style", "anonymous", "timeout_s", "retry_s", "retries")
 _SECRETS = ("key", "secret", "token", "password", "credential", "profile")
-# Bounded waiting (I14): one request ends within this time, and a failed one is repeated for so long: a store that
-# restarts fails no job. How many tries that is does not matter, unless `retries` bounds them too.
+# Bounded waiting (I14): one request ends within this time, and a failed one is repeated for so long: a restart of the
+# store fails no job. The number of tries does not matter, unless `retries` bounds them too.
 _TIMEOUT_S = "60"
 _RETRY_S = "60"
 _RETRIES_MAX = "1000000"
@@ -54,7 +54,7 @@ def checked(options: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def s3_arguments(options: Mapping[str, str]) -> dict[str, Any]:
-    """Keyword arguments of obstore's S3Store; what is not said here comes from the environment."""
+    """Keyword arguments of obstore's S3Store; the environment supplies all others."""
     timeout_s = int(options.get("timeout_s", _TIMEOUT_S))
     retry_s = int(options.get("retry_s", _RETRY_S))
     arguments: dict[str, Any] = {
@@ -80,9 +80,9 @@ def s3_arguments(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_credentials(bucket: str, options: Mapping[str, str]) -> None:
-    """`Unavailable` if this process has no credentials: the store would say so only after all its retries.
+    """`Unavailable` if this process has no credentials: the store would report it only after all its retries.
 
-    The ways that object_store knows: a key, a token file of a web identity or container, the machine's own role.
+    The kinds that object_store supports: a key, a token file of a web identity or container, the machine's own role.
     """
     named = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
     containers = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")

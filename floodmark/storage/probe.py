@@ -1,9 +1,9 @@
-"""Whether a store can be used at all, asked of the store itself before rows depend on it. Starts no JVM.
+"""Whether a store can be used at all, tested on the store itself before rows depend on it. Starts no JVM.
 
 A probe is one small object under `_probe/` in the lake's root, claimed, claimed again in vain, read, listed and
 deleted: everything that a lake needs of a bucket. A crash in between leaves that object, which a later probe deletes;
-nothing ever refers to it. A store that is away is reported after seconds, not after the retries that work on the lake
-gets.
+nothing ever refers to it. A store that does not answer is reported after seconds; other work on the lake retries
+longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from floodmark.storage.store import Storage
 
 FOLDER = "_probe"
 _RETRY_S, _TIMEOUT_S = 5, 10
-# A probe takes seconds: what is older was left by a crash.
+# A probe takes seconds: an older object was left by a crash.
 _LEFT_OVER_MS = 60 * 60 * 1000
 
 
@@ -27,7 +27,7 @@ def is_remote(root: str) -> bool:
 
 
 def impatient(options: Mapping[str, str], retry_s: int = _RETRY_S, timeout_s: int = _TIMEOUT_S) -> Storage:
-    """A storage of these options that gives up after seconds. What was set to even less stays."""
+    """A storage with these options that gives up after seconds. Shorter limits stay."""
     found = dict(options)
     for name, most in (("retry_s", retry_s), ("timeout_s", timeout_s)):
         found[name] = str(min(int(found.get(name, most)), most))
@@ -35,7 +35,7 @@ def impatient(options: Mapping[str, str], retry_s: int = _RETRY_S, timeout_s: in
 
 
 def probe_bucket(options: Mapping[str, str], root: str) -> None:
-    """Write, claim, read, list and delete below the root. Raises the error that says what does not work."""
+    """Write, claim, read, list and delete below the root. Raises the error of the step that fails."""
     storage = impatient(options)
     folder = join(root, FOLDER)
     location, content = join(folder, clock.new_id()), b"floodmark"
@@ -55,7 +55,7 @@ def probe_bucket(options: Mapping[str, str], root: str) -> None:
 
 
 def probe_writing(storage: Storage, root: str) -> None:
-    """Write and delete one object below the root; raises why it cannot. For any kind of store."""
+    """Write and delete one object below the root; raises the reason if it cannot. For any kind of store."""
     folder = join(root, FOLDER)
     location = join(folder, clock.new_id())
     storage.put(location, b"floodmark")
@@ -64,7 +64,7 @@ def probe_writing(storage: Storage, root: str) -> None:
 
 
 def _claim(storage: Storage, location: str, content: bytes) -> None:
-    """Two rivals for one name: exactly one may win, or two writers of the lake would write one over the other."""
+    """Two rivals for one name: exactly one may win, or two writers of the lake would overwrite each other."""
     try:
         won = storage.put_if_absent(location, content), storage.put_if_absent(location, content)
     except Unavailable as error:

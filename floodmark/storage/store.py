@@ -1,10 +1,10 @@
 """Storage: every byte of a lake goes through here, by full location.
 
-Promises, for every kind of store (floodmark/testing/storage_contract.py is the executable form):
-a name appears whole or not at all (I3); a write or a delete that returned is durable (I4; inside `batch`, when the
-batch ends); of any number of rivals for one name exactly one wins; a listing never bleeds into a sibling folder;
-deletes may be repeated. Failure model: a call that raises Unavailable may or may not have had its effect; the name is
-whole or absent either way. A crash leaves temporary names (local) or incomplete uploads (S3), never a visible part.
+Promises, for every kind of store (floodmark/testing/storage_contract.py is the executable form): a name appears whole
+or not at all (I3); a write or a delete that returned is durable (I4; inside `batch`, when the batch ends); of any
+number of rivals for one name exactly one wins; a listing never includes files of a sibling folder; deletes may be
+repeated. Failure model: a call that raises Unavailable may or may not have had its effect; the name is whole or absent
+either way. A crash leaves temporary names (local) or incomplete uploads (S3), never a visible part.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Storage:
         return f"{type(self).__name__}({self._options!r})"
 
     def put(self, location: str, data: bytes) -> None:
-        """Write a file whole, replacing what has the name."""
+        """Write a file whole, replacing an existing one."""
         files, key = self._find(location)
         self.counters.count("put")
         files.put(key, data)
         self.counters.count("put", written=len(data), calls=0)
 
     def put_if_absent(self, location: str, data: bytes) -> bool:
-        """Write a file whole if nobody has the name. True: this call did; False: somebody has it."""
+        """Write a file whole if the name is free. True: this call wrote it; False: the name exists."""
         files, key = self._find(location)
         self.counters.count("put_if_absent")
         won = files.put_if_absent(key, data)
@@ -129,13 +129,13 @@ class Storage:
         return True
 
     def delete(self, location: str) -> None:
-        """Delete a file; one that is not there is deleted already."""
+        """Delete a file; one that does not exist is deleted already."""
         files, key = self._find(location)
         self.counters.count("delete")
         files.delete(key)
 
     def delete_many(self, locations: Sequence[str]) -> None:
-        """Delete files, many in one request where the store can. An error may leave some of them deleted."""
+        """Delete files, many in one request where the store supports it. An error may leave some of them deleted."""
         by_place: dict[int, tuple[LocalFiles | Objects, list[str]]] = {}
         for location in locations:
             files, key = self._find(location)
@@ -145,13 +145,13 @@ class Storage:
             files.delete_many(keys)
 
     def drop_empty_folder(self, location: str) -> None:
-        """Remove a local folder that holds nothing any more; one that does stays. Object stores have none."""
+        """Remove a local folder if it is empty; otherwise it stays. Object stores have no folders."""
         files, key = self._find(location)
         if isinstance(files, LocalFiles):
             files.drop_empty_folder(key)
 
     def delete_prefix(self, prefix: str) -> int:
-        """Delete everything below a folder, also what crashed writes left there; the number of files deleted."""
+        """Delete everything below a folder, also remains of crashed writes; returns the number of files deleted."""
         files, key = self._find(prefix)
         if not key.strip("/"):
             raise Invalid("a whole bucket or disk is never deleted", location=prefix, advice="Name a folder in it.")
@@ -159,7 +159,7 @@ class Storage:
         return files.delete_prefix(key)
 
     def list(self, prefix: str, temporary: bool = False, after: str = "") -> Iterator[Entry]:
-        """Every file below a folder, in no promised order; with `temporary`, what crashed writes left there instead.
+        """Every file below a folder, in no promised order; with `temporary`, the remains of crashed writes instead.
 
         `after`: only those whose names below the folder sort after this one; the others cost nothing.
         """
@@ -168,7 +168,7 @@ class Storage:
         return (Entry(join(prefix, name), size, ms) for name, size, ms in files.list(key, temporary, after))
 
     def make_folder(self, location: str) -> None:
-        """Make a folder durable with the names in it; object stores have none, and need nothing."""
+        """Make a folder durable with the names in it; object stores have no folders and do nothing."""
         files, key = self._find(location)
         if isinstance(files, LocalFiles):
             files.make_folder(key)

@@ -1,8 +1,8 @@
-"""Streams over files: what a Parquet writer writes into and what Parquet and Avro readers read from.
+"""Streams over files: for Parquet writers, and for Parquet and Avro readers.
 
-Memory is bounded (I14): an upload holds a few parts at most, a reader one block. Closing an OutputStream only ends
-the writing; whether the name appears is decided by the context that opened it, so a writer library that closes its
-sink on an error cannot make half a file visible (I3).
+Memory is bounded (I14): an upload holds a few parts at most, a reader one block. Closing an OutputStream only ends the
+writing; the context that opened it decides whether the name appears, so a writer library that closes its sink on an
+error cannot make half a file visible (I3).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from floodmark.storage.counters import Counters
 
 
 class Upload(Protocol):
-    """A file on its way: invisible until `finish`; gone after `abandon`."""
+    """An unfinished file: invisible until `finish`; gone after `abandon`."""
 
     def write(self, data: memoryview) -> None: ...
     def finish(self) -> None: ...
@@ -24,7 +24,7 @@ class Upload(Protocol):
 
 
 class OutputStream:
-    """The sink of a file on its way; good for pyarrow's ParquetWriter."""
+    """The output of an unfinished file; suitable for pyarrow's ParquetWriter."""
 
     mode = "wb"
 

@@ -1,1 +1,1 @@
-"""Shipped for whoever builds on Floodmark: faults on purpose, stand-in servers, and contracts as executable suites."""
+"""Shipped for users who build on Floodmark: injected faults, stand-in servers, and contracts as executable suites."""

@@ -1,7 +1,7 @@
-"""Real processes for crash tests: started quickly, killed really.
+"""Real processes for crash tests: started quickly, killed by SIGKILL.
 
-A fork server imports Floodmark once; each child is forked from it in milliseconds, and has nothing of the test's own
-process: no connections, no threads. A child dies by SIGKILL at a failpoint, like any process that is killed.
+A fork server imports Floodmark once; each child is forked from it in milliseconds, and shares nothing with the test's
+own process: no connections, no threads. A child dies by SIGKILL at a failpoint, like any killed process.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Child:
 
 
 def run_killed(function: Callable[..., Any], *arguments: Any, failpoint: str) -> bool:
-    """Run a function in a child that dies at a failpoint; False if it never passed there and ended well."""
+    """Run a function in a child that dies at a failpoint; False if it never reached it and ended well."""
     child = Child(function, *arguments, failpoint=failpoint)
     child.wait()
     return child.killed
@@ -97,14 +97,14 @@ def run_child(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _run(sender: Any, failpoint: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    # As a terminal starts programs, however the tests were started: nohup and some runners ignore SIGINT.
+    # Like a program started from a terminal, however the tests were started: nohup and some runners ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop(VARIABLE, None)
     if failpoint is not None:
         os.environ[VARIABLE] = failpoint
     try:
         sender.send(("ok", function(*arguments)))
-    except BaseException:  # noqa: BLE001 - told to the parent, which raises it
+    except BaseException:  # noqa: BLE001 - sent to the parent, which raises it
         sender.send(("error", traceback.format_exc()))
     finally:
         sender.close()

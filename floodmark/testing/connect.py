@@ -45,7 +45,7 @@ class ConnectServer:
             self._process = None
 
     def kill(self) -> None:
-        """SIGKILL, as a machine that is gone."""
+        """SIGKILL, like a machine that fails."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

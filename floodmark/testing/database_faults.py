@@ -12,7 +12,7 @@ from floodmark.catalog.database import Database
 
 
 class DatabaseFaults:
-    """Count the calls of a database, and let the Nth fail. `calls_seen` and `fired` tell when N is past the run."""
+    """Count the calls of a database, and make the Nth fail. `calls_seen` and `fired` show when N is past the run."""
 
     def __init__(self, database: Database, *, fail_at: int, mode: str, stay_broken: bool = False) -> None:
         if mode not in ("before", "after"):

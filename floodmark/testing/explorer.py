@@ -1,9 +1,9 @@
 """A deterministic explorer of interleavings: every order of the steps of a few actors, up to a bound.
 
 Actors are real code on real threads against the real database, but only one runs at a time: each stops at its next
-failpoint (outside transactions) until the scheduler lets it go on. A schedule is the list of choices; replaying a
-prefix and then running straight on gives the same run again, so all schedules with at most `preemptions` switches away
-from an actor that could have gone on are found by changing one choice after another.
+failpoint (outside transactions) until the scheduler releases it. A schedule is the list of choices; replaying a prefix
+and then running straight on gives the same run again, so changing one choice after another finds all schedules with at
+most `preemptions` switches away from an actor that could have continued.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Run:
-    """One explored order: the choices taken, what could have been chosen instead, and how every actor ended."""
+    """One explored order: the choices made, the alternatives, and how every actor ended."""
 
     choices: tuple[str, ...]
     enabled: tuple[tuple[str, ...], ...]
@@ -59,7 +59,7 @@ def run_schedule(functions: Mapping[str, Callable[[], Any]], prefix: tuple[str, 
         actor.go.acquire()
         try:
             actor.result = actor.function()
-        except Exception as error:  # noqa: BLE001 - how an actor ends is what is looked at
+        except Exception as error:  # noqa: BLE001 - how an actor ends is the result
             actor.error = error
         actor.done = True
         actor.stopped.release()
@@ -125,7 +125,7 @@ def _others(run: Run, start: int, preemptions: int) -> Iterator[tuple[str, ...]]
 
 
 def _count(choices: tuple[str, ...], enabled: tuple[tuple[str, ...], ...]) -> int:
-    """Switches away from an actor that could have gone on."""
+    """Switches away from an actor that could have continued."""
     return sum(
         1
         for place in range(1, len(choices))

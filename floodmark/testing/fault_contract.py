@@ -97,7 +97,7 @@ class FaultContract:
             faulty.put(join(root, "a"), b"1234")
         with pytest.raises(Unavailable, match="disk is full"), faulty.writer(join(root, "b")) as stream:
             stream.write(b"1234")
-        # Reading goes on: a full disk can be read.
+        # Reading still works: a full disk can be read.
         assert names(faulty, root) == []
         assert list(faulty.list(root, temporary=True)) == []
 

@@ -1,9 +1,9 @@
-"""Faults on purpose: a storage whose Nth call fails; a test fails the 1st, the 2nd, ... until the run passes.
+"""Injected faults: a storage whose Nth call fails; a test fails the 1st, the 2nd, ... until the run passes.
 
-Modes: `before` (no effect), `after` (the effect happened, the reply is lost), `torn` (part of the bytes got to a
-temporary name or a part upload, never to a visible name), `disk_full` (as a full disk fails: in the middle of
-writing, leaving nothing; strikes writes only). In no mode is half a file visible: that is what storage promises, so
-a caller is tested against what it may meet.
+Modes: `before` (no effect), `after` (the effect happened, the reply is lost), `torn` (part of the bytes were written to
+a temporary name or a part upload, never to a visible name), `disk_full` (as a full disk fails: in the middle of
+writing, leaving nothing; only writes fail). In no mode is half a file visible: storage promises that, so a caller is
+tested only against failures that can happen.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ VERBS = WRITES | {
 
 
 class FaultyStorage(Storage):
-    """A Storage whose call number `fail_at` raises Unavailable; `fired` tells whether it came to that.
+    """A Storage whose call number `fail_at` raises Unavailable; `fired` is True once it did.
 
-    `verbs` narrows which calls are counted. A stream is two calls: `writer` (opening and its first write) and
-    `finish`. The end of an outermost `batch` is one. Afterwards everything works, or, with `stay_broken`, nothing
-    that is counted does. A copy in another process has no fault: N counts the calls of one process.
+    `verbs` narrows which calls are counted. A stream is two calls: `writer` (opening and its first write) and `finish`.
+    The end of an outermost `batch` is one. Afterwards everything works, or, with `stay_broken`, no counted call does. A
+    copy in another process has no fault: N counts the calls of one process.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class FaultyStorage(Storage):
                 yield stream
             ends = self._strikes("finish")
             if struck or (ends and self.mode != "after"):
-                # Raised inside: the file on its way is dropped, its name never appears.
+                # Raised inside: the unfinished file is dropped, its name never appears.
                 self._fail_write("finish", location, b"\0" * min(stream.tell(), 4096))
         if ends:
             raise self._failure("finish", location)
@@ -213,7 +213,7 @@ class FaultyStorage(Storage):
 
 
 class _BrokenUpload:
-    """A file on its way whose first write fails."""
+    """An unfinished file whose first write fails."""
 
     def __init__(self, fail: Callable[[bytes], None]) -> None:
         self._fail = fail

@@ -1,7 +1,7 @@
-"""Just enough HTTP/1.1 for a receiver: requests from a stream, answers to it.
+"""The part of HTTP/1.1 that a receiver needs: requests from a stream, answers to it.
 
-By hand, because a server that can drop a connection between two bytes, and is not in the way of a benchmark, is little
-code. A request that is not HTTP ends in a ValueError, one that stops in the middle in an IncompleteReadError.
+Hand-written, because a server that can drop a connection between two bytes, and does not slow down a benchmark, is
+little code. A request that is not HTTP ends in a ValueError, one that stops in the middle in an IncompleteReadError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Answer:
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]] | None:
-    """Method, path and headers; None if the other side has nothing more to say."""
+    """Method, path and headers; None if the other side closed the connection."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:

@@ -1,6 +1,6 @@
-"""What must hold of every lake at rest: checked from the catalog and the files themselves, not from what code claims.
+"""Invariants of every lake at rest: checked from the catalog and the files themselves, not from what code reports.
 
-Used by crash, fault and model tests after every step. Raises AssertionError with every broken rule, never just one.
+Used by crash, fault and model tests after every step. Raises AssertionError with all broken rules, not only the first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NOT_IN_THE_JOURNAL = {
 
 @dataclass(frozen=True)
 class LakeFacts:
-    """What was found: for tests that go on to compare it with what they expect."""
+    """The findings: for tests that compare them with what they expect."""
 
     version: int
     operations: dict[str, str]
@@ -59,7 +59,9 @@ class LakeFacts:
 
 
 def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
-    """Check a lake that nobody is writing to. `settled`: healing has run, so nothing may be unfinished or left over."""
+    """Check a lake that no process writes to. `settled`: recovery has run, so nothing may be unfinished or
+    left over.
+    """
     broken: list[str] = []
     with catalog.database.read() as tx:
         lake = tx.execute(select(tables.lake)).one()
@@ -106,7 +108,7 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
 
 
 def _swept(commits: list[Any], touched: list[Any], expired: set[Any]) -> set[tuple[int, str]]:
-    """The states of tables whose files a sweep has deleted: expired, and no row says that they wait for it."""
+    """The states of tables whose files a sweep has deleted: expired, and no row marks them as waiting for it."""
     gone = {row.version for row in commits if row.state == EXPIRED}
     waiting = {tuple(row) for row in expired}
     states = {(row.version, row.table_id) for row in touched}
@@ -149,7 +151,7 @@ def _check_branches(
 
 
 def _check_states(catalog: Catalog, touched: list[Any], swept: set[tuple[int, str]], broken: list[str]) -> None:
-    """Every state that is there: its files are as many as its row says, and have their sequences."""
+    """Every existing state: its files match the count in its row, and have their sequences."""
     files = _reader(catalog)
     for row in touched:
         if (row.version, row.table_id) in swept or not row.metadata_location:
@@ -252,7 +254,7 @@ def _check_deletions(
         if commit is None or commit.sequence != file.sequence:
             broken.append(f"{file.location} is not of a commit of its table with its sequence {file.sequence}")
         elif file.sequence <= floors[file.table_id] and not catalog.storage.exists(file.location):
-            continue  # a sweep that was stopped had deleted it; its row still tells
+            continue  # an interrupted sweep had deleted it; its row still exists
         elif _parquet(catalog, file.location).num_rows != file.rows_total:
             broken.append(f"{file.location} does not hold {file.rows_total} keys")
 
@@ -264,7 +266,7 @@ def _parquet(catalog: Catalog, location: str) -> pa.Table:
 
 
 def _reader(catalog: Catalog) -> MetadataFiles:
-    """Reads metadata from disk by itself: what the lake under test remembers must not vouch for itself."""
+    """Reads metadata from disk itself: caches of the lake under test must not confirm themselves."""
     if catalog.location not in _READERS:
         _READERS[catalog.location] = MetadataFiles(catalog.storage)
     return _READERS[catalog.location]
@@ -291,7 +293,7 @@ def _going(catalog: Catalog, condemned: list[Any]) -> set[str]:
     for head in (_head(row) for row in condemned if row.metadata_location):
         found.add(head.metadata_location)
         with suppress(FloodmarkError, FileNotFoundError):
-            # As far as it can be read: what is gone named nothing that is still there.
+            # As far as it can be read: a deleted file named nothing that still exists.
             found |= files.named_files([head])
             found |= set(files.data_files(head))
     return found
@@ -338,7 +340,7 @@ def _check_files(
         entry.location
         for entry in all_files(catalog.storage, catalog.location)
         if not entry.location.rpartition("/")[2].startswith("catalog.db")
-        # Rows on their way in have rules of their own.
+        # Ingested rows have rules of their own.
         and not entry.location.startswith((f"{catalog.location}/spool/", f"{catalog.location}/quarantine/"))
         and not entry.location.startswith(f"{catalog.location}/{WITNESSES}/")
     }

@@ -1,7 +1,7 @@
-"""What must hold of branches and of every line of commits: from the rows alone, by following each commit's parent.
+"""Invariants of branches and of every lineage of commits: from the rows alone, by following each commit's parent.
 
-A way of its own to find what a version sees, on purpose: expiry, sweep and readers ask lines (catalog/lineage.py), and
-a mistake there must not vouch for itself here.
+It computes what a version sees in its own way, on purpose: expiry, sweep and readers use catalog/lineage.py, and a
+mistake there must not confirm itself here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Seen = dict[int, dict[str, Any]]
 
 
 def seen_by_versions(commits: list[Any], touched: list[Any]) -> Seen:
-    """What every version sees of every table: what the commit before it on its line saw, and what it did itself."""
+    """What every version sees of every table: what the commit before it in its lineage saw, and what it did itself."""
     own: dict[int, dict[str, Any]] = {}
     for row in touched:
         own.setdefault(row.version, {})[row.table_id] = row
@@ -31,7 +31,7 @@ def seen_by_versions(commits: list[Any], touched: list[Any]) -> Seen:
 
 
 def check_lines(commits: list[Any], branches: list[Any], lines: list[Line], broken: list[str]) -> None:
-    """Branches and lines say the same, and every commit is on a line, on top of the one before it there."""
+    """Branches and lineages agree, and every commit is in a lineage, on top of the one before it there."""
     living = {line.name: line for line in lines if line.ended_version is None}
     by_id = {line.id: line for line in lines}
     if set(living) != {row.name for row in branches} or len(living) != sum(one.ended_version is None for one in lines):
@@ -75,7 +75,7 @@ def check_lines(commits: list[Any], branches: list[Any], lines: list[Line], brok
 
 
 def check_seen(seen: Seen, commits: list[Any], swept: set[tuple[int, str]], broken: list[str]) -> None:
-    """Nothing that a version which can be read sees was ever swept."""
+    """Nothing that a readable version sees was ever swept."""
     for commit in commits:
         if commit.state != LIVE:
             continue
@@ -104,7 +104,7 @@ def check_heads(seen: Seen, branches: list[Any], heads: list[Any], broken: list[
 
 
 def check_totals(seen: Seen, commits: list[Any], touched: list[Any], broken: list[str]) -> None:
-    """Sequences rise over all branches; rows are what the state before on the line had, and what the commit did."""
+    """Sequences rise over all branches; rows are those of the previous state in the lineage plus the commit's."""
     parents = {commit.version: commit.parent for commit in commits}
     sequences: dict[str, int] = {}
     for row in touched:
@@ -122,7 +122,7 @@ def check_totals(seen: Seen, commits: list[Any], touched: list[Any], broken: lis
 
 
 def check_refs(metadata: TableMetadata, heads: list[Any], bases: dict[str, int], broken: list[str]) -> None:
-    """What other engines find in a table's metadata: main, and every branch that wrote, at its head; ids given once."""
+    """What other engines find in a table's metadata: main, and every branch that wrote, at its head; unique ids."""
     name, snapshots = heads[0].table_name, {one.snapshot_id for one in metadata.snapshots}
     main = next((head for head in heads if head.branch == MAIN), None)
     written = any(head.version > bases.get(head.branch, 0) for head in heads)

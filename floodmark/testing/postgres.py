@@ -51,9 +51,9 @@ class PostgresServer:
 
 
 class CutProxy:
-    """Stands between a client and the server; on demand it cuts the connection at the client's next COMMIT.
+    """A proxy between a client and the server; on demand it cuts the connection at the client's next COMMIT.
 
-    cut = "before": the server never gets the COMMIT. cut = "after": the server gets it, the client never hears back.
+    cut = "before": the server never gets the COMMIT. cut = "after": the server gets it, the client gets no reply.
     """
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
@@ -87,7 +87,7 @@ class CutProxy:
                     how, self.cut = self.cut, None
                     self.cuts_done += 1
                     if how == "after":
-                        # The client's side goes first, so that the reply cannot slip through.
+                        # The client's side is closed first, so that the reply cannot arrive.
                         client.shutdown(socket.SHUT_RDWR)
                         server.sendall(data)
                         server.recv(65536)

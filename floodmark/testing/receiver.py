@@ -1,8 +1,8 @@
-"""A receiver for sinks over HTTP: keeps every part once by its idempotency key, and misbehaves by script.
+"""A receiver for sinks over HTTP: keeps every part once by its idempotency key, and fails by script.
 
-What it was told to do wrong is a list of faults: a status, a lost reply, a late one, for the n-th request or for those
-that a predicate picks. What is stored and what is answered are decided apart, so every way of losing a reply can be
-played. With a ledger file, keys and rows outlive the process (`python -m floodmark.testing.receiver --ledger FILE`).
+The script is a list of faults: a status, a lost reply, a late one, for the n-th request or for those that a predicate
+picks. Storing and answering are decided separately, so every kind of lost reply can be simulated. With a ledger file,
+keys and rows outlive the process (`python -m floodmark.testing.receiver --ledger FILE`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import zstandard
 
 from floodmark.testing.http_bytes import BODY_BYTES_MAX, Answer, decode, read_body, read_head, write_answer
 
-# What a connection reads ahead; large bodies come in few pieces.
+# How much a connection reads ahead; large bodies come in few pieces.
 BUFFER_BYTES = 1024 * 1024
 START_S_MAX = 30
 
 
 @dataclass(frozen=True)
 class Received:
-    """A request, numbered from 1; header names in small letters."""
+    """A request, numbered from 1; header names in lowercase."""
 
     number: int
     method: str
@@ -59,9 +59,9 @@ class Received:
 class Fault:
     """What to do instead of a plain answer, to requests of these numbers or that `when` picks, at most `times` times.
 
-    `status`: answered so, and nothing is kept, unless it `stores` first: then only the reply is wrong. `drops`: the
-    connection is closed instead, and again nothing is kept unless it `stores`. Neither: what it would have done anyway,
-    but late by `delay_s`.
+    `status`: the answer; nothing is stored, unless it `stores` first: then only the reply is wrong. `drops`: the
+    connection is closed instead, and again nothing is stored unless it `stores`. Neither: the usual answer, but late by
+    `delay_s`.
     """
 
     status: int | None = None
@@ -80,7 +80,7 @@ class Fault:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Fault:
-        """As a script file has it: `column` and `values` say in which rows a request is picked."""
+        """From a script file: `column` and `values` pick requests by their rows."""
         values = dict(values)
         column, wanted = values.pop("column", None), values.pop("values", [])
         nth = values.pop("nth", None)
@@ -97,7 +97,7 @@ def holds(column: str, *values: Any) -> Callable[[Received], bool]:
 
 
 def answers(status: int, *, nth: tuple[int, ...] | None = None, text: str = "", **headers: str) -> Fault:
-    """Answer so, and store nothing; header names are written with _ for -."""
+    """Answer with this status, and store nothing; header names are written with _ for -."""
     return Fault(status, nth, text=text, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
@@ -115,7 +115,7 @@ def stores_then_is_late(delay_s: float, *, nth: tuple[int, ...] | None = None) -
 
 
 class Ledger:
-    """Keys with what came under them, and the rows; in a file, if there is one, durable before an answer is given."""
+    """Keys with what came under them, and the rows; with a file, durable before the answer."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -128,7 +128,7 @@ class Ledger:
 
     def _load(self, path: Path) -> None:
         text = path.read_bytes()
-        # The process died in the middle of the last line: nobody was told that it is there.
+        # The process died in the middle of the last line: that part was never acknowledged.
         whole = text[: text.rfind(b"\n") + 1]
         if len(whole) != len(text):
             os.truncate(path, len(whole))
@@ -158,8 +158,8 @@ class Ledger:
 class Receiver:
     """The server: in a thread of this process, as `with Receiver() as receiver`. Its settings may change while it runs.
 
-    `token`: 401 unless it comes with the request. `body_bytes_max`: 413 above. `refuses`: 422 for a part with such a
-    row. `discard`: read, count and throw away. `destination`: who it says it is.
+    `token`: 401 unless the request has it. `body_bytes_max`: 413 above. `refuses`: 422 for a part with such a row.
+    `discard`: read, count and throw away. `destination`: how it identifies itself.
     """
 
     def __init__(self, ledger: Path | None = None, *, discard: bool = False, port: int = 0) -> None:
@@ -175,7 +175,7 @@ class Receiver:
         self.request_count = 0
         self.row_count = 0
         self.size_bytes = 0
-        # How many requests were under way at once, at most.
+        # The maximum number of requests in flight at once.
         self.at_once_max = 0
         self._at_once = 0
         self._faults: list[Fault] = []
@@ -186,7 +186,7 @@ class Receiver:
     # ── for tests ──
 
     def script(self, *faults: Fault) -> None:
-        """From now on these; the first that meets a request counts. Requests are numbered from 1 again."""
+        """Replace the script; the first fault that matches a request applies. Requests are numbered from 1 again."""
         self._faults, self._met = list(faults), Counter()
         self.requests, self.statuses, self.request_count = [], {}, 0
 
@@ -289,7 +289,7 @@ class Receiver:
         return None
 
     def _decide(self, request: Received, fault: Fault | None) -> Answer:
-        """Store or not, and what to say."""
+        """Store or not, and the answer."""
         if fault is not None and not fault.stores and (fault.drops or fault.status is not None):
             return Answer(fault.status or 0, fault.text, fault.headers)
         if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
@@ -311,7 +311,7 @@ class Receiver:
         return Answer(status, text, {} if self.destination is None else {"Floodmark-Destination": self.destination})
 
     def _tell(self, path: str) -> Answer:
-        """For who is in another process: /stats and /rows."""
+        """For callers in another process: /stats and /rows."""
         if path == "/rows":
             return Answer(200, "".join(json.dumps(row) + "\n" for row in self.rows))
         stats = {

@@ -4,7 +4,7 @@
 latency do not. A real endpoint is used beside it when FLOODMARK_TEST_S3_ENDPOINT and FLOODMARK_TEST_S3_BUCKET are set
 (see tests/contract). `S3Process` is a server that can be killed and started again, and keeps its data: Versity's S3
 gateway over a folder, if it is installed (`go install github.com/versity/versitygw/cmd/versitygw@v1.8.0`), else the
-stand-in behind a process that passes bytes on, which is what dies then.
+stand-in behind a process that forwards bytes; then that process is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 from floodmark.clock import new_id
 
-# Any key opens the stand-in. The rest is unset so that nothing of a real account is used by accident.
+# The stand-in accepts any key. The rest is unset so that nothing of a real account is used by accident.
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "stand-in", "AWS_SECRET_ACCESS_KEY": "stand-in", "AWS_REGION": "us-east-1"}
 _START_S_MAX = 60
 _UNSET = ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
@@ -121,7 +121,7 @@ class S3Process:
             return [sys.executable, "-m", "floodmark.testing.s3", address, self.behind.endpoint.removeprefix("http://")]
         for name in ("data", "about"):
             (self.folder / name).mkdir(exist_ok=True)
-        # Not every file system has room for attributes: they are kept in files beside.
+        # Not every file system supports attributes: they are kept in files beside.
         about = ["posix", "--sidecar", str(self.folder / "about"), str(self.folder / "data")]
         return [str(gateway()), "--quiet", "--port", address, "--region", ENVIRONMENT["AWS_REGION"], *about]
 
@@ -149,7 +149,7 @@ def _running(server: S3Process) -> Iterator[S3Process]:
 
 
 async def _pass_on(address: str, behind: str) -> None:
-    """Pass bytes on, both ways, until this process is killed."""
+    """Forward bytes, both ways, until this process is killed."""
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -192,7 +192,7 @@ def s3_stand_in() -> Iterator[S3Server]:
 
 
 def _one_put_at_a_time() -> None:
-    """S3 decides a conditional PUT at one moment; moto looks first and writes later, and threads come in between."""
+    """S3 decides a conditional PUT at one moment; moto checks first and writes later, and threads interleave."""
     from moto.s3.responses import S3Response
 
     if getattr(S3Response, "floodmark_lock", None) is None:
@@ -207,7 +207,7 @@ def _one_put_at_a_time() -> None:
 
 @contextmanager
 def s3_environment() -> Iterator[None]:
-    """Dummy credentials in the environment of this process, and what was there put back at the end."""
+    """Dummy credentials in the environment of this process; the previous values are restored at the end."""
     names = (*ENVIRONMENT, *_UNSET)
     before = {name: os.environ.get(name) for name in names}
     for name in names:

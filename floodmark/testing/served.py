@@ -15,7 +15,7 @@ GRACE_S = 20
 
 
 def serve_at(path: str, bind: str, address: str) -> None:
-    """Serve until a signal comes; `address`: the file that says where, once requests are answered."""
+    """Serve until a signal comes; `address`: the file that gets the address, once requests are answered."""
 
     def announce(url: str) -> None:
         Path(f"{address}.new").write_text(url)

@@ -1,6 +1,6 @@
-"""What must hold of the sinks of every lake at rest, told from the rows of the catalog alone (I7, I8, I15).
+"""Invariants of the sinks of every lake at rest, checked from the rows of the catalog alone (I7, I8, I15).
 
-Called by `check_lake`. Every broken rule is told, never just the first.
+Called by `check_lake`. Every broken rule is reported, not only the first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_sinks(tx: Connection, broken: list[str]) -> None:
 
 
 def check_witnesses(catalog: Catalog, broken: list[str]) -> None:
-    """Storage knows no unit that the catalog does not know, and every unit of which anything was sent."""
+    """Storage has no unit that the catalog lacks, and has every unit of which anything was sent."""
     for sink, error in catalog.witnesses.compare_all(catalog.sinks.all()):
         broken.append(f"sink {sink.name}: {error}")
     told = {entry.location for entry in catalog.storage.list(f"{catalog.location}/{FOLDER}")}
@@ -63,7 +63,7 @@ def _check_marks(
     }
     for (name, table_id), row in followed.items():
         mark = consumers.get((name, table_id))
-        # Of a branch that was deleted there is nothing newer to compare with.
+        # A deleted branch has nothing newer to compare with.
         head = newest.get((live.get(lines.get(row.sink, MAIN), ""), table_id))
         if not name:
             broken.append(f"{row.table_name} is followed by a sink that is not there")

@@ -1,4 +1,4 @@
-"""What must hold of rows on their way in: how far spools are fed, and what was put aside. A part of check_lake."""
+"""Invariants of ingested rows: how far spools are fed, and what was put aside. A part of check_lake."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def check_spools(catalog: Catalog, version: int, broken: list[str]) -> None:
     root = join(catalog.location, FOLDER)
     found = {entry.location.removeprefix(root + "/").partition("/")[0] for entry in catalog.storage.list(root + "/")}
     for table_id in sorted(found):
-        # What a feed that was killed left may be there until the next feed has passed it; nothing else.
+        # What a killed feed left may exist until the next feed has passed it; nothing else.
         if gone := leftovers(catalog, table_id):
             broken.append(f"objects of the quarantine are left over: {gone}")

@@ -1,7 +1,7 @@
 """A standalone Spark cluster from PySpark's own jars: a master and workers that tests kill and start again.
 
-The master keeps no state: after a restart it knows no application, as after any restart of one without a recovery
-folder. Each worker gives one core and little memory.
+The master keeps no state: after a restart it has no application, as after any restart of one without a recovery folder.
+Each worker gives one core and little memory.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Cluster:
         raise RuntimeError(f"a worker did not start: {self.log(name)[-2000:]}")
 
     def kill_workers(self) -> None:
-        """Workers and, since they lose who started them, their executors."""
+        """Workers and their executors, which end when their worker is gone."""
         for process in self._workers:
             _kill(process)
         self._workers.clear()

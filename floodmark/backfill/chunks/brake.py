@@ -1,7 +1,7 @@
-"""When workers stop, and how often something is tried: somebody cancelled, or one of them failed for good.
+"""When workers stop, and how often a step is tried: an operator cancelled, or a worker failed for good.
 
-Looked at between two chunks and in every wait, never in the middle of a publish. That the catalog does not answer when
-it is asked for a cancel stops nobody: the next publish finds out whether it is back.
+Checked between two chunks and in every wait, never in the middle of a publish. If the catalog does not answer the
+question for a cancel, no worker stops: the next publish finds out whether it is back.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound, Unavail
 from floodmark.jobs.progress import LOOK_EVERY_S, Cancelled, Progress
 
 RETRY_S_MAX = 30.0
-# The longest pause of a follower whose source is away.
+# The longest pause of a follower whose source does not answer.
 PAUSE_S_MAX = 600.0
 T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Another worker has failed: this one stops where it is."""
+    """Another worker failed: this one stops where it is."""
 
 
 class Brake:
     def __init__(self, progress: Progress | None) -> None:
-        """Without progress: of work that nobody can cancel."""
+        """Without progress: for work that cannot be cancelled."""
         self._progress = progress
         self._pulled = threading.Event()
 
@@ -38,7 +38,7 @@ class Brake:
         self._pulled.set()
 
     def release(self) -> None:
-        """The work that was stopped is tried again."""
+        """Allow the stopped work to be tried again."""
         self._pulled.clear()
 
     def check(self) -> None:
@@ -60,7 +60,7 @@ class Brake:
 
 
 class Outage:
-    """How long a follower waits for what is away: pauses that double, until it is given up. The time is passed in."""
+    """How long a follower waits during an outage: pauses that double, until it gives up. The time is passed in."""
 
     def __init__(self, give_up_s: float, first_s: float) -> None:
         self._give_up_s = give_up_s
@@ -69,7 +69,7 @@ class Outage:
         self.tries = 0
 
     def pause_s(self, now_s: float) -> float | None:
-        """It failed again: how long to wait before the next try; None if it is given up."""
+        """It failed again: how long to wait before the next try; None to give up."""
         self._since_s = now_s if self._since_s is None else self._since_s
         left_s = self._give_up_s - (now_s - self._since_s)
         if left_s <= 0:
@@ -85,14 +85,14 @@ class Outage:
 
 
 def is_worth_a_retry(error: BaseException) -> bool:
-    """What may pass: a part that is away, a race that was lost, whatever code that is not ours raised."""
+    """Whether an error may be temporary: a part that does not answer, a lost race, any error of foreign code."""
     if isinstance(error, FloodmarkError):
         return error.kind in PASSING
     return isinstance(error, Exception) and not isinstance(error, Cancelled | Stopped)
 
 
 def retrying(brake: Brake, tries: int, first_wait_s: float, what: str) -> Retrying:
-    """So many tries, with waits that double; the last error is raised as it is."""
+    """Try so many times, with waits that double; the last error is raised unchanged."""
 
     def tell(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -109,10 +109,10 @@ def retrying(brake: Brake, tries: int, first_wait_s: float, what: str) -> Retryi
 
 
 def call_source(what: str, deadline_s: float, brake: Brake, call: Callable[[], T]) -> T:
-    """What a call of the source gives, if it answers in time; `what` names the call in errors.
+    """The result of a call of the source, if it answers in time; `what` names the call in errors.
 
-    The call runs in a thread of its own that is given up when its time is over: nobody can stop a foreign function, but
-    it has nothing of ours in its hands. What it raises is Unavailable, unless it says that a retry would not help.
+    The call runs in a thread of its own, which is abandoned at the deadline: a foreign function cannot be stopped, but
+    it holds nothing of ours. Its errors become Unavailable, unless they state that a retry would not help.
     """
     answers: list[tuple[bool, Any]] = []
     answered = threading.Event()

@@ -1,7 +1,7 @@
-"""What a chunk's rows must be before they are published: as many as were said, and of the chunk's range.
+"""Checks of a chunk's rows before they are published: the expected number, and inside the chunk's range.
 
-All is told by the records of what was staged, so rows are not read again; only that each number is there once takes a
-look at one column. What is wrong is Invalid, and names the chunk.
+The records of the staged files answer everything, so rows are not read again; only the check that each number occurs
+once reads one column. A violation is Invalid, and names the chunk.
 
 A manifest is a JSON file that the source's owner writes: {"2024-01-01..2024-01-02": {"rows": 10, "sha256": "…"}}, by
 the chunk's name or its start; a number alone means rows. The digest is of the chunk's files and is compared before they
@@ -35,7 +35,7 @@ _EXPECTED = ("rows", "min_rows", "every_number", "manifest")
 def expected_rows(
     expect: Mapping[str, Any], column: str | None, rows_min: int | None, rows_max: int | None, rows_exact: bool
 ) -> dict[str, Any]:
-    """What was declared about a chunk, as a spec has it."""
+    """The declaration about a chunk, as a spec has it."""
     for name in expect:
         if name not in _EXPECTED:
             raise Invalid("this is no expectation", name=name, advice=f"Use one of {', '.join(_EXPECTED)}.")
@@ -61,7 +61,7 @@ def expected_rows(
 
 
 def read_manifest(room: Room, path: str) -> Mapping[str, Any]:
-    """What a manifest says of its chunks. Unavailable if it is not there, or half written: it is asked for again."""
+    """The entries of a manifest. Unavailable if the file is missing or half written: a later try reads it again."""
     storage = room.catalog.storage
     try:
         data = storage.read_range(path, 0, MANIFEST_BYTES_MAX + 1)
@@ -80,7 +80,7 @@ def read_manifest(room: Room, path: str) -> Mapping[str, Any]:
 
 
 class Checks:
-    """Of the chunks of one job."""
+    """The checks for the chunks of one job."""
 
     def __init__(self, room: Room, spec: HistorySpec) -> None:
         self._room = room
@@ -89,7 +89,7 @@ class Checks:
 
     @property
     def are_counted(self) -> bool:
-        """Whether anything was said about how many rows a chunk has."""
+        """Whether the number of rows of a chunk was declared."""
         spec = self._spec
         return any((spec.rows_exact, spec.manifest)) or spec.rows_min is not None or spec.rows_max is not None
 
@@ -111,7 +111,7 @@ class Checks:
             )
 
     def _entry(self, chunk: Chunk) -> Mapping[str, Any]:
-        """What the manifest says of a chunk; read again if it does not name it: it may have grown since."""
+        """The manifest's entry of a chunk; read again if it has none: it may have grown since."""
         names = (chunk.name, chunk.name.partition("..")[0])
         if not any(name in self._manifest for name in names):
             self._manifest = read_manifest(self._room, str(self._spec.manifest))
@@ -145,14 +145,14 @@ class Checks:
             raise Invalid("a chunk has too many rows", chunk=chunk.name, rows=rows, rows_max=high)
 
     def every(self, chunk: Chunk, numbers: int) -> None:
-        """One row for every number, told by how many different numbers the rows have."""
+        """One row for every number: the rows must have as many different numbers as the chunk."""
         start, end = self._spec.geometry.ends(chunk.number)
         if numbers != end - start:
             column = self._spec.column
             raise Invalid("a chunk lacks numbers", chunk=chunk.name, column=column, numbers=numbers, wanted=end - start)
 
     def distinct(self, chunk: Chunk, table: str, records: Iterable[FileRecord]) -> None:
-        """One row for every number means each number once: the one column of what was staged is read again."""
+        """One row for every number means each number once: this reads the one column of the staged files again."""
         spec = self._spec
         if not spec.rows_exact or spec.column is None:
             return
@@ -171,7 +171,7 @@ class Checks:
             )
 
     def within(self, chunk: Chunk, table: str, records: Iterable[FileRecord]) -> None:
-        """Rows belong to their chunk: by the statistics that were written with them, so nothing is read again."""
+        """Check that rows belong to their chunk, by the statistics of their files; no row is read again."""
         spec = self._spec
         if spec.column is None:
             return
@@ -207,7 +207,7 @@ def _advice(spec: HistorySpec, table: str) -> str:
 
 
 def staged_span(column: TableRange, record: FileRecord) -> tuple[int, int] | None:
-    """The lowest and the highest inner value in a staged file; None if some row has none, or it cannot be told."""
+    """The lowest and the highest inner value in a staged file; None if some row has none, or it is unknown."""
     field = column.column.field_id
     low, high = record.lower_bounds.get(field), record.upper_bounds.get(field)
     if record.value_counts.get(field) != record.rows or record.null_counts.get(field) != 0 or not (low and high):

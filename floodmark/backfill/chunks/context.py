@@ -1,9 +1,9 @@
 """What a source needs of the lake that it is bound to, and how far its history goes: the tip.
 
-A tip is told by a value, by the clock ("now", "now-10m"), by a small file ("@path") or by a function. It is exclusive:
-what lies before it is complete; None says that it is not known. It is kept as JSON can keep it, and checked against the
-history before a job is made. Asking for it changes nothing. A file that is not there or is empty is being written:
-Unavailable, so it is asked for again.
+A tip is given by a value, by the clock ("now", "now-10m"), by a small file ("@path") or by a function. It is exclusive:
+everything before it is complete; None means that it is unknown. It is stored as JSON, and checked against the history
+before a job is created. Reading it changes nothing. A file that is missing or empty is being written: Unavailable, so a
+later try reads it again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _NOW = re.compile(r"now(?: *- *(.+))?")
 
 @dataclass(frozen=True)
 class Context:
-    """What a source needs of the lake: `schema` gives the columns that the chunk's rows have, if a table says so.
+    """What a source needs of the lake: `schema` gives the columns of the chunk's rows, if a table defines them.
 
-    `filled` names those that rows need not bring, because the table fills them.
+    `filled` names those that rows may omit, because the table fills them.
     """
 
     catalog: Catalog
@@ -45,7 +45,7 @@ class Context:
 
 
 def kept_tip(given: Any) -> Any:
-    """A tip that is no function, as JSON can keep it."""
+    """A tip that is not a function, in the form that JSON can store."""
     if isinstance(given, str):
         _delay_ms(given)
         return "@" + absolute_path(given[1:]) if given.startswith("@") else given
@@ -60,7 +60,7 @@ def kept_tip(given: Any) -> Any:
 
 
 def _delay_ms(text: str) -> int | None:
-    """How long before now a tip is; None if it is not told by the clock."""
+    """How long before now a tip is; None if the clock does not determine it."""
     found = _NOW.fullmatch(text.strip())
     return None if found is None else clock.parse_duration_ms(found[1] or "0s")
 

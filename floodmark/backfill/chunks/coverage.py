@@ -1,9 +1,9 @@
-"""What a history has and has not, and reading a range of it: all of it, or an error that says why not.
+"""What a history has and lacks, and reading a range of it: all of it, or an error that says why not.
 
 A range of which a part is pruned, below the floor or before the history is BelowRetention; one of which a chunk is not
-loaded yet is Incomplete. Neither looks like "no rows". Answered from the catalog; the source is never asked, so the
-floor of a range of numbers is counted from how far the last run found the history (tip.py); of a job that has no such
-record, from the highest chunk that is loaded.
+loaded yet is Incomplete. Neither looks like "no rows". The catalog answers; the source is never asked, so the floor of
+a range of numbers is counted from how far the last run found the history (tip.py); for a job without such a record,
+from the highest loaded chunk.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def coverage(room: Room, job: Job) -> dict[str, Any]:
 
 
 def read_range(room: Room, job: Job, first: Any, last: Any, table: str | None = None) -> DataFrame:
-    """The rows of [first, last) of a table. BelowRetention or Incomplete if a part of it is not there."""
+    """The rows of [first, last) of a table. BelowRetention or Incomplete if a part of it is missing."""
     known = _Known.of(room, job)
     geometry = known.geometry
     name = known.table(table)
@@ -67,14 +67,15 @@ def read_range(room: Room, job: Job, first: Any, last: Any, table: str | None = 
         version = room.catalog.history.resolve()
         found = table_range(room, geometry, name, str(known.column))
         newest = known.check_chunks(room, name, low, high)
-        # In this order: what is loaded and not pruned now was there then, unless it came since. Then look again.
+        # In this order: a chunk that is loaded and not pruned now was present then, unless it was loaded since; if so,
+        # look again.
         if newest <= version:
             return found.rows(low, high)
     raise Conflict("the table kept changing while it was read", table=name, advice="Run it again.")
 
 
 def check_range(room: Room, job: Job, first: Any, last: Any, table: str | None = None) -> None:
-    """BelowRetention or Incomplete if a part of [first, last) is not there, for a table or for all of the job's."""
+    """BelowRetention or Incomplete if a part of [first, last) is missing, for a table or for all of the job's."""
     known = _Known.of(room, job)
     low, high = known.check_ends(first, last)
     for name in known.tables if table is None else [known.named(table)]:
@@ -82,7 +83,7 @@ def check_range(room: Room, job: Job, first: Any, last: Any, table: str | None =
 
 
 class _Known:
-    """What the catalog knows of a job, without its source."""
+    """What the catalog records of a job, without its source."""
 
     def __init__(self, room: Room, job: Job, geometry: Geometry, column: str | None, settings: Any) -> None:
         self.job = job
@@ -118,8 +119,7 @@ class _Known:
 
     @property
     def pruned_below(self) -> int:
-        """What was pruned below this is no gap. A tip that is not known may be further by less than a chunk than what
-        is loaded."""
+        """Chunks pruned below this are no gap. An unknown tip may be less than a chunk beyond what is loaded."""
         if self.floor is None:
             return self.wanted.start
         return self.geometry.below(self.floor + (0 if self._is_tip_known else self.geometry.size - 1))
@@ -130,7 +130,7 @@ class _Known:
         return None if self.floor is None else value_text(geometry.shown(floor_start(geometry, self.floor)))
 
     def table(self, name: str | None) -> str:
-        """The table to read: the one that is named, or the first that takes the chunks' rows as they are."""
+        """The table to read: the named one, or the first that stores the chunks' rows unchanged."""
         if self.column is None:
             raise Invalid(
                 "this history has no range column, so its rows cannot be told by their place in it",
@@ -150,7 +150,7 @@ class _Known:
         return name
 
     def check_ends(self, first: Any, last: Any) -> tuple[int, int]:
-        """The range [first, last) as inner values, if the history goes so far."""
+        """The range [first, last) as inner values, if the history covers it."""
         geometry = self.geometry
         low, high = geometry.value(first), geometry.value(last)
         if low >= high:
@@ -175,7 +175,7 @@ class _Known:
         return low, high
 
     def check_chunks(self, room: Room, table: str, low: int, high: int) -> int:
-        """Every chunk of the range is loaded; the newest version that one of them came with."""
+        """Check that every chunk of the range is loaded; returns the newest version that loaded one of them."""
         geometry = self.geometry
         self._check_policy(room, table, low)
         wanted = geometry.covering(geometry.shown(low), geometry.shown(high))
@@ -202,7 +202,7 @@ class _Known:
         return max(versions)
 
     def _check_policy(self, room: Room, table: str, low: int) -> None:
-        """The table's own retention may take rows of the range, if it goes by the same column."""
+        """The table's own retention may remove rows of the range, if it uses the same column."""
         policy = room.catalog.upkeep.policy(self._table_id(table))
         if policy.retention is None or policy.column != self.column or self.geometry.unit != TIME:
             return

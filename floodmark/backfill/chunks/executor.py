@@ -1,9 +1,9 @@
 """Workers that load the chunks of a plan: bounded threads, or the caller's own thread if one is enough.
 
-The first chunk that cannot be loaded fails the run, by its name; the others stop after their present chunk, and what
-they finished stays. A cancel, an interrupt and an error of the caller's callback stop all of them in the same way. No
-worker waits for another. Chunks that take no time are loaded several at once, as many as take some seconds; if such
-a bundle fails, whatever the reason, its chunks are loaded one by one, so the one that is wrong is named.
+The first chunk that cannot be loaded fails the run, by its name; the others stop after their current chunk, and
+finished chunks stay. A cancel, an interrupt and an error of the caller's callback stop all of them in the same way. No
+worker waits for another. Quick chunks are loaded several at once, as many as take some seconds; if such a bundle fails,
+whatever the reason, its chunks are loaded one by one, so the error names the wrong one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from floodmark.jobs.progress import Cancelled, Progress
 BUNDLE_S = 8.0
 BUNDLE_MAX = 16
 GROWTH_MAX = 8
-# Loads one chunk; the number tells which try it is, from 1.
+# Loads one chunk; the number is that of the try, from 1.
 Load = Callable[[PlannedChunk, int], None]
 
 
@@ -33,15 +33,15 @@ class LoadBundle(Protocol):
     """Loads several chunks at once."""
 
     def is_possible(self) -> bool:
-        """Whether it is worth a try, by what the chunks before were."""
+        """Whether a bundle is worth a try, judging by the chunks before."""
 
     def load(self, planned: Sequence[PlannedChunk]) -> bool:
-        """False if these have to be loaded one by one; of an error nothing is left."""
+        """False if these chunks must be loaded one by one; a failed bundle leaves nothing behind."""
 
 
 @dataclass
 class Pace:
-    """How many chunks are loaded at once: more while they take no time, fewer if a cancel would have to wait."""
+    """How many chunks are loaded at once: more while they are quick, fewer if a cancel would have to wait."""
 
     size: int = 1
 
@@ -78,7 +78,7 @@ class Executor:
         self._processed = 0
 
     def run(self, planned: Sequence[PlannedChunk], processed: int, total: int) -> None:
-        """Load all of them, and tell each; `processed` of `total` were done before."""
+        """Load all of them, and report each; `processed` of `total` were done before."""
         self._processed = processed
         waiting = deque(planned)
         workers = min(self._workers, len(planned))
@@ -98,14 +98,14 @@ class Executor:
             try:
                 wait([pool.submit(work) for _ in range(workers)])
             except BaseException:
-                # Somebody pressed Ctrl-C. What is in a publish is finished: the pool waits for it.
+                # Ctrl-C. A running publish finishes: the pool waits for it.
                 self._brake.pull()
                 raise
         if self._error is not None:
             raise self._error
 
     def _next(self, waiting: deque[PlannedChunk]) -> list[PlannedChunk]:
-        """The next chunks for a worker; no more of the last ones than leave some for the others."""
+        """The next chunks for a worker; of the last ones only as many as leave some for the others."""
         possible = self._bundle is not None and self._bundle.is_possible()
         with self._lock:
             count = min(self._pace.size if possible else 1, -(-len(waiting) // self._workers))
@@ -142,7 +142,7 @@ class Executor:
                 self._pace.took(len(some), time.monotonic() - started_s)
 
     def _load_one(self, one: PlannedChunk, total: int, *, again: bool = False) -> None:
-        """Load a chunk; `again` if there was a try before, whose outcome may not be known."""
+        """Load a chunk; `again` if an earlier try exists whose outcome may be unknown."""
         self._brake.check()
         try:
             for attempt in retrying(self._brake, self._tries, self._retry_s, f"chunk {one.chunk.name}"):

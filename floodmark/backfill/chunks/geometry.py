@@ -1,14 +1,14 @@
 """The geometry of a history: a range of whole numbers or of time, cut into chunks of one size. Pure arithmetic.
 
 Chunk k covers [origin + k * size, origin + (k + 1) * size), cut to [first, last); k may be negative. So every value of
-the range is in exactly one chunk, and a chunk's ends never depend on when somebody asks. A history without `last` is
+the range is in exactly one chunk, and a chunk's ends never depend on the time of the call. A history without `last` is
 open: it grows with its tip. Inside, a time is a whole number too: microseconds since 1970, UTC. A time without a zone
 is UTC, a date is its midnight.
 
 Chunks start at multiples of the size, counted from 0 or from 1970-01-01T00:00Z; chunks of whole weeks from 1970-01-05,
 so that they start on Mondays. `align` is another origin. Months and years have no fixed length and are refused.
 
-A plan is wanted minus done, per table, from records alone.
+A plan is the wanted chunks minus the done ones, per table, from records alone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from floodmark import clock
 from floodmark.errors import Corrupt, Invalid
 
 NUMBER, TIME = "number", "time"
-# More than anybody watches; a range of more is a mistake in the size.
+# A range with more chunks than this has a mistake in its size.
 CHUNKS_MAX = 10_000_000
 
-# What a person gives and gets: a whole number, or a time (UTC).
+# What callers pass and get: a whole number, or a time (UTC).
 Value = int | datetime
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -95,8 +95,9 @@ class Geometry:
 
     @classmethod
     def of(cls, first: Any, last: Any, size: Any, align: Any = None) -> Geometry:
-        """From what a person gives: whole numbers, or times (datetime, date, ISO text) and a size like 1h; `last` may
-        be None."""
+        """From a caller's values: whole numbers, or times (datetime, date, ISO text) and a size like 1h; `last` or
+        None.
+        """
         unit = _unit_of(first)
         span = _size(unit, size)
         default = _MONDAY if unit == TIME and span % _WEEK == 0 else 0
@@ -111,22 +112,22 @@ class Geometry:
     # ── values ──
 
     def value(self, given: Any) -> int:
-        """The inner value of a number, a time or their text. `Invalid` if it is not one of this history's kind."""
+        """The inner value of a number, a time or their text. `Invalid` if it is not of this history's kind."""
         return _inner(self.unit, given)
 
     def shown(self, inner: int) -> Value:
-        """The user's value of an inner one."""
+        """The user's form of an inner value."""
         return inner if self.unit == NUMBER else _EPOCH + inner * _MICROSECOND
 
     def shown_within(self, inner: int) -> Value:
-        """The same, of a value that may be beyond 64 bits or the years 1 to 9999: then the nearest that is not."""
+        """The same for a value that may be beyond 64 bits or the years 1 to 9999: the nearest value within."""
         lowest, highest = _LIMITS[self.unit]
         return self.shown(min(max(inner, lowest), highest))
 
     # ── chunks ──
 
     def number_of(self, value: Any) -> int:
-        """The number of the chunk that a value is in, also outside of the range."""
+        """The number of the chunk that holds a value, also outside of the range."""
         return self.number_of_inner(self.value(value))
 
     def number_of_inner(self, inner: int) -> int:
@@ -145,15 +146,15 @@ class Geometry:
         return max(low, self.first), min(low + self.size, self._end)
 
     def below(self, inner: int) -> int:
-        """Chunks of a smaller number, and only those, end at or before this inner value."""
+        """Exactly the chunks with a smaller number end at or before this inner value."""
         if self.last is not None and inner >= self.last:
             return self.number_of_inner(self.last - 1) + 1
         return self.number_of_inner(inner)
 
     def wanted(self, tip: Any) -> range:
-        """The numbers of the chunks that are complete when the source has come to `tip`, exclusive.
+        """The numbers of the chunks that are complete when the source has reached `tip`, exclusive.
 
-        Without a tip the source is taken to have all of the range; of an open one, nothing is known to be complete.
+        Without a tip the source counts as having all of the range; of an open range, no chunk is known to be complete.
         """
         first = self.number_of_inner(self.first)
         complete = self.last if tip is None else self.value(tip)
@@ -168,7 +169,7 @@ class Geometry:
         return range(start, self.number_of_inner(high - 1) + 1 if low < high else start)
 
     def has(self, number: int) -> bool:
-        """Whether there is a chunk of this number."""
+        """Whether a chunk of this number exists."""
         return self.number_of_inner(self.first) <= number <= self.number_of_inner(self._end - 1)
 
     @property
@@ -184,14 +185,14 @@ class Geometry:
                 advice="Choose larger chunks.",
             )
 
-    # ── as it is kept ──
+    # ── stored form ──
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}
 
     @classmethod
     def from_dict(cls, values: Any) -> Geometry:
-        """What `as_dict` gave. `Corrupt` if it is anything else."""
+        """The inverse of `as_dict`. `Corrupt` for anything else."""
         if not isinstance(values, Mapping) or set(values) != set(_FIELDS):
             raise Corrupt("the kept geometry of a history cannot be understood", found=repr(values)[:200])
         try:
@@ -202,7 +203,7 @@ class Geometry:
             ) from error
 
     def differences(self, other: Geometry) -> list[str]:
-        """How this geometry is not the other one, in words; nothing if they are the same."""
+        """How this geometry differs from the other one, in words; empty if they are the same."""
         if self.unit != other.unit:
             return [f"a range of {_UNIT_WORDS[self.unit]}, was of {_UNIT_WORDS[other.unit]}"]
         told = [("chunk size", self._size_text(), other._size_text())]
@@ -243,8 +244,9 @@ def plan_chunks(
     *,
     limit: int | None = None,
 ) -> list[PlannedChunk]:
-    """What is wanted and not done, at most `limit` of it. Chunks that end at or before `floor` (an inner value) are
-    left out."""
+    """The chunks that are wanted and not done, at most `limit`, without those that end at or before the inner value
+    `floor`.
+    """
     found: list[PlannedChunk] = []
     numbers = _above(wanted, floor, geometry)
     for number, missing in _missing(reversed(numbers) if newest_first else iter(numbers), done, tables):
@@ -261,7 +263,7 @@ def gaps(
     tables: Sequence[str],
     geometry: Geometry,
 ) -> list[tuple[Value, Value]]:
-    """The ranges that are wanted and not done for every table, neighbours joined: for people to see."""
+    """The ranges that are wanted and not done for every table, neighbours joined: for display."""
     found: list[list[int]] = []
     for number, _ in _missing(iter(_above(wanted, floor, geometry)), done, tables):
         if found and found[-1][1] == number:

@@ -1,9 +1,9 @@
 """History backfill: years of rows in chunks, each of them once.
 
-A plan is wanted minus done, per output table, from the catalog alone: so gaps that earlier runs left are filled like
-everything else, and a run that finds nothing missing does nothing. A chunk is published whole, by itself or with others
-(load.py). When all that is complete is loaded, a run ends, waits for the source to come to the end of the range, or
-follows it for ever. Crash anywhere: chunks are done or not, and the next run takes those that are not.
+A plan is the wanted chunks minus the done ones, per output table, from the catalog alone: so gaps of earlier runs are
+filled like everything else, and a run that finds nothing missing does nothing. A chunk is published whole, by itself or
+with others (load.py). When every complete chunk is loaded, a run ends, waits for the source to reach the end of the
+range, or follows it for ever. Crash anywhere: chunks are done or not, and the next run loads those that are not.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from floodmark.model import Head
 
 __all__ = ["HistorySpec", "plan", "run_history", "spec_from_job"]
 
-# So many chunks are planned at a time; the catalog is asked again after them.
+# How many chunks are planned at a time; after them the catalog is read again.
 PLANNED_MAX = 10_000
 SHOWN_MAX = 10
 
 
 def run_history(room: Room, spec: HistorySpec, actor: str, callback: Step | None = None) -> BackfillRun:
-    """Load all that is wanted and not done. What is wrong in the spec makes no job; Busy if a living run has it."""
+    """Load all that is wanted and not done. A wrong spec creates no job; Busy if a living run holds the job."""
     check_spec(room, spec)
     source = bound(room, spec)
     job = _find_job(room, spec)
     room.engine.get_ready()
-    # Until this run has asked the source, what the one before it was told counts.
+    # Until this run has asked the source, the tip of the previous run counts.
     settings = settings_with_tip(spec, _kept(spec, job))
     held = room.catalog.jobs.start(spec.name, HISTORY, list(spec.tables), spec.pinned(), settings, CHUNKS, actor)
     return run_job(
@@ -65,12 +65,12 @@ def run_history(room: Room, spec: HistorySpec, actor: str, callback: Step | None
 
 
 def _kept(spec: HistorySpec, job: Job | None) -> Mapping[str, Any]:
-    """What earlier runs of the job have kept with it: how far its history has come."""
+    """What earlier runs stored with the job: how far its history has come."""
     return {} if job is None or spec.forget_tip else job.settings
 
 
 def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
-    """What a run would do now: the source is asked for its tip, nothing is changed."""
+    """What a run would do now: asks the source for its tip, changes nothing."""
     if isinstance(spec, Job):
         spec = spec_from_job(spec)
     check_spec(room, spec)
@@ -94,15 +94,15 @@ def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
     }
 
 
-# ── one look ──
+# ── outlook ──
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is wanted and what is done, at one look.
+    """The wanted and the done chunks, at one moment.
 
     `kept`: chunks of the range that are not below the floor; of an open range, as far as it has ever come (tip.py).
-    `complete`: those of them that the source has now. `seen`: what is to be kept with the job.
+    `complete`: those of them that the source has now. `seen`: what to store with the job.
     """
 
     geometry: Geometry
@@ -118,8 +118,9 @@ class Outlook:
         cls, room: Room, spec: HistorySpec, job: str | None, tip: Any, before: Mapping[str, Any],
         known: Ledger | None = None,
     ) -> Outlook:  # fmt: skip
-        """`before`: settings that hold what was seen earlier. `known`: what the run knows to be done, so that not all
-        of it is read for every look."""
+        """`before`: settings that hold what was seen earlier. `known`: the chunks that the run knows to be done, so
+        that not all of them are read for every look.
+        """
         geometry, keep = spec.geometry, kept_units(spec.geometry, spec.keep)
         is_known = known is not None and known.is_current(room.catalog)
         ledger = known if known is not None and is_known else Ledger.read(room.catalog, job, list(spec.tables))
@@ -132,16 +133,16 @@ class Outlook:
         kept, complete = range(first, goal.stop), range(first, min(max(first, complete.stop), goal.stop))
         seen = {SEEN: frontier, CLOCK: now_ms}
         if CLOCK in before and floor_of(geometry, keep, frontier, int(before[CLOCK])) == floor:
-            seen[CLOCK] = before[CLOCK]  # nothing sinks because of it: not worth a write
+            seen[CLOCK] = before[CLOCK]  # the floor is the same with it: not worth a write
         return cls(geometry, spec.newest_first, ledger, floor, kept, complete, seen)
 
     @property
     def is_done(self) -> bool:
-        """Whether no chunk is missing, as far as the history has ever come: it is never done over a gap."""
+        """Whether no chunk is missing, as far as the history has ever come: a history with a gap is never done."""
         return self.processed == self.total
 
     def missing(self) -> list[int]:
-        """The chunks that the source has to come to."""
+        """The chunks that the source has not reached yet."""
         return [number for number in range(self.complete.stop, self.kept.stop) if self.ledger.missing(number)]
 
     @property
@@ -184,10 +185,10 @@ class Run:
         self._away_since = ""
 
     def work(self) -> bool:
-        """Plan and load until nothing is missing; whether there was anything to do.
+        """Plan and load until nothing is missing; returns whether there was anything to do.
 
-        A run that follows its source outlives an outage of it, of Spark or of the catalog: it tries again with pauses
-        that grow, and its job says what it waits for.
+        A run that follows its source survives an outage of the source, of Spark or of the catalog: it tries again with
+        growing pauses, and its job records what it waits for.
         """
         while True:
             try:
@@ -201,7 +202,7 @@ class Run:
                 return self._busy
 
     def _wait_out(self, error: Exception) -> None:
-        """Something is away: wait before the next try. Raises the error when it has been away for too long."""
+        """Wait before the next try during an outage. Raises the error when the outage lasts too long."""
         now_s, now_ms = time.monotonic(), clock.now_ms()
         pause_s = self._outage.pause_s(now_s)
         self._away_since = self._away_since or clock.format_time(now_ms)
@@ -214,11 +215,11 @@ class Run:
         told = told_of(error)
         told["facts"] |= {FAILING_SINCE: self._away_since, "tries": str(self._outage.tries), "next_try": next_try}
         log.get(job=self._held.name).warning("waiting for the source", cause=str(error), pause_s=round(pause_s, 1))
-        with suppress(Unavailable):  # it may be the catalog that is away
+        with suppress(Unavailable):  # the catalog itself may not answer
             self._room.catalog.jobs.waits(self._held, told)
         self._brake.release()
         self._brake.wait(pause_s)
-        # What came of the last try is asked of the catalog.
+        # The catalog has the outcome of the last try.
         self._ledger = None
         with suppress(Unavailable):
             self._room.engine.get_ready()
@@ -250,7 +251,7 @@ class Run:
                 tip = self._tip.wait(outlook.complete.stop, is_due, outlook.missing)
 
     def load_again(self, numbers: range) -> tuple[Outlook, int]:
-        """Load what is missing of these chunks alone; what is done afterwards, and how many were loaded.
+        """Load the missing ones among these chunks alone; returns what is done afterwards, and how many were loaded.
 
         Incomplete if the source lacks one.
         """
@@ -282,14 +283,14 @@ class Run:
         return found
 
     def _keep_seen(self, seen: Mapping[str, Any]) -> None:
-        """Before anything is pruned by it: what is below the floor is told from it."""
+        """Store it before anything is pruned: the floor is computed from it."""
         settings = settings_with_tip(self._spec, seen)
         if settings != self._settings:
             self._room.catalog.jobs.keep(self._held, settings)
             self._settings = settings
 
     def _is_floor_above(self, number: int) -> bool:
-        """Whether the floor of a range of time has risen above a chunk, while nothing new came."""
+        """Whether the floor of a range of time has risen above a chunk, while no new chunk came."""
         geometry, keep = self._spec.geometry, kept_units(self._spec.geometry, self._spec.keep)
         if keep is None or geometry.unit != TIME:
             return False
@@ -335,7 +336,8 @@ class Run:
         try:
             yield
         except Fenced as error:
-            # A healer took the chunk's operation for a dead one's. Fenced again if the job itself was taken over.
+            # A recovering process took the chunk's operation for a dead one's. Fenced again if the job itself was taken
+            # over.
             self._room.catalog.jobs.wants_cancel(self._held)
             raise Unavailable("the operation of a chunk was taken over", chunk=one.chunk.name, cause=error) from error
 
@@ -354,11 +356,11 @@ class _Bundles:
             return self.loader.load_bundle(planned, self.ledger)
 
 
-# ── before a job is made ──
+# ── before a job is created ──
 
 
 def bound(room: Room, spec: HistorySpec) -> Source:
-    """The source at work for this lake: of path templates, for example, the columns are those of the table."""
+    """The source bound to this lake: path templates, for example, get the columns of the table."""
 
     def head() -> Head | None:
         return next((room.catalog.history.head(table) for table in spec.plain_tables), None)
@@ -375,7 +377,7 @@ def bound(room: Room, spec: HistorySpec) -> Source:
 
 
 def _find_job(room: Room, spec: HistorySpec) -> Job | None:
-    """The job of this name, if there is one. `Invalid` if it is another one, in words that people know."""
+    """The job of this name, if it exists. `Invalid` if it is a different one; the error says how."""
     try:
         job = room.catalog.jobs.find(spec.name)
     except NotFound:
@@ -399,7 +401,7 @@ def _find_job(room: Room, spec: HistorySpec) -> Job | None:
 
 
 def _check_name(name: str) -> None:
-    """The job of a column is called TABLE.COLUMN: a history of such a name would keep that column from being filled."""
+    """The job of a column is named TABLE.COLUMN: a history of such a name would block the fill of that column."""
     if "." in name:
         raise Invalid(
             "a history's name has no dot: with one it would be the job of a column, TABLE.COLUMN",
@@ -409,7 +411,7 @@ def _check_name(name: str) -> None:
 
 
 def _definition_text(kept: Any) -> str:
-    """A definition as people know it; two functions of one name by the fingerprints of their code."""
+    """A definition as users know it; two functions of one name by the fingerprints of their code."""
     if isinstance(kept, Mapping):
         return f"the function {kept.get('function')}, code {kept.get('code', 'not known')}"
     return "the chunk's rows" if kept is None else str(kept)

@@ -1,7 +1,7 @@
-"""What of a job is done, per output table: from the catalog, and then from what the run itself adds.
+"""The done chunks of a job, per output table: from the catalog, and then from what the run itself adds.
 
-A chunk counts for the incarnation of a table that is there now, and only while its rows are there: what was pruned is
-below the floor, or is wanted again.
+A chunk counts for the current incarnation of a table, and only while its rows exist: a pruned chunk is below the floor,
+or is wanted again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from floodmark.commit.catalog import Catalog
 
 @dataclass(frozen=True)
 class Ledger:
-    """`done`: per table the numbers of its chunks. The run that holds the job adds what it loads and takes what it
-    prunes; nobody else brings chunks of the job, or their publish finds out."""
+    """`done`: per table the numbers of its chunks. The run that holds the job adds what it loads and removes what it
+    prunes; no other process publishes chunks of the job without its publish being refused.
+    """
 
     table_ids: Mapping[str, str]
     done: Mapping[str, set[int]]
 
     @classmethod
     def read(cls, catalog: Catalog, job: str | None, tables: Sequence[str], chunk: int | None = None) -> Ledger:
-        """`job` is its id; None for one that was never started. `chunk`: that one alone. NotFound without a table."""
+        """`job`: its id; None for one that was never started. `chunk`: only that one. NotFound if a table
+        is missing.
+        """
         known = _table_ids(catalog, tables)
         found: dict[str, set[int]] = {table: set() for table in tables}
         within = None if chunk is None else range(chunk, chunk + 1)
@@ -33,7 +36,7 @@ class Ledger:
         return cls(known, found)
 
     def is_current(self, catalog: Catalog) -> bool:
-        """Whether its tables are those of now: of one that was made again, nothing is done."""
+        """Whether its tables are the current ones: a table that was created again has no done chunks."""
         return _table_ids(catalog, list(self.table_ids)) == self.table_ids
 
     def complete(self, numbers: range) -> int:
@@ -43,7 +46,7 @@ class Ledger:
 
     @property
     def newest(self) -> int | None:
-        """The highest chunk that some table has."""
+        """The highest chunk that any table has."""
         return max((max(numbers) for numbers in self.done.values() if numbers), default=None)
 
     def missing(self, number: int) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""A chunk's rows and what comes of them: for each output table, once, without asking the source twice.
+"""A chunk's rows and what is computed from them: for each output table, once, without reading the source twice.
 
-`chunk` stands for the chunk's rows. If a table takes them as they are, they are staged for it first, and everything
-else is computed from those files: so all tables of a chunk come from one reading of the source, and look the same when
-a table is added later and the rows are read from the lake. Views are named for one chunk of one try, and dropped with
-it; threads that share a session never meet.
+`chunk` stands for the chunk's rows. If a table stores them unchanged, they are staged for it first, and everything else
+is computed from those files: so all tables of a chunk come from one reading of the source, and look the same when a
+table is added later and the rows are read from the lake. Views are named for one chunk of one try, and dropped with it;
+threads that share a session do not conflict.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def is_frame(data: Any) -> bool:
 
 
 class Outputs:
-    """What comes into each table, by its definition, for one chunk. Used in a `with` block."""
+    """The rows of each table, by its definition, for one chunk. Used in a `with` block."""
 
     def __init__(self, definitions: Mapping[str, Definition], data: Any, sessions: Sessions, uses: int) -> None:
-        """`uses`: how often the rows are asked for, at most; if more than once, they are computed once."""
+        """`uses`: the maximum number of reads of the rows; if more than one, they are computed once."""
         self._definitions = definitions
         self._sessions = sessions
         self._data = _reusable(data) if uses > 1 else data
@@ -71,19 +71,19 @@ class Outputs:
             self._kept.unpersist()
 
     def of(self, table: str) -> Any:
-        """The rows that come into a table: the chunk's own in whatever form they came, else a DataFrame."""
+        """The rows for a table: the chunk's own in the form in which they came, else a DataFrame."""
         if self._definitions[table] is None:
             return self._data
         return self._frame(table)
 
     def staged(self, rows: DataFrame) -> None:
-        """The chunk's rows are staged: these are them, read from there."""
+        """The chunk's rows are staged: from now on, read them from these files."""
         self._frames[CHUNK] = rows
         if is_frame(self._data):
             self._data = rows
 
     def count(self, column: str | None = None) -> int:
-        """How many rows the chunk has; with `column`, how many values there are in it, each counted once."""
+        """How many rows the chunk has; with `column`, how many different values it has."""
         if not is_frame(self._data):
             rows = to_table(self._data)
             return int(rows.num_rows if column is None else pc.count_distinct(rows[column]).as_py())
@@ -105,20 +105,20 @@ class Outputs:
             return definition(self._frame(CHUNK))
         named = references(table, definition, self._definitions, self._sessions)
         named += named_tables(definition, {CHUNK: None})
-        # By their places, since not every name of a table can be part of a view's name.
+        # By position, since not every table name can be part of a view's name.
         tables = {name: (f"{self._token}{len(self._views) + place}", None) for place, name in enumerate(named)}
         self._views += [f"_floodmark_{token}_0" for token, _ in tables.values()]
         return run_query(self._sessions.get(), definition, tables, self._frame)
 
 
 def _reusable(data: Any) -> Any:
-    """Rows that can be read more than once; whatever else gives them as Arrow may do so only once."""
+    """Rows that can be read more than once; other Arrow sources may allow only one read."""
     known = is_frame(data) or isinstance(data, list | tuple | pa.Table | pa.RecordBatch) or hasattr(data, "iloc")
     return data if known else to_table(data)
 
 
 def to_table(data: Any) -> pa.Table:
-    """Rows in memory as an Arrow table; their types are those of their values."""
+    """Rows in memory as an Arrow table; the values determine the types."""
     if isinstance(data, list | tuple):
         return pa.Table.from_pylist(list(data))
     if isinstance(data, pa.RecordBatch):
@@ -145,7 +145,7 @@ def to_frame(spark: SparkSession, data: Any) -> DataFrame:
 
 
 def order_of(tables: Sequence[str], definitions: Mapping[str, Definition]) -> list[str]:
-    """The tables that take the rows as they are come first: the others are computed from what was staged for them."""
+    """The tables that store the rows unchanged come first: the others are computed from the files staged for them."""
     return sorted(tables, key=lambda table: definitions[table] is not None)
 
 
@@ -163,11 +163,11 @@ class Loader:
         self._actor = actor
         self._brake = brake
         self._checks = Checks(room, spec)
-        # Whether the last chunk was of a kind that can be loaded together with others.
+        # Whether the last chunk could have been loaded together with others.
         self.bundles = False
 
     def load(self, planned: PlannedChunk, tries: int, ledger: Ledger) -> None:
-        """Load a chunk into the tables that miss it. Later tries ask the catalog first what came of those before."""
+        """Load a chunk into the tables that lack it. Later tries first ask the catalog for earlier outcomes."""
         number, tables, now = planned.chunk.number, planned.tables, ledger
         if tries > 1:
             self._room.engine.get_ready()
@@ -183,7 +183,7 @@ class Loader:
             try:
                 self._publish_one(chunk, tables, data, ledger, from_source=False)
             except Invalid as error:
-                # The table has columns, say, that the source never brought.
+                # For example, the table has columns that the source never had.
                 log.get().warning("the source is asked after all", chunk=chunk.name, cause=str(error))
             else:
                 return
@@ -195,7 +195,8 @@ class Loader:
             self._publish_one(chunk, tables, data, ledger, from_source=True)
             self.bundles = is_frame(data) and self._can_bundle()
         except Invalid as error:
-            # Spark says that a record does not fit, not which: the source may know. Nothing is left of the try by now.
+            # Spark reports that a record does not fit, not which one: the source may know. The try has left nothing
+            # behind.
             known = explain(self._source, chunk) if "chunk" not in error.facts else None
             raise (known or error) from error
 
@@ -219,7 +220,7 @@ class Loader:
         ledger: Ledger,
         stage: Callable[[Change], Sequence[Mapping[str, int]]],
     ) -> None:
-        """Publish chunks with their `done`. `stage` stages and checks their rows; it tells how many, by table."""
+        """Publish chunks with their `done`. `stage` stages and checks their rows; it returns how many, by table."""
 
         def rider(ids: Mapping[str, str], rows: Sequence[Mapping[str, int]]) -> ChunkRider:
             into = [tuple(LoadedTable(table, ids[table], each[table]) for table in tables) for each in rows]
@@ -240,7 +241,7 @@ class Loader:
     # ── several at once ──
 
     def load_bundle(self, planned: Sequence[PlannedChunk], ledger: Ledger) -> bool:
-        """Load chunks in one publish; False if they have to be loaded one by one. Nothing is left of an error.
+        """Load chunks in one publish; False if they must be loaded one by one. An error leaves nothing behind.
 
         A Spark job costs as much as some ten thousand rows, so small chunks share one. Each has files of its own.
         """
@@ -256,7 +257,7 @@ class Loader:
         return True
 
     def _can_bundle(self) -> bool:
-        """Whether all that comes of a chunk is its rows, added to one table as they are."""
+        """Whether a chunk only adds its rows, unchanged, to one table."""
         tables = list(self._spec.tables)
         if len(tables) != 1 or self._spec.tables[tables[0]] is not None:
             return False
@@ -266,7 +267,7 @@ class Loader:
     def _stage_bundle(
         self, change: Change, chunks: Sequence[Chunk], table: str, bundle: Bundle
     ) -> list[dict[str, int]]:
-        """Stage the rows of all chunks; how many each has. Each is checked as if it were alone."""
+        """Stage the rows of all chunks; returns how many each has. Each is checked separately."""
         change.write(APPEND, table, bundle)
         for chunk, records in zip(chunks, bundle.records, strict=True):
             self._checks.within(chunk, table, records)
@@ -277,10 +278,10 @@ class Loader:
     # ── where the rows come from ──
 
     def _from_lake(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> Any:
-        """The chunk's rows from a table that took them as they are, if all of them are still there; else None.
+        """The chunk's rows from a table that stores them unchanged, if all of them still exist; else None.
 
-        Rows that others brought into the chunk's range, or took from it, would be taken for the source's. A table with
-        a key has of each key the newest row only.
+        Otherwise, rows that others added to the chunk's range, or removed from it, would count as the source's. A table
+        with a key has only the newest row of each key.
         """
         spec = self._spec
         start, end = spec.geometry.ends(chunk.number)
@@ -296,7 +297,7 @@ class Loader:
         return None
 
     def _not_brought(self, head: Head, tables: Sequence[str]) -> list[str]:
-        """Columns that a table fills by itself and that others, which take the rows as they are, do not have."""
+        """Columns that a table fills by itself and that others, which store the rows unchanged, do not have."""
         schema = self._room.engine.reader.schema
         known = [schema(self._room.catalog.history.head(table)) for table in tables if table in self._spec.plain_tables]
         others = [{column.name for column in user_fields(one)} for one in known]
@@ -304,7 +305,7 @@ class Loader:
         return [name for name in filled if any(name not in columns for columns in others)]
 
     def _is_as_loaded(self, now: TableRange, number: int) -> bool:
-        """Whether a table has the rows of a chunk as they came: as many, and none that did not come with it."""
+        """Whether a table has the rows of a chunk as they were loaded: the same number, and no others."""
         states = self._room.catalog.chunks.of(self._job, range(number, number + 1))
         mine = (now.head.table, now.head.table_id)
         loaded = next((one for one in states if one.state == DONE and (one.table, one.table_id) == mine), None)
@@ -313,7 +314,7 @@ class Loader:
             return False
         touched = {part.table_id: part for part in self._room.catalog.history.commit(loaded.version).tables}
         part = touched.get(loaded.table_id)
-        # A chunk without rows touches no table.
+        # A chunk without rows changes no table.
         return not loaded.rows or (part is not None and not now.has_others(start, end, part.sequence))
 
     # ── stage and check ──
@@ -321,13 +322,13 @@ class Loader:
     def _stage(
         self, change: Change, chunk: Chunk, tables: Sequence[str], data: Any, *, from_source: bool
     ) -> dict[str, int]:
-        """Stage what comes into each table; how many rows each has."""
+        """Stage the rows of each table; returns how many rows each has."""
         spec = self._spec
         plain = [table for table in tables if spec.tables[table] is None]
-        # These get all rows; one with a key may get fewer, so nothing is counted or computed by it.
+        # These get all rows; a table with a key may get fewer, so it is not used to count or compute.
         whole = [table for table in plain if not self._is_keyed(table)]
         counted = from_source and not whole and self._checks.are_counted
-        # Staged for a table as they are, the rows are computed once anyway.
+        # Once staged for a table unchanged, the rows are computed only once anyway.
         uses = 1 if whole and is_frame(data) else len(tables) + counted
         rows: dict[str, int] = {}
         with Outputs(spec.tables, data, self._room.engine.sessions, uses) as outputs:
@@ -340,7 +341,8 @@ class Loader:
                 verb, options = self._verb(table)
                 rows[table] = change.write(verb, table, outputs.of(table), options)
                 records = change.staged(table)
-                # Computed rows too, if they say where they are: by that a floor takes them out, and a range reads them.
+                # Computed rows too, if they have the range column: the floor removes them and range reads find them by
+                # it.
                 if table in plain or has_column(self._room, table, spec):
                     self._checks.within(chunk, table, records)
                 if table not in whole:
@@ -361,7 +363,7 @@ class Loader:
         return bool(self._room.engine.reader.schema(self._room.catalog.history.head(table)).identifier_field_ids)
 
     def _is_read_again(self, tables: Sequence[str], data: Any) -> bool:
-        """Whether others of these tables are computed from what was staged for the first."""
+        """Whether others of these tables are computed from the files staged for the first."""
         computed = any(self._spec.tables[table] is not None for table in tables)
         return computed or (len(tables) > 1 and is_frame(data))
 
@@ -372,11 +374,11 @@ class Loader:
         return scan(self._room.engine.sessions.get(), paths, schema, storage_options=catalog.storage.options)
 
     def _verb(self, table: str) -> tuple[str, WriteOptions]:
-        """How rows come into a table. With a key, history never takes the place of what is newer.
+        """How rows are written to a table. With a key, history never replaces newer rows.
 
-        By the range column the newest row of a key counts, whatever comes first. Without it, chunks that come newest
-        first leave what is there; oldest first, they replace it. A source's rows are whole: what dicts leave out is
-        null.
+        With the range column the newest row of a key wins, in any order of loading. Without it, chunks that are loaded
+        newest first keep existing rows; oldest first, they replace them. A source's rows are complete: what dicts omit
+        is null.
         """
         spec = self._spec
         if not self._is_keyed(table):

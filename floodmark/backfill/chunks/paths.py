@@ -1,10 +1,10 @@
-"""Path templates: the names of a chunk's files, from the chunk's ends. Pure, but for the working folder.
+"""Path templates: the names of a chunk's files, from the chunk's ends. Pure, except for the working folder.
 
 Fields are {start}, {end} and {number}; their formats are those of Python: {start:%Y/%m/%d} for times, which are UTC,
-{start:08d} for numbers. A brace that belongs to the path is doubled. A path on this machine is made absolute, so that a
-job goes on with the same files from another folder. What is wrong in a template is Invalid when it is made, naming it;
-whether it fits a history is checked when it meets one: also that no two chunks or steps have the same file, as far as
-the calendar goes, since its rows would come in twice.
+{start:08d} for numbers. A brace that belongs to the path is doubled. A local path is made absolute, so that a job
+continues with the same files from another folder. A wrong template is Invalid when it is made, and the error names it.
+Whether it fits a history is checked when it is used with one: also that no two chunks or steps have the same file, as
+far as the calendar goes, since its rows would be loaded twice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from floodmark.errors import Invalid
 
 STEPS_MAX = 10_000
 _DAY = 86_400_000_000
-# Formats repeat by the minute, hour, day, month or year: so many files are compared one by one, those of a day at
-# least; then, if a day has a whole number of them, one of each day. By two digits a year is known for less than a
-# hundred years: an open range is taken to be as long.
+# Formats repeat by the minute, hour, day, month or year: so many files are compared one by one, at least those of a
+# day; then, if a day has a whole number of them, one of each day. A two-digit year is unique for less than a hundred
+# years: an open range counts as that long.
 _COMPARED_MIN, _COMPARED_MAX = 10_000, 40_000
 _OPEN_DAYS = 99 * 365
 _FIELDS = ("start", "end", "number")
@@ -32,7 +32,7 @@ _ADVICE = "Write it like data/{start:%Y/%m/%d}.jsonl for times, or data/{start:0
 
 
 class Template:
-    """A path with fields. `unit`: what its formats are for, None if they tell nothing."""
+    """A path with fields. `unit`: what its formats are for, None if they do not determine it."""
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or not text.strip():
@@ -49,7 +49,7 @@ class Template:
         self.unit = _unit(text, [(field, spec) for _, field, spec in self._parts if field])
 
     def check(self, geometry: Geometry, step: int | None) -> None:
-        """Refuse what does not fit this history. `step` is an inner value."""
+        """Refuse a template that does not fit this history. `step` is an inner value."""
         if self.unit not in (None, geometry.unit):
             raise Invalid(
                 "the path template's formats do not fit the history",
@@ -91,7 +91,8 @@ class Template:
 
     def paths(self, chunk: Chunk, geometry: Geometry, step: int | None) -> list[str]:
         """The paths of a chunk, one for each step. A file that two chunks or steps would read is Invalid: its rows
-        would come in twice."""
+        would be loaded twice.
+        """
         found = self._expanded(chunk, geometry, step)
         seen = set(found)
         if len(seen) < len(found):
@@ -120,12 +121,12 @@ class Template:
 
 
 def _files(geometry: Geometry, step: int | None) -> Iterator[tuple[int, int]]:
-    """Which part of the range a file is of, for every one that is compared."""
+    """The part of the range that a file covers, for every compared file."""
     size = step or geometry.size
     stop = geometry.last
     if stop is None:
         stop = min(geometry.first + _OPEN_DAYS * _DAY, geometry.value("9999-01-01"))
-    # The first chunk may be cut; where the second begins, all others follow.
+    # The first chunk may be cut; all others follow from the start of the second.
     second = geometry.first + size - (geometry.first - geometry.origin) % size
     yield geometry.first, min(second, stop)
     by_day = _DAY % size == 0
@@ -137,14 +138,14 @@ def _files(geometry: Geometry, step: int | None) -> Iterator[tuple[int, int]]:
 
 
 def absolute_path(path: str) -> str:
-    """A path on this machine without its dependence on the working folder; an address as it is."""
+    """A local path, made independent of the working folder; an address unchanged."""
     return path if "://" in path or path.startswith("file:") else os.path.abspath(os.path.expanduser(path))
 
 
 def _absolute(template: str) -> str:
     if "://" in template or template.startswith(("file:", "/", "~")):
         return os.path.expanduser(template)
-    # Braces of the working folder are no fields.
+    # Braces of the working folder are not fields.
     return os.path.normpath(os.path.join(os.getcwd().replace("{", "{{").replace("}", "}}"), template))
 
 

@@ -1,11 +1,11 @@
-"""The floor of a history: chunks below it are not loaded, and the rows of those that were are taken out.
+"""The floor of a history: chunks below it are not loaded, and the rows of loaded ones are removed.
 
 The floor is now minus `keep` by the database's clock, or the tip minus `keep` for numbers; a chunk is below it if it
-ends at or before it. Per table a publish of kind `prune` takes out the rows in the ranges of chunks that the job has
-loaded, and marks these chunks as pruned: rows of others that are in such a range go with it, all others stay. No
-deletion is written down, rows that stay keep their sequences (I6), whole files go by their statistics, unopened. If a
-protected consumer has not seen a row that is due, nothing of that table goes and nothing is marked (I15): the next run
-tries again. Crash anywhere: the old files or the new, with their chunks' states.
+ends at or before it. Per table a publish of kind `prune` removes the rows in the ranges of chunks that the job has
+loaded, and marks these chunks as pruned: rows of others in such a range are removed too, all other rows stay. No
+deletion is recorded, rows that stay keep their sequences (I6), whole files are dropped by their statistics, unopened.
+If a protected consumer has not seen a due row, nothing of that table is removed and nothing is marked (I15): the next
+run tries again. Crash anywhere: the old files or the new, with their chunks' states.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
 KIND = "prune"
-# So many ranges of chunks go in one publish, so that what is sealed stays small.
+# The maximum of chunk ranges in one publish, so that the seal stays small.
 RANGES_MAX = 1_000
 
 # Ranges of inner values that do not touch each other, in order; the upper ends are exclusive.
@@ -54,14 +54,14 @@ DAY_US = 86_400_000_000
 
 
 class Waits(Exception):
-    """Rows that are due wait for a consumer."""
+    """Due rows wait for a consumer."""
 
 
 # ── the floor ──
 
 
 def floor_of(geometry: Geometry, keep: int | None, tip: Any, now_ms: int) -> int | None:
-    """Chunks that end at or before this inner value are below the floor; None if there is none."""
+    """Chunks that end at or before this inner value are below the floor; None if the history has no floor."""
     if keep is None:
         return None
     if geometry.unit != NUMBER:
@@ -86,7 +86,7 @@ def database_now_ms(catalog: Catalog) -> int:
 
 
 def due(room: Room, spec: HistorySpec, ledger: Ledger, floor: int | None) -> dict[str, list[int]]:
-    """The chunks that are loaded and below the floor, by table; of tables with the range column only."""
+    """The loaded chunks below the floor, by table; only of tables with the range column."""
     if floor is None:
         return {}
     below = spec.geometry.below(floor)
@@ -97,7 +97,7 @@ def due(room: Room, spec: HistorySpec, ledger: Ledger, floor: int | None) -> dic
 def prune(
     room: Room, spec: HistorySpec, job: str, actor: str, ledger: Ledger, floor: int | None, check: Callable[[], None]
 ) -> int:
-    """Take out what is below the floor; the number of tables that got rid of something."""
+    """Remove what is below the floor; returns how many tables lost rows."""
     pruned = 0
     for table, chunks in due(room, spec, ledger, floor).items():
         assert floor is not None
@@ -120,7 +120,7 @@ def prune(
 
 def _prune_table(room: Room, spec: HistorySpec, intent: Intent, rider: PruneRider) -> None:
     geometry, table = spec.geometry, rider.table
-    # Before the table is looked at: a chunk that comes after is not taken for one that goes.
+    # Before the table is read: a chunk that is loaded later is not mistaken for one to remove.
     rider = replace(rider, version=room.catalog.history.resolve())
     intent = replace(intent, batch=rider)
 
@@ -135,7 +135,7 @@ def _prune_table(room: Room, spec: HistorySpec, intent: Intent, rider: PruneRide
 
 @dataclass(frozen=True)
 class _Found:
-    """Files of a table that hold rows which are due: in all their rows, or in some at these positions."""
+    """Files of a table that hold due rows: all their rows, or some at these positions."""
 
     whole: tuple[LiveFile, ...] = ()
     part: tuple[tuple[LiveFile, np.ndarray[Any, Any]], ...] = ()
@@ -146,7 +146,7 @@ class _Found:
 
 
 class Pruning:
-    """Takes the rows of some ranges out of a table: a remover of one operation (write/step.py)."""
+    """Removes the rows of some ranges from a table: a remover of one operation (write/step.py)."""
 
     def __init__(self, catalog: Catalog, column: str, ranges: Ranges) -> None:
         self._catalog = catalog
@@ -156,12 +156,12 @@ class Pruning:
 
     def remove(self, table: TableState) -> Removed:
         found = self._find(table)
-        # Asked for every plan: a consumer may have come since the last one.
+        # Asked for every plan: a consumer may have been added since the last one.
         consumers = self._catalog.upkeep.consumers(table.head.table_id)
         first = min((one for one in consumers if one.protected), key=lambda one: one.mark, default=None)
         if first is not None and self._is_unseen(table, found, first.mark):
             raise Waits(first.name)
-        # No row that goes has a sequence above this.
+        # No removed row has a sequence above this.
         reach = max((span(file)[1] for file in found.files), default=BEGINNING)
         reach = reach if first is None else min(reach, first.mark)
         counted = sorted((consumer.name, consumer.mark) for consumer in consumers)
@@ -170,7 +170,7 @@ class Pruning:
         return Removed(found.whole, (table.runner.run(Rewrite(table.target, BY_POSITIONS), sources),))
 
     def recheck(self, table: TableState) -> None:
-        """Rows that came meanwhile are not of this job: whoever brought them knows why."""
+        """Rows that were added meanwhile do not belong to this job: they stay."""
 
     def riders(self) -> tuple[Rider, ...]:
         return () if self._rider is None else (self._rider,)
@@ -191,7 +191,7 @@ class Pruning:
         return _Found(tuple(whole), tuple(part))
 
     def _positions(self, file: LiveFile, column: NestedField, ranges: Ranges) -> np.ndarray[Any, Any]:
-        """Where rows of these ranges are; of a file that lies across an end of one, its one column is read."""
+        """Where rows of these ranges are; for a file across an end of a range, this reads its one column."""
         ends = [(-(-low // unit_of(column)), -(-high // unit_of(column))) for low, high in ranges]
         found, start = [np.empty(0, np.int64)], 0
         for batch in read_file(self._catalog.storage, file.path, [column]):
@@ -203,7 +203,7 @@ class Pruning:
         return np.concatenate(found)
 
     def _is_unseen(self, table: TableState, found: _Found, mark: int) -> bool:
-        """Whether a consumer at this mark has not seen a row that is to go."""
+        """Whether a consumer at this mark has not seen a row to be removed."""
         shares = {file.path: share_up_to(file, mark) for file in found.files}
         if any(shares[file.path] is Share.NONE for file in found.files):
             return True
@@ -224,7 +224,7 @@ def at_positions(source: Source, positions: np.ndarray[Any, Any]) -> Source:
 
 
 def inside(values: pa.Array, low: int, high: int) -> np.ndarray[Any, Any]:
-    """Which values are in [low, high), counted as the column counts; a null is in no range."""
+    """Which values are in [low, high), in the column's unit; a null is in no range."""
     kind = pa.int32() if values.type.bit_width == 32 else pa.int64()
     numbers = values.view(kind).cast(pa.int64())
     found = pc.and_(pc.greater_equal(numbers, low), pc.less(numbers, high))
@@ -232,12 +232,12 @@ def inside(values: pa.Array, low: int, high: int) -> np.ndarray[Any, Any]:
 
 
 def unit_of(column: NestedField) -> int:
-    """How many inner values one of the column is."""
+    """How many inner values one unit of the column is."""
     return DAY_US if str(column.field_type) == "date" else 1
 
 
 def share_in(file: LiveFile, column: NestedField, ranges: Ranges) -> tuple[Share, Ranges]:
-    """How many of a file's rows are in these ranges, as far as its statistics prove it, and in which they may be."""
+    """How many of a file's rows are in these ranges, if its statistics prove it, and the ranges that may hold some."""
     field = column.field_id
     nulls = (file.data_file.null_value_counts or {}).get(field)
     if nulls == file.rows:

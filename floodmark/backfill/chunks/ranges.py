@@ -1,7 +1,7 @@
-"""A table of the lake as a history: its rows by a column that says where in the range they are.
+"""A table of the lake as a history: its rows by a column that is their position in the range.
 
 The column is a whole number, a date (its midnight, UTC) or a timestamp (without a zone: UTC). Everything is answered at
-one head: files whose statistics prove that they have nothing of a range are not opened, and what statistics prove is
+one head: files whose statistics prove that they hold nothing of a range are not opened, and what statistics prove is
 not read. Rows without a value in the column are in no range. Reading changes nothing.
 """
 
@@ -42,7 +42,7 @@ class TableRange:
 
     @classmethod
     def at_head(cls, catalog: Catalog, sessions: Sessions, geometry: Geometry, table: str, column: str) -> TableRange:
-        """The table as it is now. `Invalid` if the column is not there, or not of the history's kind."""
+        """The table as it is now. `Invalid` if the column does not exist, or is not of the history's kind."""
         from floodmark.commit.metadata import schema_of
         from floodmark.rows.schema import require_name, user_fields
 
@@ -80,7 +80,7 @@ class TableRange:
         return self._scan(files).where(self.condition(low, high))
 
     def count(self, low: int, high: int) -> int:
-        """How many rows the range has; only files that lie across its ends are read, and only for them Spark starts."""
+        """How many rows the range has; only files across its ends are read, and only they need Spark."""
         from floodmark.rows.failures import spark_job
 
         shares = [(file, self._share(file, low, high)) for file in self._files()]
@@ -92,7 +92,7 @@ class TableRange:
         return found
 
     def has_others(self, low: int, high: int, sequence: int) -> bool:
-        """Whether a row of the range came with another sequence; only files that leave it open are read."""
+        """Whether a row of the range has another sequence; only files whose statistics do not answer are read."""
         from floodmark.rows.failures import spark_job
         from floodmark.rows.reading.scan import scan_with_seq
 
@@ -116,7 +116,7 @@ class TableRange:
             return bool(rows.where(condition).limit(1).count())
 
     def highest(self) -> int | None:
-        """The highest value in the table, None if there is none; read only from files whose statistics lack it."""
+        """The highest value in the table, None if it has none; read only from files whose statistics lack it."""
         bounds = [(file, self._bounds(file)) for file in self._files() if not self._all_null(file)]
         unknown = [file for file, found in bounds if found is None]
         known = [found[1] for _, found in bounds if found is not None]
@@ -154,7 +154,7 @@ class TableRange:
         if not files:
             return []
         name = quoted(self.column.name)
-        # A moment with a zone would come as a time of this process's zone.
+        # A timestamp with a zone would be returned in the zone of this process.
         value = f"unix_micros({name})" if str(self.column.field_type) == "timestamptz" else name
         with spark_job(self.sessions.get(), "the highest value of a column cannot be read"):
             found = self._scan(files).selectExpr(f"max({value})").collect()[0][0]
@@ -167,7 +167,7 @@ class TableRange:
             case "timestamptz":
                 return f"timestamp_micros({inner})"
             case "date":
-                # A date is at or after a moment if it is not before the first midnight from there.
+                # A date is at or after a timestamp if it is not before the first midnight from there.
                 return f"date_from_unix_date({-(-inner // _DAY_US)})"
             case "timestamp":
                 moment = self.geometry.shown(inner)
@@ -190,7 +190,7 @@ class TableRange:
         return (file.data_file.null_value_counts or {}).get(self.column.field_id) == file.rows
 
     def _bounds(self, file: LiveFile) -> tuple[int, int] | None:
-        """No row's value is outside of these; None if that is not known."""
+        """Bounds of all values in the file; None if unknown."""
         low = (file.data_file.lower_bounds or {}).get(self.column.field_id)
         high = (file.data_file.upper_bounds or {}).get(self.column.field_id)
         if low is None or high is None:

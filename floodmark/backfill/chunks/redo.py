@@ -1,13 +1,13 @@
-"""Load chunks of a history again: one publish takes their rows out and makes them missing, then they are loaded.
+"""Load chunks of a history again: one publish removes their rows and marks them missing, then they are loaded.
 
-The rows of a chunk are those in its range that came with its commit: by the range column and the sequence, which a
-compaction keeps (I6). A table without the range column is told by the sequence alone, if no other chunk came with the
-same commit. Rows of the range that others merged or added since stay, and are named; `all_rows` takes them out too.
-From a table with a key the rows go as deletions, so consumers follow; from one without, a redo of rows that a consumer
-has shipped is refused, unless it is forced. All of it is checked again in the publish (RedoRider).
+The rows of a chunk are those in its range that came with its commit: found by the range column and the sequence, which
+a compaction keeps (I6). In a table without the range column the sequence alone identifies them, if no other chunk came
+with the same commit. Rows of the range that others merged or added since stay, and are named; `all_rows` removes them
+too. From a table with a key the rows are removed as deletions, so consumers follow; in a table without a key, a redo of
+rows that a consumer has shipped is refused, unless it is forced. The publish checks all of it again (RedoRider).
 
-Crash before the publish: nothing has happened. After it: the chunks are missing, which coverage tells, and the job is
-interrupted; whoever resumes it loads them.
+Crash before the publish: nothing has happened. After it: the chunks are missing, which coverage reports, and the job is
+interrupted; the process that resumes it loads them.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from floodmark.write.options import WriteOptions
 from floodmark.write.step import RETAIN, Removed, TableState
 
 KIND = "redo"
-# So many of the rows that stay are named.
+# How many of the rows that stay are named.
 NAMED_MAX = 5
-# Sealed with the operation: so many chunks of a table go at once.
+# They are sealed with the operation: the maximum of chunks of a table in one redo.
 CHUNKS_MAX = 1_000
 
 Positions = np.ndarray[Any, Any]
 
 
-# ── what is asked for ──
+# ── the request ──
 
 
 def whole_chunks(geometry: Geometry, first: Any, last: Any) -> range:
-    """The chunks of [first, last), which must be whole ones."""
+    """The chunks of [first, last), which must be whole chunks."""
     low, high = geometry.value(first), geometry.value(last)
     numbers = geometry.covering(first, last)
     if low >= high or not numbers:
@@ -84,7 +84,7 @@ def whole_chunks(geometry: Geometry, first: Any, last: Any) -> range:
 
 @dataclass(frozen=True)
 class _Going:
-    """What of one table goes: its chunks that are loaded, with the sequence of each; None of one without rows."""
+    """What one table loses: its loaded chunks, with the sequence of each; None for a chunk without rows."""
 
     table: str
     table_id: str
@@ -104,7 +104,9 @@ class _Going:
 
 @dataclass(frozen=True)
 class _Found:
-    """Rows that go, by file; how many of others are in the ranges, how many came since, and some of these by name."""
+    """Rows to remove, by file; how many rows of others the ranges hold, how many came since, and some of
+    these by name.
+    """
 
     mine: tuple[tuple[LiveFile, Positions], ...]
     others: int
@@ -118,7 +120,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A redo that somebody asked for."""
+    """A requested redo."""
 
     job: Job
     spec: HistorySpec
@@ -155,13 +157,13 @@ class _Asked:
 
 
 def _sequence(room: Room, state: ChunkState) -> int | None:
-    """The sequence of a chunk's rows; a chunk without rows touches no table."""
+    """The sequence of a chunk's rows; a chunk without rows changes no table."""
     parts = room.catalog.history.commit(state.version).tables
     return next((part.sequence for part in parts if part.table_id == state.table_id and state.rows), None)
 
 
 def _check_alone(room: Room, job: Job, going: _Going) -> None:
-    """Without a range column the sequence tells a chunk's rows only if no other chunk came with it."""
+    """Without a range column the sequence identifies a chunk's rows only if no other chunk came with it."""
     mine = {one.chunk for one in going.chunks}
     versions = {one.version for one in going.chunks if one.rows}
     same = [one for one in room.catalog.chunks.of(job.id) if one.table_id == going.table_id and one.version in versions]
@@ -197,7 +199,7 @@ class _Search:
         return _Found(tuple(mine), others, since, tuple(named))
 
     def _look(self, file: LiveFile) -> tuple[Positions, Positions, Positions]:
-        """Positions of rows that go, of others in the ranges, and of those among them that came since."""
+        """Positions of rows to remove, of others in the ranges, and of those among the others that came since."""
         nothing = np.empty(0, np.int64)
         column = next((one for one in user_fields(self.schema) if one.name == self.going.column), None)
         ranges = [self.geometry.ends(one.chunk) for one in self.going.chunks]
@@ -240,7 +242,7 @@ class _Search:
         return go, rest, newer
 
     def _names(self, file: LiveFile, positions: Positions) -> list[str]:
-        """Rows by their key; without one, by where they are in the range."""
+        """Rows by their key; without one, by their position in the range."""
         if not len(positions):
             return []
         ids = set(self.schema.identifier_field_ids)
@@ -251,7 +253,7 @@ class _Search:
 
 
 class _Redoing:
-    """Takes the rows of chunks out of one table: a remover of one operation (write/step.py)."""
+    """Removes the rows of chunks from one table: a remover of one operation (write/step.py)."""
 
     def __init__(self, asked: _Asked, going: _Going, storage: Storage) -> None:
         self._asked = asked
@@ -264,13 +266,13 @@ class _Redoing:
         _check_told(self._asked, self._going, found)
         ids = table.schema.identifier_field_ids
         key = tuple(one.name for one in user_fields(table.schema) if one.field_id in ids)
-        # With a key, who goes is written down: consumers take the rows out, and what comes again takes their place.
+        # With a key, the deletions are recorded: consumers delete the rows, and the reloaded rows replace them.
         rewrite = Rewrite(table.target, BY_POSITIONS, key, deletions=bool(key))
         sources = [at_positions(table.source(file), positions) for file, positions in found.mine]
         return Removed((), (table.runner.run(rewrite, sources),))
 
     def recheck(self, table: TableState) -> None:
-        """Rows that came meanwhile have sequences of their own: they stay."""
+        """Rows that were added meanwhile have sequences of their own: they stay."""
 
     def riders(self) -> tuple[Rider, ...]:
         return ()
@@ -280,7 +282,7 @@ class _Redoing:
 
 
 def _check_told(asked: _Asked, going: _Going, found: _Found) -> None:
-    """Of a table without a key, rows that got a new sequence would be there twice."""
+    """Refuse a table without a key in which rows got a new sequence: a reload would duplicate them."""
     if going.keyed or found.rows >= going.rows:
         return
     if going.column is None:
@@ -308,7 +310,7 @@ def _check_told(asked: _Asked, going: _Going, found: _Found) -> None:
 
 
 def _check_there(asked: _Asked, outlook: Outlook, tip: Any) -> None:
-    """What goes must come again: the source has these chunks now, and none is below the floor."""
+    """Check that every removed chunk can be loaded again: the source has it now, and it is not below the floor."""
     geometry = asked.spec.geometry
     for number in asked.numbers:
         name = geometry.chunk(number).name
@@ -323,7 +325,7 @@ def _check_there(asked: _Asked, outlook: Outlook, tip: Any) -> None:
 
 
 def _unshipped(asked: _Asked, going: Sequence[_Going]) -> tuple[tuple[str, int], ...]:
-    """Tables without a key, and the lowest sequence of what goes: nobody may have shipped it."""
+    """Tables without a key, and the lowest sequence of the removed rows: no consumer may have shipped it."""
     if asked.force:
         return ()
     return tuple((one.table_id, one.lowest) for one in going if not one.keyed and one.lowest is not None)
@@ -338,7 +340,7 @@ def _shipped_to(room: Room, one: _Going) -> list[str]:
 
 
 def plan(room: Room, job: Job, first: Any, last: Any, **options: Any) -> dict[str, Any]:
-    """What a redo would take out and load; changes nothing, and refuses what a redo would."""
+    """What a redo would remove and load; changes nothing, and refuses what a redo would."""
     asked, _ = _ask(room, job, first, last, **options)
     return _plan(room, asked)
 
@@ -381,8 +383,9 @@ def _ask(
 def redo(
     room: Room, job: Job, first: Any, last: Any, actor: str, progress: Step | None = None, **options: Any
 ) -> BackfillRun:
-    """Take the chunks of [first, last) out and load them again. What is refused changes nothing. Busy if a run has the
-    job."""
+    """Remove the chunks of [first, last) and load them again. If refused, nothing changes. Busy if a run
+    holds the job.
+    """
     room.engine.get_ready()
     asked, source = _ask(room, job, first, last, **options)
     planned = _plan(room, asked)
@@ -393,7 +396,7 @@ def redo(
     try:
         redone, commit = _take_out(room, asked, held, actor, planned)
     except CommitUnknown:
-        # The chunk may be missing by now: the job is interrupted, not done, and `resume` loads what is missing.
+        # The chunk may be missing now: the job is interrupted, not done, and `resume` loads what is missing.
         room.catalog.jobs.disown(held.run)
         raise
     except BaseException:
@@ -412,14 +415,14 @@ def redo(
         return _give_back(room, held, job, looked[0], told)
 
     run = run_job(room, held, progress, load, end)
-    # Not `done`: chunks elsewhere may be missing.
+    # Not `done`: other chunks may be missing.
     return replace(run, outcome=REDONE if run.outcome == RUN_DONE else run.outcome, redone=redone)
 
 
 def _take_out(
     room: Room, asked: _Asked, held: Held, actor: str, planned: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Commit | None]:
-    """One publish: the rows go, and their chunks are missing. None if nothing of the range is loaded."""
+    """One publish: removes the rows and marks their chunks missing. None if nothing of the range is loaded."""
     going = asked.going(room)
     if not going:
         return {**planned, "version": None}, None
@@ -456,9 +459,9 @@ def _audit_text(asked: _Asked, actor: str, told: Mapping[str, Mapping[str, Any]]
 def _give_back(
     room: Room, held: Held, job: Job, outlook: Outlook | None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """End the run. The job is done if nothing is missing now; else it is where it was before this run.
+    """End the run. The job is done if nothing is missing now; else it returns to its state before this run.
 
-    One that was done, and whose source has more by now, is stopped: `resume` loads that too.
+    A done job whose source has more chunks now is stopped: `resume` loads those too.
     """
     jobs = room.catalog.jobs
     figures = (None, None) if progress is None else (progress.processed, progress.total)

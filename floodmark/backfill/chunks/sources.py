@@ -1,13 +1,13 @@
 """Sources of history: `tip()`, how far it has come, and `read(chunk)`, the chunk's rows; nothing else.
 
-Built in: files by a path template, another table of the lake, a function. A tip is exclusive: what lies before it is
-complete, and None says that it is not known. Reading changes nothing, and gives the same rows for the same chunk as
-long as what it reads stays the same; so a chunk may be read again after any failure. What is wrong in the settings is
-Invalid when a source is made or bound, before a job is. A missing file is NotFound, a record that does not fit Invalid;
-what a function raises passes as it is.
+Built in: files by a path template, another table of the lake, a function. A tip is exclusive: everything before it is
+complete, and None means that it is unknown. Reading changes nothing, and gives the same rows for the same chunk as long
+as the files or tables behind it stay the same; so a chunk may be read again after any failure. Wrong settings are
+Invalid when a source is made or bound, before a job is created. A missing file is NotFound, a record that does not fit
+Invalid; errors of a function pass unchanged.
 
-`bind` gives a source what it needs of the lake. Settings are kept as JSON, so that another process can go on with a
-job; a function that cannot be imported, or an object of somebody else's class, cannot be kept.
+`bind` gives a source what it needs of the lake. Settings are stored as JSON, so that another process can resume a job;
+a function that cannot be imported, or an object of a foreign class, cannot be stored.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ ERROR, EMPTY, ACCEPT = "error", "empty", "accept"
 DIGEST_BYTES = 8 * 1024 * 1024
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-# What Spark says of an address that it has no code for.
+# Spark's message for an address without a connector.
 _NO_CONNECTOR = re.compile(r"No FileSystem for scheme|FileSystem not found")
 
 
 @runtime_checkable
 class Source(Protocol):
     def tip(self) -> Any:
-        """How far the source has come, exclusive: a number or a time; None if that is not known."""
+        """How far the source has come, exclusive: a number or a time; None if unknown."""
 
     def read(self, chunk: Chunk) -> Any:
-        """The chunk's rows: a Spark DataFrame, or rows in any form that `lake.append` takes."""
+        """The chunk's rows: a Spark DataFrame, or rows in any form that `lake.append` accepts."""
 
 
 def bind(source: Source, context: Context) -> Source:
-    """The source at work for this lake and history. `Invalid` if its settings do not fit them."""
+    """The source bound to this lake and history. `Invalid` if its settings do not fit them."""
     return source.bind(context) if isinstance(source, PathSource | TableSource | CallSource) else source
 
 
 def explain(source: Source, chunk: Chunk) -> FloodmarkError | None:
-    """After rows of a chunk were refused: which records do not fit, if the source can tell."""
+    """After rows of a chunk were refused: which records do not fit, if the source can find them."""
     return source.explain(chunk) if isinstance(source, PathSource) else None
 
 
-# ── as they are kept ──
+# ── stored form ──
 
 
 def to_source(given: Any) -> Source:
-    """A source as it is, a path template as text, or a function (also as text, like package.module:function)."""
+    """A source unchanged, a path template as text, or a function (also as text, like package.module:function)."""
     if isinstance(given, Source) and not isinstance(given, type):
         return given
     if isinstance(given, str):
@@ -83,7 +83,7 @@ def source_as_dict(source: Source) -> dict[str, Any]:
 
 
 def source_from_dict(values: Any) -> Source:
-    """The source whose settings were kept. `Invalid` if it cannot be made from them, `Corrupt` if they are none."""
+    """The source with these stored settings. `Invalid` if they do not make one, `Corrupt` if they are not settings."""
     known: dict[str, Callable[..., Source]] = {"path": PathSource, "table": TableSource, "call": CallSource}
     kind = values.get("kind") if isinstance(values, Mapping) else None
     if kind == "object":
@@ -108,12 +108,12 @@ def _not_kept(what: str) -> Invalid:
 class PathSource:
     """Files whose names follow from the chunk: JSONL, CSV or Parquet, any path that Spark reads, read strictly.
 
-    `template`: see paths.py; with `step`, a part of the chunk like 1h or 1000, it names a file for every step.
-    Wildcards may be in it; they must not reach into the files of another chunk (write {number:05d}*, not {number}*).
-    missing: "error", or "empty" for files that may not be there. `columns`: what is in the files, like "id long,
-    ts timestamp", if it is not what the table has. `tip`: how far the files go: a value, "now", "now-10m", or "@path"
-    of a small file that holds it; by default now for times, and unknown for numbers. On S3, Spark needs its connector.
-    unfinished: of a CSV file whose last line has no end, which may be cut there: "error", or "accept".
+    `template`: see paths.py; with `step`, a part of the chunk like 1h or 1000, it names a file for every step. It may
+    contain wildcards; they must not match files of another chunk (write {number:05d}*, not {number}*). missing:
+    "error", or "empty" for files that may be absent. `columns`: the columns of the files, like "id long, ts timestamp",
+    if they differ from the table's. `tip`: how far the files go: a value, "now", "now-10m", or "@path" of a small file
+    that holds it; by default now for times, and unknown for numbers. On S3, Spark needs its connector. unfinished: for
+    a CSV file whose last line has no end, which may be cut there: "error", or "accept".
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class PathSource:
         return found.hexdigest()
 
     def _check_finished(self, chunk: Chunk, paths: list[str]) -> None:
-        """A CSV file that is cut inside its last line reads like a whole one: what is left of the line is a value."""
+        """A CSV file that is cut inside its last line reads like a complete one: the rest of the line is a value."""
         from floodmark.ingest.files import unfinished_csv
 
         if self.format != "csv" or self.unfinished == ACCEPT:
@@ -247,7 +247,7 @@ class PathSource:
             filled = in_context(self._context).filled()
             common, found = self._footers.columns(paths) if self.format == "parquet" else (None, None)
             frame = read_files(spark, paths, self.format, columns, filled=filled, found=found)
-            # Over Spark Connect, files are looked for only now.
+            # Over Spark Connect, only this call looks for the files.
             self._footers.learn(common, frame.schema)
             return frame
 
@@ -266,10 +266,10 @@ class PathSource:
 
 
 def _there(spark: SparkSession, paths: list[str]) -> list[str]:
-    """Those of the paths that name something; halved, so that many that are there cost one look."""
+    """The paths that exist; found by halving, so that many existing ones cost one call."""
     try:
         with _files_there(paths):
-            # This format reads nothing before rows are asked for, and its columns are always the same.
+            # This format reads nothing before rows are requested, and its columns are always the same.
             _ = spark.read.format("binaryFile").load([_plain(path) for path in paths]).schema
     except NotFound:
         middle = len(paths) // 2
@@ -283,7 +283,7 @@ def _plain(path: str) -> str:
 
 @contextmanager
 def _files_there(paths: list[str]) -> Iterator[None]:
-    """Errors of Spark about files become ours: one that is not there, one of a kind that Spark has no code for."""
+    """Turn Spark's errors about files into ours: a file that does not exist, a kind that Spark has no connector for."""
     from floodmark.rows.failures import spark_failures
 
     try:
@@ -317,10 +317,10 @@ def _columns_unknown(template: str) -> Invalid:
 class TableSource:
     """Rows of another table of the lake by a column: a whole number, a date or a timestamp.
 
-    Each chunk is read at the lake's head of that moment. Rows that come into the range of a chunk after it was loaded
-    are not brought over, nor are rows where the column is null. So `tip` should be late enough: by default it is just
-    behind the highest number or timestamp that the table has; of a date, its midnight, since that day may go on. For a
-    history whose last rows are before its end, say how far the table goes: a value, "now-10m", or "@path".
+    Each chunk is read at the lake's head of that moment. Rows that are added to the range of a chunk after it was
+    loaded are not copied, nor are rows where the column is null. So `tip` should be late enough: by default it is
+    directly after the highest number or timestamp in the table; for a date, its midnight, since that day may go on. For
+    a history whose last rows are before its end, set how far the table goes: a value, "now-10m", or "@path".
     """
 
     def __init__(self, table: str, column: str, *, tip: Any = None) -> None:
@@ -362,10 +362,10 @@ class TableSource:
 
 
 class CallSource:
-    """Rows that a function gives for a chunk. Functions may be given as text, package.module:function.
+    """Rows that a function returns for a chunk. Functions may be given as text, package.module:function.
 
     `tip`: a function without arguments, a value, "now", "now-10m", "@path" of a small file that holds it, or None: then
-    a range with an end is taken to be complete.
+    a range with an end counts as complete.
     """
 
     def __init__(self, read: Callable[[Chunk], Any] | str, tip: Any = None) -> None:
@@ -426,7 +426,7 @@ def _imported(name: str) -> Any:
 
 
 def _function_name(function: Callable[..., Any]) -> str | None:
-    """How another process finds the function; None if it cannot."""
+    """The name by which another process finds the function; None if it cannot."""
     name = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
     if name.startswith("__main__:") or not _FUNCTION.fullmatch(name):
         return None

@@ -1,8 +1,8 @@
-"""By what a function is known again: its name, and a fingerprint of its code and of the constants in it.
+"""The identity of a function: its name, and a fingerprint of its code and of the constants in it.
 
-Pure. Told by what Python runs: a comment, its docstring or a place in a file is no difference. What the function calls,
-and values that come from outside of it, are not looked at. Another version of Python makes other code of the same text,
-so fingerprints of two versions say nothing about each other.
+Pure. Computed from what Python runs: a comment, its docstring or a place in a file makes no difference. Functions that
+it calls, and values from outside of it, are not included. Another version of Python compiles the same text to other
+code, so fingerprints of two versions cannot be compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CHARACTERS = 16
 
 
 def fingerprint(function: Callable[..., Any]) -> dict[str, str]:
-    """As JSON can keep it. What is called but has no code of its own is known by its name alone."""
+    """In a form that JSON can store. A callable without code of its own is identified by its name alone."""
     name = getattr(function, "__qualname__", type(function).__name__)
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
@@ -69,16 +69,16 @@ def _constant_text(constant: Any) -> str:
     if isinstance(constant, tuple):
         return f"({' '.join(map(_constant_text, constant))})"
     if isinstance(constant, frozenset):
-        # In another process they may come in another order.
+        # In another process they may have another order.
         return f"{{{' '.join(sorted(map(_constant_text, constant)))}}}"
     return repr(constant)
 
 
-# The view that a definition knows the chunk's rows by.
+# The view under which a definition reads the chunk's rows.
 CHUNK = "chunk"
 NEWEST, OLDEST = "newest", "oldest"
 
-# What comes into a table: the chunk's rows as they are, Spark SQL over `chunk`, or a function of its DataFrame.
+# The rows of a table: the chunk's rows unchanged, Spark SQL over `chunk`, or a function of its DataFrame.
 Definition = str | Callable[[Any], Any] | None
 
 _KEPT = (
@@ -98,11 +98,12 @@ _KEPT = (
 
 @dataclass(frozen=True)
 class HistorySpec:
-    """`column`: where a row is in the range. `keep`: how much below the tip, or before now, is kept (see prune.py).
+    """`column`: the position of a row in the range. `keep`: how much below the tip, or before now, is kept (see
+    prune.py).
 
-    `manifest`: a file that says what each chunk is (checks.py). `retries`: how often a chunk is tried; between two
-    tries retry_s, doubled each time. poll_s: how often the tip is asked for while it is waited for. `forget_tip`: this
-    start does not keep how far the history came before (tip.py).
+    `manifest`: a file that describes each chunk (checks.py). `retries`: how often a chunk is tried; between two tries
+    retry_s, doubled each time. poll_s: how often a waiting run asks for the tip. `forget_tip`: this start ignores how
+    far the history came before (tip.py).
     """
 
     name: str
@@ -127,7 +128,7 @@ class HistorySpec:
 
     @property
     def plain_tables(self) -> list[str]:
-        """The tables that the chunk's rows come into as they are."""
+        """The tables that store the chunk's rows unchanged."""
         return [table for table, definition in self.tables.items() if definition is None]
 
     @property
@@ -151,9 +152,9 @@ def kept_units(geometry: Geometry, keep: str | int | None) -> int | None:
 
 
 def spec_from_job(job: Job, source: Source | None = None) -> HistorySpec:
-    """The spec that a job was last started with; `source`: one that the catalog cannot keep.
+    """The spec that a job was last started with; `source`: one that the catalog cannot store.
 
-    `Invalid` if it cannot be made from what the catalog keeps.
+    `Invalid` if it cannot be made from what the catalog stores.
     """
     geometry, column, settings = kept_parts(job)
     tables = {table: _definition(job.name, table, kept) for table, kept in settings["tables"].items()}
@@ -172,7 +173,7 @@ def spec_from_job(job: Job, source: Source | None = None) -> HistorySpec:
 
 
 def kept_parts(job: Job) -> tuple[Geometry, str | None, Mapping[str, Any]]:
-    """A job's geometry, range column and settings: what can be told without its source."""
+    """A job's geometry, range column and settings: what is known without its source."""
     try:
         kept = json.loads(job.spec)
         pinned, settings = dict(kept["pinned"]), kept["settings"]
@@ -185,14 +186,14 @@ def kept_parts(job: Job) -> tuple[Geometry, str | None, Mapping[str, Any]]:
 
 
 def kept_definition(definition: Definition) -> Any:
-    """A definition as the catalog keeps it."""
+    """A definition as the catalog stores it."""
     if definition is None or isinstance(definition, str):
         return definition
     return fingerprint(definition)
 
 
 def is_same_definition(kept: Any, definition: Definition) -> bool:
-    """Whether a definition is the one that the catalog keeps, as far as that can be told of a function."""
+    """Whether a definition is the one that the catalog stores, as far as functions can be compared."""
     given = kept_definition(definition)
     if isinstance(kept, dict) and isinstance(given, dict):
         return is_same_function(kept, given)
@@ -214,9 +215,9 @@ def _definition(job: str, table: str, kept: Any) -> Definition:
 
 
 def check_spec(room: Room, spec: HistorySpec) -> None:
-    """Refuse what cannot be loaded, before anything exists. Does not ask the source.
+    """Refuse what cannot be loaded, before a job exists. Does not ask the source.
 
-    Spark is asked only what a new definition reads, if its words do not tell.
+    Spark is asked only which tables a new definition reads, if its text does not show it.
     """
     _check_numbers(spec)
     if not spec.tables:
@@ -259,7 +260,7 @@ def _check_numbers(spec: HistorySpec) -> None:
 def references(table: str, definition: str, tables: Mapping[str, Definition], sessions: Sessions) -> list[str]:
     """The other tables of the job that a definition reads; their names stand for their rows of the chunk.
 
-    A column may be called like a table: that is no reading of it.
+    A column may have the name of a table: using it does not read the table.
     """
     named = named_tables(definition, {name: None for name in tables if name != table})
     if not named:
@@ -273,14 +274,14 @@ def _are_known(room: Room, spec: HistorySpec) -> bool:
     try:
         kept = kept_parts(room.catalog.jobs.find(spec.name))[2]["tables"]
     except (NotFound, Corrupt):
-        return False  # who needs its settings says that they cannot be understood
+        return False  # the code that needs its settings reports that they cannot be read
     return kept.keys() == spec.tables.keys() and all(
         is_same_definition(kept[table], definition) for table, definition in spec.tables.items()
     )
 
 
 def _check_references(room: Room, spec: HistorySpec) -> None:
-    """A definition reads the chunk and the job's other tables, and must not need itself, through whatever others."""
+    """A definition reads the chunk and the job's other tables. It must not depend on itself, even through others."""
     names = {name.lower(): name for name in (CHUNK, *spec.tables)}
     needed: dict[str, list[str]] = {table: [] for table in spec.tables}
     for table, definition in spec.tables.items():
@@ -317,17 +318,17 @@ def _check_column(room: Room, spec: HistorySpec) -> None:
             )
         return
     for table in spec.plain_tables or list(spec.tables):
-        # A table that is computed may do without, unless no other has it.
+        # A computed table may lack it, unless no other table has it.
         if spec.tables[table] is None or not any(has_column(room, one, spec) for one in spec.tables):
             table_range(room, spec.geometry, table, spec.column)
 
 
 def _check_end(spec: HistorySpec) -> None:
-    """A range without an end needs a source that can tell how far it has come."""
+    """A range without an end needs a source that knows how far it has come."""
     source, geometry = spec.source, spec.geometry
     if geometry.last is not None or not isinstance(source, CallSource | PathSource):
         return
-    # Files by the time of their rows go up to now.
+    # Files named by the time of their rows go up to now.
     if source.tip_given is None and not (isinstance(source, PathSource) and geometry.unit == TIME):
         raise no_tip(spec.name)
 

@@ -1,13 +1,13 @@
 """How far the source has come: asked with a deadline for each call, waited for with a limit for all of them.
 
-Waiting leaves nothing behind. While it waits, a source that does not answer is one that has not come further; who asks
-without waiting is told after so many tries that it does not answer.
+Waiting leaves nothing behind. During a wait, a source that does not answer counts as one that has not come further; a
+caller that does not wait gets an error after so many tries.
 
 A source may go back: its files were lost, its clock was set back. The frontier of a history does not: it is the highest
 of the tip, the tips before it and the end of what is loaded. The floor is counted from the frontier, so it only rises
-too, and a chunk below the frontier that is not loaded is a gap, also while the source does not reach it: no run is done
-over it. A run keeps the frontier with its job, and the time that a floor was counted from: others can tell both without
-asking the source. Only a start that says so forgets them.
+too, and a chunk below the frontier that is not loaded is a gap, even while the source does not reach it: no run is done
+before it is loaded. A run stores the frontier with its job, and the time that a floor was counted from: other processes
+read both without asking the source. Only a start with `forget_tip` discards them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from floodmark.backfill.chunks.spec import HistorySpec, no_tip
 from floodmark.errors import Unavailable
 from floodmark.jobs.run import TimedOut
 
-# Where a job's settings have the frontier of its last plan; None if the source knew no tip then.
+# The key of the frontier of the last plan in a job's settings; None if the source had no tip then.
 SEEN = "tip"
-# Where they have the time that the floor of a range of time was counted from.
+# The key of the time that the floor of a range of time was counted from.
 CLOCK = "clock_ms"
 
 
 def settings_with_tip(spec: HistorySpec, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run, and of what is known the frontier and the time that its floor is counted from."""
+    """The settings of a run, with the known frontier and the time that its floor is counted from."""
     geometry, kept = spec.geometry, {}
     if SEEN in known and (geometry.last is None or (spec.keep is not None and geometry.unit == NUMBER)):
         kept[SEEN] = value_text(known[SEEN]) if isinstance(known[SEEN], datetime) else known[SEEN]
@@ -42,9 +42,9 @@ def settings_with_tip(spec: HistorySpec, known: Mapping[str, Any]) -> dict[str, 
 
 
 def frontier_of(geometry: Geometry, tip: Value | None, kept: Mapping[str, Any], loaded: int | None) -> Value | None:
-    """How far a history has come, whatever its source says now; `loaded` is the highest chunk that is loaded.
+    """How far a history has come, whatever its source reports now; `loaded` is the highest loaded chunk.
 
-    None: of a range with an end all of it, of others nothing is known.
+    None: a range with an end counts as complete, of other ranges nothing is known.
     """
     if geometry.last is not None and (tip is None or (SEEN in kept and kept[SEEN] is None)):
         return None
@@ -67,7 +67,7 @@ class Tip:
         self._seen: Value | None = None
 
     def ask(self) -> Value | None:
-        """The tip now. None if the source knows none: then a range with an end is all there, of others nothing is."""
+        """The tip now. None if the source has none: then a range with an end is complete, and no other range."""
         spec = self._spec
         for attempt in retrying(self._brake, spec.retries, spec.retry_s, "the source's tip"):
             with attempt:
@@ -75,7 +75,7 @@ class Tip:
         raise Unavailable("the source's tip is not known")  # pragma: no cover - the last try raises
 
     def wait(self, stop: int, is_due: Callable[[], bool], missing: Callable[[], Sequence[int]]) -> Value | None:
-        """Wait until chunks with this number and above are complete, or something else is due; the tip then.
+        """Wait until chunks with this number and above are complete, or something else is due; returns the tip then.
 
         TimedOut if that takes too long; it names what is `missing`.
         """
@@ -86,7 +86,7 @@ class Tip:
                 raise self._timed_out(missing(), problem)
             self._brake.wait(spec.poll_s if spec.follow else min(spec.poll_s, self._left_s))
             try:
-                # Whoever follows has no limit: a source that is away for long is then an error of its own.
+                # A follower has no limit: a source that does not answer for long is an error of its own then.
                 tip = self.ask() if spec.follow else self._ask(self._limited_s(began_s))
             except Exception as error:
                 if spec.follow or not is_worth_a_retry(error):
@@ -99,7 +99,7 @@ class Tip:
             self._left_s -= time.monotonic() - began_s
 
     def _limited_s(self, began_s: float) -> float:
-        """A call may take its deadline, or what is left of the whole wait; a moment at least."""
+        """The time limit of a call: its deadline, or the rest of the whole wait; a moment at least."""
         left_s = self._left_s - (time.monotonic() - began_s)
         return min(self._spec.call_deadline_s, max(left_s, 0.05))
 
@@ -107,7 +107,7 @@ class Tip:
         given: Any = call_source("tip", deadline_s, self._brake, self._source.tip)
         geometry = self._spec.geometry
         if given is None:
-            # Whoever follows waits for the first row.
+            # A follower waits for the first row.
             if geometry.last is None and not self._spec.follow:
                 raise no_tip(self._spec.name)
             return None

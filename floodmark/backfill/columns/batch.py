@@ -1,11 +1,11 @@
 """One batch of a column backfill: some files of a table, rewritten with the new column and published.
 
-One publication. Rows and their sequences stay (I6),
-unless they are announced: then they come with the commit's sequence. As many rows come out as went in, and as many
-nulls in every other column, or it is `Corrupt`. An append or a write to other files meanwhile: the new list is built on
-it. A file gone meanwhile is lost to this batch, with those that were rewritten together with it; the others are
-published. A run that was taken over publishes nothing. Crash anywhere: the old files or the new, never both, never
-neither; a healer undoes what was not published, and no row was counted.
+One publication. Rows and their sequences stay (I6), unless they are announced: then they get the commit's sequence. The
+batch writes as many rows as it read, and as many nulls in every other column, or it is `Corrupt`. After an append or a
+write to other files meanwhile, the new list is built on it. A file removed meanwhile is lost to this batch, with those
+that were rewritten together with it; the others are published. A run that was taken over publishes nothing. Crash
+anywhere: the old files or the new, never both, never neither; recovery undoes what was not published, and no row was
+counted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a batch: rows that were filled, files that somebody else replaced meanwhile, the commit if any."""
+    """The result of a batch: filled rows, files that another writer replaced meanwhile, the commit if any."""
 
     rows: int = 0
     lost: int = 0
@@ -98,8 +98,9 @@ class _State:
 
 
 class FillBatch(PublishPlan):
-    """One batch. `parts`: what Spark fills comes in so many parts, lost or published each. `take_turn`: writers let it
-    by. `check` is called between two files and may raise: then nothing has happened."""
+    """One batch. `parts`: how many parts Spark fills; each is lost or published as a whole. `take_turn`: writers wait
+    for it. `check` is called between two files and may raise: then nothing has happened.
+    """
 
     # Its caller asks for the turn, for a batch that fills nothing again and again.
     takes_turn = False
@@ -117,7 +118,7 @@ class FillBatch(PublishPlan):
         self._snapshot = new_snapshot_id()
         self._state: _State
         self._head: Head
-        # What is left to publish: what was sealed last, if a publish's reply was lost.
+        # What is left to publish: the last seal, if the reply of its publish was lost.
         self._rewritten: Sequence[_Rewritten] = ()
         self._used_spark = False
         self._lost = 0
@@ -135,7 +136,7 @@ class FillBatch(PublishPlan):
     def stage(self, work: Publication) -> None:
         if self._take_turn:
             work.take_turn([self._work.table_id])
-        # Read after begin: from there on the operation holds what it reads.
+        # Read after begin: from then on the operation holds what it reads.
         self._state = self._read(work.operation)
         self._head = self._state.head
         self._rewritten = self._rewrite(work.operation, self._state, self._batch, self._parts)
@@ -191,7 +192,7 @@ class FillBatch(PublishPlan):
 
     def _fill(self, operation: Operation, state: _State, files: tuple[LiveFile, ...]) -> _Rewritten:
         fill, sources = self._work.fill, [state.source(file) for file in files]
-        before, self._used_spark = self._used_spark, True  # until it is known: an error must not say that it was not
+        before, self._used_spark = self._used_spark, True  # until known: an error must not report that it was unused
         filled, used_spark = run_fill(
             self._catalog.storage,
             self._room.engine.sessions,
@@ -201,7 +202,7 @@ class FillBatch(PublishPlan):
             [fill],
             table=self._work.table,
             source_schema=state.schema,
-            # At the version that this operation holds: no file of it can go while it is read.
+            # At the version that this operation holds: none of its files can be deleted while they are read.
             tables=lambda name: self._room.engine.reader.read(
                 name, Moment(version=operation.base_version), with_seq=False
             ),
@@ -212,7 +213,7 @@ class FillBatch(PublishPlan):
         return _Rewritten(files, filled.records, rows, filled.unfilled.get(fill.field_id, 0))
 
     def _cut(self, state: _State, file: LiveFile, piece_rows: int) -> _Rewritten:
-        """The file's rows as they are, without the column, in files of so many rows."""
+        """The file's rows unchanged, without the column, in files of so many rows."""
         source = state.source(file)
         target = replace(state.target, settled=True).without(source.absent)
         rows = _Rows(read_rows(self._catalog.storage, file.path, target.shape().schema, True, file.sequence))
@@ -254,26 +255,26 @@ class FillBatch(PublishPlan):
             same_rows=not announced,
             base_snapshot=head.snapshot,
         )
-        # Not repeatable: what a dead run sealed is undone, and its rows are filled by the next run.
+        # Not repeatable: recovery undoes what a dead run sealed, and the next run fills its rows.
         return Planned((edit,), (FillRider(self._work.held.id, self._work.held.run, filled, unfilled),))
 
     def recheck(self, edit: Edit, head: Head) -> None:
-        """Whatever rows came meanwhile: the files that are replaced are live, and each row gets its own value."""
+        """Any rows may have been added meanwhile: the replaced files are live, and each row gets its own value."""
 
     def plan_again(self, lost: PlanAgain) -> None:
-        """Go on with what can be published yet, on the new head. Of another shape, the staged files are not right."""
+        """Publish the rest on the new head. After a schema change, the staged files do not fit: nothing is left."""
         before, self._head = self._head, self._look()
         same = (self._head.schema_id, self._head.spec_id) == (before.schema_id, before.spec_id)
         files = set(self._catalog.files.data_files(self._head)) if same else set()
         live = [one for one in self._rewritten if one.paths <= files]
         if len(live) == len(self._rewritten):
-            live = []  # refused for a reason that is not seen here: it is not tried blindly
+            live = []  # refused for a reason that is not visible here: do not retry blindly
         self._lost += sum(len(one.files) for one in self._rewritten) - sum(len(one.files) for one in live)
         self._rewritten = live
 
 
 class _Rows:
-    """A stream of rows, taken so many at a time."""
+    """A stream of rows, read so many at a time."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -295,7 +296,7 @@ class _Rows:
 
 
 def _is_little(batch: Batch) -> bool:
-    """Arrow fills it in this process, file by file, as quickly in one part as in many."""
+    """Whether Arrow fills it in this process, file by file, as quickly in one part as in many."""
     return batch.rows <= IN_PROCESS_ROWS_MAX and batch.size_bytes <= IN_PROCESS_BYTES_MAX
 
 
@@ -304,7 +305,7 @@ def _check_same(
 ) -> None:
     """As many rows as before, and as many nulls in every plain column that all the files had, by their counts.
 
-    To read everything back, as compaction does, would take half as long again as filling it.
+    Reading everything back, as compaction does, would take half as long again as filling it.
     """
     rows = sum(record.rows for record in records)
     if rows != sum(file.rows for file in files):

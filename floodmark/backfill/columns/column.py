@@ -1,4 +1,4 @@
-"""What a column backfill is: the part that stays for good, and the settings of a run. Pure."""
+"""A column backfill: its definition, which never changes, the settings of a run, and the run itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """What a column backfill is. `announce`: filled rows get new sequences, so that consumers see them."""
+    """The specification of a column backfill. `announce`: filled rows get new sequences, so that consumers see them."""
 
     table: str
     column: str
@@ -61,7 +61,7 @@ class ColumnSpec:
         return Limits(self.batch_rows, self.batch_bytes)
 
     def pinned(self, table_id: str) -> dict[str, Any]:
-        """What the job is for good."""
+        """The part of the job that never changes."""
         return {
             "table": self.table,
             "table_id": table_id,
@@ -75,7 +75,7 @@ class ColumnSpec:
 
 
 def fold(expression: str, join: str | None, on: str | None) -> str:
-    """The expression over the row alone: from rows of another table that match, it becomes a query over these."""
+    """The expression over the row alone: with a join, it becomes a query over the matching rows of the other table."""
     if (join is None) != (on is None):
         raise Invalid("join and on go together", advice='Like: --join "orders o" --on "o.user_id = users.id".')
     if join is None or on is None:
@@ -87,7 +87,7 @@ def fold(expression: str, join: str | None, on: str | None) -> str:
 
 
 def spec_from_job(job: Job) -> ColumnSpec:
-    """What a job was started as last."""
+    """The spec that a job was last started with."""
     if job.kind != COLUMN:
         raise Invalid("this is no column backfill", job=job.name, kind=job.kind)
     try:
@@ -101,7 +101,8 @@ __all__ = ["ColumnSpec", "fold", "plan", "run_column", "spec_from_job"]
 
 TRIES_MAX = 5
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 30.0
-# Rounds in a row that filled nothing: then writers are asked to wait; then it is given up.
+# Rounds in a row that filled nothing: after the first number writers are asked to wait; after the second the run gives
+# up.
 LOST_BEFORE_TURN = 3
 LOST_MAX = 20
 
@@ -109,7 +110,7 @@ T = TypeVar("T")
 
 
 def run_column(room: Room, spec: ColumnSpec, actor: str, callback: Step | None) -> BackfillRun:
-    """Add the column if it is not there, and fill all rows that lack it. Input that is wrong changes nothing."""
+    """Add the column if it does not exist, and fill all rows that lack it. Wrong input changes nothing."""
     room.engine.get_ready()
     found, job = _look_and_find(room, spec)
     pinned = spec.pinned(found.head.table_id)
@@ -158,7 +159,7 @@ class _Found:
     fill: Fill | None
     kind: IcebergType | None
     unfilled: tuple[LiveFile, ...]
-    # The column is there, was unbound from its expression, and may be bound anew.
+    # The column exists, was unbound from its expression, and may be bound again.
     unbound: bool = False
 
     @property
@@ -167,9 +168,9 @@ class _Found:
 
 
 def _look_and_find(room: Room, spec: ColumnSpec) -> tuple[_Found, Job | None]:
-    """The table, then the job: another process may be starting it, and a job is there before its column.
+    """The table, then the job: another process may be starting it, and a job exists before its column.
 
-    Only a column with a default has none: it came with its table's shape, and its older rows wait for one.
+    Only a column with a default has no job: it came with its table's schema, and its older rows wait for one.
     """
     found, job = _look(room, spec), _find_job(room, spec)
     if job is None and found.fill is not None and not found.unfilled:
@@ -178,7 +179,7 @@ def _look_and_find(room: Room, spec: ColumnSpec) -> tuple[_Found, Job | None]:
 
 
 def _look(room: Room, spec: ColumnSpec) -> _Found:
-    """Refuses a column that is there and is not filled by this expression. Reads metadata only."""
+    """Refuses an existing column that this expression does not fill. Reads metadata only."""
     files = room.catalog.files
 
     def read(head: Head) -> _Found:
@@ -237,7 +238,7 @@ def _find_job(room: Room, spec: ColumnSpec) -> Job | None:
 
 
 def _type_of(room: Room, spec: ColumnSpec, found: _Found) -> IcebergType:
-    """The type that the new column will have; Invalid if there cannot be such a column."""
+    """The type of the new column; Invalid if such a column cannot exist."""
 
     def read(name: str) -> DataFrame:
         return room.engine.reader.read(name, Moment(), with_seq=False)
@@ -255,7 +256,7 @@ def _type_of(room: Room, spec: ColumnSpec, found: _Found) -> IcebergType:
             advice=f"Choose another name, or make it a {known.field_type}.",
         )
     columns = arrow_schema(schema).append(pa.field(spec.column, arrow_type(kind)))
-    # Before there is a job: a name or a type that a table cannot have is refused as the table would do it.
+    # Before a job exists: a name or a type that a table cannot have is refused as the table would refuse it.
     if evolve_schema(schema, columns, found.schema.highest_field_id, 0) is None:
         raise Invalid("a column needs a name", table=spec.table, column=repr(spec.column))
     return kind
@@ -273,7 +274,7 @@ class _Run:
         self._held = held
         self._kind = kind
         self._intent = Intent("fill", MAIN, actor, f"fill {spec.name}")
-        # Rounds in a row that filled nothing, and into how many parts a batch is divided: more if some were lost.
+        # Rounds in a row that filled nothing, and the number of parts of a batch: more if some were lost.
         self._lost = 0
         self._parts = 1
 
@@ -285,10 +286,10 @@ class _Run:
             raise self._let_writers_by(error) from error
 
     def _let_writers_by(self, error: Invalid) -> Invalid:
-        """What cannot be computed would be refused in every write, too: unbound, unless rows were filled by it."""
+        """An expression that cannot be computed would fail every write too: unbind it, unless it filled rows."""
         undo = f"`floodmark backfill unbind {self._spec.table} {self._spec.column}` lets writers leave it out."
         advice = f"{error.advice} {undo}"
-        with suppress(FloodmarkError):  # then somebody has to
+        with suppress(FloodmarkError):  # then an operator has to
             job = _find_job(self._room, self._spec)
             if self._look().fill is None or job is None:
                 return error
@@ -312,7 +313,7 @@ class _Run:
             busy = True
 
     def _add_column(self) -> bool:
-        """The column is there when this returns; whether it was this call that added it."""
+        """Add the column if it does not exist; returns whether this call added it."""
         found = self._look()
         if found.fill is not None:
             return False
@@ -331,7 +332,7 @@ class _Run:
         return found
 
     def _tell(self, progress: Progress) -> _Found:
-        """How far it is: rows that were counted by publishes, and those in files that lack the column."""
+        """Report progress: rows that publishes counted, and those in files that lack the column."""
         found = self._look()
         if found.fill is None:
             raise Corrupt("the column vanished from the table", table=self._spec.table, column=self._spec.column)
@@ -344,7 +345,7 @@ class _Run:
         return found
 
     def _fill(self, found: _Found, progress: Progress) -> None:
-        """One batch. If it filled nothing, the next one is smaller, and after a few it comes in turn."""
+        """One batch. If it filled nothing, the next one is smaller, and after a few it takes a turn."""
         assert found.fill is not None
         turn = self._lost >= LOST_BEFORE_TURN
         limits = replace(self._spec.limits, files_max=1) if turn else self._spec.limits
@@ -360,7 +361,7 @@ class _Run:
         else:
             self._parts = max(1, self._parts // 2)
         if done.commit is None or batch.piece_rows is not None:
-            # A cut fills nothing yet; somebody may put the pieces together again.
+            # A cut fills nothing yet; another process may merge the pieces again.
             self._count_lost()
         else:
             self._lost = 0
@@ -378,7 +379,9 @@ class _Run:
 
 
 def _patiently(room: Room, held: Held, progress: Progress, work: Callable[[], T]) -> T:
-    """Do it; again, after healing, if something did not answer or a healer took this run's operation for a dead one."""
+    """Run it; again, after recovery, if something did not answer or a recovering process took this
+    operation for dead.
+    """
     wait_s = BACKOFF_S
     for tries in range(1, TRIES_MAX + 1):
         try:
@@ -398,7 +401,7 @@ def _patiently(room: Room, held: Held, progress: Progress, work: Callable[[], T]
 
 
 def _wait(progress: Progress, wait_s: float) -> None:
-    """Wait all of it, also while nobody can tell whether somebody asked to cancel."""
+    """Wait the whole time, even while a request to cancel cannot be checked."""
     end_s = monotonic() + wait_s
     while (left_s := end_s - monotonic()) > 0:
         with suppress(Unavailable):

@@ -1,9 +1,9 @@
 """Which files of a table are filled next: pure planning, from records of files that lack the column.
 
-A batch is whole files, of bounded rows, bytes and number. They come partition by partition, the oldest rows first, so
-that what one batch rewrites is of about one age and one place. A file that is larger than a batch is not filled but cut
-into files of at most a batch, once nothing else is left; they are filled before the next one is cut. So no publish
-fills more than a batch, whatever others wrote, and a cut is followed by a batch unless somebody undid it.
+A batch is whole files, of bounded rows, bytes and number. They are ordered partition by partition, the oldest rows
+first, so that one batch rewrites rows of about one age and one place. A file that is larger than a batch is not filled
+but cut into files of at most a batch, once nothing else is left; these are filled before the next one is cut. So no
+publish fills more than a batch, whatever others wrote, and a cut is followed by a batch unless another writer undid it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from dataclasses import dataclass
 
 from floodmark.commit.live_files import LiveFile
 
-# What a publish names is written down in its seal: many tiny files are many batches.
+# The seal records what a publish names: many tiny files are many batches.
 FILES_MAX = 256
-# A file of a few rows is mostly its frame: below this it would not get smaller by having fewer rows.
+# A file of a few rows is mostly its frame: below this size, fewer rows would not make it smaller.
 CUT_BYTES_MIN = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one batch may have."""
+    """The limits of one batch."""
 
     rows_max: int
     bytes_max: int
     files_max: int = FILES_MAX
 
     def piece_rows(self, file: LiveFile) -> int | None:
-        """How many rows the files may have that this one is to be cut into; None if it fits into a batch as it is."""
+        """Maximum rows of the files that this one is to be cut into; None if it fits into a batch."""
         rows = self.rows_max
         if file.size_bytes > max(self.bytes_max, CUT_BYTES_MIN):
-            # By a margin: a file of fewer rows takes somewhat more bytes for each.
+            # With a margin: a file of fewer rows needs somewhat more bytes for each.
             rows = min(rows, file.rows * self.bytes_max * 3 // (file.size_bytes * 4))
         rows = max(1, rows)
         return rows if rows < file.rows else None
@@ -54,11 +54,11 @@ class Batch:
 
     @property
     def pieces(self) -> int:
-        """How many files it gives if it is a cut."""
+        """How many files a cut makes of it."""
         return 0 if self.piece_rows is None else -(-self.rows // self.piece_rows)
 
     def units(self, count: int) -> list[tuple[LiveFile, ...]]:
-        """Its files in so many parts of about as many rows, in their order: what is rewritten, or lost, together."""
+        """Its files, in order, in so many parts of about equal rows: each part is rewritten, or lost, together."""
         parts: list[list[LiveFile]] = [[]]
         rows, share = 0, self.rows / max(1, count)
         for file in self.files:
@@ -92,7 +92,7 @@ def plan_batches(files: Sequence[LiveFile], limits: Limits) -> Iterator[Batch]:
 
 
 def in_order(files: Sequence[LiveFile]) -> list[LiveFile]:
-    """Partition by partition, that with the oldest rows first; the oldest first in each."""
+    """Partition by partition, the one with the oldest rows first; the oldest first in each."""
     oldest: dict[tuple[object, ...], tuple[int, str]] = {}
     for file in files:
         place, age = _place(file), _age(file)

@@ -1,11 +1,11 @@
-"""A column that is filled by its expression no more: the way out of one that cannot be computed for somebody's rows.
+"""Unbind a column from its expression: for an expression that cannot be computed for some rows.
 
-One publish; the column's job is held meanwhile, so that no run of it goes on with what is unbound. What is filled
-stays, what is not is null, and writers compute nothing. The job ends in that publish: crash before it, and the column
-is bound and its job interrupted; after it, and nothing is left to do.
+One publish; it holds the column's job meanwhile, so that no run of it continues with an unbound column. Filled rows
+stay, the others are null, and writers compute nothing. The job ends in that publish: after a crash before it, the
+column is bound and its job interrupted; after a crash behind it, nothing is left to do.
 
-A run of the job that unbinds its own column may die before its end: it cannot go on if files hold the column by then.
-Such a job ends when somebody resumes it.
+A run of the job that unbinds its own column may die before its end: it cannot continue if files hold the column by
+then. Such a job ends when an operator resumes it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def unbind(room: Room, table: str, column: str, actor: str) -> Commit:
-    """`Invalid` if no expression fills it, `Busy` if a run is filling it. A job that is not done ends as cancelled."""
+    """`Invalid` if no expression fills it, `Busy` if a run is filling it. An unfinished job ends as cancelled."""
     room.engine.get_ready()
     jobs = room.catalog.jobs
     column = _at_head(room, table, lambda metadata, schema, head: bound_column(metadata, schema, head, column).name)
@@ -47,7 +47,7 @@ def unbind(room: Room, table: str, column: str, actor: str) -> Commit:
     try:
         commit = unbind_column(room.catalog, intent, table, column, (EndRider(held.id, held.run, state, told),))
     except BaseException:
-        with suppress(Fenced):  # then the publish got through, though nobody could tell: it ended the job
+        with suppress(Fenced):  # then the publish succeeded although its reply was lost: it ended the job
             jobs.end(held, job.state if job.is_over else CANCELLED, None, None, job.error)
         raise
     jobs.ended(held)
@@ -55,7 +55,7 @@ def unbind(room: Room, table: str, column: str, actor: str) -> Commit:
 
 
 def end_unbound(room: Room, job: Job) -> BackfillRun | None:
-    """End a job whose run died, if its column was unbound and cannot be bound anew; None if it can go on."""
+    """End a job whose run died, if its column was unbound and cannot be bound again; None if it can continue."""
     if job.status != INTERRUPTED:
         return None
     table, column, table_id = (str(job.settings.get(name)) for name in ("table", "column", "table_id"))
@@ -86,7 +86,7 @@ def _at_head(room: Room, table: str, look: Callable[[TableMetadata, Schema, Head
 
 
 def _hold(room: Room, job: Job) -> Held:
-    """Hold a job as it was started last. Busy if a living run has it."""
+    """Hold a job with its last start settings. Busy if a living run holds it."""
     spec = json.loads(job.spec)
     return room.catalog.jobs.start(
         job.name, job.kind, job.table_names, spec["pinned"], spec["settings"], job.unit, job.actor

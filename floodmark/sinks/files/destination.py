@@ -1,16 +1,17 @@
-"""A files sink: every unit is a folder of objects, and a manifest last. Whole, or not there.
+"""A files sink: every unit is a folder of objects, and last a manifest. A unit is complete or does not count.
 
-    look       the folders of this epoch say which units are there: none beyond the mark but this one, by its identity,
-               and the last one that was settled; else Corrupt
-    folder     its name is made of ids and the range alone: the same at every try
-    seal       the pieces of a wave are written down
-    ship       their objects are put under names that nobody has: in this process, or by Spark's tasks
+    look       the folders of this epoch show which units exist: none beyond the mark except this one, by its
+               identity, and the last settled one; else Corrupt
+    folder     its name consists of ids and the range alone: the same at every try
+    seal       the pieces of a wave are recorded
+    ship       their objects are put under unused names: in this process, or by Spark's tasks
     acknowledge
-    manifest   when every piece is there, `_unit.json` names all objects; from then on the unit counts
+    manifest   when every piece exists, `_unit.json` names all objects; from then on the unit counts
 
-A crash anywhere leaves whole objects without a manifest, which no reader takes. The next try goes on at the pieces
-that are not acknowledged, makes their objects again and finds them there: the same bytes or rows, or it stops (I8, I9).
-What earlier tries and other machines wrote is looked for in a listing: a manifest never names what is not there.
+A crash anywhere leaves whole objects without a manifest, which no reader reads. The next try continues at the pieces
+that are not acknowledged, makes their objects again and finds them present: the same bytes or rows, or it stops (I8,
+I9). A listing finds the objects that earlier tries and other machines wrote: a manifest never names an object that does
+not exist.
 How rows become objects is in floodmark/rows/reading/parts.py, how they are read in floodmark/sinks/files/units.py.
 """
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from floodmark.rows.reading.shipment import Piece, Shipment
 
 # What one acknowledgement covers. In this process by size; in Spark by how many tasks run at once, so that its cores
-# seldom wait for the last task of a wave. Few pieces are one wave, without asking how many.
+# seldom wait for the last task of a wave. A few pieces are one wave, without asking for the number of tasks.
 HERE_BYTES = 16 * 1024 * 1024
 WAVE_PIECES_MIN = 16
 WAVE_ROUNDS = 4
@@ -46,11 +47,11 @@ Objects = Mapping[int, tuple["PartObject", ...]]
 
 
 def safe_name(name: str) -> str:
-    """A name that every file system, object store and reader takes as it is, and that no other name becomes.
+    """A name that every file system, object store and reader accepts unchanged, and that is unique to the given name.
 
-    Small letters, digits and underscores stay; of all else the bytes are written as -xx. So names that differ in case
-    are apart on a disk that ignores it, and nothing in a path looks like an escape to those who decode them. A name
-    too long for a disk is cut, and ends in -h and a digest.
+    Lowercase letters, digits and underscores stay; every other character is written as its bytes, -xx. So names that
+    differ only in case stay apart on a disk that ignores it, and no path contains what a decoder takes for an escape. A
+    name too long for a disk is cut, and ends in -h and a digest.
     """
     safe = "".join(chr(byte) if byte in _PLAIN else f"-{byte:02x}" for byte in name.encode())
     if len(safe) <= _NAME_BYTES_MAX:
@@ -60,12 +61,12 @@ def safe_name(name: str) -> str:
 
 
 def unit_folder(path: str, unit: Unit) -> str:
-    """Where a unit goes. Ranges of one table sort by name: the first sequence is the one after `since`."""
+    """The folder of a unit. Ranges of one table sort by name: the first sequence is the one after `since`."""
     return join(epoch_folder(path, unit), _range_name(unit.since, unit.until))
 
 
 def epoch_folder(path: str, unit: Unit) -> str:
-    """Where the units of one table, sink and epoch are."""
+    """The folder of the units of one table, sink and epoch."""
     return join(path, safe_name(unit.table), unit.table_id, f"{unit.lake}-{unit.sink_id}-e{unit.epoch}")
 
 
@@ -74,7 +75,7 @@ def _range_name(since: int, until: int) -> str:
 
 
 class FilesDestination:
-    """Ships units into a folder or bucket. `storage` is the lake's; the destination has its own if it is set so."""
+    """Ships units into a folder or bucket. `storage` is the lake's; the settings may give the destination its own."""
 
     def __init__(self, settings: FilesSettings, storage: Storage, sessions: Sessions) -> None:
         self._path = root_location(settings.path)
@@ -83,8 +84,8 @@ class FilesDestination:
         self._sessions = sessions
 
     def ship(self, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch) -> Shipped:
-        """Bring every row of the unit into its folder, and its manifest last. Nothing ships: nothing is written."""
-        # Late: whoever only asks for state does not wait for what moves rows.
+        """Write every row of the unit into its folder, and the manifest last. A unit without rows writes nothing."""
+        # Imported late: a caller that only reads state does not wait for the code that moves rows.
         from floodmark.rows.reading.parts import PartTarget, cut_pieces, object_schema, objects_to_json
 
         rules = unit.rules
@@ -98,10 +99,10 @@ class FilesDestination:
         for wave in self._waves(shipment, [piece for piece in pieces if piece.number not in done]):
             watch.check()
             log.seal([_part(piece) for piece in wave.pieces if piece.number not in parts])
-            # Crash here: pieces that no object exists of.
+            # Crash here: pieces that have no objects yet.
             hit("unit.sealed")
             objects = self._write(wave, target, unit)
-            # Crash here: whole objects that the catalog does not know; the next try finds them.
+            # Crash here: whole objects that the catalog has not recorded; the next try finds them.
             hit("unit.sent")
             log.acknowledge([_part(piece, objects_to_json(objects[piece.number])) for piece in wave.pieces])
             hit("unit.acknowledged")
@@ -118,7 +119,7 @@ class FilesDestination:
         return shipped
 
     def _look(self, unit: Unit, log: UnitLog) -> None:
-        """What is at the destination is what this catalog sent there: nothing beyond the mark, and nothing lost."""
+        """Check that the destination holds what this catalog sent: nothing beyond the mark, and nothing lost."""
         root, own = epoch_folder(self._path, unit), unit_folder(self._path, unit)
         for entry in self._storage.list(root, after=f"{unit.since + 1:020d}"):
             if not entry.location.endswith(f"/{MANIFEST}"):
@@ -129,7 +130,7 @@ class FilesDestination:
         self._check_there(unit, root, log.settled_units())
 
     def _check_there(self, unit: Unit, root: str, settled: Sequence[Settled]) -> None:
-        """Nothing was lost. Consumers delete units from the oldest on, and leave the newest: it proves the folder."""
+        """Check that nothing was lost. Consumers delete the oldest units and leave the newest: it proves the folder."""
         names = [_range_name(one.since, one.until) for one in settled]
         there = [self._storage.exists(join(root, name, MANIFEST)) for name in names]
         oldest = max((at for at, found in enumerate(there) if found), default=len(there))
@@ -148,7 +149,7 @@ class FilesDestination:
             )
 
     def _acknowledged(self, folder: str, parts: Mapping[int, Part], pieces: int) -> dict[int, tuple[PartObject, ...]]:
-        """The objects of the pieces that need not be made again: acknowledged, and really here.
+        """The objects of pieces that need not be made again: acknowledged, and present in this folder.
 
         They are elsewhere if the sink was given another folder or bucket in the middle of the unit.
         """
@@ -169,7 +170,7 @@ class FilesDestination:
         if is_little(shipment):
             yield from _waves_here(pieces)
             return
-        # Deletions are matched where the whole plan is.
+        # Deletions are matched where the whole plan is available.
         rows = [piece for piece in pieces if not piece.has_deletions]
         size = WAVE_PIECES_MIN
         if len(rows) > size:
@@ -209,7 +210,7 @@ class FilesDestination:
         location, text = join(folder, MANIFEST), complete.to_json().encode()
         if not self._storage.put_if_absent(location, text):
             stored = FileUnit.from_json(folder, self._storage.read(location))
-            # How the schema is written down may be another version's.
+            # Another version may write the schema in another form.
             if stored.unit != complete.unit:
                 raise rolled_back(unit, stored.unit or folder, manifest=location)
             if replace(stored, schema_json="") != replace(complete, schema_json=""):
@@ -218,10 +219,11 @@ class FilesDestination:
                     manifest=location,
                     advice="Nothing was overwritten. Find out who else writes into this folder.",
                 )
-        # What broken tries left under temporary names; whoever still writes one writes what is there already.
+        # What failed tries left under temporary names; a process that still writes one writes an object that exists
+        # already.
         for left in list(self._storage.list(folder, temporary=True)):
             self._storage.delete(left.location)
-        # Crash here: the unit is complete and not settled; the next try finds everything there.
+        # Crash here: the unit is complete and not settled; the next try finds everything present.
         hit("unit.manifest")
 
 

@@ -1,13 +1,13 @@
-"""Units that a files sink has written, for those who take them: which are complete, in order, and their rows.
+"""Units that a files sink has written, for their consumers: which are complete, in order, and their rows.
 
 A unit is a folder with objects and, last of all, `_unit.json`: the manifest that names every object with its size and
-digest. Without it the unit is not complete, and nothing in its folder counts. A folder's name says what is in it, and
-stays the same at every try, so a consumer that keeps the folders it has taken takes every row once:
+digest. Without it the unit is not complete, and nothing in its folder counts. A folder's name identifies its contents
+and stays the same at every try, so a consumer that records the folders it has read reads every row once:
 
     <path>/<table>/<table id>/<lake id>-<sink id>-e<epoch>/<first sequence>-<last sequence>/
 
-Units of one table, sink and epoch are applied in the order of their names; a range that brought nothing has no folder.
-A new epoch sends again from where it was told to. Reading changes nothing; what is not as its manifest says is Corrupt.
+Units of one table, sink and epoch are applied in the order of their names; a range without rows has no folder. A new
+epoch sends again from its chosen start. Reading changes nothing; a unit that differs from its manifest is Corrupt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BATCH_ROWS = 64 * 1024
 
 @dataclass(frozen=True)
 class FileUnit:
-    """A complete unit: what `_unit.json` says, and the folder that it is in."""
+    """A complete unit: the contents of `_unit.json`, and its folder."""
 
     folder: str
     lake: str
@@ -59,7 +59,7 @@ class FileUnit:
 
     @property
     def rows(self) -> int:
-        """Deletions are among them."""
+        """Deletions count too."""
         return sum(one.rows for one in self.objects)
 
     @property
@@ -72,7 +72,7 @@ class FileUnit:
 
     @property
     def locations(self) -> list[str]:
-        """Of the objects, in the order of their rows."""
+        """Locations of the objects, in the order of their rows."""
         return [join(self.folder, one.name) for one in self.objects]
 
     @property
@@ -147,8 +147,8 @@ class FileUnit:
 def read_units(path: str, storage: Storage | None = None, table: str | None = None) -> list[FileUnit]:
     """The complete units below a files sink's path, of one table or of all, in the order to apply them.
 
-    What is being written, or was left half done, is not among them. `storage` is needed for a bucket with an endpoint
-    of its own.
+    Units that are being written or were left incomplete are not included. `storage` is needed for a bucket with an
+    endpoint of its own.
     """
     storage = storage or Storage()
     folders = [
@@ -213,7 +213,7 @@ def _jsonl(data: bytes, unit: FileUnit) -> Iterator[pa.RecordBatch]:
 
 
 def _all_columns(unit: FileUnit) -> Schema:
-    """The unit's columns as a table: all of them may be null, since a deletion has its key alone."""
+    """The unit's columns as a table. All of them may be null, since a deletion has only its key."""
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField, StringType
 
@@ -224,7 +224,7 @@ def _all_columns(unit: FileUnit) -> Schema:
 
 
 def _value(kind: IcebergType, value: Any) -> Any:
-    """JSON has no bytes and not all floats: they are text in it."""
+    """JSON has no bytes and not all floats: it holds them as text."""
     from pyiceberg.types import BinaryType, DoubleType, FloatType, ListType, MapType, StructType
 
     if value is None:

@@ -1,15 +1,16 @@
-"""A sink over HTTP: a unit's parts as NDJSON by POST, several under way at once, each under its own key (I8, I9).
+"""A sink over HTTP: a unit's parts as NDJSON by POST, several in flight at once, each under its own key (I8, I9).
 
-Three threads: the caller's decides and writes to the catalog, one cuts bodies out of rows, one has an event loop with
-the requests. So a stop is seen while an answer is awaited. Boundaries and digests of a part are written down before it
-is sent; a known part whose bytes are others now is never sent. Memory is bounded by `parallel` bodies and one (I14).
+Three threads: the caller's thread decides and writes to the catalog, one thread cuts rows into bodies, one runs an
+event loop with the requests. So a stop is seen while an answer is awaited. Boundaries and digests of a part are
+recorded before it is sent; a recorded part whose bytes differ now is never sent. Memory is bounded by `parallel` bodies
+and one (I14).
 
-A part that fails at every try without a word about its rows (5xx, a timeout) is suspect. If another one is accepted
-after that, the endpoint works: the part is halved, down to the row, which is set aside. So an endpoint that fails for
-everything sets no row aside. Halves have other keys: a lake knows rows by their numbers, and is asked to pass a row
-before that is set aside; elsewhere it takes `split_unanswered`, and where nothing else is left to send, a part that was
-accepted is sent again under its key: the control. Rows of the quarantine that are sent again go back there if they get
-no answer; if there was no word about any of them, they keep their reason, and the try fails.
+A part that fails at every try without an answer about its rows (5xx, a timeout) is suspect. If another part is accepted
+after that, the endpoint works: the part is halved, down to the row, which is set aside. So no row is set aside for an
+endpoint that fails every request. Halves have other keys. A lake identifies rows by their numbers, and is asked to skip
+a row before the row is set aside. Other endpoints need `split_unanswered`; if nothing else is left to send, an accepted
+part is sent again under its key: the control. Rows of the quarantine that are sent again go back there if they get no
+answer; if no answer spoke about any of them, they keep their reason, and the try fails.
 Crash model: a crash leaves parts that are sealed and not acknowledged. They may have arrived; they are sent again under
 the same keys. Parts that arrived while another one ended the run are acknowledged before the error is raised.
 """
@@ -52,17 +53,17 @@ from floodmark.storage import Storage
 if TYPE_CHECKING:
     pass
 
-# How long a stop may go unseen while nothing else happens.
+# How long a stop may go unnoticed while nothing else happens.
 LOOK_S = 0.05
-# How often a part is halved only to have something to compare with, over all runs.
+# How often a part is halved only to get a part to compare with, over all runs.
 PROBES_MAX = 4
-# So many rows that are sent again without a word about any of them: the endpoint is down by now, and the try ends.
+# After so many resent rows without an answer about any of them, the endpoint counts as down, and the try ends.
 SILENT_MAX = 20
-# A body that is refused as too large tells no less than this.
+# A body that is refused as too large sets the known limit no lower than this.
 BODY_BYTES_LEAST = 1024
-# What a lake answers for rows that it has already: no sign that it takes others now.
+# A lake's answer for rows that it has already: no proof that it accepts others now.
 _ALREADY = "already_committed"
-# In the detail of a part that is not done: how often it was halved to compare, and why its rows are given up.
+# In the detail of an unfinished part: how often it was halved to compare, and why its rows are given up.
 _PROBES, _GIVEN_UP = "probes", "given_up"
 
 
@@ -72,7 +73,7 @@ class HttpDestination:
         self._storage = storage
 
     def ship(self, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch) -> Shipped:
-        """Send what is not acknowledged of a unit; returns when everything is, or set aside."""
+        """Send the parts of a unit that are not acknowledged; returns when every part is acknowledged or set aside."""
         parts = log.parts()
         known = [(part.first, part.last) for part in parts]
         control = self._control(parts, log)
@@ -90,12 +91,12 @@ class HttpDestination:
         return min(accepted, key=lambda part: part.last - part.first, default=None)
 
     def set_aside(self, unit: Unit, part: Part, data: bytes, reason: str, log: UnitLog, watch: Watch) -> int:
-        """Set the rows of a part aside by hand; a lake is asked to pass them first. 0 if that lake has them."""
+        """Set the rows of a part aside by hand; a lake is first asked to skip them. 0 if that lake has them."""
         if log.destination() is None:
             log.quarantine(part, data, reason, doubtful=0 if _PROBES in part.detail else part.last - part.first)
         else:
             log.note(replace(part, detail=json.dumps({_GIVEN_UP: reason})))
-            # Crash here: the next run asks the lake to pass these rows, and sets them aside.
+            # Crash here: the next run asks the lake to skip these rows, and sets them aside.
             hit("unit.sealed")
             if not self._pass_by(unit, part, reason, log, watch):
                 return 0
@@ -103,14 +104,14 @@ class HttpDestination:
         return part.last - part.first
 
     def _pass_by(self, unit: Unit, part: Part, reason: str, log: UnitLog, watch: Watch) -> bool:
-        """Ask a lake to pass the rows of a part. False if it has them: the part is acknowledged then."""
+        """Ask a lake to skip the rows of a part. False if it has them: the part is acknowledged then."""
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
         wire = Wire(self._settings, unit, log.destination(), news)
         one = Try(self._settings, unit, [part], log, watch, wire, Cutter((), 1, news), news)
         return one.pass_by(Parcel(part, b"", 0, part.first, skip=reason))
 
     def ship_bodies(self, unit: Unit, found: Iterable[Body], log: UnitLog, watch: Watch) -> Shipped:
-        """The same for bodies in ascending order; those that the log knows have its boundaries, or it is Corrupt."""
+        """The same for bodies in ascending order; those in the log have its boundaries, or it is Corrupt."""
         return self._ship(unit, found, log.parts(), log, watch)
 
     def _ship(self, unit: Unit, found: Iterable[Body], parts: list[Part], log: UnitLog, watch: Watch) -> Shipped:
@@ -121,7 +122,7 @@ class HttpDestination:
 
 
 class Try:
-    """One try of a unit, in the caller's thread: the only one that writes to the log and asks the watch."""
+    """One try of a unit, in the caller's thread: the only thread that writes to the log and checks the watch."""
 
     def __init__(
         self, settings: HttpSettings, unit: Unit, parts: list[Part], log: UnitLog, watch: Watch,
@@ -134,23 +135,24 @@ class Try:
         self._wire = wire
         self._cutter = cutter
         self._news = news
-        # Parts that the log knows, until the cutter gives them.
+        # Parts in the log, until the cutter delivers them.
         self._known = {(part.first, part.last): part for part in parts}
         self._end = max((part.last for part in parts), default=0)
         self._quarantined = sum(part.last - part.first for part in parts if part.state == QUARANTINED)
         self._ready: deque[Parcel] = deque()
         self._under_way = 0
         self._cutting = True
-        # How many parts of a body are not done, by its first row.
+        # The number of unfinished parts of a body, by its first row.
         self._open: Counter[int] = Counter()
         self._failure: BaseException | None = None
         self._shipped = Shipped()
         self._resumed = bool(parts)
-        # Parts that the destination took in this run, and how many there were when a part was sent first, by its row.
+        # Parts that the destination accepted in this run, and how many there were when a part was first sent, by its
+        # row.
         self._accepted = 0
         self._accepted_before: dict[int, int] = {}
         self._suspects: list[Arrived] = []
-        # How many there were when a part was cut or halved; and what is noted of parts that are not done.
+        # How many there were when a part was cut or halved, and the notes on unfinished parts.
         self._accepted_when_made: dict[int, int] = {}
         self._details = {part.first: json.loads(part.detail) for part in parts if part.state == SEALED and part.detail}
         self._probed = False
@@ -158,15 +160,15 @@ class Try:
         self._control: Parcel | None = None
         self._control_under_way = False
         self._bytes_max = log.body_bytes_max()
-        # Of rows that are sent again: whether the endpoint had a word about one (it took or refused it), how many came
-        # back without one since the last word, and what was said instead of one, and how long to wait.
+        # For resent rows: whether the endpoint answered about one (it accepted or refused it), how many came back
+        # without such an answer since the last one, what the endpoint answered instead, and how long to wait.
         self._heard = False
         self._silent = 0
         self._unheard: list[tuple[str, float | None]] = []
         self._gave_back = False
 
     def run(self) -> Shipped:
-        # The wire ends first: what is cut after that is sent by nobody.
+        # The wire ends first: a part that is cut after that is not sent.
         with self._cutter, self._wire:
             try:
                 while self._goes_on:
@@ -178,8 +180,8 @@ class Try:
             except Stopped as stop:
                 self._failure = stop
         if self._failure is not None:
-            # The wire is closed. What arrived until then is written down; the rest is sent again by the next run.
-            # A row that a lake was asked to pass is asked about again.
+            # The wire is closed. What arrived until then is recorded; the next run sends the rest again. It also asks
+            # the lake again about a row to skip.
             arrived = [one for one in self._drain() if isinstance(one, Arrived)]
             late = [one for one in arrived if one.parcel.skip is None and not one.parcel.is_control]
             self._acknowledge([one for one in late if _delivered(one)])
@@ -197,7 +199,7 @@ class Try:
         return not ended and bool(self._cutting or self._ready or self._under_way or self._suspects)
 
     def _send(self) -> None:
-        # The halves of a suspect go out together, so that the good one is a witness against the other.
+        # The halves of a suspect are sent together, so that the good one is a witness against the other.
         parallel = max(self._settings.parallel, 2 if self._details else 1)
         while self._ready and self._under_way < parallel and not self._holds_back:
             parcel = self._ready.popleft()
@@ -206,7 +208,7 @@ class Try:
             self._under_way += 1
 
     def _wait(self) -> list[News]:
-        """Everything that happened since the last time; at least one thing."""
+        """Every event since the last call; at least one."""
         while True:
             self._watch.check()
             try:
@@ -229,7 +231,7 @@ class Try:
         arrived = [one for one in arrived if not one.parcel.is_control]
         passed = [one for one in arrived if one.parcel.skip is not None and _delivered(one)]
         arrived = [one for one in arrived if one.parcel.skip is None or not _delivered(one)]
-        # What was ready takes the places that are free now, before the catalog is written to.
+        # Ready parts fill the free places before the catalog is written to.
         if all(_delivered(one) for one in arrived):
             self._send()
         self._acknowledge([one for one in arrived if _delivered(one)])
@@ -250,7 +252,7 @@ class Try:
             self._cutting = False
 
     def _seal(self, cut: list[Parcel]) -> None:
-        """Write the new ones down, and make them ready with those that were written down by an earlier try."""
+        """Record the new parts, and make them ready together with those that an earlier try recorded."""
         new: list[Part] = []
         ready: list[Parcel] = []
         for parcel in self._small_enough(cut):
@@ -278,14 +280,14 @@ class Try:
             hit("unit.sealed")
         for parcel in ready:
             if parcel.problem is not None:
-                # No destination sees it: its row has no form, or an earlier run found it to blame.
+                # It is never sent: its row cannot be written as JSON, or an earlier run found it to blame.
                 doubtful = self._doubtful(parcel) if parcel.part.first in self._details else 0
                 self._quarantine(parcel, parcel.problem, Reply(None, parcel.problem), doubtful=doubtful)
             else:
                 self._ready.append(parcel)
 
     def _small_enough(self, cut: list[Parcel]) -> list[Parcel]:
-        """Parts that are new are halved until they have the size that the destination takes, as far as it said so."""
+        """Halve new parts until they have a size that the destination accepts, if it reported one."""
         found: deque[Parcel] = deque(cut)
         done: list[Parcel] = []
         while found:
@@ -305,13 +307,14 @@ class Try:
             raise Corrupt("a unit has fewer rows than parts that were written down", part=f"{first}-{last}")
 
     def _acknowledge(self, delivered: list[Arrived]) -> None:
-        """Write down what is at the destination: all that waits, in one go for each that says who it is."""
+        """Record what the destination has: all waiting parts, in one transaction per identified destination."""
         by_destination: dict[str | None, list[Arrived]] = {}
         for one in delivered:
             by_destination.setdefault(one.reply.destination, []).append(one)
         for destination, group in by_destination.items():
             for _ in group:
-                # Crash here: the part is there, the catalog does not know; it is sent again under the same key (I9).
+                # Crash here: the part arrived, the catalog has no record of it; it is sent again under the same key
+                # (I9).
                 hit("unit.sent")
             self._log.acknowledge([_with_detail(one) for one in group], destination)
             hit("unit.acknowledged")
@@ -334,7 +337,7 @@ class Try:
         self._watch.progress(one.parcel.rows, one.size_bytes)
 
     def _refuse(self, one: Arrived) -> None:
-        """Halve a part that was refused for what is in it; a single row is set aside. Anything else ends the run."""
+        """Halve a part that was refused for its contents; a single row is set aside. Anything else ends the run."""
         parcel, reply = one.parcel, one.reply
         if reply.status == policy.STRANGER and reply.destination is not None:
             self._failure = self._failure or stranger(self._unit, self._log.destination(), reply.destination)
@@ -356,7 +359,7 @@ class Try:
         self._heard, self._silent = True, 0
 
     def _fail(self, one: Arrived) -> None:
-        """The run ends because of this part."""
+        """End the run because of this part."""
         facts = self._facts(one.parcel)
         if one.parcel.skip is not None and policy.judge(one.reply.status) == policy.REFUSED:
             self._failure = self._failure or policy.cannot_pass(one.reply, facts)
@@ -375,7 +378,7 @@ class Try:
         if probes is not None:
             self._details |= {half.part.first: detail for half in halves}
         self._open[parcel.body] += 1
-        # They are new: what was accepted before them says nothing of them.
+        # They are new: an accepted part before them proves nothing about them.
         self._accepted_before.pop(parcel.part.first, None)
         self._accepted_when_made |= {half.part.first: self._accepted for half in halves}
         self._ready.extendleft(reversed(halves))
@@ -389,7 +392,7 @@ class Try:
     def _quarantine(
         self, parcel: Parcel, reason: str | None, reply: Reply, *, doubtful: int = 0, passed: bool = False
     ) -> None:
-        """Set a row aside, unless there are too many by now."""
+        """Set a row aside, unless that exceeds the limit."""
         if self._is_full(parcel, reply):
             return
         self._log.quarantine(parcel.part, parcel.data, reason, doubtful=doubtful, passed=passed)
@@ -398,7 +401,7 @@ class Try:
         self._close(parcel)
 
     def _is_full(self, parcel: Parcel, reply: Reply) -> bool:
-        """Whether one more row aside is too many: the run ends then. Rows that are sent again are counted already."""
+        """Whether one more row set aside exceeds the limit: the run ends then. Resent rows are counted already."""
         limits = self._settings
         if self._unit.lane == RETRY:
             return False
@@ -411,7 +414,7 @@ class Try:
         self._failure = self._failure or error
         return True
 
-    # ── parts that nothing is said about ──
+    # ── parts without an answer about their rows ──
 
     @property
     def _is_lake(self) -> bool:
@@ -423,14 +426,14 @@ class Try:
 
     @property
     def _may_be_lake(self) -> bool:
-        """Nothing was accepted yet, so nobody said who is at the other end."""
+        """Whether the destination is unknown so far: no part was accepted, so it has not identified itself."""
         return not self._accepted and not self._is_lake
 
     @property
     def _holds_back(self) -> bool:
-        """A first run sends nothing more while it is not known whether a part that failed may be halved.
+        """A first run sends nothing more until it knows whether a part that failed may be halved.
 
-        Nor are more rows sent again while several of them failed: those under way may show that the endpoint works.
+        Nor does it send more rows again while several of them failed: those in flight may show that the endpoint works.
         """
         if self._goes_back:
             return len(self._suspects) >= self._suspects_max
@@ -438,7 +441,7 @@ class Try:
 
     @property
     def _goes_back(self) -> bool:
-        """Rows of the quarantine that get no answer go back there; a lake is asked to pass them first."""
+        """Rows of the quarantine that get no answer go back there; a lake is asked to skip them first."""
         return self._unit.lane == RETRY and self._may_split and not self._is_lake
 
     @property
@@ -446,15 +449,15 @@ class Try:
         return max(2, self._settings.parallel)
 
     def _is_suspect(self, reply: Reply) -> bool:
-        """Whether others are worth sending, to see who is to blame; not if the endpoint wants to be left alone."""
+        """Whether it is worth sending others to find the cause; not if the endpoint asked for a pause."""
         patient = policy.asks_again(reply, self._settings.retry_after_s_max)
         return patient and (self._may_split or self._may_be_lake)
 
     def _suspect(self, one: Arrived) -> None:
-        """Let a part wait for a witness: one that is accepted from now on.
+        """Let a part wait for a witness: another part that is accepted from now on.
 
-        For a half that is halved again, or that a lake is asked to pass, one since it was sent is enough: halves go out
-        together, and a wrong guess sets no row aside.
+        For a half that is halved again, or that a lake is asked to skip, a witness since it was sent is enough: halves
+        are sent together, and a wrong guess sets no row aside.
         """
         first = one.parcel.part.first
         if first not in self._details or (one.parcel.rows == 1 and not self._is_lake):
@@ -472,12 +475,12 @@ class Try:
         self._suspects = [one for one in self._suspects if one not in guilty]
         for one in guilty:
             self._divide(one)
-        # Each holds the room of a body; and so many failures in a row are the endpoint's.
+        # Each holds the memory of a body; and so many failures in a row are the endpoint's fault.
         if len(self._suspects) >= self._suspects_max and not self._goes_back:
             self._decide_without_witness()
 
     def _doubtful(self, parcel: Parcel) -> int:
-        """How many rows more may arrive twice now: those of a half were counted when its part was halved."""
+        """How many more rows may arrive twice now: those of a half were counted when its part was halved."""
         counted = _PROBES in self._details.get(parcel.part.first, {})
         return 0 if counted or self._is_lake else parcel.rows
 
@@ -487,11 +490,11 @@ class Try:
         if parcel.rows > 1:
             self._halve(parcel, probes=0, doubtful=doubtful)
             return
-        # A row to blame is never sent again under this number: also a run that ends here has found it.
+        # A row to blame is never sent again under this number: record it even if the run ends here.
         reason = policy.reason(reply)
         detail = {**self._details.get(parcel.part.first, {}), _GIVEN_UP: reason}
         self._log.note(replace(parcel.part, detail=json.dumps(detail)))
-        # Crash here: the next try sets it aside; a lake is asked to pass it first.
+        # Crash here: the next try sets it aside; a lake is asked to skip it first.
         hit("unit.sealed")
         if self._is_lake:
             self._ready.appendleft(replace(parcel, skip=reason))
@@ -499,7 +502,7 @@ class Try:
             self._quarantine(parcel, reason, reply, doubtful=doubtful)
 
     def _set_aside_passed(self, one: Arrived) -> None:
-        """The lake answered: it has the row after all, or it will never take it under this number."""
+        """The lake answered: it has the row already, or it will never accept it under this number."""
         if _ALREADY in one.reply.text:
             self._acknowledge([one])
             return
@@ -510,11 +513,11 @@ class Try:
         self._quarantine(one.parcel, None if keeps_reason else why, one.reply, passed=True)
 
     def _give_back(self) -> None:
-        """Rows that were sent again without an answer are in quarantine, and stay there. Nothing is under way.
+        """Rows that were sent again without an answer are in quarantine, and stay there. Nothing is in flight.
 
-        If the endpoint had a word about others lately, it is these rows, and the reason is what they got now. Else it
-        may be down: they keep their reason, those not sent yet are not sent, and the try ends. Crash here: rows that
-        are not back yet are sent again under the same keys.
+        If the endpoint answered about other rows since, these rows are to blame, and their reason is the answer they
+        got now. Else the endpoint may be down: they keep their reason, the remaining rows are not sent, and the try
+        ends. Crash here: rows that are not back yet are sent again under the same keys.
         """
         suspects, self._suspects = self._suspects, []
         self._silent += len(suspects)
@@ -528,10 +531,10 @@ class Try:
         self._gave_back = True
 
     def _decide_without_witness(self) -> None:
-        """Nothing was accepted since these failed: the endpoint may be down, and no row of theirs is to blame.
+        """Nothing was accepted since these failed: the endpoint may be down, and none of their rows is to blame.
 
-        A part of several rows is halved all the same if others were accepted in this run since it was made: that sets
-        nothing aside, and its halves are each other's witnesses.
+        A part of several rows is halved nevertheless if others were accepted in this run since it was made: that sets
+        nothing aside, and each half is a witness for the other.
         """
         if not self._may_split:
             self._fail(self._suspects[0])
@@ -558,17 +561,17 @@ class Try:
             self._fail(first)
 
     def _keep_control(self, parcel: Parcel) -> None:
-        """Keep the smallest part that was accepted; a retry sends rows one by one and needs none."""
+        """Keep the smallest accepted part; a retry sends rows one by one and needs none."""
         if not self._settings.split_unanswered or self._is_lake or self._unit.lane == RETRY:
             return
         if self._control is None or parcel.rows < self._control.rows:
             self._control = replace(parcel, is_control=True)
 
     def _send_control(self) -> bool:
-        """Send a part that was accepted again, under its key; False if there is none.
+        """Send an accepted part again, under its key; False if none exists.
 
-        An endpoint that accepts it works now, so what failed before is to blame. Without it, bad rows that are all that
-        is left of their unit would block the sink for ever.
+        An endpoint that accepts it works now, so the parts that failed before are to blame. Without it, bad rows that
+        are the last of their unit would block the sink for ever.
         """
         if self._control is None:
             return False
@@ -587,9 +590,9 @@ class Try:
             self._fail(self._suspects[0])
 
     def _may_divide(self, one: Arrived, *, alone: bool) -> bool:
-        """Whether to go on with a part that failed, though nothing was accepted since it was sent.
+        """Whether to continue with a part that failed, although nothing was accepted since it was sent.
 
-        A single row of a lake that is all that is left: the lake is asked to pass it, and one that is down cannot.
+        The last single row for a lake: the lake is asked to skip it, which a lake that is down cannot do.
         """
         first = one.parcel.part.first
         if self._unit.lane == RETRY:
@@ -616,11 +619,11 @@ class Try:
         return True
 
     def _other_unit(self, newest: policy.Newest) -> Corrupt:
-        """A lake took nothing, since its newest unit is not the one before this: either of the two was rolled back."""
+        """A lake accepted nothing: its newest unit is not the one before this, so one of the two was rolled back."""
         unit, facts = self._unit, {"has_epoch": newest.epoch, "has_until": newest.until}
         if newest.unit is not None and not self._log.knows(newest.unit, newest.epoch):
             return rolled_back(unit, newest.unit, **facts)
-        # Of rows that are sent again, `until` is the number of the try and no sequence.
+        # For rows that are sent again, `until` is the number of the try, not a sequence.
         same = newest.unit is not None and newest.epoch == unit.epoch and unit.lane == ROWS
         return Corrupt(
             "the destination does not have what this sink sent to it: its catalog was rolled back",
@@ -632,7 +635,7 @@ class Try:
         )
 
     def _close(self, parcel: Parcel) -> None:
-        """A part is done; with the last one of its body there is room for another body."""
+        """A part is done. With the last part of its body, another body has room."""
         self._open[parcel.body] -= 1
         if not self._open[parcel.body]:
             del self._open[parcel.body]
@@ -660,7 +663,7 @@ def _with_detail(one: Arrived) -> Part:
 
 
 class Cutter:
-    """Makes bodies in a thread of its own, never more at once than there is room for."""
+    """Makes bodies in a thread of its own, at most as many at once as have room."""
 
     def __init__(self, found: Iterable[Body], room: int, news: queue.SimpleQueue[News]) -> None:
         self._found = found
@@ -679,7 +682,7 @@ class Cutter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended.set()
         self._room.release()
-        # It may be in the middle of a read. It only reads, so what is left of it is waited for, but not for ever.
+        # The thread may be in the middle of a read. It only reads, so wait for it, but not for ever.
         self._thread.join(CLOSE_S_MAX)
 
     def _run(self) -> None:

@@ -1,11 +1,11 @@
-"""What to do about an answer over HTTP, and how a part looks on the wire: decisions and texts without I/O.
+"""What to do about an HTTP answer, and how a part looks on the wire: decisions and texts without I/O.
 
-A destination that refuses what is in a part (400, 413, 422) is believed: the part is halved, down to the bad rows. One
-that cannot just now (408, 409, 425, 429, 5xx, no answer) is asked again under the same key: nobody knows whether
-it took the part (I13). A part that gets no word about its rows at every try (408, 5xx, no answer) while others are
-accepted is suspect; http.py says when it is halved. Any other answer is about the address or the caller, not about
-rows: the run ends, and no row is set aside. What a destination says may hold what it was sent, so texts pass `hide`
-before anybody sees them (I18).
+If a destination refuses the contents of a part (400, 413, 422), the part is halved, down to the bad rows. If it cannot
+accept now (408, 409, 425, 429, 5xx, no answer), the part is sent again under the same key, because it is unknown
+whether the destination stored it (I13). A part that gets no answer about its rows at every try (408, 5xx, no answer)
+while others are accepted is suspect; http/destination.py decides when to halve it. Any other answer is about the
+address or the caller, not about rows: the run ends, and no row is set aside. An answer may repeat what was sent, so
+texts pass `hide` before they are shown (I18).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE
 DELIVERED, AGAIN, REFUSED, UNAUTHORIZED, WRONG = "delivered", "again", "refused", "unauthorized", "wrong"
 _AGAIN = frozenset({408, 409, 425, 429})
 _REFUSED = frozenset({400, 413, 422})
-# No word about the rows: they may be there, or the destination may fail on one of them each time.
+# No answer about the rows: they may have arrived, or the destination may fail on one of them each time.
 _UNANSWERED = frozenset({408})
 TOO_LARGE = 413
-# A lake that is not the one that the sender expects took nothing.
+# The destination is another lake than the sender expects, and accepted nothing.
 STRANGER = 412
 
 BACKOFF_S_FIRST = 0.25
-# How much of an answer is kept: enough to see what is wrong, little enough for an error and a row of the quarantine.
+# How much of an answer is kept: enough to see the problem, little enough for an error and a row of the quarantine.
 ANSWER_CHARACTERS_MAX = 500
 GZIP_LEVEL = 6
 ZSTD_LEVEL = 3
@@ -46,21 +46,21 @@ _SECONDS = re.compile(r"\d+(\.\d+)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for one request; without a status nothing did, and `text` says why."""
+    """The answer to one request; without a status there was none, and `text` has the reason."""
 
     status: int | None
     text: str = ""
-    # How long the destination wants to be left alone; None if it does not say so in a way that can be understood.
+    # The pause that the destination asked for; None if it asked for none, or in a form that cannot be parsed.
     retry_after_s: float | None = None
-    # Who answered, if it says so.
+    # Who answered, if the destination identified itself.
     destination: str | None = None
-    # The newest unit that a lake has of this sender, if that is why it took nothing.
+    # The newest unit that a lake has of this sender, if that is the reason why it accepted nothing.
     newest: Newest | None = None
 
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest unit of a sender at a lake; without a unit it has none, or does not know which."""
+    """The newest unit of a sender at a lake; without a unit the lake has none, or cannot identify it."""
 
     epoch: int = 0
     until: int | None = None
@@ -68,7 +68,7 @@ class Newest:
 
 
 def newest_unit(text: str | None) -> Newest | None:
-    """What an answer says of the newest unit; None if it says nothing."""
+    """The newest unit that an answer reports; None if it reports none."""
     if text is None:
         return None
     parts = text.split()
@@ -78,7 +78,7 @@ def newest_unit(text: str | None) -> Newest | None:
 
 
 def judge(status: int | None) -> str:
-    """What an answer means; None: there was none."""
+    """What an answer means; None: there was no answer."""
     if status is None or status in _AGAIN or 500 <= status <= 599:
         return AGAIN
     if 200 <= status <= 299:
@@ -89,7 +89,7 @@ def judge(status: int | None) -> str:
 
 
 def unanswered(status: int | None) -> bool:
-    """Whether nobody can tell what became of the part: a failure of the destination's own, or no answer."""
+    """Whether the fate of the part is unknown: the destination failed, or did not answer."""
     return status is None or status in _UNANSWERED or 500 <= status <= 599
 
 
@@ -99,17 +99,17 @@ def asks_again(reply: Reply, retry_after_s_max: float) -> bool:
 
 
 def wait_s(reply: Reply, tries: int, backoff_s_max: float, chance: float) -> float:
-    """How long to wait after so many tries: twice as long each time, and never less than the destination asked for.
+    """How long to wait after so many tries: doubled each time, and never less than the destination asked for.
 
-    `chance` is in [0, 1): parts that failed together do not come back together.
+    `chance` is in [0, 1): parts that failed together are not sent again together.
     """
-    # The exponent is bounded so that any number of tries can be counted.
+    # The exponent is bounded, so any number of tries is safe.
     longest = min(backoff_s_max, BACKOFF_S_FIRST * 2.0 ** min(tries - 1, 60))
     return max(reply.retry_after_s or 0.0, longest * (0.5 + chance / 2))
 
 
 def retry_after_s(value: str | None, date: str | None, now: datetime) -> float | None:
-    """Seconds that Retry-After asks for, at least 0; None if it is not there or cannot be understood.
+    """Seconds that Retry-After asks for, at least 0; None if it is absent or cannot be parsed.
 
     A time is compared with the answer's own Date, if it has one: clocks differ between machines.
     """
@@ -140,13 +140,13 @@ def address(url: str, table: str) -> str:
 
 
 def place(url: str) -> str:
-    """An address for errors: without what follows the path, where some endpoints want a secret."""
+    """An address for errors: without the part after the path, where some endpoints expect a secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
 
 def headers(unit: Unit, part: Part, version: str, expected: str | None = None, *, skip: bool = False) -> dict[str, str]:
-    """Everything but the token; the same at every try. `expected`: who took the parts before this one.
+    """All headers except the token; the same at every try. `expected`: the destination that accepted the earlier parts.
 
     `skip`: the rows of the part are given up, and the body is empty.
     """
@@ -154,7 +154,7 @@ def headers(unit: Unit, part: Part, version: str, expected: str | None = None, *
     return {
         "Content-Type": "application/x-ndjson",
         **({} if compression == "none" else {"Content-Encoding": compression}),
-        # The answer is looked at as it comes: only its beginning is wanted.
+        # The answer is read uncompressed: only its beginning is needed.
         "Accept-Encoding": "identity",
         "Idempotency-Key": unit.part_key(part.first, part.last),
         "Floodmark-Sender": unit.sender,
@@ -171,7 +171,7 @@ def headers(unit: Unit, part: Part, version: str, expected: str | None = None, *
 
 
 def compress(data: bytes, compression: str) -> bytes:
-    """The same bytes for the same bytes: no time, no name, a fixed level."""
+    """The same output for the same input: no time, no name, a fixed level."""
     if compression == "gzip":
         return gzip.compress(data, GZIP_LEVEL, mtime=0)
     if compression == "zstd":
@@ -184,10 +184,10 @@ def compress(data: bytes, compression: str) -> bytes:
 def hide(text: str, secrets: Iterable[str]) -> str:
     """An answer's beginning, without the secrets that it may repeat."""
     for secret in secrets:
-        # As it is, in a JSON text that escapes slashes, in an address.
+        # In plain form, in a JSON text that escapes slashes, and in an address.
         for form in (secret, secret.replace("/", "\\/"), quote(secret, safe="")):
             text = text.replace(form, "…")
-    # Signs that a screen or a database cannot take are shown as one that says so.
+    # Characters that a screen or a database cannot show become a replacement character.
     shown = "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
     return shown[:ANSWER_CHARACTERS_MAX]
 
@@ -203,11 +203,11 @@ class Parcel:
     data: bytes
     deletions: int
     body: int
-    # Its only row has no form as JSON, and why: it is set aside, never sent.
+    # Why its only row cannot be written as JSON: it is set aside, never sent.
     problem: str | None = None
-    # Why its rows are given up: a lake is asked to pass them, and no row is sent.
+    # Why its rows are given up: a lake is asked to skip them, and no row is sent.
     skip: str | None = None
-    # It was accepted before, and is sent again to see whether the endpoint works.
+    # It was accepted before, and is sent again to test whether the endpoint works.
     is_control: bool = False
 
     @property
@@ -249,9 +249,9 @@ def reason(reply: Reply) -> str:
 def failure(
     reply: Reply, tries: int, retry_after_s_max: float, facts: dict[str, Any], advice: str = ""
 ) -> FloodmarkError:
-    """The error that a part ends the run with; what is acknowledged stays so, the next run sends the rest.
+    """The error with which a part ends the run; acknowledged parts stay so, the next run sends the rest.
 
-    `advice`: what to do if it is the part, not the endpoint.
+    `advice`: what to do if the part is to blame, not the endpoint.
     """
     verdict = judge(reply.status)
     next_run = f"{_NEXT_RUN} {advice}".strip()
@@ -277,7 +277,7 @@ def failure(
 
 
 def way_out(sink: str, part: str, *, may_split: bool) -> str:
-    """What an operator can do about a part that fails at every try although the endpoint is well."""
+    """What an operator can do about a part that fails at every try although the endpoint works."""
     by_hand = f"`floodmark sink quarantine add {sink!r} --part {part}` sets its rows aside"
     if may_split:
         return f"If the endpoint is well and only this part fails: {by_hand}."
@@ -288,7 +288,7 @@ def way_out(sink: str, part: str, *, may_split: bool) -> str:
 
 
 def no_word(said: str, rows: int, wait_s: float | None, facts: dict[str, Any]) -> Unavailable:
-    """Rows that were sent again got no word about them, and are back in quarantine: their unit is over."""
+    """Rows that were sent again got no answer about them, and are back in quarantine: their unit is settled."""
     if wait_s:
         facts = {**facts, "retry_after_s": wait_s}
     return Unavailable(
@@ -328,7 +328,7 @@ def too_many_in_all(quarantined: int, quarantine_total_max: int, facts: dict[str
 
 
 def too_many_refused(reply: Reply, quarantine_max: int, facts: dict[str, Any]) -> Invalid:
-    """So many bad rows are not bad rows."""
+    """With so many refused rows, the cause is not the rows."""
     return Invalid(
         "the endpoint refuses more rows of this unit than a sink sets aside",
         advice=(

@@ -1,8 +1,8 @@
-"""The requests of a sink over HTTP: an event loop in a thread of its own, tries with patience, and the token.
+"""The requests of a sink over HTTP: an event loop in a thread of its own, retries with waits, and the token.
 
-A part is sent until its fate is known: taken, refused, or not to be had in this run. The same key and bytes go out at
-every try. What became of it is news for the thread that ships; nothing here writes to the catalog. At the end of the
-wire every request is over: answered, or cancelled, and then nobody knows whether it was taken (I13).
+A part is sent until its fate is known: accepted, refused, or failed for this run. Every try sends the same key and
+bytes. The result goes to the thread that ships; nothing here writes to the catalog. When the wire ends, every request
+is over: answered, or cancelled; whether a cancelled one was accepted is unknown (I13).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from floodmark.version import __version__
 
 DESTINATION_HEADER = "Floodmark-Destination"
 NEWEST_HEADER = "Floodmark-Newest"
-# What a thread may still need when its work is of no use any more: a read that cannot be interrupted, a name lookup.
+# What a thread may still need when its result is not needed any more: a read that cannot be interrupted, a name lookup.
 CLOSE_S_MAX = 1.0
-# Below the time after which common servers close a connection that is idle.
+# Below the time after which common servers close an idle connection.
 IDLE_S_MAX = 4.0
-# Much more than is kept of an answer, so that short ones are read whole and their connections used again.
+# Much more than is kept of an answer, so that short ones are read whole and their connections reused.
 ANSWER_BYTES_MAX = 64 * 1024
 
 
@@ -47,12 +47,12 @@ class Arrived:
     size_bytes: int
 
 
-# From the cutter: a parcel, or None at the end. From the wire: what became of one. From both: an error.
+# From the cutter: a parcel, or None at the end. From the wire: the result of one. From both: an error.
 News = Parcel | Arrived | BaseException | None
 
 
 class Token:
-    """What a request is authorized by; read anew when it is not accepted. Never shown to anybody (I18)."""
+    """The token that authorizes a request; read again when it is rejected. Never shown (I18)."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
@@ -60,12 +60,12 @@ class Token:
         self.seen = {self.value} if self.value else set()
 
     def renew(self, used: str | None) -> bool:
-        """Whether there is another one than the one that was used."""
+        """Whether another token than the rejected one exists now."""
         if self.value == used:
             try:
                 self.value = self._read()
             except Invalid:
-                return False  # it is being replaced, or gone: the answer that it was not accepted says what to do
+                return False  # it is being replaced, or gone: the answer that rejected it says what to do
             if self.value:
                 self.seen.add(self.value)
         return self.value != used
@@ -101,7 +101,7 @@ class Token:
 
 
 class Wire:
-    """The requests of one try, in an event loop in a thread of its own; at its end none is under way."""
+    """The requests of one try, in an event loop in a thread of its own; when it ends, none is in flight."""
 
     def __init__(self, settings: HttpSettings, unit: Unit, expected: str | None, news: queue.SimpleQueue[News]) -> None:
         self._settings = settings
@@ -113,7 +113,7 @@ class Wire:
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        # By the loop's clock: when the destination may be asked again.
+        # By the loop's clock: when the destination may be contacted again.
         self._quiet_until = 0.0
         self._thread = threading.Thread(target=self._run, name="floodmark-wire", daemon=True)
 
@@ -134,7 +134,7 @@ class Wire:
         self._loop.call_soon_threadsafe(self._begin, parcel)
 
     def _run(self) -> None:
-        # Not asyncio.run: that one waits at its end for a name lookup which nobody wants any more.
+        # Not asyncio.run: at its end, that waits for a name lookup whose result is not needed any more.
         self._loop = asyncio.new_event_loop()
         try:
             self._loop.run_until_complete(self._serve())
@@ -147,9 +147,9 @@ class Wire:
         # Two halves of a part are sent at once, whatever `parallel` is: one shows whether the other is to blame.
         parallel = max(2, self._settings.parallel)
         limits = httpx.Limits(max_connections=parallel, max_keepalive_connections=parallel, keepalive_expiry=IDLE_S_MAX)
-        # Loading certificates takes a while; without TLS nobody asks for them.
+        # Loading certificates takes a while; without TLS they are not needed.
         verify = httpx.URL(self.url).scheme == "https"
-        # No limits for the steps of a request: there is one for the whole.
+        # No limits for the steps of a request: one limit covers the whole.
         async with httpx.AsyncClient(verify=verify, limits=limits, timeout=None, follow_redirects=False) as client:
             self._client = client
             self._started.put(None)
@@ -180,7 +180,7 @@ class Wire:
         async def attempt() -> Reply:
             nonlocal tries
             tries += 1
-            # A destination that asked one part for patience is not asked by the others meanwhile.
+            # If a destination asked for a pause for one part, the others wait too.
             await asyncio.sleep(self._quiet_until - self._loop.time())
             reply = await self._post(headers, payload)
             if 0 < (reply.retry_after_s or 0.0) <= limits.retry_after_s_max:
@@ -215,7 +215,7 @@ class Wire:
             ):
                 return _reply(answer, await _beginning(answer))
         except (httpx.HTTPError, TimeoutError) as error:
-            # Nobody knows whether it took the part: the same key goes again (I13).
+            # Whether the destination stored the part is unknown: send it again under the same key (I13).
             return Reply(None, f"{type(error).__name__} {error}".strip())
 
 

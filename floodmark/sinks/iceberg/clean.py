@@ -1,9 +1,10 @@
-"""What attempts left in another catalog's table that no commit names: deleted by state, never by age (I10).
+"""Delete what attempts left in another catalog's table and no commit names: by state, never by age (I10).
 
 Every attempt of a unit stages under folders of its own, by sink, unit and attempt. Once the table has the unit, the
-table's line has moved past every state that another attempt was built on, so none of them can ever be committed: their
-folders go. Of the attempt that was committed all stays that its snapshot names; if that snapshot is gone by now, all of
-it stays. A crash in here leaves some of it to the next try, which finds the unit there and cleans again.
+table's lineage has moved past every state that another attempt was built on, so none of them can ever be committed:
+their folders are deleted. Of the committed attempt, everything that its snapshot names stays; if that snapshot does not
+exist any more, all of it stays. A crash in here leaves some files to the next try, which finds the unit in the table
+and cleans again.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ COMPACTIONS = "floodmark-compactions"
 
 
 def sink_folder(state: State, sink_id: str, table_id: str) -> tuple[str, str]:
-    """Where a sink stages data files and manifests of one table of the lake, and no other writer does."""
+    """The folder in which only this sink stages data files and manifests of one table of the lake."""
     name = f"floodmark-{sink_id}-{table_id}"
     return join(state.data_folder, name), join(state.metadata_folder, name)
 
 
 def unit_folders(state: State, unit: Unit, attempt: str | None = None) -> tuple[str, str]:
-    """Where a unit's data files and manifests are staged; with `attempt`, those of that one."""
+    """The folders of a unit's staged data files and manifests; with `attempt`, those of that attempt."""
     data, metadata = (join(folder, unit.id) for folder in sink_folder(state, unit.sink_id, unit.table_id))
     return (data, metadata) if attempt is None else (join(data, attempt), join(metadata, attempt))
 
 
 def clean_unit(storage: Storage, state: State, sent: Sent, unit: Unit) -> None:
-    """Delete what nothing can name any more of a unit that the table has."""
+    """Delete the files of a committed unit that no commit can name any more."""
     if sent.unit != unit.id:
-        return  # the table is further on: which attempt of this unit was committed is not known any more
+        return  # the table moved on: which attempt of this unit was committed is unknown now
     snapshot = state.metadata.snapshot_by_id(sent.snapshot)
     named: set[str] | None = None
     for folder in unit_folders(state, unit):
@@ -49,14 +50,15 @@ def clean_unit(storage: Storage, state: State, sent: Sent, unit: Unit) -> None:
 
 
 def attempts_in(storage: Storage, folder: str) -> set[str]:
-    """The folders below a folder that hold files, whole ones or what crashed writes left."""
+    """The folders below a folder that hold files, whole ones or remains of crashed writes."""
     entries = [*storage.list(folder), *storage.list(folder, temporary=True)]
     return {entry.location.removeprefix(folder + "/").partition("/")[0] for entry in entries}
 
 
 def delete_unnamed(storage: Storage, folder: str, named: Iterable[str]) -> int:
-    """Delete the files in a folder that are none of these; how many they were."""
-    # By place, not by spelling: s3a:// and s3:// are one, and another engine may write the table's folder otherwise.
+    """Delete the files in a folder that are not among these; returns how many."""
+    # By location, not by spelling: s3a:// and s3:// are the same, and another engine may write the table's folder
+    # otherwise.
     kept = set(map(split, named))
     found = [entry.location for entry in (*storage.list(folder), *storage.list(folder, temporary=True))]
     gone = [location for location in found if split(location) not in kept]
@@ -66,7 +68,7 @@ def delete_unnamed(storage: Storage, folder: str, named: Iterable[str]) -> int:
 
 
 def named_by(state: State, snapshot: Snapshot) -> set[str]:
-    """What a snapshot brought: its list, its own manifests, and the data files that they add."""
+    """What a snapshot added: its list, its own manifests, and their data files."""
     own = [
         manifest
         for manifest in manifests_of(state.files, snapshot, state.name)
@@ -82,20 +84,20 @@ def named_by(state: State, snapshot: Snapshot) -> set[str]:
     return {snapshot.manifest_list, *(manifest.manifest_path for manifest in own), *added}
 
 
-# ── what compactions left ──
+# ── leftovers of compactions ──
 
 
 def compaction_folders(state: State, attempt: str) -> tuple[str, str]:
-    """Where a compaction of this state stages data files and manifests: its name tells the state it is for."""
+    """The folders of data files and manifests of a compaction of this state: the name contains the state."""
     name = f"{_sequence(state)}-{attempt}"
     return join(state.data_folder, COMPACTIONS, name), join(state.metadata_folder, COMPACTIONS, name)
 
 
 def sweep_compactions(storage: Storage, state: State) -> int:
-    """Delete what compactions of past states left and no snapshot of the table names; how many files that were.
+    """Delete what compactions of past states left and no snapshot of the table names; returns how many files.
 
-    A compaction is committed on the state that it was made for, or never. One of this state, or of one that is newer
-    than what was looked at, may still be at work.
+    A compaction is committed on the state that it was made for, or never. A compaction of this state, or of a state
+    newer than the one that was read, may still be running.
     """
     now = _sequence(state)
     unnamed: dict[tuple[str, str, str], str] = {}

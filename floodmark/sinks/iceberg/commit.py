@@ -1,10 +1,10 @@
 """One commit of another catalog's table: new files, removed files, a wider schema and properties, all or nothing.
 
 Every commit adds exactly one snapshot on the one that it was built on, and asks the catalog to refuse it if the table's
-line has moved: so of two that were built on the same state at most one becomes true, and a late one never does. That
-also fences: once the line has moved, files that were staged for an older state can never be named any more (I10).
+lineage has moved: so of two commits on the same state at most one succeeds, and a late one never does. That also
+fences: once the lineage has moved, files that were staged for an older state can never be named any more (I10).
 PyIceberg's own retries are not used. Crash anywhere in here: manifests that nothing refers to, beside the staged files.
-A reply that was lost is `UNKNOWN`: it may still come true until the line moves, so nothing is deleted meanwhile (I13).
+A lost reply is `UNKNOWN`: the commit may still succeed until the lineage moves, so nothing is deleted meanwhile (I13).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from floodmark.sinks.iceberg.table import Place, State
 from floodmark.storage import join
 
 COMMITTED, LOST, UNKNOWN = "committed", "lost", "unknown"
-# In the summary of each snapshot that a sink makes: whose it is, for maintenance.
+# In the summary of each snapshot that a sink makes: the sink that owns it, for maintenance.
 SINK_NOTE = "floodmark-sink-id"
 _TOTALS = (
     ("total-data-files", "added-data-files", "deleted-data-files"),
@@ -55,9 +55,9 @@ _TOTALS = (
 
 @dataclass(frozen=True)
 class Change:
-    """What one commit does. `schema` is the table's next one, if it gets wider; `same_rows`: only files change.
+    """What one commit does. `schema` is the table's next schema, if it gets wider; `same_rows`: only files change.
 
-    `snapshot` is the id of the snapshot that it makes; `folder` is where its manifests go, under fresh names.
+    `snapshot` is the id of the snapshot that it makes; its manifests go into `folder`, under fresh names.
     """
 
     snapshot: int
@@ -81,7 +81,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Built:
-    """A commit on paper: its manifests are written, the catalog was not asked yet."""
+    """A prepared commit: its manifests are written, the catalog was not called yet."""
 
     state: State
     requirements: tuple[TableRequirement, ...]
@@ -95,7 +95,7 @@ def build_commit(place: Place, state: State, change: Change) -> Built:
         snapshot = _write_snapshot(place, state, change)
     updates: list[TableUpdate] = []
     if change.schema is not None:
-        # The last one that was added: another catalog may give it another id.
+        # The last one that was added: another catalog may assign another id.
         updates += [AddSchemaUpdate(schema_=change.schema), SetCurrentSchemaUpdate(schema_id=-1)]
     updates += [AddSnapshotUpdate(snapshot=snapshot), _head_update(state, snapshot)]
     if change.properties:
@@ -104,7 +104,7 @@ def build_commit(place: Place, state: State, change: Change) -> Built:
 
 
 def commit(place: Place, built: Built) -> tuple[str, Exception | None]:
-    """Ask the catalog, once. What became of it, and the error that keeps that from being known."""
+    """Call the catalog, once. Returns the outcome, and the error if the outcome is unknown."""
     try:
         answer = place.catalog.commit_table(built.state.table, built.requirements, built.updates)
     except (CommitFailedException, NoSuchTableError):
@@ -116,9 +116,10 @@ def commit(place: Place, built: Built) -> tuple[str, Exception | None]:
 
 
 def _drop_old_metadata(place: Place, before: TableMetadata, after: TableMetadata) -> None:
-    """Metadata files that the table's log has let go, if its properties say so: PyIceberg leaves that to its callers.
+    """Delete metadata files that the table's log dropped, if its properties ask for it: PyIceberg does not do it.
 
-    Best effort. Crash here: files that nothing names, for a sweep of the destination."""
+    Best effort. Crash here: files that nothing names, for a sweep of the destination.
+    """
     if after.properties.get("write.metadata.delete-after-commit.enabled", "false").lower() != "true":
         return
     kept = {entry.metadata_file for entry in after.metadata_log}
@@ -134,7 +135,7 @@ def next_sequence(state: State) -> int:
 
 
 def _requirements(state: State, change: Change) -> tuple[TableRequirement, ...]:
-    """The table is the one that was looked at, at the same snapshot and of the same shape."""
+    """The table is the one that was read, at the same snapshot and with the same schema."""
     metadata = state.metadata
     requirements: list[TableRequirement] = [
         AssertTableUUID(uuid=metadata.table_uuid),
@@ -143,13 +144,13 @@ def _requirements(state: State, change: Change) -> tuple[TableRequirement, ...]:
         AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
     ]
     if change.schema is not None:
-        # Nobody else gave out the ids of the new columns.
+        # No other writer assigned the ids of the new columns.
         requirements.append(AssertLastAssignedFieldId(last_assigned_field_id=metadata.last_column_id))
     return tuple(requirements)
 
 
 def _head_update(state: State, snapshot: Snapshot) -> SetSnapshotRefUpdate:
-    """The new head of the main branch, which keeps the rules that its owner gave it."""
+    """The new head of the main branch, with the retention rules that its owner set."""
     known = state.metadata.refs.get(MAIN_BRANCH)
     return SetSnapshotRefUpdate(
         ref_name=MAIN_BRANCH,
@@ -178,8 +179,8 @@ def _write_snapshot(place: Place, state: State, change: Change) -> Snapshot:
         snapshot_id=change.snapshot,
         parent_snapshot_id=parent,
         sequence_number=sequence,
-        # Above the last one, not at it: PyIceberg would put the clock's time over a time that did not change, and a
-        # clock that went back makes a table that other engines refuse.
+        # Above the last one, not equal to it: PyIceberg would replace an unchanged time by the clock's, and a clock
+        # that went back makes a table that other engines refuse.
         timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms + 1),
         manifest_list=location,
         summary=_summary(state, change),
@@ -194,7 +195,7 @@ def _kept(place: Place, state: State, metadata: TableMetadata, change: Change, n
     cut: list[ManifestFile] = []
     for manifest in state.manifests():
         if (manifest.added_files_count, manifest.existing_files_count) == (0, 0):
-            continue  # it only tells what an earlier commit removed
+            continue  # it only lists what an earlier commit removed
         entries = place.files.entries(manifest) if removed else []
         if removed.isdisjoint(entry.data_file.file_path for entry in entries):
             whole.append(manifest)
@@ -216,7 +217,7 @@ def _kept(place: Place, state: State, metadata: TableMetadata, change: Change, n
 
 
 def _has_sources(metadata: TableMetadata, spec_id: int) -> bool:
-    """Whether the columns that a partition spec is made of are there to give their types."""
+    """Whether the source columns of a partition spec exist, so that their types are known."""
     columns = set(metadata.schema()._lazy_id_to_name)
     return all(field.source_id in columns for field in metadata.specs()[spec_id].fields)
 
@@ -232,7 +233,7 @@ def _check_spec(state: State, metadata: TableMetadata, spec_id: int) -> None:
 
 
 def _summary(state: State, change: Change) -> Summary:
-    """What Iceberg's tools show of the commit. Totals follow from the last ones, if these are known."""
+    """The commit's summary, which Iceberg's tools show. Totals follow from the previous ones, if these are known."""
     counts = {
         **_counted("added-data-files", "added-records", "added-files-size", _sizes(change.added)),
         **_counted("deleted-data-files", "deleted-records", "removed-files-size", _sizes(change.removed)),

@@ -1,11 +1,11 @@
-"""Compaction of a table that a sink ships to: out of band, never in a ship, always with a named outcome (I12).
+"""Compaction of a table that a sink ships to: never during a ship, always with a named outcome (I12).
 
-Small files of a partition become few, with the same rows: copied, read back and proved by a checksum, then committed as
-one `replace` snapshot on the very state that was looked at; properties stay. A ship or another writer that commits
-meanwhile wins: what was staged is deleted, the groups are looked at again one by one, a few times, then it is a
-conflict. Files are staged under the sequence of the state that they were made for: once the table's line has moved past
-it, they can never be committed any more, so the next compaction may delete what a crash left (I10). A reply that was
-lost is resolved by reading (I13); as long as the commit may still come, its files stay.
+Small files of a partition become few, with the same rows: copied, read back and verified by a checksum, then committed
+as one `replace` snapshot on the state that was read; properties stay. A ship or another writer that commits meanwhile
+wins: the staged files are deleted and the groups are tried again one by one, a few times; then the outcome is a
+conflict. Files are staged under the sequence of the state that they were made for: once the table's lineage has moved
+past it, they can never be committed any more, so the next compaction may delete what a crash left (I10). A lost reply
+is resolved by reading (I13); as long as the commit may still succeed, its files stay.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from floodmark.write.table import check_records
 if TYPE_CHECKING:
     from floodmark.sinks.iceberg.destination import IcebergDestination
 
-# What one commit brings: the less it is, the less a ship that comes meanwhile undoes.
+# The size of one commit: the smaller it is, the less work a concurrent ship undoes.
 BATCH_BYTES_MAX = 512 * 1024 * 1024
-# How many races in one run are lost before it is a conflict.
+# How many lost races in one run make a conflict.
 LOST_MAX = 3
 
 Progress = Callable[[int, int], None]
@@ -66,11 +66,12 @@ def compact_destination(
     actor: str = "",
     progress: Progress | None = None,
 ) -> Maintenance:
-    """Put small files of the table together that this sink ships `table` to, in partitions with `file_count` of them.
+    """Compact small files of the table that this sink ships `table` to, in partitions with at least `file_count` of
+    them.
 
-    `sink`: its name and id. `hopeless`: fingerprints of groups that were tried and not worth it.
-    Never raises for what goes wrong with the table: that is the record's outcome (compacted, nothing_to_do,
-    below_threshold, conflict, partial, failed; planned for a dry run).
+    `sink`: its name and id. `hopeless`: fingerprints of groups that an earlier run could not improve.
+    Never raises for a problem with the table: that is the record's outcome (compacted, nothing_to_do, below_threshold,
+    conflict, partial, failed; planned for a dry run).
     """
     started_ms = clock.now_ms()
     files_min = max(2, destination.settings.compact_file_count if file_count is None else file_count)
@@ -133,7 +134,7 @@ class _Compaction:
             files = set() if state is None else {file.path for file in state.live()}
             gone = [group for group in waiting if not group.paths <= files]
             if state is None or gone:
-                # Somebody rewrote or removed their files meanwhile.
+                # Another writer rewrote or removed their files meanwhile.
                 done.conflicts += len(gone)
                 waiting = [group for group in waiting if group not in gone]
                 continue
@@ -148,12 +149,12 @@ class _Compaction:
                 self._progress(len(plan.groups) - len(waiting), len(plan.groups))
 
     def _batch(self, state: State, groups: Sequence[FileGroup], done: Compacted) -> str:
-        """Rewrite these groups and commit them together; LOST if somebody else committed meanwhile."""
+        """Rewrite these groups and commit them together; LOST if another writer committed meanwhile."""
         data, metadata = folders = compaction_folders(state, clock.new_id())
         keep = False
         try:
             rewritten = self._rewrite(state, data, groups)
-            # Crash here: files that nothing refers to; the next compaction deletes them once the line has moved.
+            # Crash here: files that nothing refers to; the next compaction deletes them once the lineage has moved.
             hit("compact.rewritten")
             better = [one for one in rewritten if len(one.records) < len(one.group.files)]
             done.hopeless += [one.group.fingerprint for one in rewritten if one not in better]
@@ -168,7 +169,7 @@ class _Compaction:
                 note={"floodmark-compaction": data.rpartition("/")[2], SINK_NOTE: self._sink_id},
             )
             built = build_commit(self._place, state, change)
-            keep = True  # until it is known that it was not committed
+            keep = True  # until the commit is known to have failed
             outcome, error = commit(self._place, built)
             if outcome == UNKNOWN:
                 outcome = self._read_outcome(state, change, error)
@@ -179,18 +180,18 @@ class _Compaction:
         if outcome == COMMITTED:
             hit("compact.published")
             _count(done, better, change)
-            # What tasks that ran twice left, and groups that were not worth it.
+            # Files of tasks that ran twice, and of groups that did not improve.
             delete_unnamed(self._place.storage, data, (record.path for record in change.added))
         return outcome
 
     def _read_outcome(self, state: State, change: Change, error: Exception | None) -> str:
-        """What became of a commit whose reply was lost."""
+        """Resolve a commit whose reply was lost."""
         now = self._place.load(self._table)
         if now is not None and now.metadata.snapshot_by_id(change.snapshot) is not None:
             return COMMITTED
         before = None if state.head is None else state.head.snapshot_id
         if now is None or now.id != state.id or now.head is None or now.head.snapshot_id != before:
-            return LOST  # it was for a state that is past
+            return LOST  # it was for a past state
         raise Unavailable(
             "the destination's catalog did not say whether it took the compaction, and does not have it",
             table=state.name,
@@ -237,7 +238,7 @@ class _Compaction:
         return {number: tuple(map(FileRecord.from_dict, records)) for number, records in found.items()}
 
     def _delete(self, folders: Sequence[str]) -> None:
-        """Best effort: what stays is deleted by the next compaction."""
+        """Best effort: the next compaction deletes what remains."""
         for folder in folders:
             try:
                 self._place.storage.delete_prefix(folder)
@@ -248,7 +249,7 @@ class _Compaction:
 def gather_plain(
     target: StageTarget, group: Group, storage: Storage, *, in_task: bool = False
 ) -> tuple[FileRecord, ...]:
-    """The rows of all sources in as few files as their size allows, read back and proved; rows have no sequences."""
+    """The rows of all sources in as few files as their size allows, read back and verified; rows have no sequences."""
     shape = target.shape()
     fields = user_fields(shape.schema)
     before, after = RowChecksum(), RowChecksum()
@@ -264,7 +265,7 @@ def gather_plain(
     if options.sort:
         names = dict(zip(shape.file_schema.names, (field.name for field in shape.fields), strict=True))
         keys = [(names[column], direction) for column, direction in options.sort]
-        # Rows are held twice while a run of them is put in order, and come in order from here on.
+        # Rows are held twice while one run of them is sorted; from here on they are in order.
         rows, target = sorted_batches(rows, keys, SORT_BYTES_MAX // 2), replace(target, sort_json=None)
     pieces = _cut(rows, options.row_group_bytes)
     staged = stage_batches(target, pieces, clock.new_id(), storage=storage, in_task=in_task)

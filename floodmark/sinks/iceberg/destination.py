@@ -1,14 +1,15 @@
 """A sink into a table of another Iceberg catalog: the rows of a unit and the unit itself in one commit of that table.
 
-    look      the table's property says which unit it has: this one → done; the one before → go on; else Corrupt, also
-              if it is a unit that this catalog does not know: then the catalog was rolled back
+    look      the table's property names its unit: this one → done; the one before → go on; else Corrupt, also if
+              this catalog has no such unit: then the catalog was rolled back
     stage     files under <table>/data/floodmark-<sink>/<unit>/<attempt>/, nothing refers to them
-    commit    one snapshot, and the property, if the table is still as it was looked at; else look again
-    clean     what other attempts of the unit left goes, then the unit is acknowledged
+    commit    one snapshot, and the property, if the table is still in the state that was read; else look again
+    clean     what other attempts of the unit left is deleted, then the unit is acknowledged
 
-Exactly once (I9): the property and the rows are one commit, which the table's catalog takes only on the state that was
-looked at. So a lost reply, a second run and a zombie find the unit there, or are refused; nothing is sent blind (I13).
-A unit without a row is a commit too, so that the line moves with every unit. A ship never compacts.
+Exactly once (I9): the property and the rows are one commit, which the table's catalog accepts only on the state that
+was read. So a retry after a lost reply, a second run and a zombie find the unit in the table, or are refused; nothing
+is sent blindly (I13). A unit without a row is a commit too, so that the lineage moves with every unit. A ship never
+compacts.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from floodmark.storage import Storage
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
-# How often a commit is tried while others commit to the same table, and how long to wait in between, at most.
+# How often a commit is tried while others commit to the same table, and the maximum wait in between.
 TRIES_MAX = 12
 WAIT_S_MAX = 2.0
-# The whole unit is one part: it is there with one commit, or not at all.
+# The whole unit is one part: one commit brings it, or none.
 WHOLE = Part(0, 1)
 
 
@@ -61,12 +62,12 @@ class IcebergDestination:
         return Place(self.settings, self.source)
 
     def ship(self, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch) -> Shipped:
-        """Bring the unit to its table and acknowledge it, once."""
+        """Ship the unit to its table and acknowledge it, once."""
         parts = log.parts()
         if any(part.state == ACKNOWLEDGED for part in parts):
             return Shipped()
         log.seal([] if parts else [WHOLE])
-        # Crash here: the destination has seen nothing of the unit.
+        # Crash here: nothing of the unit has reached the destination.
         hit("unit.sealed")
         with closing(self.place):
             return _Attempt(self, unit, shipment, log, watch).run()
@@ -74,7 +75,7 @@ class IcebergDestination:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The unit's rows as they were staged, for which schema and layout of the table; `schema` if that is a new one."""
+    """The unit's staged rows, for which schema and layout of the table; `schema` if that is a new one."""
 
     target: StageTarget
     schema: Schema | None
@@ -82,7 +83,7 @@ class _Plan:
 
 
 class _Attempt:
-    """One try to bring a unit to its table; what it stages is its own."""
+    """One try to ship a unit to its table; it owns what it stages."""
 
     def __init__(
         self, destination: IcebergDestination, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch
@@ -98,7 +99,7 @@ class _Attempt:
         # One per sink and table of the lake: several of them may ship into one table.
         self._property = unit_property(unit.sink_id, unit.table_id)
         self._folders: tuple[str, ...] = ()
-        # A commit may have come true, or may still: what it names must not be deleted.
+        # A commit has succeeded, or may still succeed: what it names must not be deleted.
         self._may_be_there = False
 
     def run(self) -> Shipped:
@@ -107,9 +108,9 @@ class _Attempt:
         except BaseException:
             self._give_up()
             raise
-        # Crash here: rows and property are there, the lake does not know; the next try finds them.
+        # Crash here: the table has rows and property, the lake has no record of it; the next try finds them.
         hit("unit.committed")
-        # Before the unit is acknowledged: afterwards nobody would look again.
+        # Before the unit is acknowledged: afterwards no run would look at it again.
         clean_unit(self._place.storage, state, sent, self._unit)
         detail = {"rows": sent.rows, "deletions": sent.deletions, "bytes": sent.bytes, "snapshot": sent.snapshot}
         self._log.acknowledge([replace(WHOLE, detail=json.dumps(detail))], destination=state.id)
@@ -121,7 +122,7 @@ class _Attempt:
     # ── look, stage, commit ──
 
     def _bring(self) -> tuple[State, Sent]:
-        """The table once it has the unit, and what it says of it."""
+        """The table once it has the unit, and its property of the unit."""
         plan: _Plan | None = None
         error: Exception | None = None
         for tries in range(TRIES_MAX + 1):
@@ -163,7 +164,9 @@ class _Attempt:
         return self._place.create(self._unit.table, shipped_columns(self._shipment), self._shipment.key)
 
     def _found(self, state: State) -> Sent | None:
-        """What the table says of this unit, if it has it; Corrupt if it is not where the units before it ended."""
+        """The table's property of this unit, if it has it; Corrupt if it does not end where the units
+        before it ended.
+        """
         unit = self._unit
         sent = state.sent(self._property)
         if sent is not None and sent.lake == unit.lake and sent.unit != unit.id and sent.epoch >= unit.epoch:
@@ -174,11 +177,11 @@ class _Attempt:
         if sent is None or not mine:
             if sent is not None and sent.lake == unit.lake and sent.epoch > unit.epoch:
                 raise self._strange(state.name, "the destination has units of a newer epoch", sent, None)
-            # Another incarnation of the lake: only the first unit of an epoch, which somebody chose, may follow it.
+            # Another incarnation of the lake: only the first unit of an epoch, which an operator chose, may follow it.
             self._check_end(state, sent, None)
             return None
         if state.went_back(sent):
-            # What the property says is not what the table holds: where its rows end is not known.
+            # The property does not match what the table holds: where its rows end is unknown.
             raise self._strange(state.name, "the destination's table was set back to a state before a unit", sent, None)
         if sent.until >= unit.until:
             return sent
@@ -186,12 +189,12 @@ class _Attempt:
         return None
 
     def _check_end(self, state: State, sent: Sent | None, until: int | None) -> None:
-        """The table ends where the lake's last unit ended: nothing was lost in between."""
+        """Check that the table ends where the lake's last unit ended: nothing was lost in between."""
         if until != self._settled:
             raise self._strange(state.name, "the destination does not have what this sink sent to it", sent, until)
 
     def _check_known(self, state: State, sent: Sent) -> None:
-        """The newest unit that the table has is one of this catalog: else others were given its sequences."""
+        """Check that this catalog has the newest unit of the table: else its sequences were given to other rows."""
         if not self._log.knows(sent.unit, sent.epoch):
             raise rolled_back(self._unit, sent.unit, destination=state.name, has_epoch=sent.epoch, has_until=sent.until)
 
@@ -200,7 +203,7 @@ class _Attempt:
         return self._log.settled_until()
 
     def _strange(self, table: str, message: str, sent: Sent | None, until: int | None) -> Corrupt:
-        """`until`: where the rows that the table has end, if that is certain."""
+        """`until`: where the rows of the table end, if that is certain."""
         unit = self._unit
         return Corrupt(
             f"{message}: it was restored, or made again",
@@ -214,7 +217,7 @@ class _Attempt:
         )
 
     def _plan(self, state: State, before: _Plan | None) -> _Plan:
-        """The unit's rows in the table's shape: those that were staged before, unless the shape is another by now."""
+        """The unit's rows in the table's schema and layout: those staged before, unless these changed since."""
         metadata = state.metadata
         known = [schema.schema_id for schema in metadata.schemas]
         wider = evolve_schema(
@@ -248,7 +251,7 @@ class _Attempt:
         return _Plan(target, wider, staged)
 
     def _change(self, state: State, plan: _Plan) -> Change:
-        """What the commit does to the table: rows with one of the unit's keys go, the unit's rows come."""
+        """What the commit does to the table: it removes rows with one of the unit's keys and adds the unit's rows."""
         unit, staged = self._unit, plan.staged
         carried: tuple[FileRecord, ...] = ()
         removed: tuple[LiveFile, ...] = ()
@@ -281,16 +284,16 @@ class _Attempt:
         )
 
     def _commit(self, state: State, change: Change) -> Exception | None:
-        """Ask the table's catalog once. The error, if it did not say what became of it."""
+        """Call the table's catalog once. Returns the error if the outcome is unknown."""
         built = build_commit(self._place, state, change)
         # A run that was taken over, or a sink that was paused, stops here.
         self._log.seal([])
-        # Crash here: files at the destination that nothing refers to; whoever commits the unit deletes them.
+        # Crash here: files at the destination that nothing refers to; the process that commits the unit deletes them.
         hit("unit.staged")
         before, self._may_be_there = self._may_be_there, True
         outcome, error = commit(self._place, built)
         if outcome == LOST:
-            # Not this time. If an earlier reply was lost, that commit may still come.
+            # Not committed by this call. If an earlier reply was lost, that commit may still succeed.
             self._may_be_there = before
         log.get().info("commit of a unit", unit=self._unit.id, table=state.name, outcome=outcome)
         return error

@@ -1,13 +1,13 @@
 """Maintenance of a table that an Iceberg sink ships to: expire the sink's old snapshots, sweep what it left.
 
-The table may have other writers, so only what this sink wrote is touched. Expiry removes snapshots of this sink that no
-rule of the table keeps (`history.expire.*`, branches, tags); `gc.enabled = false` stops it. Sweep deletes files of this
-sink's past units that no snapshot of the table names, and its past metadata files.
+The table may have other writers, so only files and snapshots of this sink are touched. Expiry removes snapshots of this
+sink that no rule of the table keeps (`history.expire.*`, branches, tags); `gc.enabled = false` stops it. Sweep deletes
+files of this sink's past units that no snapshot of the table names, and its past metadata files.
 
 A past unit is fenced (I10): the table's property names a later unit of this sink, whose commit moved the table on, and
-an attempt is committed on the state that it looked at, or never. Open units are not past. Order of looking: list the
-files, ask the catalog for open units, then load the table; what is staged later is not in the list.
-Crash anywhere: the table is whole; files that are left are found by the next run.
+an attempt is committed on the state that it read, or never. Open units are not past. Order of reading: list the files,
+ask the catalog for open units, then load the table; files that are staged later are not in the list.
+Crash anywhere: the table is whole; the next run finds the remaining files.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ EXPIRED, SWEPT = "expired", "swept"
 
 _AGE, _LEAST = "history.expire.max-snapshot-age-ms", "history.expire.min-snapshots-to-keep"
 _METADATA = ".metadata.json"
-# Metadata files that one run reads to see whose they are (I14).
+# Metadata files that one run reads to find their owner (I14).
 METADATA_FILES_MAX = 1000
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose files these are: those of a sink, of one table of the lake."""
+    """The owner of files: a sink and one table of the lake."""
 
     sink: str
     sink_id: str
@@ -60,7 +60,7 @@ class Owner:
 
     @property
     def record_id(self) -> str:
-        """Under which the records of its maintenance are kept."""
+        """The id under which the records of its maintenance are kept."""
         return f"{self.sink_id}-{self.table_id[:8]}"
 
     @property
@@ -69,7 +69,7 @@ class Owner:
 
     @property
     def mark(self) -> str:
-        """The property that says which metadata file an expiry of this sink made: the one after the file it names."""
+        """The property that marks a metadata file made by an expiry of this sink: the one after the file it names."""
         return f"floodmark.{self.sink_id}.{self.table_id}.expired-after"
 
     def wrote(self, snapshot: Snapshot) -> bool:
@@ -77,13 +77,13 @@ class Owner:
         return snapshot.summary is not None and snapshot.summary[SINK_NOTE] == self.sink_id
 
 
-# ── which snapshots may go ──
+# ── which snapshots may expire ──
 
 
 def plan_expiry(metadata: TableMetadata, owner: Owner, now_ms: int, keep_ms: int, *, at_least_ms: int = 0) -> list[int]:
     """The snapshots of this sink that no rule of the table keeps, oldest first.
 
-    The table's own age stands before the sink's `keep_ms`; a person who asks for `at_least_ms` gets that in any case.
+    The table's own age has precedence over the sink's `keep_ms`; an explicit `at_least_ms` is a minimum for both.
     """
     properties = metadata.properties
     age_ms = max(at_least_ms, _number(properties.get(_AGE), keep_ms))
@@ -102,7 +102,7 @@ def plan_expiry(metadata: TableMetadata, owner: Owner, now_ms: int, keep_ms: int
 
 
 def _line(by_id: dict[int, Snapshot], ref: SnapshotRef) -> Iterator[Snapshot]:
-    """The snapshots that a ref keeps alive: of a tag the one, of a branch its ancestors, newest first."""
+    """The snapshots that a ref keeps: of a tag the one, of a branch its ancestors, newest first."""
     found = by_id.get(ref.snapshot_id)
     while found is not None:
         yield found
@@ -163,7 +163,7 @@ class DestinationKeeper:
         given_ms = 0 if keep is None else clock.parse_duration_ms(keep)
         keep_ms = self._keep_ms if keep is None else given_ms
         if any(state.went_back(sent) for sent in _all_sent(state)):
-            # Its old snapshots are the proof, and a sink waits for somebody to choose.
+            # Its old snapshots are the proof, and the sink waits for an operator to choose.
             run.outcome = PROTECTED
             run.detail = {
                 "reason": "the table was set back to a state before a unit of a sink; see `floodmark sink status`"
@@ -172,7 +172,7 @@ class DestinationKeeper:
         gone = plan_expiry(metadata, self._owner, now_ms, keep_ms, at_least_ms=given_ms)
         run.detail = {"snapshots": len(gone), "snapshots_kept": len(metadata.snapshots) - len(gone)}
         if gone and now_ms <= metadata.last_updated_ms:
-            # The catalog would put this time into the metadata, and times there must not fall.
+            # The catalog would put this time into the metadata, where times must not decrease.
             run.detail |= {"snapshots": 0, "reason": "the clock is behind the table's last commit"}
             return
         if not gone:
@@ -222,7 +222,7 @@ class DestinationKeeper:
             for location, (unit, size) in listed.items()
             if _is_past(unit, sent) and unit not in still_open
         }
-        # By place, not by spelling: another engine may have changed how the table's folder is written.
+        # By location, not by spelling: another engine may have changed how the table's folder is written.
         named = set(map(split, _named(state))) if past else set()
         doomed = {location: size for location, size in past.items() if split(location) not in named}
         doomed |= self._past_metadata(state, metadata_files)
@@ -240,7 +240,7 @@ class DestinationKeeper:
         run.outcome = SWEPT
 
     def _delete(self, doomed: dict[str, int]) -> None:
-        # Data before what names it; newer metadata files before older ones, which prove whose they are.
+        # Data before what names it; newer metadata files before older ones, which prove their owner.
         order = sorted(doomed, key=lambda one: (one.endswith(_METADATA), one.endswith(".avro")))
         self._place.storage.delete_many(order)
         for folder in {one.rpartition("/")[0] for one in order}:
@@ -267,7 +267,7 @@ class DestinationKeeper:
         return {one: found[one] for one in sorted(found)[:METADATA_FILES_MAX]}
 
     def _past_metadata(self, state: State, files: dict[str, int]) -> dict[str, int]:
-        """Those that commits of this sink made, that are older than its window and that nothing names any more."""
+        """Metadata files that commits of this sink made, older than its window, that nothing names any more."""
         current = split(state.table.metadata_location)
         named = {current, *(split(one.metadata_file) for one in state.metadata.metadata_log)}
         before_ms = clock.now_ms() - self._keep_ms
@@ -277,10 +277,10 @@ class DestinationKeeper:
                 with answering("the destination's storage"):
                     metadata = FromInputFile.table_metadata(self._place.files.io.new_input(location))
             except (FloodmarkError, ValueError):
-                continue  # gone meanwhile, or of another format: not ours to judge
+                continue  # gone meanwhile, or of another format: leave it alone
             is_old = metadata.table_uuid == state.metadata.table_uuid and metadata.last_updated_ms < before_ms
             # A metadata file becomes current only over the one that it was made from: while that one is current, a
-            # commit that is under way may still name it (I10).
+            # running commit may still name it (I10).
             base = metadata.metadata_log[-1].metadata_file if metadata.metadata_log else None
             if is_old and base is not None and split(base) != current and self._made(metadata):
                 past[location] = files[location]
@@ -305,7 +305,7 @@ def _all_sent(state: State) -> Iterator[Sent]:
 
 
 def _is_past(unit: str, sent: Sent | None) -> bool:
-    """Whether the table has a later unit of this sink: ids of units rise, also if the clock went back."""
+    """Whether the table has a later unit of this sink: ids of units rise, even if the clock went back."""
     return sent is not None and unit < sent.unit
 
 

@@ -1,7 +1,7 @@
-"""The rows of a unit as data files of another table that nothing refers to yet, and the keys that go as files of keys.
+"""The rows of a unit as data files of another table that nothing refers to yet, and the deleted keys as files of keys.
 
-Little is staged in the caller's process, much as Spark tasks, piece by piece; both run the same function. Only records
-that came back count (I3): a task that died or ran twice leaves files in the attempt's own folder, which are deleted
+Few rows are staged in the caller's process, many as Spark tasks, piece by piece; both run the same function. Only
+returned records count (I3): a task that died or ran twice leaves files in the attempt's own folder, which are deleted
 once the unit is committed. Rows that the table cannot hold are Invalid, by column. Memory follows the batch (I14).
 """
 
@@ -37,13 +37,13 @@ from floodmark.write.prune import may_hold_keys
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
-# About what one task stages.
+# The approximate size of one task.
 PIECE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Staged:
-    """`records` hold rows, `keys` the keys that are taken out; `rows` counts both."""
+    """`records` hold rows, `keys` the deleted keys; `rows` counts both."""
 
     records: tuple[FileRecord, ...] = ()
     keys: tuple[FileRecord, ...] = ()
@@ -78,7 +78,7 @@ class Staged:
 
 
 def shipped_columns(shipment: Shipment) -> pa.Schema:
-    """The columns of a unit's rows, without what says how they changed."""
+    """The columns of a unit's rows, without those that describe the change."""
     return pa.schema([field for field in shipment.schema if field.name not in (CHANGE_COLUMN, SEQ_COLUMN)])
 
 
@@ -173,13 +173,13 @@ def merge_by_key(
     key: Sequence[str],
     runner: Runner,
 ) -> tuple[tuple[FileRecord, ...], tuple[LiveFile, ...]]:
-    """The files that take the place of those that hold one of the unit's keys, and those files.
+    """The files that hold one of the unit's keys, and the files that replace them.
 
-    `metadata` has the schema that the rows were staged for. Rows that stay are carried over as they are.
+    `metadata` has the schema that the rows were staged for. Rows that stay are copied unchanged.
     """
     schema = metadata.schema()
     ids = [schema.find_field(name).field_id for name in key]
-    # By our key, whatever the table calls its own.
+    # By the lake's key, whatever key the table declares.
     keyed = schema.model_copy(update={"identifier_field_ids": ids})
     # Files of keys have no partition.
     unparted = metadata.model_copy(update={"partition_specs": [UNPARTITIONED_PARTITION_SPEC]})

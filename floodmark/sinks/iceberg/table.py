@@ -1,10 +1,10 @@
-"""A table in another Iceberg catalog, as a sink finds it: where it is, what state it is in, and what it says was sent.
+"""A table in another Iceberg catalog, as a sink finds it: its location, its state, and the last unit it records.
 
-What a sink sent last is a property of the table, set in the commit of the rows themselves (I9): so the table alone
-tells whether a unit is there, whatever became of the reply. Nothing is remembered of the table from one look to the
-next but files that never change. Failure model: a catalog or store that does not answer is Unavailable; a table that
-Floodmark could not write to without harm (delete files, another format, columns that it cannot hold) is Invalid; a
-table that is not where its sink left it is Corrupt, and nothing is sent until somebody chooses.
+The last unit that a sink sent is a property of the table, set in the commit of the rows themselves (I9): so the table
+alone shows whether it has a unit, even if the reply was lost. Between two reads only files that never change are
+cached. Failure model: a catalog or store that does not answer is Unavailable; a table that Floodmark cannot write to
+without damage (delete files, another format, unsupported columns) is Invalid; a table that is not in the state in which
+its sink left it is Corrupt, and nothing is sent until an operator chooses.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from floodmark.storage import Storage, join
 from floodmark.storage.fileio import LakeFileIO, with_options
 
 FORMAT_VERSION = 2
-# Tables of a SQL catalog belong to a catalog of some name; this is PyIceberg's own default.
+# Tables of a SQL catalog belong to a named catalog; this is PyIceberg's own default.
 _CATALOG = "default"
 # Metadata goes through our storage too: durable before the catalog names it (I4).
 _FILE_IO = "floodmark.storage.fileio.LakeFileIO"
@@ -58,7 +58,7 @@ _NOT_OPENED = (
     NoSuchPropertyException,
     NotInstalledError,
 )
-# Each unit makes a metadata file: the oldest go as new ones come, by Iceberg's own rule for it.
+# Each unit makes a metadata file: Iceberg's own rule deletes the oldest as new ones are added.
 _METADATA_RULES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
@@ -68,7 +68,7 @@ _TIMES = (DateType, TimestampType, TimestamptzType)
 
 @dataclass(frozen=True)
 class Sent:
-    """The last unit of a sink that a table has, in the words of the table's own property."""
+    """The last unit of a sink that a table has, from the table's own property."""
 
     lake: str
     epoch: int
@@ -131,7 +131,7 @@ class State:
 
     @property
     def collects(self) -> bool:
-        """Whether the table's owner lets files of it be deleted."""
+        """Whether the table's owner allows its files to be deleted."""
         return self.metadata.properties.get("gc.enabled", "true").lower() != "false"
 
     def sent(self, name: str) -> Sent | None:
@@ -151,13 +151,13 @@ class State:
             ]
 
     def went_back(self, sent: Sent) -> bool:
-        """Whether the table's line of snapshots certainly does not hold the one that brought the unit."""
+        """Whether the table's lineage certainly lacks the snapshot that brought the unit."""
         for snapshot in ancestors_of(self.head, self.metadata):
             if snapshot.snapshot_id == sent.snapshot:
                 return False
             if (snapshot.sequence_number or 0) < sent.sequence:
                 return True
-        # All that is left of the line is newer: what came before was expired.
+        # Only newer snapshots remain in the lineage: the older ones were expired.
         return self.head is None
 
 
@@ -172,7 +172,7 @@ def read_manifests(files: MetadataFiles, snapshot: Snapshot) -> tuple[ManifestFi
 
 
 def manifests_of(files: MetadataFiles, snapshot: Snapshot, table: str) -> tuple[ManifestFile, ...]:
-    """The manifests of a snapshot; Invalid if some tell of deleted rows, which copying files would bring back."""
+    """The manifests of a snapshot; Invalid if some list deleted rows, which copying files would bring back."""
     manifests = read_manifests(files, snapshot)
     if any(manifest.content == ManifestContent.DELETES for manifest in manifests):
         raise Invalid(
@@ -185,16 +185,16 @@ def manifests_of(files: MetadataFiles, snapshot: Snapshot, table: str) -> tuple[
 
 
 class Place:
-    """The other catalog, and the storage that its tables are in."""
+    """The other catalog, and the storage of its tables."""
 
     def __init__(self, settings: IcebergSettings, storage: Storage) -> None:
         self._settings = settings
-        # The lake's own storage settings, as far as the catalog's do not say otherwise: a destination in the same store
-        # must not be looked for in the public cloud.
+        # The lake's own storage settings are the default for those of the catalog: a destination in the same store must
+        # not be searched in the public cloud.
         own_properties = with_options(settings.catalog_properties(), storage.options)
         self._properties = {_PY_IO_IMPL: _FILE_IO, **own_properties}
         self._name = self._properties.pop("name", _CATALOG)
-        # Where the catalog's properties say (endpoint, region), for PyIceberg's metadata and for our files alike.
+        # The endpoint and region of the catalog's properties, for PyIceberg's metadata and for our files alike.
         own = LakeFileIO(self._properties).storage if self._properties[_PY_IO_IMPL] == _FILE_IO else storage
         self.storage = storage if own.options == storage.options else own
         self.files = MetadataFiles(self.storage)
@@ -205,7 +205,7 @@ class Place:
             with answering("the destination's catalog"):
                 return load_catalog(self._name, **self._properties)
         except _NOT_OPENED as error:
-            # Its text may hold the whole address: the kind of error says enough (I18).
+            # Its text may hold the whole address: the kind of error is enough (I18).
             raise WrongSetting(
                 "the destination's catalog cannot be opened",
                 option="--catalog KEY=VALUE",
@@ -215,7 +215,7 @@ class Place:
             ) from error
 
     def close(self) -> None:
-        """Let go of the catalog's connections; the next question opens it again."""
+        """Close the catalog's connections; the next call opens it again."""
         catalog = self.__dict__.pop("catalog", None)
         if catalog is not None:
             catalog.close()
@@ -224,14 +224,14 @@ class Place:
         return (*self._settings.namespace.split("."), self._settings.table.replace("{table}", table))
 
     def load(self, table: str) -> State | None:
-        """The table as it is now, or None if there is none; Invalid if it cannot be written to."""
+        """The current state of the table, or None if it does not exist; Invalid if it cannot be written to."""
         try:
             with answering("the destination's catalog"):
                 found = self.catalog.load_table(self.identifier(table))
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
         except ValueError as error:
-            # PyIceberg's way to say that metadata does not make sense to it.
+            # PyIceberg raises this for metadata that it cannot interpret.
             name = ".".join(self.identifier(table))
             raise Corrupt("the destination's table cannot be understood", table=name, cause=error) from error
         state = State(found, self.files)
@@ -239,7 +239,7 @@ class Place:
         return state
 
     def create(self, table: str, columns: pa.Schema, key: Sequence[str]) -> State:
-        """Make the table, empty. Crash here: an empty table that says nothing of any unit; the next try fills it."""
+        """Create the table, empty. Crash here: an empty table without a record of any unit; the next try fills it."""
         identifier = self.identifier(table)
         hidden = table_schema(columns, key)
         schema = Schema(*user_fields(hidden), identifier_field_ids=hidden.identifier_field_ids)
@@ -247,7 +247,7 @@ class Place:
         spec = partition_spec(schema, _by_day(schema) if chosen is None else chosen)
         with answering("the destination's catalog"):
             self.catalog.create_namespace_if_not_exists(identifier[:-1])
-            # Field ids are given anew by this: whoever goes on reads the table that came of it, or that was there.
+            # This assigns new field ids: the caller reads the table that was created, or that existed.
             properties = {"format-version": str(FORMAT_VERSION), **_METADATA_RULES}
             with suppress(TableAlreadyExistsError):
                 self.catalog.create_table(identifier, schema, partition_spec=spec, properties=properties)
@@ -259,7 +259,7 @@ class Place:
 
 @contextmanager
 def answering(who: str) -> Iterator[None]:
-    """Errors of a foreign catalog or store that say that it did not answer."""
+    """Turn errors of a foreign catalog or store that did not answer into Unavailable."""
     try:
         yield
     except (ArgumentError, NoSuchModuleError):
@@ -278,7 +278,7 @@ def answering(who: str) -> Iterator[None]:
 
 
 def _by_day(schema: Schema) -> tuple[str, ...]:
-    """By day of the first time column; not at all if there is none, or if that name is taken."""
+    """By day of the first time column; unpartitioned if it has none, or if that name is taken."""
     first = next((field.name for field in schema.fields if isinstance(field.field_type, _TIMES)), None)
     return () if first is None or f"{first}_day" in schema.column_names else (f"day(`{first}`)",)
 
