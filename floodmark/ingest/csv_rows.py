@@ -46,7 +46,7 @@ CHUNK_ROWS = 10_000
 MISTAKES_SHOWN = 3
 ASIDE_FOLDER = "_bad-rows"
 _VALUE_CHARACTERS_MAX = 60
-# What Arrow says of a row with another number of values.
+# Arrow's message for a row with another number of values.
 _ARROW_ROW = re.compile(r"Row #(\d+): (.*)", re.DOTALL)
 # A time that has a zone ends like this.
 _ZONE = r"([Zz]|[+-]\d{2}(:?\d{2})?)$"
@@ -88,7 +88,7 @@ class CsvRecords(Iterator[CsvRow]):
 def check_header(
     names: list[str], columns: Sequence[Column], optional: Collection[str], *, file: str | None = None, advice: str = ""
 ) -> list[Column]:
-    """The table's columns in the order of a header; Invalid if the file cannot have their rows."""
+    """The table's columns in the order of a header; Invalid if the file cannot hold their rows."""
     known = {column.name: column for column in columns}
     for name in names:
         if names.count(name) > 1:
@@ -182,7 +182,7 @@ def _line_of(text: bytes, number: int) -> int | None:
 
 
 def _check_quotes(text: bytes) -> None:
-    """A quote that is never closed makes one value of the rest of the file, and readers silently take it."""
+    """A quote that is never closed makes one value of the rest of the file, and readers accept it silently."""
     if text.count(b'"') % 2 == 0:
         return
     records = _records(text, strict=True)
@@ -284,7 +284,7 @@ class BadRecords(Invalid):
 
     @property
     def kind(self) -> str:
-        return Invalid.__name__  # what a caller knows it as
+        return Invalid.__name__  # the name that callers know
 
     def as_dict(self) -> dict[str, Any]:
         return {**super().as_dict(), "mistakes": [asdict(one) for one in self.mistakes], "rows": self.rows}
@@ -317,12 +317,12 @@ class CsvFiles:
         self.mistakes = Mistakes()
         # The files of rows that were set aside.
         self.set_aside: list[str] = []
-        # Those of them that this load made: others are of an earlier one that set the same rows aside.
+        # Those of them that this load made: the others belong to an earlier load that set the same rows aside.
         self._made: list[str] = []
 
     @staticmethod
     def local_files(paths: Sequence[str]) -> list[str] | None:
-        """The files that are meant, if all of them are on this machine and packed as we unpack; else None."""
+        """The files that a path names, if all are on this machine and in a compression that we read; else None."""
         found: list[str] = []
         for path in paths:
             local = local_path(path) if path.startswith("file://") else None if "://" in path else path
@@ -336,7 +336,7 @@ class CsvFiles:
         return None if any(packed) or not all(map(os.path.isfile, found)) else found
 
     def find_mistakes(self) -> BadRecords | None:
-        """Read all of it; what is wrong with it, or None."""
+        """Read all of it; returns what is wrong with it, or None."""
         for path in self._paths:
             for _, bad in self._judged(path):
                 for mistake, _ in bad:
@@ -352,12 +352,12 @@ class CsvFiles:
         return pa.RecordBatchReader.from_batches(schema, self._good(schema))
 
     def forget_set_aside(self) -> None:
-        """Nothing was loaded after all: so nothing was set aside."""
+        """The load failed after all: delete the files of this load's bad rows."""
         for name in self._made:
             for path in (name, _reasons(name)):
                 with suppress(FileNotFoundError):
                     os.unlink(path)
-            with suppress(OSError):  # others are in it
+            with suppress(OSError):  # other files are in it
                 os.rmdir(os.path.dirname(name))
         self.set_aside, self._made = [], []
 
@@ -402,7 +402,7 @@ def _opened(path: str) -> Iterator[IO[str]]:
     opener = _ENDINGS.get(os.path.splitext(path)[1])
     try:
         with open(path, "rb") if opener is None else opener(path, "rb") as raw:
-            # Bytes that are no text stay what they are: their row is named, and set aside as it was.
+            # Bytes that are not text stay as they are: the error names their row, and it is set aside unchanged.
             yield io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="")
     except (OSError, EOFError, zstandard.ZstdError) as error:
         raise Unavailable("a file cannot be read", path=path, cause=error) from error
@@ -472,7 +472,7 @@ def _has_surrogates(text: str) -> bool:
 
 
 class _BadRows:
-    """The file of one file's bad rows, and that of the reasons; made when the first one comes."""
+    """The file of one file's bad rows, and that of the reasons; created with the first bad row."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -538,8 +538,8 @@ def _same(one: str, other: str) -> bool:
 def _aside_name(path: str, number: int) -> str:
     base, ending = os.path.splitext(path)
     base = os.path.splitext(base)[0] if ending in _ENDINGS else base
-    # A folder whose name begins with _ is passed over when the folder around it is loaded again, here and by Spark; a
-    # file of such a name could not be loaded at all, once its rows are corrected.
+    # A folder whose name begins with _ is skipped when the folder around it is loaded again, here and by Spark; a file
+    # of such a name could not be loaded at all, once its rows are corrected.
     folder, name = os.path.split(base)
     return os.path.join(folder, ASIDE_FOLDER, f"{name}{'' if number == 1 else f'-{number}'}.csv")
 

@@ -1,15 +1,15 @@
-"""A drop folder as a source: each complete file comes in once, a bad one is moved aside with the reason (I9).
+"""A drop folder as a source: each complete file is loaded once, a bad one is moved aside with the reason (I9).
 
 The steps of a file, each followed by its failpoint: found (complete, nothing done), loaded (its rows are committed, and
-its identity with them; the file is still there), moved (it is in `.loaded`). The identity is the name of the source,
-the file's path below the folder and the digest of what is in it. So after a crash between the commit and the move the
-next run finds it committed, and only moves it; the same file dropped again is a no-op; the same rows under another
+its identity with them; the file is still in the folder), moved (it is in `.loaded`). The identity is the name of the
+source, the file's path below the folder and the digest of its content. So after a crash between the commit and the move
+the next run finds it committed, and only moves it; the same file dropped again is a no-op; the same rows under another
 name, or other rows under the same name, are another file.
 
 A file that is refused (`Invalid`) goes to `.failed` with the reason, and the next one follows; nothing of it is loaded.
-Other errors of Floodmark (the catalog is away, the table is gone) are not the file's fault: it stays, and the run ends;
-the next run tries again. A file that cannot be read or moved, or that fails in an unforeseen way, stays too; those
-behind it are loaded, and then the run fails with the error of the first of them.
+Other errors of Floodmark (the catalog is unreachable, the table is gone) are not the file's fault: it stays, and the
+run ends; the next run tries again. A file that cannot be read or moved, or that fails in an unforeseen way, stays too;
+those after it are loaded, and then the run fails with the error of the first of them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Explain = Callable[[], Invalid | None]
 
 
 class LoadingLake(Protocol):
-    """The lake that files are loaded into, as far as this room needs it."""
+    """The lake that files are loaded into, as far as this module needs it."""
 
     @property
     def spark(self) -> SparkSession: ...
@@ -76,14 +76,14 @@ class LoadingLake(Protocol):
 
 @dataclass(frozen=True)
 class DropFile:
-    """A file in the folder: its path below it, and how it looked."""
+    """A file in the folder: its path below it, and its state."""
 
     name: str
     look: Stat
 
     @property
     def shown(self) -> str:
-        """The name for people and databases, which need not be able to hold every name."""
+        """The name for people and databases, which may not support every file name."""
         return self.name.encode(errors="backslashreplace").decode()
 
     @property
@@ -94,23 +94,23 @@ class DropFile:
 class DropFolder:
     """The folder on disk: which files are complete, and where they go when they are done.
 
-    Names that begin with a dot or an underscore, or end like a download that goes on, are ignored. A file is complete
+    Names that begin with a dot or an underscore, or end like an unfinished download, are ignored. A file is complete
     once neither its size nor its time has changed for `settle_s`, as seen by this process. Loaded files go to
     `.loaded`, refused ones to `.failed`, under the same name below it, beside a file with the reason. Nothing is ever
     deleted or overwritten: a name that is taken gets a number. Every move is durable before it counts.
 
-    Crash between a reason and its file's move: the reason stands alone; the file is refused again, and both go
+    Crash between a reason and its file's move: the reason stands alone; the file is refused again, and both move
     together.
     """
 
     def __init__(self, path: Path, settle_s: float) -> None:
         self.path = path
         self._settle_s = settle_s
-        # Since when each file looks as it does.
+        # Since when each file has its current state.
         self._seen: dict[str, tuple[Stat, float]] = {}
 
     def complete(self, now_s: float) -> tuple[list[DropFile], int]:
-        """The files that are complete, the oldest first, and how many are there that may not be."""
+        """The files that are complete, the oldest first, and the number of files that may not be."""
         seen, ready = {}, []
         for found in self._files():
             look, since_s = self._seen.get(found.name, (found.look, now_s))
@@ -134,7 +134,7 @@ class DropFolder:
                     yield DropFile(str(path.relative_to(self.path)), look)
 
     def read(self, found: DropFile, bytes_max: int) -> tuple[str, bytes | None] | None:
-        """The digest of a file, and what is in it if that is little; None if it changed meanwhile."""
+        """The digest of a file, and its content if that is small; None if it changed meanwhile."""
         digest, pieces = hashlib.sha256(), []
         with open(self.path / found.name, "rb") as file:
             while piece := file.read(_PIECE_BYTES):
@@ -146,12 +146,12 @@ class DropFolder:
         return digest.hexdigest(), b"".join(pieces) if found.size_bytes <= bytes_max else None
 
     def set_aside(self) -> int:
-        """How many files were refused and still lie there."""
+        """How many refused files are still in the folder."""
         found = os.walk(self.path / FAILED)
         return sum(1 for _, _, names in found for name in names if f"{name}{REASON}" in names)
 
     def bad_files(self, limit: int) -> list[dict[str, Any]]:
-        """The newest of them: which file, the line if one is known, why, and where it lies now."""
+        """The newest of them: which file, the line if one is known, why, and where it is now."""
         found = []
         for folder, _, names in os.walk(self.path / FAILED):
             reasons = [Path(folder, name + REASON) for name in names if f"{name}{REASON}" in names]
@@ -180,7 +180,7 @@ class DropFolder:
 
 
 def _bad_file(reason: Path) -> dict[str, Any]:
-    """What a file with a reason has; if it cannot be read, that is the reason shown."""
+    """The content of a file with a reason; if it cannot be read, that is the reason shown."""
     path = str(reason).removesuffix(REASON).encode(errors="backslashreplace").decode()
     shown: dict[str, Any] = {
         "file": Path(path).name,
@@ -210,7 +210,7 @@ def look_at(path: Path) -> Stat | None:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """The path, and the same with a number, for as long as one is taken."""
+    """The path, then numbered variants of it; the caller takes the first that is free."""
     yield path
     for number in count(1):
         yield path.with_name(f"{path.name}.{number}")
@@ -245,9 +245,9 @@ def _sync(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Dropped:
-    """What a run did: how many files and rows came in, how many files were moved aside, and how many wait.
+    """What a run did: how many files and rows it loaded, how many files were moved aside, and how many wait.
 
-    `set_aside` counts also those that earlier runs refused, for as long as they lie there.
+    `set_aside` counts also those that earlier runs refused, for as long as they stay in the folder.
     """
 
     loaded: int = 0
@@ -284,11 +284,11 @@ class Drop:
 
     @property
     def about(self) -> dict[str, str]:
-        """Where files are dropped, and which table they come into."""
+        """The folder for dropped files, and the table that they are loaded into."""
         return {"path": str(self._folder.path), "table": self._table}
 
     def run(self, is_stopped: Callable[[], bool] = lambda: False) -> Dropped:
-        """Load what is complete, one file after the other, each in a commit of its own."""
+        """Load the complete files, one after the other, each in a commit of its own."""
         if not self._folder.path.is_dir():
             raise NotFound("the drop folder is not there", path=self._folder.path, source=self._name)
         ready, waiting = self._folder.complete(time.monotonic())
@@ -303,7 +303,7 @@ class Drop:
                 commit = self._take(found, mode)
             except FloodmarkError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the edge of a file: no other waits for it, and the run fails
+            except Exception as error:  # noqa: BLE001 - the edge of a file: other files do not wait, and the run fails
                 trouble = trouble or self._trouble(found, error)
                 continue
             if isinstance(commit, Commit):
@@ -359,7 +359,7 @@ class Drop:
         return commit
 
     def _refuse(self, found: DropFile, digest: str, refusal: Invalid) -> None:
-        # Crash before the move: the file is judged again, in the same way.
+        # Crash before the move: the next run refuses the file again, in the same way.
         hit("drop.refused")
         reason = {
             "file": found.shown,
@@ -400,7 +400,7 @@ class Drop:
                 log.get(source=self._name, file=found.shown).info("a file is left to Spark")
         from floodmark.rows.schema import spark_schema
 
-        # Not there, or not to be started: no file's fault, and no Invalid.
+        # Missing, or failed to start: no file's fault, and not Invalid.
         spark = self._lake.spark
         path = escaped(str(self._folder.path / found.name))
         columns = spark_schema(schema)
@@ -410,12 +410,12 @@ class Drop:
 
 
 def batch_of(source: str, name: str, digest: str) -> str:
-    """The identity of a file: whose it is, which one, and what is in it. As long as any other, whatever the name is."""
+    """The identity of a file: its source, its path, and its content. Of fixed length, whatever the name is."""
     whole = hashlib.sha256(f"{source}\0{name}\0{digest}".encode(errors="surrogateescape")).hexdigest()
     return f"file {whole}"
 
 
 def _rows(commit: Commit) -> int:
-    """How many rows came in by this commit; none if they were there already."""
+    """How many rows this commit added; none if they were in the table already."""
     done = commit.tables if commit.outcome == "committed" else ()
     return sum(part.rows_added + part.rows_updated for part in done)

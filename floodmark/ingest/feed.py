@@ -1,9 +1,9 @@
-"""The feed of one table: a thread that brings the records of its spool into it, group by group, for as long as it runs.
+"""The feed of one table: a thread that publishes the records of its spool, group by group, for as long as it runs.
 
 The catalog's position is the truth (catalog/spools.py): the feed reads it when it opens the spool and after every
-group, whatever became of it. A failure never ends the thread: `state` reports it, the feed waits longer each time, and
-tries again from the catalog's position. It tries to open a refused spool again now and then, so that
-`floodmark spool accept` is enough. After an unknown outcome nothing is fed before the outcome is known (I13).
+group, whatever its outcome. A failure never ends the thread: `state` reports it, the feed waits longer each time, and
+tries again from the catalog's position. It tries to open a refused spool again now and then, so that `floodmark spool
+accept` is enough. After an unknown outcome nothing is fed before the outcome is known (I13).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Feed:
     # ── opening ──
 
     def open(self, *, create: bool) -> Spool | None:
-        """The spool, opened and known to the catalog; None if the table has none and none is to be made."""
+        """The spool, opened and known to the catalog; None if the table has none and none is to be created."""
         with self._opening:
             if self._spool is not None:
                 return self._spool
@@ -118,7 +118,7 @@ class Feed:
             # Nothing is taken before this: no acknowledged row is in a spool that the catalog does not know.
             known = catalog.spools.register(self._table_id, self._table, spool.id, host, str(self._folder))
             hit("feed.registered")
-            # What a feed that died left behind, as far as nothing can refer to it any more.
+            # Delete leftovers of a feed that died, as far as nothing can refer to them any more.
             clean(catalog, self._table_id)
         except BaseException:
             spool.close()
@@ -131,7 +131,7 @@ class Feed:
         return spool
 
     def _shut(self) -> None:
-        """Let go of the spool: it is not the table's any more, or takes nothing until it is opened again."""
+        """Close the spool: it is not the table's any more, or takes nothing until it is opened again."""
         with self._opening:
             if self._spool is not None:
                 note_closed(self._spool)
@@ -149,7 +149,7 @@ class Feed:
         if spool is None:
             if isinstance(self._error, REFUSALS):
                 self._wake()
-                # One of its own for each caller: an error that is raised again and again grows with every time.
+                # A new error for each caller: an error that is raised again and again grows with every time.
                 raise type(self._error)(self._error.message, advice=self._error.advice, **self._error.facts)
             spool = self.open(create=True)
             if spool is None:
@@ -217,11 +217,11 @@ class Feed:
             except Exception as error:  # noqa: BLE001 - a thread that ends would leave rows in the spool for ever
                 pause = self._failed(error)
             with self._changed:
-                # Rows that came since the round began were perhaps not seen by it.
+                # The round may not have seen rows that came since it began.
                 if pause > 0 and not self._woken and not self._stopped:
                     self._changed.wait(pause)
             if self._failures and not self._draining and not self._stopped:
-                # New rows wake the thread; what failed is not tried more often for that.
+                # New rows wake the thread; they do not make it retry a failure more often.
                 time.sleep(min(pause, 1.0))
 
     def _failed(self, error: Exception) -> float:
@@ -234,14 +234,14 @@ class Feed:
         else:
             self._error = Unavailable("the feed met a defect", cause=error)
         if isinstance(error, Corrupt | NotFound):
-            # What cannot be read, or is gone, takes nothing more: it is refused until it can be opened again.
+            # A spool that cannot be read, or is gone, takes nothing more: it is refused until it can be opened again.
             self._shut()
         pause: float = min(BACKOFF_S_MIN * 2 ** min(self._failures - 1, 10), BACKOFF_S_MAX)
         self._log.warning("a feed failed", cause=str(error), failures=self._failures, again_in_s=pause)
         return min(pause, 1.0) if self._draining else pause
 
     def _round(self) -> float:
-        """One group, or a look whether there is one. How long to wait until the next round."""
+        """One group, or a check whether one exists. Returns how long to wait until the next round."""
         if self._spool is not None and self._spool.stopped is not None:
             self._shut()
         spool = self.open(create=False)
@@ -264,13 +264,13 @@ class Feed:
         self._hurried = False
         self._feeder.feed(records, lambda fed: self._fed(records, fed))
         self._learn(spool)
-        # Crash here: whole segments of records that are in the table; the next opening lets go of them.
+        # Crash here: whole segments of records that are in the table; the next opening deletes them.
         hit("feed.forgotten")
         self._feeder.clean()
         return 0.0
 
     def _due(self, spool: Spool) -> float:
-        """0 if a group is to be fed now; else how long it has time."""
+        """0 if a group is to be fed now; else how long it can wait."""
         waiting = spool.waiting(self._position)
         if not waiting.records:
             return IDLE_S
@@ -278,12 +278,12 @@ class Feed:
         if self._draining or self._hurried or is_full or waiting.bytes >= limits.group_bytes_max:
             return 0.0
         age_ms = clock.now_ms() - (waiting.oldest_ms or 0)
-        # A clock that was put back must not hold rows back for as long.
+        # A clock that was set back must not delay rows for as long.
         left_ms: int = limits.group_wait_ms - max(0, age_ms)
         return max(0.0, left_ms / 1000)
 
     def _learn(self, spool: Spool) -> None:
-        """Where the catalog says that the spool is; what it is fed from may be let go of."""
+        """Read the spool's position from the catalog; the spool may delete records below it."""
         row = self._engine.catalog.spools.get(self._table_id)
         problem = (
             missing_row(self._table) if row is None else misfit(row, self._table, spool.id, spool.first, spool.end)
@@ -315,7 +315,7 @@ class Feed:
         return self._table
 
     def older_waits(self, received_ms: int) -> bool:
-        """Whether rows that came by then wait here and can be fed: then they are, without waiting for others."""
+        """Whether rows that came by then wait here and can be fed: then they are fed, without waiting for others."""
         spool, oldest_ms = self._spool, None
         if spool is None or isinstance(self._error, REFUSALS):
             return False
@@ -363,7 +363,7 @@ class Feed:
             self._thread.join(within_s)
         self._shut()
 
-    # ── looking ──
+    # ── state ──
 
     def state(self) -> dict[str, Any]:
         spool, row, error = self._spool, self._row, self._error or self._unforgotten
@@ -386,7 +386,7 @@ class Feed:
             "fed_rows": 0 if row is None else row.rows,
             "quarantined": 0 if row is None else row.quarantined,
             "version": None if row is None else row.version,
-            # By the catalog: also what an earlier process fed.
+            # By the catalog: it includes what an earlier process fed.
             "fed_at": clock.format_time(row.updated_ms) if row is not None and self._position else None,
             "error": None if error is None else error.as_dict(),
             "failures": self._failures,

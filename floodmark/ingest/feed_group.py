@@ -36,7 +36,7 @@ from floodmark.spool.segments import Record
 from floodmark.write.prune import key_fields
 from floodmark.write.refusals import Offence
 
-# So many times may the actor change in what is read of a spool before their records are published together.
+# How often the actor may change in one read of a spool before the records are published together.
 TURNS_MAX = 16
 # Judged rows of one table that are kept in memory.
 MEMORY_BYTES_MAX = 32 * 1024 * 1024
@@ -73,10 +73,10 @@ class Rows:
 
 
 def same_kind(records: Sequence[Record]) -> list[Record]:
-    """The first of them that can be one publish: what may add columns must not let others add some.
+    """The first of them that can be one publish: a record that may add columns must not let others add some.
 
-    A publish has the rows of one actor. Where actors take turns so often that this would make a publish of nearly every
-    record, and the feed fall behind, it has the rows of all of them, and names them all.
+    A publish has the rows of one actor. Where actors alternate so often that nearly every record would be a publish of
+    its own, and the feed fall behind, it has the rows of all of them, and names them all.
     """
     alike = list(takewhile(lambda record: record.evolve == records[0].evolve, records))
     turns = [len(list(turn)) for _, turn in groupby(alike, key=lambda record: record.actor)]
@@ -108,11 +108,11 @@ class Group:
         return Rows(taken(data, kept), judged.table, kept)
 
     def is_judged_by(self, judge: Judge) -> bool:
-        """Whether what this one judged is what `read` would make of it. Defaults are filled row by row, from dicts."""
+        """Whether `read` would return what this one judged. Defaults are filled row by row, from dicts."""
         return not self.filled and not judge.filled and judge.schema == self.schema
 
     def join(self, tables: Sequence[pa.Table]) -> Rows:
-        """The same as `read`, of rows that were judged before."""
+        """The same as `read`, for rows that were judged before."""
         with_changes = any(CHANGE_COLUMN in table.schema.names for table in tables)
         data = pa.concat_tables([self._whole(table, with_changes) for table in tables])
         kept = last_of_each(data.select(self.key), self.key) if self.key and data.num_rows > 1 else None
@@ -148,7 +148,7 @@ class Group:
             wrong = pc.is_in(values.cast(offence.values.type), value_set=offence.values)
             wrong = pc.and_(wrong, deleted if offence.go else pc.invert(deleted))
             for place in pc.indices_nonzero(wrong).to_pylist():
-                # What a later row of its key replaces does not come in.
+                # A row that a later row of its key replaces is not published.
                 if kept is None or place in kept:
                     found.setdefault(place, (offence.column, str(values[place].as_py())))
         return found
@@ -184,7 +184,7 @@ def table_gone(table_id: str) -> Conflict:
 
 
 def group_of(catalog: Catalog, head: Head, known: Group | None = None) -> Group:
-    """How records of this table are read; the known one if its shape is still that."""
+    """The reader of this table's records; the known one if the table still has its shape."""
 
     def read(head: Head) -> Group:
         schema, filled = shape_at(catalog, head)
@@ -258,13 +258,13 @@ class Memory:
                 self._bytes += seen.table.nbytes
 
     def find(self, spool: str, records: Sequence[Record]) -> list[Seen] | None:
-        """Of all these records, in their order; None if one of them is not here."""
+        """The rows of all these records, in their order; None if those of one are not kept."""
         with self._lock:
             found = [self._kept.get((spool, record.number)) for record in records]
         return [one for one in found if one is not None] if None not in found else None
 
     def forget(self, spool: str, position: int) -> None:
-        """What is in the table by now, or of a spool that is gone."""
+        """Drop rows that are in the table by now, or belong to a spool that is gone."""
         with self._lock:
             for key in [key for key in self._kept if key[0] != spool or key[1] < position]:
                 self._bytes -= self._kept.pop(key).table.nbytes

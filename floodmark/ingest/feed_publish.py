@@ -29,11 +29,11 @@ from floodmark.model import Head
 from floodmark.spool.segments import Record
 from floodmark.write.refusals import Offends
 
-# A record whose rows are mostly bad must not hold up the others: after so many tries the rest of it is put aside.
+# A record whose rows are mostly bad must not delay the others: after so many tries the rest of it is set aside.
 TRIES_MAX = 100
-# Rows that are taken out may show others to be wrong.
+# Removing rows may show others to be wrong.
 ROUNDS_MAX = 20
-# Rows of another table that came before are waited for so long before what refers to them is put aside.
+# How long rows wait for earlier rows of another table that they refer to, before they are set aside.
 HOLD_S_MAX, HOLD_LOOK_S = 30.0, 0.02
 
 
@@ -50,9 +50,9 @@ class Fed:
 
 @dataclass(frozen=True)
 class Landed:
-    """What became of a record: a version that it is in, and how many of its rows are there and in quarantine.
+    """What became of a record: a version that it is in, and how many of its rows are in the table and in quarantine.
 
-    Of a record that was fed by an earlier process `rows` is 0: their number is not kept.
+    For a record that an earlier process fed `rows` is 0: their number is not kept.
     """
 
     version: int | None
@@ -61,7 +61,7 @@ class Landed:
 
 
 def landed_before(catalog: Catalog, table_id: str, record: int) -> Landed:
-    """Of a record that was fed by an earlier process: in by the newest version, at the latest."""
+    """Of a record that an earlier process fed: in by the newest version, at the latest."""
     row = catalog.spools.get(table_id)
     bad = [
         one.bad.get(record, 0)
@@ -87,20 +87,20 @@ class Feeder:
         self._table_id = table_id
         self._spool_id = spool_id
         self._memory = memory or Memory()
-        # Whether there was something to wait for: rows of these tables that came before that time.
+        # Waits for rows of these tables that came before that time; returns whether there were any.
         self._await_older = await_older
         self._group: Group | None = None
         # Objects were written that perhaps nothing refers to.
         self._objects = False
 
     def feed(self, records: Sequence[Record], fed: Callable[[Fed], None]) -> None:
-        """Bring records in, in order; calls `fed` after each publish. An error: what `fed` got is in, nothing else."""
+        """Publish records, in order; calls `fed` after each publish. After an error only what `fed` got is in."""
         head = head_of(self._catalog, self._table_id)
         group = self._group_of(head)
         try:
             fed(self._feed_together(head.table, group, records))
         except Invalid:
-            # What rows of other tables decide, or what the table became just now.
+            # Errors that rows of other tables cause, or a change of the table just now.
             if len(records) == 1:
                 fed(self._feed_apart(records[0]))
                 return
@@ -109,8 +109,8 @@ class Feeder:
             self.feed(records[half:], fed)
 
     def _feed_together(self, table: str, group: Group, records: Sequence[Record]) -> Fed:
-        """One publish of all that fits. Rows that go may be what others refer to, or have hidden older ones of their
-        key: so what is left is looked at again, so many times."""
+        """One publish of all that fits. Others may refer to rows that are removed, or removed rows may have hidden
+        older ones of their key: so the rest is checked again, so many times."""
         rows, bad = self._sorted(group, records)
         for _ in range(ROUNDS_MAX):
             try:
@@ -136,7 +136,7 @@ class Feeder:
         return group.read(good, rows_max, evolve=evolve), bad
 
     def _feed_apart(self, record: Record) -> Fed:
-        """A record that was refused as a whole: its rows are tried until all are known that can come in together."""
+        """A record that was refused as a whole: its rows are tried until it is known which fit together."""
         head = head_of(self._catalog, self._table_id)
         group = self._group_of(head)
         lines, bad = group.sift(record)
@@ -172,7 +172,7 @@ class Feeder:
         return Fed(since, until, commit.version, rows.count, counts)
 
     def clean(self) -> None:
-        """After a publish: objects of earlier tries, which nothing can refer to any more."""
+        """After a publish: delete objects of earlier tries, which nothing can refer to any more."""
         if self._objects:
             clean(self._catalog, self._table_id)
             self._objects = False
@@ -200,7 +200,7 @@ def _sifted(group: Group, records: Sequence[Record]) -> tuple[list[bytes], list[
 def _without(
     group: Group, records: Sequence[Record], rows: Rows, bad: Sequence[Bad], error: Offends
 ) -> tuple[Rows, list[Bad]]:
-    """What is left without the rows that other tables refuse. The error, if none of the rows is one of them."""
+    """The rest without the rows that other tables refuse. Raises the error if none of the rows is one of them."""
     wrong, out = group.offending(rows, error.offences), {(one.record, one.line) for one in bad}
     lines = [
         (record, number, line)
@@ -221,7 +221,7 @@ def _without(
 
 
 class _Trial:
-    """Which rows of one record come in together. `good` are tried as a whole after each that is added."""
+    """Which rows of one record can be published together. `good` are tried as a whole after each that is added."""
 
     def __init__(self, engine: Engine, table: str, table_id: str, group: Group, record: Record) -> None:
         self._engine = engine
@@ -268,7 +268,7 @@ class _Trial:
 
 
 def await_others(they_wait: Callable[[], bool], stopped: Callable[[], bool]) -> bool:
-    """Until rows of other tables that came before are fed, for a while. Whether there were any, and are fed now."""
+    """Wait a while until earlier rows of other tables are fed. Returns whether there were any, and they are fed now."""
     end, waited = time.monotonic() + HOLD_S_MAX, False
     while they_wait():
         if stopped():

@@ -1,7 +1,7 @@
 """The rows of one file that is small enough to be read in this process: bytes to an Arrow table, without Spark. Pure.
 
-It means what files.py means: nothing is guessed and nothing is filled in; a value that does not fit refuses the file,
-and so does a column that the table does not have. JSON lines are judged as those that come over HTTP, CSV by
+It has the same rules as files.py: nothing is guessed and nothing is filled in; a value that does not fit refuses the
+file, and so does a column that the table does not have. JSON lines are judged as those that come over HTTP, CSV by
 csv_rows.py. The error names the line, and in CSV the column.
 """
 
@@ -26,13 +26,13 @@ from floodmark.rows.reading.changes import CHANGE_COLUMN
 ROWS_MAX = 20_000_000
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 _PIECE_BYTES = 1024 * 1024
-# A block of zstd is at least 4 bytes and at most 128 KiB of text: so little is unpacked before it is counted.
+# A block of zstd is at least 4 bytes and at most 128 KiB of text: this bounds what is unpacked before it is counted.
 _ZSTD_PIECE_BYTES = 1024
 _ZSTD_WINDOW_BYTES_MAX = 128 * 1024 * 1024
 
 
 class NeedsSpark(Exception):
-    """Unpacked, the file is more than may be held in memory here, or it is packed in a way that only Spark unpacks."""
+    """Unpacked, the file is more than may be held in memory here, or its compression is one that only Spark reads."""
 
 
 def read_rows(
@@ -58,7 +58,7 @@ def read_rows(
     return _json(text, schema, columns, filled, merged=merged)
 
 
-# ── packed ──
+# ── unpacking ──
 
 
 def unpack(name: str, data: bytes, bytes_max: int) -> bytes:
@@ -82,7 +82,7 @@ def _plain(data: bytes) -> Iterator[bytes]:
 
 
 def _gunzip(data: bytes) -> Iterator[bytes]:
-    """All members, one after the other, in pieces that are no larger than they may be."""
+    """All members, one after the other, in pieces of bounded size."""
     rest = data
     while rest:
         member = zlib.decompressobj(_GZIP_BITS)
@@ -115,7 +115,7 @@ _UNPACK = {"gz": _gunzip, "zst": _unzstd}
 
 def _parquet(data: bytes) -> pa.Table:
     try:
-        # What does not fit the table is refused where all Arrow data is: by name and type, never silently.
+        # Data that does not fit the table is refused where all Arrow data is: by name and type, never silently.
         return pq.read_table(io.BytesIO(data), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Invalid("the file is not Parquet, or damaged", cause=str(error)[:200], advice=CORRECT_ADVICE) from error

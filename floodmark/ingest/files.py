@@ -49,7 +49,7 @@ UNFINISHED_BYTES_MAX = 2**31 - 1
 # Files whose footers are compared; Spark itself reads the footer of one of them only.
 FOOTERS_MAX = 32
 FOOTERS_KNOWN_MAX = 100
-# What to do about a small file that is refused as a whole.
+# The advice for a small file that is refused as a whole.
 CORRECT_ADVICE = "Correct the file and drop it again; nothing was loaded."
 
 
@@ -82,7 +82,7 @@ def escaped(path: str) -> str:
 def _one_here(path: str) -> str | None:
     """The plain path of a file on this machine; None for patterns and for other places."""
     name = local_path(path) if path.startswith("file:") else path
-    # What is a pattern for Spark may be a name here.
+    # A pattern for Spark may be a file name here.
     return None if name is None or "://" in name or _PATTERN.search(name) else name
 
 
@@ -164,12 +164,12 @@ def read_files(
     merged: Collection[str] = (),
     partial: bool = False,
 ) -> Any:
-    """The rows of the files with the table's columns and types; whatever does not fit is an error, never a null.
+    """The rows of the files with the table's columns and types; a value that does not fit is an error, never a null.
 
-    all_needed=False: columns that a CSV file does not have are left out instead of missed. `filled`: so are these
-    columns always, if no file has them: the table fills them by itself. `found`: what Spark would find in Parquet
-    files, if that is known. `merged`: columns that every line of JSON must have, because its row replaces another;
-    `partial`: lines that leave columns out are given apart (`Parts`), by the columns that they have.
+    all_needed=False: columns that a CSV file does not have are left out and not an error. `filled`: so are these
+    columns always, if no file has them: the table fills them by itself. `found`: the columns that Spark would find in
+    Parquet files, if they are known. `merged`: columns that every line of JSON must have, because its row replaces
+    another; `partial`: lines that leave columns out are returned separately (`Parts`), by the columns that they have.
     """
     if file_format == "parquet":
         return _read(spark, paths, "parquet", found)
@@ -198,9 +198,9 @@ def read_files(
 
 
 def unfinished_csv(sessions: Sessions, paths: Sequence[str]) -> str | None:
-    """A CSV file whose last line has no end, if there is one: it may be cut there, and no other line shows it.
+    """A CSV file whose last line has no end, if one exists: it may be cut there, and no other line shows it.
 
-    Files of this machine that are named one by one are checked here, all others by Spark, which reads them for it. A
+    Files of this machine that are named one by one are checked here; Spark checks all others, and reads them for it. A
     compressed file that is cut cannot be unpacked.
     """
     others = []
@@ -226,7 +226,7 @@ def _unfinished_elsewhere(spark: SparkSession, paths: Sequence[str]) -> str | No
             cut = files.where(f"not {compressed} and hex(substring(content, -1, 1)) not in ('0A', '0D')").select("path")
             found = cut.limit(1).collect()
     except NotFound:
-        return None  # the reading itself says which
+        return None  # the reading itself reports which
     return str(found[0][0]) if found else None
 
 
@@ -353,7 +353,7 @@ def _typed(
 ) -> DataFrame:
     from pyspark.sql.types import StructField
 
-    # A reader's schema says what may be there; what must be there is checked, and counted, while staging.
+    # A reader's schema lists what may exist; what must exist is checked, and counted, while staging.
     lenient = type(columns)([StructField(field.name, _widened(field.dataType), True) for field in columns.fields])
     frame = _read(spark, paths, file_format, lenient, mode="FAILFAST", **options)
     return frame.select(*(_exact(field) for field in columns.fields))
@@ -363,9 +363,9 @@ def _typed(
 
 
 def _widened(kind: DataType) -> DataType:
-    """The type with as many digits behind the point of decimals as fit: Spark's readers round to what they are given.
+    """The type with as many digits after the point of decimals as fit: Spark's readers round to the type that they get.
 
-    A decimal of 38 digits has no wider one: there Spark rounds.
+    A decimal of 38 digits has no wider type: there Spark rounds.
     """
     from pyspark.sql.types import ArrayType, DecimalType, MapType, StructField, StructType
 
@@ -472,8 +472,8 @@ def _spark_path(path: str) -> str:
 class Footers:
     """Columns of Parquet files as Spark understands them, by their footers: Spark runs a job to read one footer.
 
-    A footer is read here, which takes no time: files with the schema and metadata of files that Spark has read have
-    their columns. Only files of this machine that are named one by one; for all others Spark is asked.
+    Reading a footer here takes no time: files with the schema and metadata of files that Spark has read have the same
+    columns. Only files of this machine that are named one by one; Spark reads all others.
     """
 
     def __init__(self) -> None:

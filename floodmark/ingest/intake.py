@@ -1,7 +1,7 @@
 """The intake: rows go into the spools of their tables, durable before the answer, and are fed from there.
 
-One feed for each table that ever took rows (feed.py). A spool that is refused stops its own table alone; `states`
-reports it. One process at a time has a spool open; nothing here depends on what an earlier process knew.
+One feed for each table that ever took rows (feed.py). A refused spool stops only its own table; `states` reports it.
+One process at a time has a spool open; nothing here depends on the memory of an earlier process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Intake:
             try:
                 feed.open(create=False)
             except FloodmarkError as error:
-                # Refused, or not to be had now: its thread tries again; the others go on.
+                # Refused, or unavailable now: its thread tries again; the others continue.
                 log.get(table_id=table_id).warning("a spool cannot be opened", cause=str(error))
 
     def _is_here(self, folder: str) -> bool:
@@ -78,7 +78,7 @@ class Intake:
             return self._feeds[table_id]
 
     def _older_waits(self, table: str, received_ms: int) -> bool:
-        """Whether rows of a table that came by then are still in its spool: what refers to them waits for them."""
+        """Whether rows of a table that came by then are still in its spool: rows that refer to them wait for them."""
         return any(feed.older_waits(received_ms) for feed in list(self._feeds.values()) if feed.table == table)
 
     def take(
@@ -102,17 +102,17 @@ class Intake:
         return self._feed(table_id, table).take(text, rows, key=key, evolve=evolve, seen=seen, actor=actor)
 
     def is_open(self, table_id: str) -> bool:
-        """Whether taking rows of this table waits for nothing but its own disk."""
+        """Whether taking rows of this table waits only for its own disk."""
         feed = self._feeds.get(table_id)
         return feed is not None and feed.spool is not None
 
     def known(self, table_id: str, text: bytes, key: str) -> Taken | None:
-        """Whether these rows were taken with this key before: however the table looks by now."""
+        """Whether these rows were taken with this key before, whatever the table's schema is now."""
         feed = self._feeds.get(table_id)
         return None if feed is None or feed.spool is None else feed.spool.known(text, key)
 
     def wait(self, table_id: str, record: int, timeout_s: float) -> Landed:
-        """Until a record is in its table, or in quarantine; Unavailable if that is not so in time."""
+        """Wait until a record is in its table, or in quarantine; Unavailable if that takes too long."""
         feed = self._feeds.get(table_id)
         if feed is None:
             raise NotFound("nothing was taken for this table", table_id=table_id)
@@ -123,7 +123,7 @@ class Intake:
         return sorted((feed.state() for feed in list(self._feeds.values())), key=lambda one: str(one["table"]))
 
     def drain(self, within_s: float) -> bool:
-        """Take nothing more, and feed what waits. False if something waits after this time."""
+        """Take no more rows, and feed those that wait. False if some still wait after this time."""
         with self._lock:
             self._draining = True
             feeds = list(self._feeds.values())
@@ -135,7 +135,7 @@ class Intake:
         return not any(state["waiting_records"] for state in self.states())
 
     def close(self) -> None:
-        """Stop; what is being published comes to its end first. What waits stays in the spools."""
+        """Stop; a publish under way ends first. Waiting rows stay in the spools."""
         with self._lock:
             self._closed = True
             feeds = list(self._feeds.values())

@@ -1,10 +1,9 @@
 """The judge of one table's rows: JSON lines in, an Arrow table of its columns out, or every wrong line by its number.
 
-A write takes what the judge takes: it checks names, types, exactness, nulls in required columns, changes and keys, so
-that a sender gets the error while it can still act. What other rows and tables decide (references, what the table
-became meanwhile) is found when the rows are written. All rows of a text are taken or none. Two passes: all rows column
-by column, which is quick; and only if something is wrong with them, value by value, to find where. Pure but for its
-cache.
+A write accepts what the judge accepts: it checks names, types, exactness, nulls in required columns, changes and keys,
+so that a sender gets the error while it can still act. Errors that depend on other rows and tables (references, a
+changed table) are found when the rows are written. All rows of a text are taken or none. Two passes: all rows column by
+column, which is quick; and only if the rows have an error, value by value, to find where. Pure but for its cache.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from floodmark.write.prune import key_fields
 
 JUDGES_MAX = 256
 _PREFIX = "the rows do not fit the table: "
-# What a row may have besides its columns. The sequence is the sender's own, and means nothing here.
+# The columns that a row may have besides the table's. The sequence is the sender's own, and is ignored here.
 NOT_COLUMNS = frozenset({CHANGE_COLUMN, SEQ_COLUMN})
 
 
@@ -96,7 +95,7 @@ class Judge:
         return judged
 
     def _evolved(self, lines: Lines) -> Judge:
-        """The judge of the table as these rows would make it."""
+        """The judge of the table as these rows would evolve it."""
         rows = [row.columns for row in self._changes(lines) if row.change == UPSERT]
         _check_new(set().union(*rows) - self._names)
         try:
@@ -255,7 +254,7 @@ def _wrong_change(row: _Row) -> LineProblem:
 
 
 def _check_new(names: set[str]) -> None:
-    """What rows may add to a table by themselves: columns by design, not whatever comes."""
+    """Bound the columns that rows may add to a table by themselves."""
     if len(names) > NEW_MAX:
         raise Invalid("these are more new columns than may come at once", columns=len(names), most=NEW_MAX)
     if long := next((name for name in names if len(name) > NAME_CHARACTERS_MAX), None):
@@ -263,7 +262,7 @@ def _check_new(names: set[str]) -> None:
 
 
 def _fields_of(kind: pa.DataType) -> int:
-    """A column, and all that is inside it."""
+    """A column, and all fields inside it."""
     return 1 + sum(_fields_of(kind.field(place).type) for place in range(kind.num_fields))
 
 

@@ -37,13 +37,13 @@ from floodmark.storage import Storage, join
 FOLDER = "quarantine"
 RECORDS_SHOWN_MAX = 1000
 EXAMPLES_MAX = 10
-# Where a row stands among those that are retried; no column of a table has this name.
+# A row's place among those that are retried; no column of a table has this name.
 _PLACE = "_pos"
 _NAME = re.compile(r"([0-9A-Z]{26})\.(\d{20})\.([0-9A-Z]{26})\.jsonl")
 
 
 def put_aside(catalog: Catalog, table_id: str, spool_id: str, bad: Sequence[Bad]) -> tuple[Held, ...]:
-    """Write rows that do not fit into an object; returns what the publish records of it. Nothing, if there are none."""
+    """Write rows that do not fit into an object; returns what the publish records of it. Empty if there are none."""
     if not bad:
         return ()
     entry, record = clock.new_id(), min(one.record for one in bad)
@@ -109,7 +109,7 @@ def folder_of(catalog: Catalog, table_id: str) -> str:
 
 @dataclass(frozen=True)
 class Retried:
-    """What came of a retry; `left_out` rows stayed out, since the table has newer ones of their keys."""
+    """The result of a retry; `left_out` rows stayed out, since the table has newer ones of their keys."""
 
     commit: Commit
     left_out: int = 0
@@ -118,8 +118,8 @@ class Retried:
 def retry(
     engine: Engine, entry: str, *, evolve: bool = False, overwrite: bool = False, keep_newer: bool = False
 ) -> Retried:
-    """Bring these rows in, all of them or none. Invalid if one of them still does not fit; Conflict if its key was
-    written since, unless it is to `overwrite` that, or to be left out for good (`keep_newer`)."""
+    """Receive these rows, all of them or none. Invalid if one of them still does not fit; Conflict if its key was
+    written since, unless the caller wants to `overwrite` that, or to leave the row out for good (`keep_newer`)."""
     catalog = engine.catalog
     aside = catalog.spools.put_aside(entry)
     if aside.state != HELD:
@@ -157,10 +157,10 @@ def _read(group: Group, lines: Sequence[Bad], evolve: bool) -> Rows:
 
 
 def _older(engine: Engine, head: Head, aside: PutAside, rows: Rows, key: Sequence[str]) -> set[int]:
-    """The places of rows whose key was written or deleted in the publish that put them aside, or after it."""
+    """The places of rows whose key was written or deleted in the publish that set them aside, or after it."""
     keys = rows.judged.select(key).append_column(_PLACE, pa.array(range(rows.count), pa.int64()))
     try:
-        # The newest state that is surely from before.
+        # The newest state that is certainly from before.
         before = engine.catalog.history.tables_at(engine.catalog.history.resolve(at_ms=aside.at_ms - 1))
         since = next(old.sequence for old in before.values() if old.table_id == aside.table_id)
         found = set[int]()
@@ -196,5 +196,5 @@ def drop(catalog: Catalog, entry: str) -> PutAside:
 
 
 def _may_evolve(lines: list[Bad]) -> bool:
-    """Only if the sender of each row allowed it."""
+    """True only if the sender of each row allowed it."""
     return all(line.evolve for line in lines)

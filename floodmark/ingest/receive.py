@@ -1,9 +1,9 @@
-"""Rows that another system sends: taken once, with the changes that they carry, in one publish.
+"""Rows that another system sends: received once, with the changes that they carry, in one publish.
 
 A row may have its change in `_change` (upsert, or delete with its key); `_seq` is the sender's own and is ignored. The
-sender's identity is committed with the rows (I9): of another lake's sink its marks (catalog/senders.py), of any other
+sender's identity is committed with the rows (I9): for another lake's sink its marks (catalog/senders.py), for any other
 system a key. So the same rows again are a no-op, whatever crashed between the two, and recovery finishes rows that it
-finds sealed. An error means that nothing of the rows is in the table.
+finds sealed. An error means that none of the rows is in the table.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class Sender:
-    """Who sends, and which part: the rows [first, last) of the unit (since, until] of an epoch."""
+    """The sender, and its part: the rows [first, last) of the unit (since, until] of an epoch."""
 
     name: str
     epoch: int
@@ -84,7 +84,7 @@ class Sender:
 
 @dataclass(frozen=True)
 class _Part:
-    """What came, taken apart: rows to put in, and keys to take out."""
+    """The received rows, split: rows to put in, and keys to delete."""
 
     upserts: Any
     deletes: Any
@@ -106,9 +106,9 @@ def receive(
     from_json: bool = False,
     message: str = "",
 ) -> Commit:
-    """Take rows (dicts, or Arrow) into a table: appended, or by the table's key merged and deleted.
+    """Receive rows (dicts, or Arrow) into a table: appended, or by the table's key merged and deleted.
 
-    `sender`, `rider` or else `key` is their identity; `table_id` says which table of this name is meant. `from_json`:
+    `sender`, `rider` or else `key` is their identity; `table_id` identifies the table that has this name. `from_json`:
     the dicts hold JSON's forms of values. `evolve` adds columns that the table does not have; without it they are
     Invalid.
     """
@@ -135,7 +135,7 @@ def receive(
 
 
 def _check_writable(catalog: Catalog, change: Change) -> None:
-    """Rows are passed only where rows could come in: a lake whose storage is away must not have them given up."""
+    """Rows are skipped only where rows could be received: none may be given up while storage is unreachable."""
     operation = change.operation
     data = next(folder for folder in operation.folders if folder.endswith(f"/data/{operation.id}"))
     location = join(data, "skip")
@@ -145,7 +145,7 @@ def _check_writable(catalog: Catalog, change: Change) -> None:
 
 
 def _as_skipped(catalog: Catalog, rider: Rider | None, commit: Commit) -> Commit:
-    """Rows that a sender gives up are skipped, now or by an earlier request, or they were in before."""
+    """The rows that a sender gives up are skipped, now or by an earlier request, or they were received before."""
     if not isinstance(rider, SenderRider) or not rider.skip:
         return commit
     with catalog.database.read() as tx:
@@ -162,7 +162,7 @@ def try_receive(
     evolve: bool = False,
     from_json: bool = False,
 ) -> None:
-    """Raise what `receive` would refuse these rows for. They are staged and taken back: nothing is published."""
+    """Raise the error with which `receive` would refuse these rows. They are staged and undone, not published."""
     catalog = engine.catalog
     head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
     part = _taken_apart(rows, schema, evolve=evolve, from_json=from_json)
@@ -177,7 +177,7 @@ def try_receive(
 
 
 def _write(change: Change, table: str, table_id: str, kind: str, part: _Part, *, evolve: bool) -> None:
-    # Marks are kept for one table: they must not be written down for another one that took its name.
+    # Marks belong to one table: they must not be recorded for another one that took its name.
     if change.table_id(table) != table_id:
         raise Conflict("the table was made again meanwhile", table=table)
     if part.rows or not part.deletions:
@@ -211,7 +211,7 @@ def _check_part(part: _Part, schema: Schema, table: str, sender: Sender | None) 
 
 
 def _check_apart(part: _Part, schema: Schema, table: str) -> None:
-    """No key is both put in and taken out: their order is unknown."""
+    """No key is both put in and deleted: their order is unknown."""
     names = [field.name for field in key_fields(schema)]
     upserts, deletes = (_keys(rows, schema) for rows in (part.upserts, part.deletes))
     both = upserts.join(deletes, keys=names, join_type="inner", use_threads=False)
@@ -290,7 +290,7 @@ def _unknown_change(found: Iterable[Any]) -> Invalid:
 
 
 def _check_names(deletes: Sequence[dict[str, Any]], shape: Shape, *, evolve: bool) -> None:
-    """Only the key of a deletion counts, but a name that the table does not have is a mistake there too."""
+    """Only the key of a deletion counts, but a name that the table does not have is an error there too."""
     names = {column.name for column in shape.columns}
     problems = Problems()
     for row in deletes:

@@ -1,1 +1,1 @@
-"""What a lake says of itself, from the catalog alone: for the commands, HTTP, metrics and the page alike. No Spark."""
+"""The state of a lake, from the catalog alone: for the commands, HTTP, metrics and the page alike. No Spark."""

@@ -1,4 +1,4 @@
-"""The daemon and its tasks, as the daemon writes them down and any process reads them (catalog/daemon.py)."""
+"""The daemon and its tasks, as the daemon records them and any process reads them (catalog/daemon.py)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DaemonReport(Reported):
     tasks: tuple[TaskReport, ...]
 
 
-# What a daemon of a later version says besides is not known here.
+# Fields that a daemon of a later version adds are unknown here.
 _KNOWN = frozenset(one.name for one in fields(TaskReport))
 
 

@@ -1,7 +1,7 @@
-"""Is it fine, and if not, what is wrong and where to look: one text, the worst first. Pure.
+"""The health of the lake: fine, or what is wrong and where to look, in one text, the worst first. Pure.
 
-The text is "fine", or parts joined by "; ". What blocks (the state is not known, or something is refused until somebody
-decides) comes first and makes the lake not ready; the rest is either on its way to be settled or asks for attention.
+The text is "fine", or parts joined by "; ". What blocks (the state is unknown, or something is refused until an
+operator decides) comes first and makes the lake not ready; the rest is being settled by itself, or needs attention.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from floodmark.report.spools import REFUSED, SpoolReport
 from floodmark.shown import count_of
 
 FINE = "fine"
-# A feed that takes longer than this does not keep up, or is not there.
+# A feed that takes longer than this does not keep up, or does not run.
 LATE_MS = 60_000
 
 
@@ -67,7 +67,7 @@ def _blocking(found: Troubles) -> list[str]:
 
 
 def _attention(found: Troubles) -> tuple[str, ...]:
-    """What goes on without anybody, but not as it should; and the commands that show more of it."""
+    """What continues by itself, but not as it should; and the commands that show more of it."""
     ways_out = [sink_failure(sink.sink, sink.error) for sink in found.sinks if sink.error is not None]
     aside = {spool.table: spool.quarantined for spool in found.spools if spool.quarantined}
     refused = {sink.sink: sink.quarantined for sink in found.sinks if sink.quarantined}
@@ -86,13 +86,13 @@ def _attention(found: Troubles) -> tuple[str, ...]:
 
 
 def _waiting(spools: Sequence[SpoolReport]) -> list[str]:
-    """Rows that were taken and should long be in their tables; nobody may be there to feed them."""
+    """Rows that were taken and should long be in their tables; perhaps no process runs to feed them."""
     late = [one.table for one in spools if one.state != REFUSED and (one.oldest_ms or 0) > LATE_MS]
     return [f"rows of {_few(late, 'table')} have waited for more than {LATE_MS // 1000} s"] if late else []
 
 
 def _tasks(found: Troubles) -> list[str]:
-    """What the daemon tries again and again, unless it is told already; that a daemon ended is nobody's failure."""
+    """Failures that the daemon retries, unless another part reports them; a daemon that ended is no failure."""
     if found.daemon is None or not found.daemon.alive:
         return []
     told = {f"sink {sink.sink}" for sink in found.sinks if sink.error is not None}
@@ -106,7 +106,7 @@ def _tasks(found: Troubles) -> list[str]:
 
 
 def _files_aside(found: Troubles) -> list[str]:
-    """Files that were dropped and could not be loaded, for as long as they lie there."""
+    """Dropped files that could not be loaded, for as long as they stay in the folder."""
     tasks = found.daemon.tasks if found.daemon is not None and found.daemon.alive else ()
     files = {task.name: task.set_aside for task in tasks if task.set_aside}
     return [f"{count_of(sum(files.values()), 'bad file')} of {_few(list(files), 'task')}"] if files else []
@@ -122,6 +122,6 @@ def _aside_text(rows: Mapping[str, int], name: str) -> list[str]:
 
 
 def _few(names: Sequence[str], noun: str) -> str:
-    """The first few names, and how many there are besides."""
+    """The first few names, and the number of the others."""
     left = len(names) - TROUBLES_MAX
     return ", ".join([*names[:TROUBLES_MAX], *([count_of(left, f"more {noun}")] if left > 0 else [])])

@@ -1,7 +1,7 @@
-"""What the lake says of its jobs: those that matter now, and what of them needs somebody.
+"""The state of the lake's jobs: those that matter now, and those that need an operator.
 
 Fails closed: if the jobs cannot be read, or one of them cannot be understood, the rest of the lake's state is still
-told, and health says that it is not ready, and why. Nothing that is not known to be well is taken for well.
+reported, and health says that the lake is not ready, and why. A job counts as well only if it is known to be well.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ def see_jobs(catalog: Catalog) -> JobsSeen:
         every = catalog.jobs.all()
         jobs = shown_jobs(catalog, every)
         short = tuple(map(_in_short, jobs))
-    except Exception as error:  # noqa: BLE001 - whatever it is: a health answer that fails here must not look well
+    except Exception as error:  # noqa: BLE001 - any error: a health answer that fails here must not look well
         log.get().warning("jobs cannot be read", cause=str(error))
         return JobsSeen(None, _reason(error))
     return JobsSeen(short, None, tuple(text for text in map(_trouble, jobs) if text), tuple(every))
 
 
 def shown_jobs(catalog: Catalog, every: Sequence[Job]) -> list[Job]:
-    """Jobs at work or waiting, those that died or cannot be understood, and failures that nobody has seen yet."""
+    """Jobs that run or wait, those that died or cannot be understood, and failures that are not acknowledged."""
     with catalog.database.read() as tx:
         now_ms = catalog.database.now_ms(tx)
     return [job for job in every if job.is_shown(now_ms)]
@@ -113,20 +113,20 @@ def not_ready(error: str) -> str:
 
 
 def trouble_text(troubles: Sequence[str]) -> list[str]:
-    """The first few, and how many there are besides."""
+    """The first few, and the number of the others."""
     left = len(troubles) - TROUBLES_MAX
     return [*troubles[:TROUBLES_MAX], *([f"{left} more jobs"] if left > 0 else [])]
 
 
 def cancel_outcome(before: JobReport, after: JobReport) -> str:
-    """What asking a job to stop came to: it is stopped, it will stop, or it was at its end."""
+    """The outcome of asking a job to stop: it is stopped, it will stop, or it had ended."""
     if after.cancel_asked:
         return "asked"
     return CANCELLED if after.status == CANCELLED != before.status else "nothing_to_do"
 
 
 def ack_outcome(before: JobReport, after: JobReport) -> str:
-    """What saying that a failure was seen came to."""
+    """The outcome of acknowledging a failure."""
     seen = after.acknowledged is not None and before.acknowledged is None
     return "acknowledged" if seen else "nothing_to_do"
 
@@ -136,7 +136,7 @@ def job_report(job: Job) -> JobReport:
 
 
 def report_of(facts: Mapping[str, Any]) -> JobReport:
-    """A job as `lake.backfill` gives it to a user."""
+    """A job as `lake.backfill` returns it to a user."""
     typed = {
         "tables": tuple(facts["tables"]),
         "error": stored_error(facts["error"]),

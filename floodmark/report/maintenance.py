@@ -1,6 +1,7 @@
-"""What the lake says of its maintenance: what ran last, what failed, and what is due, from the catalog alone.
+"""The state of the lake's maintenance: what ran last, what failed, and what is due, from the catalog alone.
 
-What is due is a hint, by the figures that commits keep: maintenance itself looks closer, and may find nothing to do.
+What is due is an estimate from the figures that commits keep: maintenance itself looks closer, and may find nothing to
+do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from floodmark.model import Head
 from floodmark.settings.settings import MaintainSettings
 from floodmark.shown import count_of
 
-# Time goes on and rows grow old: a policy is looked after this often.
+# Rows grow old while nothing else happens: a policy is checked this often.
 RETAIN_EVERY_MS = 24 * 3_600_000
 DEFAULTS = MaintainSettings()
 
@@ -56,18 +57,18 @@ def see_upkeep(catalog: Catalog) -> UpkeepSeen:
 
 
 def unanswered(upkeep: UpkeepSeen, heads: Sequence[Head]) -> list[Maintenance]:
-    """Runs that failed or were refused, and nothing newer has made up for it."""
+    """Runs that failed or were refused, if no newer run made up for it."""
     tables_there = {LAKE, *(head.table_id for head in heads)}
     found = []
     for place, record in enumerate(upkeep.newest):
         if record.outcome == REFUSED:
-            # Healing refused, for all tables and verbs: any later run that was let through shows that it is over.
+            # Recovery refused, for all tables and verbs: any later admitted run shows that the refusal is over.
             stands = all(later.outcome == REFUSED for later in upkeep.newest[place + 1 :])
         else:
             known = record.table_id in tables_there or record.detail.get("sink") in upkeep.sinks
             stands = record.outcome == FAILED and known
         if record.verb == RETAIN and record.table_id not in (LAKE, *upkeep.policies):
-            stands = False  # its policy is gone, and with it what failed
+            stands = False  # its policy is gone, and its failure with it
         if stands:
             found.append(record)
     return found
@@ -79,7 +80,7 @@ def failure_text(record: Maintenance) -> str:
 
 
 def last_of_each_verb(upkeep: UpkeepSeen, heads: Sequence[Head]) -> dict[str, LastRun | None]:
-    """When each verb ran last and how it ended, and what failed of it."""
+    """When each verb ran last and how it ended, and its failures."""
     last = {record.verb: record for record in upkeep.newest}
     failed = unanswered(upkeep, heads)
     return {verb: _last_run(last[verb], failed) if verb in last else None for verb in VERBS}
@@ -97,7 +98,7 @@ def outcome_of(record: Maintenance) -> Outcome:
 def due_now(
     catalog: Catalog, heads: Sequence[Head], upkeep: UpkeepSeen, keeping: MaintainSettings, age_s_max: float = 0.0
 ) -> list[str]:
-    """What a run of maintenance would probably have to do now."""
+    """What a run of maintenance would probably do now."""
     now_ms = database_ms(catalog)
     found = [text for head in heads for text in due_of_table(head, upkeep, keeping, now_ms)]
     old = len(catalog.expiry.expirable(now_ms - clock.parse_duration_ms(keeping.keep_versions)))
@@ -124,12 +125,12 @@ def due_of_table(head: Head, upkeep: UpkeepSeen, keeping: MaintainSettings, now_
 
 
 def _left_alone(last: Maintenance | None, keeping: MaintainSettings) -> int:
-    """So many small files are no reason for a compaction: too few, or as many as the last one found not worth it."""
+    """This many small files do not need a compaction: too few, or as many as the last one found not worth it."""
     too_few = keeping.compact_files - 1
     if last is None or last.outcome not in ("nothing_to_do", "below_threshold"):
         return too_few
     if last.detail.get("files_min", keeping.compact_files) > keeping.compact_files:
-        return too_few  # it was asked to leave more of them alone
+        return too_few  # the last run had a higher threshold
     return max(too_few, int(last.detail.get("small_files", 0)))
 
 

@@ -1,8 +1,8 @@
-"""The one query behind every picture of the lake: the page, /api, /metrics and `floodmark status` show what it found.
+"""The one query behind every view of the lake: the page, /api, /metrics and `floodmark status` show its result.
 
 It reads the catalog alone, in a few short reads one after the other: what is committed meanwhile may be in one part and
-not yet in another, never the other way round (tables and status are read before commits). `digest_of` says whether two
-of them differ for somebody who looks at them.
+not yet in another, never the other way round (tables and status are read before commits). `digest_of` tells whether two
+overviews differ for a reader.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from floodmark.report.tables import TableLine
 from floodmark.settings.settings import MaintainSettings
 from floodmark.sinks.status import SinkReport, sink_reports
 
-# What is counted through all versions (what a sweep would do) is not counted again before that.
+# What is counted over all versions (what a sweep would do) is not counted again before that.
 COUNT_AGE_S_MAX = 60.0
 COMMITS_SHOWN = 50
 AUDIT_SHOWN = 50
 JOBS_SHOWN = 100
-# Ages grow while nothing happens: they count as changed when they pass into the next step of this length.
+# Ages grow while nothing happens: they count as changed when they reach the next step of this length.
 AGE_STEP_MS = 10_000
 _AGES = frozenset({"lag_ms", "oldest_ms"})
-# Times at which somebody looked, not at which something happened.
+# Times at which a process looked, not at which something happened.
 _LOOKS = frozenset({"at", "told", "next_at"})
 
 
@@ -64,7 +64,7 @@ def overview(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> Overview
 
 
 def digest_of(found: Overview) -> str:
-    """The same for two overviews that show the same, whenever they were made."""
+    """Equal for two overviews that show the same, whenever they were made."""
     text = json.dumps(_settled(as_json(found)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""What the lake says of its ways out: each sink in short; `floodmark sink status` has the rest."""
+"""The state of the lake's sinks, in short; `floodmark sink status` has the rest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SinkLine(Reported):
 
 
 def see_sinks(catalog: Catalog, records: Sequence[Maintenance]) -> list[SinkLine]:
-    """Each sink in short. `lag_ms` is that of the table furthest behind; `maintenance`: the last of each."""
+    """Each sink in short. `lag_ms` is that of the table furthest behind; `maintenance`: the last run of each."""
     found = []
     maintained = [record for record in records if record.verb in SINK_VERBS]
     for sink in catalog.sinks.all():

@@ -1,7 +1,7 @@
-"""What spools say of themselves, to any process: the catalog's row, and a look into the folder if it is on this host.
+"""The state of spools, for any process: the catalog's row, and a look into the folder if it is on this host.
 
-Nothing here changes anything, and nothing needs the process that feeds. What only that one knows (a publish that fails
-for now) is told by its tasks (catalog/daemon.py).
+Nothing here changes anything, and nothing needs the process that feeds. What only that process knows (a publish that
+fails for now) its tasks report (catalog/daemon.py).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class SpoolReport(Reported):
 
 
 def see_spools(catalog: Catalog, *, thorough: bool = False) -> list[SpoolReport]:
-    """Each spool that the catalog knows, by the name of its table. `thorough`: files that nobody has open are read as
-    a whole, as an opening would; else damage inside of them is not seen."""
+    """Each spool that the catalog knows, by the name of its table. `thorough`: read files that no process has open as a
+    whole, as opening the spool would; else damage inside them stays unseen."""
     rows = catalog.spools.all()
     if not rows:
         return []
@@ -68,7 +68,7 @@ def _see(row: SpoolRow, incarnation: str, names: dict[str, str], thorough: bool)
     if not folder.is_dir() and row.host != host:
         state = ELSEWHERE
     elif not row.spool_id:
-        state, waiting = OK, _NOTHING  # settled by an operator: the next rows make a new one
+        state, waiting = OK, _NOTHING  # an operator settled it: the next rows make a new one
     else:
         found = look_here(folder, row.position)
         if found.id is None and not (folder / "spool.json").exists():

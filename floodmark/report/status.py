@@ -1,7 +1,7 @@
-"""What the lake says about itself: from the catalog alone, without Spark. The command, HTTP and the page share it.
+"""The state of the lake, from the catalog alone, without Spark. The command, HTTP and the page share it.
 
-Nothing here changes anything. `look` reads once what several answers are made of; `lake_status` and `lake_tables` are
-such answers.
+Nothing here changes anything. `look` reads once what several answers need; `lake_status` and `lake_tables` are such
+answers.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Status(Reported):
     due: tuple[str, ...]
     sinks: tuple[SinkLine, ...]
     spools: tuple[SpoolReport, ...]
-    # Rows that sinks and spools put aside and nobody has settled yet.
+    # Rows that sinks and spools set aside and no operator has settled yet.
     quarantined: int
     daemon: DaemonReport | None
     # None: they cannot be read, and jobs_error says why.
@@ -139,16 +139,16 @@ def look(catalog: Catalog) -> Look:
 
 
 def lake_health(catalog: Catalog, seen: Look | None = None) -> Health:
-    """Is it fine? Quick: nothing is counted that is not asked for."""
+    """The health of the lake. Quick: it counts only what is asked for."""
     return _judged(seen or look(catalog), _unfinished(catalog))
 
 
 def lake_status(
     catalog: Catalog, keeping: MaintainSettings = DEFAULTS, seen: Look | None = None, age_s_max: float = 0.0
 ) -> Status:
-    """The lake on one screen. `keeping`: from when on maintenance is due.
+    """The lake on one screen. `keeping`: the thresholds from which maintenance is due.
 
-    `age_s_max`: what has to be counted through all versions (what a sweep would do) may be so old.
+    `age_s_max`: the maximum age of counts over all versions (what a sweep would do).
     """
     seen = seen or look(catalog)
     lake, heads, upkeep = seen.lake, seen.heads, seen.upkeep
@@ -206,7 +206,7 @@ def lake_tables(
 
 
 def audit_line(row: AuditRow) -> AuditLine:
-    """What healing or a repair did, once, in one line."""
+    """One action of recovery or a repair, in one line."""
     return AuditLine(
         time=clock.format_time(row.at_ms),
         operation=row.operation,
@@ -243,7 +243,7 @@ def _unfinished(catalog: Catalog) -> Unfinished:
 
 
 def _is_understood(catalog: Catalog, row: Any) -> bool:
-    """Can a healer settle this dead operation?"""
+    """Whether recovery can settle this dead operation."""
     try:
         to_operation(row)
         if row.state == STAGED:

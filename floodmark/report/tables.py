@@ -1,4 +1,4 @@
-"""What the lake says of its tables: each in one line, and one in full, from the catalog and metadata alone."""
+"""The state of the lake's tables: each in one line, and one in full, from the catalog and metadata alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ColumnLine(Reported):
     type: str
     required: bool
     refers_to: str | None
-    # The default of rows that do not bring it, or an expression.
+    # The default for rows that do not bring it, or an expression.
     filled: str | None
     comment: str
 
@@ -143,7 +143,7 @@ def table_lines(
     drifted: Collection[str],
     keeping: MaintainSettings = DEFAULTS,
 ) -> list[TableLine]:
-    """Tables in one line each. How a table is kept is known of main alone: on other branches it is None."""
+    """Tables in one line each. Maintenance is known for main alone: on other branches its fields are None."""
     now_ms, changed = database_ms(catalog), _committed_ms(catalog, {head.version for head in heads})
     by_table = {spool.table: spool for spool in spools}
     found = []
@@ -172,7 +172,7 @@ def table_lines(
 
 
 def _health(drifted: bool, spool: SpoolReport | None) -> str:
-    """The table in words, as the lake's health tells it."""
+    """The state of a table in words, as the lake's health reports it."""
     parts = ["refused: changed by another writer; see `floodmark repair`"] if drifted else []
     if spool is not None and spool.state == REFUSED:
         parts.append("refused: its spool; see `floodmark spool list`")
@@ -194,7 +194,7 @@ def _committed_ms(catalog: Catalog, versions: Collection[int]) -> dict[int, int]
 
 
 def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFAULTS) -> TableDetails:
-    """A table: its columns, layout, size and place, and how it is kept."""
+    """A table: its columns, layout, size and location, and its maintenance."""
     from floodmark.commit.metadata import schema_of
 
     metadata = catalog.files.metadata(head.metadata_location)
@@ -261,7 +261,7 @@ def _columns(metadata: TableMetadata, schema: Schema, head: Head) -> tuple[Colum
 def _orphans(catalog: Catalog, head: Head) -> tuple[int, int] | None:
     """Files and bytes that only expired versions of the table name, whether their grace is over or not.
 
-    None if nobody can tell, because a file that versions need is gone: `floodmark doctor` says which.
+    None if that is unknown, because a file that versions need is gone: `floodmark doctor` says which.
     """
     from floodmark.maintenance.sweep import plan_sweep, with_sizes
 
@@ -286,11 +286,11 @@ def _partition_text(schema: Schema, field: PartitionField) -> str:
     return f"{name}({rest.rstrip(']') + ', ' if rest else ''}{column})"
 
 
-# ── what a table is made of ──
+# ── partitions and files of a table ──
 
 
 def table_contents(catalog: Catalog, head: Head, lines_max: int) -> TableContents:
-    """The partitions and files of a table: the first partitions by name, the largest files, and how many there are."""
+    """The partitions and files of a table: the first partitions by name, the largest files, and the number of each."""
     from pyiceberg.manifest import DataFileContent
 
     from floodmark.commit.metadata import schema_of

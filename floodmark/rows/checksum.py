@@ -2,12 +2,12 @@
 
 It proves that a rewrite kept its rows (I6): a value that changed, moved to another row or column, became null or is no
 longer null, and a row that was lost or doubled, change it. Each row is hashed with all its columns; two sums of 64 bits
-are taken over differently mixed row hashes. Only what a reader can see counts, not slices, batches, or what lies in the
+are taken over differently mixed row hashes. Only what a reader can see counts, not slices, batches, or values in the
 buffers below a null. Floats count by their bits, maps by the order of their entries. It guards against faults, not
-against somebody who looks for collisions.
+against an attacker who searches for collisions.
 
-Everything is done by numpy over Arrow's buffers, in blocks that stay in the processor's cache. A column of a type that
-no table holds is a bug of the caller and a TypeError, never a sum that leaves it out.
+Numpy computes everything over Arrow's buffers, in blocks that stay in the processor's cache. A column of a type that no
+table holds is a bug of the caller and a TypeError, never a sum that leaves it out.
 """
 
 from __future__ import annotations

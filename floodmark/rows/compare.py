@@ -1,9 +1,9 @@
 """Are two rows the same? Compared column by column, for every type that a table can hold, without a loop over rows.
 
-The same means that a reader could not tell: null is null, and one NaN is as good as another; but 0.0 and -0.0 differ,
-and so do two maps with the same entries in another order. Only what a reader can see counts: slices, and whatever
-lies in the buffers below a null, are no part of a row. Both sides have the same columns; if not, that is a bug of the
-caller and a TypeError, never an answer.
+The same means that a reader sees no difference: null equals null, and one NaN equals another; but 0.0 and -0.0 differ,
+and so do two maps with the same entries in another order. Only what a reader can see counts: slices, and values in the
+buffers below a null, are no part of a row. Both sides have the same columns; if not, that is a bug of the caller and a
+TypeError, never an answer.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _same(left: pa.Array, right: pa.Array) -> Mask:
         inside = _same_floats(left, right)
     else:
         inside = pc.equal(left, right).fill_null(False).to_numpy(zero_copy_only=False)
-    # Below a null anything may lie: what was found there is not used.
+    # Values below a null are undefined: the result for them is not used.
     return np.where(both, inside, valid_left == valid_right)
 
 

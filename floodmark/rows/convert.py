@@ -1,10 +1,10 @@
-"""Bring Arrow batches to a table's schema, by column name: never a silent null, never a lossy change.
+"""Convert Arrow batches to a table's schema, by column name: never a silent null, never a lossy change.
 
-Two steps. `Conformer` compares types once per input schema: what can never fit is a problem before a row is looked at.
-`Conformer.conform` then converts each batch; where values decide (ranges, exactness, nulls in required fields) the bad
-ones are counted. Problems are collected, not raised, so that a task can hand them to the driver.
-A column whose type already is the file's passes through untouched. Settled rows bring their sequence: we made them, so
-one that is missing is no bad input but `Corrupt`, and raised at once.
+Two steps. `Conformer` compares types once per input schema: a type that can never fit is a problem before any row is
+read. `Conformer.conform` then converts each batch; where values decide (ranges, exactness, nulls in required fields)
+the bad ones are counted. Problems are collected, not raised, so that a task can return them to the driver. A column
+whose type already is the file's passes through unchanged. Settled rows have their sequence: we wrote them, so a missing
+one is no bad input but `Corrupt`, and raised at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Column:
 
     @property
     def required_inside(self) -> bool:
-        # A map's keys are never null in Arrow, so they need no look.
+        # A map's keys are never null in Arrow, so they need no check.
         children = self.children[1:] if types.is_map(self.field.type) else self.children
         return any(child.required or child.required_inside for child in children)
 
@@ -113,7 +113,7 @@ class Conformer:
         self._positions = [source.get_field_index(column.name) for column in shape.columns]
 
     def conform(self, batch: pa.RecordBatch, problems: Problems) -> pa.RecordBatch | None:
-        """The batch in the table's file schema; None if a value does not fit, which `problems` then says."""
+        """The batch in the table's file schema; None if a value does not fit, which `problems` then has."""
         if self.shape.settled and batch.column(self._seq).null_count:
             raise Corrupt("settled rows came without their sequences", rows=batch.column(self._seq).null_count)
         found = Problems(self.problems.all())
@@ -210,7 +210,7 @@ def _type_advice(source: pa.DataType, target: pa.DataType) -> str:
 
 
 def _convert(array: pa.Array, column: Column, absent: int, problems: Problems) -> pa.Array:
-    """The array as the column's file type. `absent` of its nulls are there only because their parent is null."""
+    """The array as the column's file type. `absent` of its nulls exist only because their parent is null."""
     target = column.field.type
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -231,13 +231,13 @@ def _convert(array: pa.Array, column: Column, absent: int, problems: Problems) -
         return _convert_list(array, column, problems)
     array = _convert_leaf(array, column, problems)
     if column.required and array.null_count and array.type.equals(target):
-        # Below a null parent a required field holds some value that nobody reads: Parquet's writer wants no null there.
+        # Below a null parent a required field gets a value that no reader sees: Parquet's writer accepts no null.
         array = array.fill_null(_some_value(target))
     return array
 
 
 def _convert_struct(array: pa.Array, column: Column, problems: Problems) -> pa.Array:
-    # flatten() makes a child null where its parent is: what hides below a null struct is not looked at.
+    # flatten() makes a child null where its parent is: values below a null struct are not checked.
     by_name = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
     parts = [by_name.get(child.name, pa.nulls(len(array))) for child in column.children]
     children = [

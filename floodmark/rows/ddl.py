@@ -1,8 +1,8 @@
 """Spark's DDL text for a schema, parsed without Spark: `id long not null, tags array<string> comment 'free words'`.
 
-A hand-written parser over a token list: types in any case, NOT NULL, COMMENT, names in backquotes, any nesting.
-The outcome is an Iceberg struct whose field ids are placeholders; `schema.table_schema` assigns the real ones.
-Text that cannot be understood, or a type that a table cannot hold, is `Invalid` with the position in the text.
+A hand-written parser over a token list: types in any case, NOT NULL, COMMENT, names in backquotes, any nesting. The
+result is an Iceberg struct whose field ids are placeholders; `schema.table_schema` assigns the real ones. Text that
+cannot be parsed, or a type that a table cannot hold, is `Invalid` with the position in the text.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PRIMITIVES: dict[str, IcebergType] = {
     "timestamp_ltz": TimestamptzType(),
     "timestamp_ntz": TimestampType(),
 }
-# What people write that a table cannot hold, and what to write in its place.
+# Types that a table cannot hold, and what to write instead.
 UNSUPPORTED = {
     "void": "Give the column a real type.",
     "null": "Give the column a real type.",

@@ -1,12 +1,12 @@
-"""The schema that a table needs to take rows with more in them: additive, and pure.
+"""The schema that a table needs to take rows with more columns: additive, and pure.
 
 A column or a struct's field that the table does not have becomes a new optional one, with optional fields in it: that
 the first rows have no null is no rule for later ones. Numbers widen (int to long, float to double, decimals of the same
 scale to more digits), which Iceberg allows for keys, partition sources and sort columns too: partition values and
-bucket numbers stay what they were. Map keys never change. Ids are fresh, never those of a column that was dropped.
+bucket numbers stay the same. Map keys never change. Ids are fresh, never those of a dropped column.
 
-Only what is new is judged here: `Invalid` if a table cannot hold it. A column that both have with types that do not go
-together is left as it is, and `convert.Conformer` refuses the rows before one of them is staged; nothing evolves then.
+Only new parts are checked here: `Invalid` if a table cannot hold them. A column that both have with incompatible types
+stays as it is, and `convert.Conformer` refuses the rows before one of them is staged; nothing evolves then.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _new_fields(incoming: Iterable[pa.Field], path: str) -> tuple[NestedField, .
 
 
 def _check_typed(kind: pa.DataType, column: str) -> None:
-    """Rows without a single value in a new column do not say what the column is."""
+    """Rows without a single value in a new column do not show the column's type."""
     if types.is_null(kind):
         raise Invalid(
             "a new column has no type: the rows have no value in it",

@@ -1,8 +1,8 @@
-"""One task on every executor, before rows depend on them: is Floodmark there, the same version, and can it write?
+"""One task on every executor, before rows depend on them: does it have the same version of Floodmark, and can it write?
 
 Spark has no call for "every executor". So as many tasks as run at once are started, and each keeps its slot until all
-of them had the time to begin: no executor is left without one. What a task reports is a value, also where Floodmark is
-missing: its function travels by value and imports nothing of ours before it looked.
+of them had the time to begin: every executor gets one. A task reports a value, also where Floodmark is missing: its
+function is sent by value and imports nothing of ours before that check.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from floodmark.storage.probe import impatient, probe_writing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# As long as a task holds its slot: the others are launched and their Python started within that.
+# How long a task holds its slot: the others are launched and their Python started within that.
 HOLD_S = 2.0
 SLOTS_MAX = 4096
 # Executors register one after the other: they are asked again until none is new.
@@ -44,7 +44,7 @@ class Executor:
 def ask_executors(
     spark: SparkSession, version: str, root: str, options: Mapping[str, str], hold_s: float = HOLD_S
 ) -> list[Executor]:
-    """Every executor that has a slot, asked by a task; `version` is the Floodmark that asks."""
+    """Every executor that has a slot, as its task reports it; `version` is the Floodmark of the caller."""
     storage_options = dict(options)
 
     # A function inside a function is sent by value: executors without Floodmark can run it.
@@ -59,13 +59,13 @@ def ask_executors(
         for _ in batches:
             pass
         began_s = time.monotonic()
-        # Each executor has a folder of its own for its blocks: where several share a host, that tells them apart.
+        # Each executor has a folder of its own for its blocks: it distinguishes executors that share a host.
         found = {"host": socket.gethostname(), "name": os.environ.get("SPARK_LOCAL_DIRS", ""), "version": ""}
         try:
             from floodmark.version import __version__
 
             found["version"] = __version__
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        except Exception as error:  # noqa: BLE001 - any error is the answer
             found["problem"] = f"Floodmark cannot be imported there ({type(error).__name__}: {error})"
         else:
             if __version__ == version:

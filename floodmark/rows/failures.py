@@ -1,8 +1,8 @@
 """What a failed Spark job means for the caller: rows that cannot be computed are Invalid, a data file of the lake that
 is missing or damaged is Corrupt, the rest may be retried.
 
-Spark says what happened in its SQL states (21, 22: the data, 42: the query), also deep in a chain of causes, and in two
-kinds of exceptions; people get one sentence.
+Spark reports the cause in its SQL states (21, 22: the data, 42: the query), also deep in a chain of causes, and in two
+kinds of exceptions; the user gets one sentence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STATE = re.compile(r"SQLSTATE: (\w{5})")
 _CAUSED = re.compile(r"Caused by: ([^\n]+)")
 _RAISED = re.compile(r"[A-Za-z_][\w.]*: .")
-# A file that Spark, or Arrow in a task, could not find or read: by Spark's conditions, else by what the readers say.
+# A file that Spark, or Arrow in a task, could not find or read: by Spark's conditions, else by the readers' messages.
 _DAMAGE = re.compile(
     r"\[(?:PATH_NOT_FOUND|FAILED_READ_FILE[.\w]*)\]|FileNotFoundException|floodmark\.errors\.(?:NotFound|Corrupt)"
     r"|is not a Parquet file|Could not read footer|Parquet magic bytes|Couldn't deserialize thrift"
@@ -46,7 +46,7 @@ def spark_job(spark: SparkSession, message: str, *, lake_files: bool = False) ->
 
 @contextmanager
 def spark_failures(message: str, *, lake_files: bool = False) -> Iterator[None]:
-    """Errors of Spark inside the block become ours, with `message`. `lake_files`: it reads no files but a lake's."""
+    """Errors of Spark inside the block become ours, with `message`. `lake_files`: it reads only files of a lake."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -80,11 +80,11 @@ def spark_error(error: Exception, message: str, *, lake_files: bool = False) -> 
 
 
 def _cause(text: str) -> str:
-    """The line that tells most: the innermost cause, else a task's Python error, else the first line."""
+    """The most useful line: the innermost cause, else a task's Python error, else the first line."""
     caused: list[str] = _CAUSED.findall(text)
     if caused:
         return caused[-1].partition(": ")[2] or caused[-1]
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(_NOISE)]
-    # A task's Python error says what happened in its last line, Spark's own errors in their first.
+    # A task's Python error has its message in its last line, Spark's own errors in their first.
     raised = [line for line in lines if _RAISED.match(line)] if "Traceback (most recent call last)" in text else []
     return (raised[-1:] or lines[:1] or ["unknown"])[0]

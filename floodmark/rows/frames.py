@@ -1,4 +1,4 @@
-"""Spark's types by name, for rooms that hand DataFrames and sessions on. Only `rows` and `ingest` work with them."""
+"""Spark's types by name, for packages that pass on DataFrames and sessions. Only `rows` and `ingest` work with them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Which rows of a file hold one of a set of keys? The set is the key columns of other files.
 
-A set may be larger than memory: it is read in chunks that are bounded in rows and in bytes (I14), and only a set of
-one chunk is kept from one look to the next. The file that is looked at has only its key columns read. A key is made of
-required plain columns that are not float; a null, which only a foreign file can hold there, matches nothing.
-Nothing is written; reading the same files again gives the same answer.
+A set may be larger than memory: it is read in chunks that are bounded in rows and in bytes (I14), and only a set of one
+chunk is kept between searches. Of the searched file only the key columns are read. A key consists of required plain
+columns that are not float; a null, which only a foreign file can hold there, matches nothing. Nothing is written;
+reading the same files again gives the same answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from floodmark.storage import Storage
 
 KEYS_PER_CHUNK = 2_000_000
 KEY_BYTES_PER_CHUNK = 256 * 1024 * 1024
-# Keys may be long texts: what is read at once is small beside a chunk even then.
+# Keys may be long texts: one read is small beside a chunk even then.
 KEY_BATCH_ROWS = 8192
 TEXT_SHOWN_MAX = 60
 
@@ -48,7 +48,7 @@ class _Chunk:
 
 
 class KeySet:
-    """The keys of some files, to be looked for in others."""
+    """The keys of some files, to be searched for in others."""
 
     def __init__(
         self, storage: Storage, files: Sequence[str], fields: Sequence[NestedField], chunk_rows: int = KEYS_PER_CHUNK
@@ -57,12 +57,12 @@ class KeySet:
         self._files = list(files)
         self._fields = list(fields)
         self._chunk_rows = max(1, chunk_rows)
-        # Many files are looked at with one set: a small set is read once.
+        # Many files are searched with one set: a small set is read once.
         self._kept: list[_Chunk] | None = None
 
     @property
     def held(self) -> bool:
-        """The whole set is in memory, so that many may look into it at once."""
+        """Whether the whole set is in memory, so that many threads may search it at once."""
         return self._kept is not None
 
     def match(self, storage: Storage, location: str) -> Matches:
@@ -156,7 +156,7 @@ def _texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
     if types.is_binary(column.type):
         texts = [None if value is None else f"0x{value[:TEXT_SHOWN_MAX].hex()}" for value in column.to_pylist()]
     elif types.is_string(column.type):
-        # By way of bytes: a foreign file may hold text that is none, and the message must still come.
+        # Through bytes: a foreign file may hold text that is not UTF-8, and the message must still be built.
         raw = column.cast(pa.binary()).to_pylist()
         texts = [None if value is None else _readable(value.decode(errors="replace")) for value in raw]
     elif types.is_temporal(column.type):
@@ -196,7 +196,7 @@ def _names(columns: int) -> list[str]:
 
 
 def _match(looked_at: pa.Table, chunk: _Chunk) -> Matches:
-    # The right side is built into a hash table, which costs ten times what looking up does: the smaller one.
+    # The right side is built into a hash table, which costs ten times as much as a lookup: the smaller one.
     swapped = looked_at.nbytes < chunk.keys.nbytes
     pair = (chunk.keys, looked_at) if swapped else (looked_at, chunk.keys)
     left, right = _join(*pair)

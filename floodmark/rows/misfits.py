@@ -1,7 +1,7 @@
-"""What is wrong with rows, as records: executors hand them back, the driver adds them up and raises one `Invalid`.
+"""Problems of rows, as records: executors return them, the driver adds them up and raises one `Invalid`.
 
-A problem is known by its column and its text; counts of the same problem add up over batches and tasks. A problem of
-the input's shape (a column missing, a wrong type) has no count: it is the same in every batch.
+A problem is identified by its column and its text; counts of the same problem add up over batches and tasks. A problem
+of the input's shape (a column missing, a wrong type) has no count: it is the same in every batch.
 """
 
 from __future__ import annotations

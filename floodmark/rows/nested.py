@@ -1,6 +1,6 @@
-"""Arrow's nested arrays taken apart and put together again, with other children.
+"""Arrow's nested arrays taken apart and rebuilt with other children.
 
-Slices, nulls and what hides below nulls are dealt with here once: the parts hold only what a reader can see.
+Slices, nulls and values below nulls are handled here once: the parts hold only what a reader can see.
 """
 
 from __future__ import annotations

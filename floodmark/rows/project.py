@@ -22,13 +22,13 @@ from floodmark.rows.schema import FIELD_ID, arrow_type
 from floodmark.storage import Storage
 
 READ_BATCH_ROWS = 65536
-# Rows may be large: after the first row group a batch has as many as this holds.
+# Rows may be large: after the first row group a batch has as many as fit into this.
 READ_BATCH_BYTES = 32 * 1024 * 1024
 _FIRST_BATCH_ROWS = 4096
 
 
 def nullable_type(kind: pa.DataType) -> pa.DataType:
-    """The same type with every field in it nullable: what a reader may find in files of any age."""
+    """The same type with every field in it nullable: files of any age may have nulls."""
     if types.is_struct(kind):
         return pa.struct([_nullable(field) for field in kind])
     if types.is_list(kind):
@@ -106,14 +106,14 @@ def _read_whole(
     target = read_schema(fields)
     with (
         _opened(storage, location) as stream,
-        # Pages that hold a checksum are compared with it: rot must not pass for rows.
+        # Pages that have a checksum are compared with it: corrupted bytes must not be read as rows.
         pq.ParquetFile(stream, page_checksum_verification=True) as parquet,
     ):
         sources = _by_id(parquet.schema_arrow)
         if len(sources) < len(parquet.schema_arrow):
             raise Corrupt("a data file has columns without a field id", file=location)
         wanted = [sources[field.field_id].name for field in fields if field.field_id in sources]
-        # A dot would be taken for a path into a struct: then every column is read.
+        # A dot would be read as a path into a struct: then every column is read.
         columns = wanted if not any("." in name for name in parquet.schema_arrow.names) else None
         for start, batch in _batches(parquet, columns, batch_rows, positions):
             arrays = []
@@ -137,7 +137,7 @@ def _opened(storage: Storage, location: str) -> Iterator[Any]:
 def _batches(
     parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int, positions: np.ndarray[Any, Any] | None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches of at most so many rows, and about so many bytes: what rows take in memory is known from earlier ones."""
+    """Batches of at most so many rows, and about so many bytes: earlier rows show how much memory a row takes."""
     rows = min(rows_max, _FIRST_BATCH_ROWS)
     start = 0
     for group in range(parquet.num_row_groups):

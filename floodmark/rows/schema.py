@@ -1,9 +1,8 @@
-"""One schema, three faces: the table's (Iceberg), the file's (Arrow) and the session's (Spark).
+"""One schema in three forms: the table's (Iceberg), the file's (Arrow) and the session's (Spark).
 
-`table_schema` takes whatever describes columns and makes the schema of a new table. What it refuses, it refuses by the
-column's name, before anything exists: reserved names, names that Spark cannot tell apart, types that would be stored as
-something else. The hidden column `_seq` is always last; fresh files do not carry it (their rows inherit the sequence
-of their commit).
+`table_schema` builds the schema of a new table from any description of columns. A refusal names the column, before
+anything exists: reserved names, names that Spark cannot distinguish, types that would be stored as something else. The
+hidden column `_seq` is always last; fresh files do not have it (their rows inherit the sequence of their commit).
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def table_schema(schema_like: Any, key: Sequence[str] = ()) -> Schema:
 
 
 def check_columns(schema: Schema) -> None:
-    """Refuse a table that another engine made if it has columns that cannot be held or told apart."""
+    """Refuse a table that another engine made if it has columns that cannot be held or distinguished."""
     _check_names(user_fields(schema))
     for field in user_fields(schema):
         _check_type(field.field_type, field.name)
@@ -92,7 +91,7 @@ def _columns(schema_like: Any) -> StructType:
         return parse_ddl(schema_like)
     if isinstance(schema_like, Schema):
         return schema_like.as_struct()
-    # A Spark StructType is known by its JSON form, so that PySpark need not be imported to recognise it.
+    # A Spark StructType is recognised by its JSON form, so that PySpark need not be imported for it.
     if hasattr(schema_like, "jsonValue"):
         value = schema_like.jsonValue()
         if isinstance(value, dict) and value.get("type") == "struct":
@@ -190,7 +189,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 
 def user_fields(schema: Schema) -> list[NestedField]:
-    """The columns that people see: all but the hidden one."""
+    """The columns that users see: all but the hidden one."""
     return [field for field in schema.fields if field.name != SEQ_COLUMN]
 
 

@@ -1,9 +1,9 @@
 """The Spark session, started when rows must move and not before.
 
 A session that the caller has is used as it is, with only those settings changed that correctness needs. Without one, a
-session is built: local, on a cluster, or over Spark Connect, by the master's address. Java is checked first: without
-a fitting one Spark dies with a stack trace, and people deserve a sentence.
-Only the DataFrame API is used on it, so that every kind of session will do.
+session is built: local, on a cluster, or over Spark Connect, by the master's address. Java is checked first: without a
+suitable one Spark fails with a stack trace, and the user should get a sentence. Only the DataFrame API is used on it,
+so that every kind of session works.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _JAVA_WAIT_S = 20
 CONNECT_PORT = 15002
 CONNECT_WAIT_S = 5.0
 
-# What reading a table right depends on; set on every session. All of them can be set while it runs.
+# Settings that correct reads depend on; set on every session. All of them can be set while it runs.
 NEEDED = {"spark.sql.parquet.fieldId.read.enabled": "true"}
-# What makes a session of ours pleasant; every one can be set otherwise.
+# Defaults for a session of ours; each can be overridden.
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -54,7 +54,7 @@ _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 
 
 def _local_defaults() -> dict[str, str]:
-    """A driver for this machine alone: on loopback, and silent about everything but errors from its first line."""
+    """A driver for this machine alone: on loopback, and it prints only errors from its first line on."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return {
         "spark.driver.host": "localhost",
@@ -108,7 +108,7 @@ def stall_of(settings: Mapping[str, str]) -> float:
     return found_s
 
 
-# Settings by which a new session may know other tables, and variables that lead to more settings.
+# Settings by which a new session may have other tables, and variables that lead to more settings.
 _OTHER_TABLES = (
     *("spark.sql.catalog", "spark.sql.defaultCatalog", "spark.sql.extensions", "spark.sql.hive"),
     *("spark.hadoop.", "spark.hive."),
@@ -124,7 +124,7 @@ _OTHER_SETTINGS = (
 
 
 class Sessions:
-    """Gives the Spark session that a lake works with. `settings` are spark.* keys, `master` and `stall`."""
+    """Returns the Spark session that a lake works with. `settings` are spark.* keys, `master` and `stall`."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, spark: SparkSession | None = None) -> None:
         self._settings = dict(settings or {})
@@ -140,12 +140,12 @@ class Sessions:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a session would be started with."""
+        """The settings that a session would be started with."""
         return dict(self._settings)
 
     def starts_empty(self) -> bool:
-        """Whether `get` would start a session of ours that has no tables but those that it is shown: no metastore, no
-        other catalogs, no server with views of its own. In doubt it is not."""
+        """Whether `get` would start a session of ours that has only the tables registered in it: no metastore, no other
+        catalogs, no server with views of its own. False in doubt."""
         own = self._spark is None and not is_spark_running() and is_local(self._settings)
         return (
             own
@@ -156,7 +156,7 @@ class Sessions:
     def get(self) -> SparkSession:
         with self._lock:
             if self._spark is not None and self._is_lost(self._spark):
-                # What it had under way was undone by its callers: each got an error.
+                # Its callers undid their work: each got an error.
                 _end(self._spark)
             if self._spark is None or _is_over(self._spark):
                 self._ours = False
@@ -169,7 +169,7 @@ class Sessions:
             return self._spark
 
     def stop(self) -> None:
-        """Stop the session if it was started here; somebody else's goes on."""
+        """Stop the session if it was started here; a session of the caller continues."""
         with self._lock:
             if self._spark is not None and self._ours:
                 self._spark.stop()
@@ -181,7 +181,7 @@ class Sessions:
     def _active(self) -> SparkSession | None:
         if "pyspark" not in sys.modules:
             return None
-        # A Connect session can only be there if its module is; importing it needs packages that a classic one does not.
+        # A Connect session can only exist if its module is loaded; importing it needs more packages than a classic one.
         connect = sys.modules.get("pyspark.sql.connect.session")
         if connect is not None:
             remote = connect.SparkSession.getActiveSession()
@@ -239,25 +239,25 @@ def _is_over(spark: SparkSession) -> bool:
     """Whether it was stopped, here or by its owner."""
     if is_connect(spark):
         return getattr(spark, "is_stopped", False) is True
-    # A classic session does not say it; its context drops the handle when it is stopped.
+    # A classic session does not report it; its context drops the handle when it is stopped.
     return getattr(spark.sparkContext, "_jsc", spark) is None
 
 
 def _answers(spark: SparkSession, master: str) -> bool:
-    """Whether a Connect session still has its server, and that still knows it; a classic one finds out in its jobs."""
+    """Whether a Connect session still has its server, and the server the session; a classic one fails in its jobs."""
     if not is_connect(spark) or _is_over(spark):
         return True
     if not _listens(master):
         return False
     try:
         spark.conf.get("spark.sql.session.timeZone")
-    except Exception:  # noqa: BLE001 - whatever it is: a session that answers no question cannot do work
+    except Exception:  # noqa: BLE001 - any error: a session that answers no query cannot do work
         return False
     return True
 
 
 def _await_connect(master: str, stall_s: float) -> None:
-    """Until the server of this sc:// address listens: Connect's own client would try for ten minutes."""
+    """Wait until the server of this sc:// address listens: Connect's own client would try for ten minutes."""
     until_s = time.monotonic() + stall_s
     while not _listens(master):
         if time.monotonic() >= until_s:
@@ -268,13 +268,13 @@ def _await_connect(master: str, stall_s: float) -> None:
 
 
 def _server_of(master: str) -> tuple[str, int]:
-    # What follows the address are parameters, perhaps a token (I18).
+    # Parameters follow the address, perhaps a token (I18).
     host, _, port = master.removeprefix("sc://").partition("/")[0].rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else (f"{host}:{port}".strip(":[]"), CONNECT_PORT)
 
 
 def _listens(master: str) -> bool:
-    """Whether something listens there. Through a proxy nobody can tell: then Connect's client finds out."""
+    """Whether a server listens there. Through a proxy that is unknown: then Connect's client detects it."""
     if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
         return True
     try:
@@ -285,7 +285,7 @@ def _listens(master: str) -> bool:
 
 
 def _end(spark: SparkSession) -> None:
-    """Stop a session that cannot be used any more, whatever it answers."""
+    """Stop a session that cannot be used any more, and ignore its errors."""
     if is_connect(spark):
         # There is no server to release it at.
         spark.release_session_on_close = False
@@ -296,17 +296,17 @@ def _end(spark: SparkSession) -> None:
 
 
 def is_spark_running() -> bool:
-    """Whether this process has a Spark session already, anybody's."""
+    """Whether this process already has a Spark session, ours or another."""
     classic, connect = sys.modules.get("pyspark.sql.session"), sys.modules.get("pyspark.sql.connect.session")
     found = [module.SparkSession.getActiveSession() for module in (classic, connect) if module is not None]
     return any(session is not None for session in found)
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
-    """Start the JVM of a session of ours with its stderr read here: noise at its start is not the user's to read.
+    """Start the JVM of a session of ours and filter its stderr: users should not see the noise of its start.
 
-    All else that it writes is passed on. A JVM that runs already is left as it is; without a stderr there is none to
-    keep clean. If this process dies, the JVM finds its stdin closed and ends, as it would anyway.
+    All other output is passed on. A JVM that runs already stays as it is; without a stderr there is nothing to filter.
+    If this process dies, the JVM finds its stdin closed and ends, as it would anyway.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -333,12 +333,12 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
         SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
 
 
-# What the JVM and Spark write to a terminal that is nothing for its user.
+# Output of the JVM and Spark that is useless to the user of a terminal.
 _NOISE = re.compile(rb"^WARNING: Using incubator modules: [^\n]*\n|\r?\[Stage \d+:[^\r\n]*\]?|\r *\r", re.MULTILINE)
 
 
 def without_noise(text: bytes) -> bytes:
-    """What the JVM wrote, without its warning of modules and without Spark's progress bars."""
+    """The JVM's output, without its warning of modules and without Spark's progress bars."""
     return _NOISE.sub(b"", text)
 
 
@@ -353,7 +353,7 @@ def _pass_on(source: int, goal: int) -> None:
 
 
 def _quiet_errors() -> None:
-    """PySpark prints the errors of a query, with stack traces, before it raises them; raised is enough."""
+    """PySpark prints the errors of a query, with stack traces, before it raises them; raising is enough."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -367,8 +367,8 @@ def _session(session: Any) -> SparkSession:
 
 
 def prepare(spark: SparkSession) -> None:
-    """Set what reading a table right depends on."""
-    # Said at every Arrow task by some pairs of versions; pandas has no part in what is done here.
+    """Set the settings that correct reads depend on."""
+    # Some pairs of versions warn at every Arrow task; pandas is not used here.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     for key, value in NEEDED.items():
         if spark.conf.get(key) != value:

@@ -1,13 +1,12 @@
-"""A Spark that lost its executors or its master reports nothing: a job just waits. Here that wait ends.
+"""A Spark that lost its executors or its master reports nothing: a job waits without end. This module ends that wait.
 
-While a job runs, a thread looks whether it gets on. A task that runs on a live executor is progress, however long it
-takes; so is planning, which needs no executor. Tasks that are wanted while none runs and none ends, for `stall`
-seconds, mean that no executor is alive: the job is interrupted, and the caller gets `Unavailable`. It undoes what it
-staged as after any error, and the next call gets a session that is built anew (rows/session.py).
-A Connect server that went away is noticed by its client, which repeats its requests for as long as `stall` says. What
-executors the server has is the server's own matter: its other clients' tasks, behind which ours may wait, are not seen
-from here. Looking uses what a classic session offers to onlookers, StatusTracker. A crash here leaves nothing: the
-thread holds no state.
+While a job runs, a thread checks its progress. A task that runs on a live executor is progress, however long it takes;
+so is planning, which needs no executor. If tasks are pending while none runs and none ends, for `stall` seconds, no
+executor is alive: the job is interrupted, and the caller gets `Unavailable`. The caller undoes what it staged as after
+any error, and the next call gets a newly built session (rows/session.py). A Connect client notices itself that its
+server is unreachable, and repeats its requests for `stall` seconds. The executors of the server are the server's
+concern: tasks of its other clients, behind which ours may wait, are invisible from here. The checks use StatusTracker,
+which a classic session offers to observers. A crash here leaves nothing: the thread holds no state.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STALL_S = 300.0
-# How often it is looked, at most; a job that ends before the first look is never asked about.
+# The interval of the checks, at most; a job that ends before the first one is never checked.
 LOOK_S = 5.0
-# What Spark and its Connect client say of a session that no call can use any more.
+# What Spark and its Connect client report for a session that no call can use any more.
 _OVER = (
     "stopped SparkContext",
     "SparkContext was shut down",
@@ -43,14 +42,14 @@ _OVER = (
 
 @dataclass
 class _Rule:
-    """How long one session may stand still; `own`: it was built here, so it may be built anew."""
+    """How long one session may make no progress; `own`: it was built here, so it may be rebuilt."""
 
     stall_s: float
     own: bool
     lost: bool = False
 
 
-# By session and not in it: sessions are Spark's objects, and go when nobody holds them any more.
+# By session and not in it: sessions are Spark's objects, and are released with their last reference.
 _rules: WeakKeyDictionary[SparkSession, _Rule] = WeakKeyDictionary()
 
 
@@ -66,14 +65,14 @@ def watch_session(spark: SparkSession, stall_s: float, *, own: bool) -> None:
 
 
 def is_lost(spark: SparkSession) -> bool:
-    """Whether a call found that this session is of no use any more. Never so of a session that the caller brought."""
+    """Whether a call found that this session is unusable. Always False for a session that the caller passed in."""
     rule = _rules.get(spark)
     return rule is not None and rule.lost
 
 
 @contextmanager
 def watched(spark: SparkSession) -> Iterator[None]:
-    """A job inside the block that stands still for too long is interrupted, and ends in `Unavailable`."""
+    """A job inside the block that makes no progress for too long is interrupted, and ends in `Unavailable`."""
     rule = _rules.get(spark)
     if rule is None:
         yield
@@ -108,7 +107,7 @@ def _master(spark: SparkSession) -> str | None:
 
 
 class _Watch:
-    """One job's onlooker."""
+    """The observer of one job."""
 
     def __init__(self, spark: SparkSession, rule: _Rule) -> None:
         self._spark = spark
@@ -134,16 +133,16 @@ class _Watch:
             elif time.monotonic() - since_s >= self._rule.stall_s:
                 self.stalled = True
                 # All jobs: no stage of the context has an executor. `interruptAll` of the session does not reach the
-                # job that a reader starts to infer a schema. Again at each look: a query may begin its next job.
+                # job that a reader starts to infer a schema. Again at each check: a query may begin its next job.
                 with suppress(Exception):
                     self._spark.sparkContext.cancelAllJobs()
 
     def _look(self) -> Hashable:
-        """None while something gets on; else what waits, so that a later look sees whether it still does."""
+        """None while there is progress; else what waits, so that a later check sees whether it still does."""
         try:
             tracker = self._spark.sparkContext.statusTracker()
             found = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-        except Exception:  # noqa: BLE001 - whatever it is, the job itself will say it
+        except Exception:  # noqa: BLE001 - any error: the job itself will report it
             return None
         return what_waits(
             (stage.stageId, stage.numTasks, stage.numActiveTasks, stage.numCompletedTasks) for stage in found if stage
@@ -151,7 +150,7 @@ class _Watch:
 
 
 def what_waits(stages: Iterable[tuple[int, int, int, int]]) -> Hashable:
-    """The stages (number, tasks, active, completed) if tasks are wanted and none is active; else None."""
+    """The stages (number, tasks, active, completed) if tasks are pending and none is active; else None."""
     known = tuple(stages)
     wanted = any(tasks > completed for _, tasks, _, completed in known)
     active = any(one[2] for one in known)
@@ -159,7 +158,7 @@ def what_waits(stages: Iterable[tuple[int, int, int, int]]) -> Hashable:
 
 
 def _bound_retries(spark: SparkSession, stall_s: float) -> None:
-    """A Connect client repeats requests to a server that is away for ten minutes by itself: here for `stall`."""
+    """A Connect client by itself repeats requests to an unreachable server for ten minutes: here for `stall`."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     pause_ms = max(50, min(5_000, round(stall_s * 1000 / 10)))

@@ -1,8 +1,8 @@
-"""Work on files as Spark tasks: one text in, some texts out, nothing of the rows through the driver.
+"""Work on files as Spark tasks: one text in, some texts out, no rows pass through the driver.
 
-Each piece of work is one task of its own, whatever runs Spark. A task that is repeated, or runs twice, writes under
-names of its own; only what the driver received counts (I3). What a task found to be Invalid or Corrupt comes back as
-such; other errors are Spark's to retry. If the driver stops waiting, the tasks are stopped by their tag.
+Each piece of work is one task of its own, on any kind of Spark. A task that is repeated, or runs twice, writes under
+names of its own; only what the driver received counts (I3). A task's Invalid or Corrupt is raised as such in the
+driver; Spark retries other errors. If the driver stops waiting, the tasks are stopped by their tag.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _KINDS: dict[str, type[FloodmarkError]] = {"Invalid": Invalid, "Corrupt": Corrup
 def run_tasks(
     spark: SparkSession, work: Callable[[str], Iterator[str]], tasks: Sequence[str], *, tag: str, message: str
 ) -> list[str]:
-    """The texts that `work` gave for all tasks, in no order. `message` is what an error of Spark says first."""
+    """The texts that `work` returned for all tasks, in no order. `message` begins the message of an error of Spark."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from _texts(_guarded(work, tasks[number]))
 
-    # A partition for every number: no shuffle decides who does what.
+    # A partition for every number: no shuffle decides which task does what.
     numbers = spark.range(0, len(tasks), 1, len(tasks))
     results = [row["body"] for row in collect_tagged(numbers.mapInArrow(run, "body string"), tag, message)]
     for result in results:

@@ -1,7 +1,7 @@
 """Schemas of other systems as Iceberg types: Spark's JSON form and Arrow's.
 
 Field ids are placeholders; `schema.table_schema` assigns the real ones. A type that a table cannot hold is `Invalid`
-with the column's full name and what to use in its place: a column is never stored as something else behind one's back.
+with the column's full name and what to use instead: a column is never silently stored as something else.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The lake for programs and people that ask it over HTTP, and the daemon that runs it."""
+"""The lake over HTTP for programs and people, and the daemon that runs it."""

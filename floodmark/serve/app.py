@@ -1,4 +1,4 @@
-"""The app of one lake: rows come in, each once; its state is told and watched. What was answered is durable (I4)."""
+"""The app of one lake: takes rows, each once, and reports its state and changes. Answered rows are durable (I4)."""
 
 from __future__ import annotations
 

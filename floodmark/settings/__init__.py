@@ -1,1 +1,1 @@
-"""The settings file: what it may hold, where each value stands in it, and schedules."""
+"""The settings file: its keys, the place of each value in it, and schedules."""

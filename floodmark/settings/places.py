@@ -1,8 +1,8 @@
-"""Where something stands in a TOML text: line and column of every key and value. Pure.
+"""The place of every key and value in a TOML text: line and column. Pure.
 
-Python's reader gives values without their places, and a setting that is wrong should be shown where it was written.
-This walks a text that the reader has taken, so it judges nothing; of a text that is no TOML it says only where the
-reader stopped. Lines and columns count from 1, columns in characters, as editors do.
+Python's reader returns values without their places, and an error in a setting should show where it was written. This
+module walks a text that the reader has accepted, so it checks nothing; for a text that is not TOML it only returns
+where the reader stopped. Lines and columns count from 1, columns in characters, as editors do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TomlText:
     file: str = ""
 
     def where(self, path: str | Sequence[str | int], *, value: bool = False) -> str:
-        """`file:line:column` of a key, or of its value; of what is not there, of the nearest that it would be in.
+        """`file:line:column` of a key, or of its value; for a missing key, of the nearest existing one around it.
 
         A path as one text, like serve.bind, is found whatever dots the names in it have.
         """
@@ -74,7 +74,7 @@ NO_TEXT = TomlText()
 
 
 def where_stopped(error: tomllib.TOMLDecodeError, text: str) -> tuple[Place, str]:
-    """Where the reader stopped, and why in its words."""
+    """Where the reader stopped, and its reason."""
     found = _STOPPED.fullmatch(str(error))
     if found is None:
         return Place(1, 1), str(error)
@@ -142,7 +142,7 @@ class _Walk:
             quoted = {'"': _BASIC, "'": _LITERAL}.get(self.text[start])
             self._skip(quoted or _BARE)
             raw = self.text[start : self.at]
-            # Its escapes are the reader's business.
+            # The reader handles its escapes.
             names.append((tomllib.loads(f"x = {raw}")["x"] if quoted else raw, start))
             self._skip(_BLANK)
             if not self.text.startswith(".", self.at):

@@ -1,18 +1,19 @@
-"""When a task is due next. Pure: times in, times out; the clock and the dice are the caller's.
+"""When a task is due next. Pure: times in, times out; the caller supplies the clock and the random numbers.
 
-A task runs every so often, counted from when it began, and never beside itself: what it missed while it ran, or while
-nobody was there, is not made up for. After a failure it waits longer each time, from a few seconds up to a bound, and a
-little less by chance, so that many who failed together do not come back together. The first success ends that.
+A task runs at an interval, counted from when it began, and never twice at once: runs that it missed while it ran, or
+while no daemon was running, are not made up for. After a failure it waits longer each time, from a few seconds up to a
+bound, and a little less by chance, so that many tasks that failed together do not retry together. The first success
+ends that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-# The first wait after a failure, unless the task comes round sooner anyway; each further one is twice as long.
+# The first wait after a failure, unless the task's interval is shorter; each further one is twice as long.
 BACKOFF_S = 5.0
 BACKOFF_S_MAX = 300.0
-# So much of a wait after a failure is left to chance.
+# This part of a wait after a failure is random.
 JITTER = 0.25
 _DOUBLINGS_MAX = 30
 
@@ -26,13 +27,13 @@ class Pace:
 
     @property
     def backoff_s_max(self) -> float:
-        """A task that is rare anyway does not wait longer because it failed, nor one that is frequent for ever."""
+        """The longest wait: a rare task does not wait longer because it failed, nor a frequent one for ever."""
         return max(BACKOFF_S_MAX, self.every_s or 0.0)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Where a task is: when it is due (None: never again), since when it runs, and its failures in a row."""
+    """The state of a task: when it is due (None: never again), since when it runs, and its failures in a row."""
 
     due_s: float | None
     started_s: float | None = None
@@ -47,7 +48,7 @@ def first_turn(pace: Pace, now_s: float) -> Turn:
 
 
 def begin(turn: Turn, now_s: float) -> Turn:
-    """The task runs from now on."""
+    """The task starts now."""
     if not turn.is_due(now_s):
         raise ValueError("a task begins when it is due, and not beside itself")
     return replace(turn, started_s=now_s)
@@ -56,7 +57,7 @@ def begin(turn: Turn, now_s: float) -> Turn:
 def end(
     turn: Turn, pace: Pace, now_s: float, *, failed: bool, chance: float = 0.0, again_s: float | None = None
 ) -> Turn:
-    """The task has ended. `chance` is from [0, 1); `again_s`: what it saw is worth a look after so long already."""
+    """The task has ended. `chance` is from [0, 1); `again_s`: the run asks for another one after this time already."""
     if turn.started_s is None:
         raise ValueError("a task ends that has begun")
     if failed:

@@ -1,9 +1,8 @@
 """Settings: `floodmark.toml`, few keys, each with a default. An unknown key is an error that names the nearest.
 
-Everything that can be seen to be wrong without a lake is an error when the file is read, with file, line and column,
-before anything starts; what needs the rooms above (tables, kinds of sinks, what the lake has) is checked in
-serve/daemon/declaration.py with the same places. No secret is a setting, and what may be one by mistake is never
-shown (I18).
+Every error that can be detected without a lake is raised when the file is read, with file, line and column, before
+anything starts. serve/daemon/declaration.py checks what needs the packages above (tables, kinds of sinks, what the lake
+has), with the same places. No secret is a setting, and a value that may be one by mistake is never shown (I18).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from floodmark.errors import Invalid, NotFound
 from floodmark.settings.places import NO_TEXT, TomlText, where_stopped
 
 FILE_NAME = "floodmark.toml"
-# Instead of a span of time: the daemon does not do it by itself.
+# In place of a span of time: the daemon does not do it by itself.
 OFF = "off"
 LAKE_VARIABLE = "FLOODMARK_LAKE"
 CATALOG_VARIABLE = "FLOODMARK_CATALOG"
@@ -38,7 +37,7 @@ class LakeSettings:
 
 @dataclass(frozen=True)
 class MaintainSettings:
-    """What maintenance does when nobody says otherwise, and from when on `status` calls it due."""
+    """The defaults of maintenance, and the thresholds from which `status` reports it as due."""
 
     # How many small files of a partition are worth a rewrite.
     compact_files: int = 32
@@ -54,7 +53,7 @@ class MaintainSettings:
 
 @dataclass(frozen=True)
 class TokenSettings:
-    """A token that callers may show: its hash, and what it is good for. Never the token itself (I18)."""
+    """A token that callers may use: its hash, and its role. Never the token itself (I18)."""
 
     sha256: str
     role: Literal["read", "write", "admin"]
@@ -71,7 +70,7 @@ class ServeSettings:
     token_sha256: str | None = None
     # A folder on a disk of this machine; by default inside the lake's folder, if that is one.
     spool: str | None = None
-    # How long what is under way may take when a signal has come; what takes longer is cut off.
+    # How long work under way may take after a signal; what takes longer is cut off.
     drain: str = "20s"
     tokens: dict[str, TokenSettings] = field(default_factory=dict)
 
@@ -84,12 +83,12 @@ class ServeSettings:
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """A way in: a folder into which somebody drops files."""
+    """A source: a folder for dropped files."""
 
     type: Literal["files"]
     path: str
     table: str
-    # By default as the name of each file ends.
+    # By default by the ending of each file's name.
     format: Literal["jsonl", "ndjson", "json", "csv", "parquet"] | None = None
     # By default merge into a table with a key, append to others.
     mode: Literal["append", "merge"] | None = None
@@ -102,9 +101,9 @@ class SourceSettings:
 
 @dataclass(frozen=True)
 class JobsSettings:
-    # Whether the daemon goes on with backfills whose process died, or that failed for a reason that may pass.
+    # Whether the daemon resumes backfills whose process died, or that failed for a reason that may pass.
     resume: bool = True
-    # How long a backfill that follows its source, and the daemon, try again when something is away.
+    # How long a backfill that follows its source, and the daemon, retry when a service is unreachable.
     give_up: str = "1d"
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -120,9 +119,9 @@ class Settings:
     spark: dict[str, str] = field(default_factory=dict)
     # endpoint, region and the like for object stores; credentials come from the environment.
     storage: dict[str, str] = field(default_factory=dict)
-    # Ways in by name.
+    # Sources by name.
     sources: dict[str, SourceSettings] = field(default_factory=dict)
-    # Ways out by name: type, tables, and the settings of that kind, which are checked when the sink is added.
+    # Sinks by name: type, tables, and the settings of that kind, which are checked when the sink is added.
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Tables as code by name: columns, key and the rest, which are checked when they are planned (docs/schema.md).
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -131,12 +130,12 @@ class Settings:
 
     @property
     def text(self) -> TomlText:
-        """What they were read from: errors that come up later say where as well."""
+        """The text that they were read from: later errors name their place as well."""
         found: TomlText = self.__dict__.get("_text", NO_TEXT)
         return found
 
 
-# The sections whose keys have names.
+# The sections whose keys are names.
 Section = LakeSettings | MaintainSettings | ServeSettings | JobsSettings
 SECTIONS: Mapping[str, type[Section]] = {
     "lake": LakeSettings,
@@ -146,12 +145,12 @@ SECTIONS: Mapping[str, type[Section]] = {
 }
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-# What an entry of a section with names of the user's own is made of.
+# The record of an entry, for sections with names of the user's own.
 _ENTRIES: Mapping[str, type[Any]] = {"sources": SourceSettings, "tokens": TokenSettings}
 
 
 def load_settings(path: Path | None = None) -> Settings:
-    """The settings of a file; without one, floodmark.toml of this folder if it is there, else the defaults."""
+    """The settings of a file; without one, floodmark.toml of this folder if it exists, else the defaults."""
     if path is None:
         path = Path(FILE_NAME)
         if not path.exists():
@@ -171,8 +170,8 @@ def load_settings(path: Path | None = None) -> Settings:
 
 
 def check_settings(data: Mapping[str, Any], origin: str, text: str = "") -> Settings:
-    """The settings that the data of a file mean; `text` is that of the file, for the places of what is wrong."""
-    # Late: a command without a settings file does not wait for it.
+    """The settings in the data of a file; `text` is that of the file, for the places of errors."""
+    # Late: a command without a settings file does not wait for this import.
     from pydantic import TypeAdapter, ValidationError
 
     places = TomlText(text, origin)
@@ -189,7 +188,7 @@ def check_settings(data: Mapping[str, Any], origin: str, text: str = "") -> Sett
         settings = TypeAdapter(Settings).validate_python(data)
     except ValidationError as error:
         unknown = [one for one in error.errors() if one["type"] in _UNKNOWN]
-        # A misspelt key is missing too: its own name says more.
+        # A misspelt key is missing too: an error about its own name is more useful.
         first = (unknown or error.errors())[0]
         name = ".".join(map(str, first["loc"]))
         if unknown:
@@ -206,7 +205,7 @@ def check_settings(data: Mapping[str, Any], origin: str, text: str = "") -> Sett
 
 
 def _known_beside(loc: Sequence[Any]) -> list[str]:
-    """The keys that could stand where an unknown one does."""
+    """The keys that are valid in place of an unknown one."""
     kind: type[Any] = Settings
     for name in loc[:-1]:
         if name in _ENTRIES and kind in (Settings, ServeSettings):
@@ -217,7 +216,7 @@ def _known_beside(loc: Sequence[Any]) -> list[str]:
 
 
 def _check_values(settings: Settings, places: TomlText) -> None:
-    """Said when the file is read, not in the middle of a run."""
+    """Raised when the file is read, not in the middle of a run."""
     if settings.maintain.compact_files < 2:
         raise wrong_setting("maintain.compact_files", "at least two files make one", places)
     spans = {f"maintain.{name}": getattr(settings.maintain, name) for name in ("keep_versions", "grace")}
@@ -244,7 +243,7 @@ def _check_values(settings: Settings, places: TomlText) -> None:
 
 
 def check_every(setting: str, text: Any, places: TomlText) -> None:
-    """How often something is done: a span of time above zero, or off."""
+    """An interval: a span of time above zero, or off."""
     if text != OFF and _check_span(setting, text, places) <= 0:
         raise wrong_setting(setting, f'a span of time above zero, or "{OFF}"', places)
 
@@ -264,7 +263,7 @@ def wrong_setting(name: str, problem: str, places: TomlText) -> Invalid:
 
 
 def unknown_key(name: str, known: list[str], origin: str) -> Invalid:
-    """There is no such key; the error names the nearest known one."""
+    """The error for an unknown key; it names the nearest known one."""
     near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1, cutoff=0.0)
     return Invalid(
         "there is no such setting", setting=name, file=origin, advice=f"Did you mean {near[0]}?" if near else ""
@@ -292,9 +291,9 @@ def is_settings_file(path: str | os.PathLike[str]) -> bool:
 
 
 def find_lake(given: str | None, settings: Settings, *, named: bool) -> str:
-    """The lake that is meant: as given, else by the settings file that was `named`, the environment, a file found.
+    """The lake to use: as given, else by the settings file that was `named`, the environment, a file found.
 
-    What a person names wins over what a shell still has from yesterday; a file that is only there does not.
+    A name that the user gives takes precedence over the environment; a file that merely exists does not.
     """
     path = given or _first(settings.lake.path, os.environ.get(LAKE_VARIABLE), named)
     if not path:
@@ -303,7 +302,7 @@ def find_lake(given: str | None, settings: Settings, *, named: bool) -> str:
 
 
 def find_catalog(given: str | None, settings: Settings, *, named: bool) -> str | None:
-    """The URL of the catalog that is meant, in the order of `find_lake`; None: SQLite in the lake's folder."""
+    """The URL of the catalog to use, in the order of `find_lake`; None: SQLite in the lake's folder."""
     return given or _first(settings.lake.catalog, os.environ.get(CATALOG_VARIABLE), named)
 
 

@@ -1,7 +1,7 @@
-"""An operator accepts a refused spool: goes on with the spool in the folder, or without its damaged records, begins a
+"""An operator accepts a refused spool: continues with the spool in the folder, or without its damaged records, begins a
 new one, or gives it up.
 
-`plan` says what may be lost and what may come twice, and changes nothing. `accept` applies the plan in two steps: it
+`plan` reports what may be lost and what may come twice, and changes nothing. `accept` applies the plan in two steps: it
 stamps the folder with the lake's incarnation if it had another one, then updates the catalog. After a crash between the
 two the next plan starts from the folder and the catalog as they are.
 """
@@ -81,7 +81,7 @@ def plan(catalog: Catalog, name: str, root: Path | None) -> Acceptance:
         return _begin_anew(plain, row, missing(row, folder, host))
     known = row or SpoolRow(table_id, table, "", host, str(folder), 0, None, 0, 0, 0, 0)
     problem = why_refused(known, found, catalog.lake_row().incarnation, table_there=True)
-    # Who has it open has read all of it.
+    # The process that has it open has read all of it.
     if problem is None and found.pid is not None:
         return plain
     if problem is None or isinstance(problem, Corrupt):
@@ -169,7 +169,7 @@ def _go_on(plain: Acceptance, row: SpoolRow, found: Look, problem: FloodmarkErro
 
 
 def _mend(plain: Acceptance, found: Look, damage: Damage) -> Acceptance:
-    """The damaged files stay beside the spool under another name; all that can be read of them is fed."""
+    """The damaged files stay beside the spool under another name; every readable record of them is fed."""
     file = Path(str(damage.error.facts.get("file", ""))).name
     return replace(
         plain,
@@ -192,7 +192,7 @@ def _cannot(problem: FloodmarkError, plain: Acceptance) -> FloodmarkError:
 
 
 def accept(catalog: Catalog, planned: Acceptance) -> None:
-    """Do what was planned. Conflict if the spool went on meanwhile; Busy if a process has it open."""
+    """Apply the plan. Conflict if the spool changed meanwhile; Busy if a process has it open."""
     if planned.action == NOTHING:
         return
     row = planned.row
@@ -209,7 +209,7 @@ def accept(catalog: Catalog, planned: Acceptance) -> None:
             if about is None or about.spool != planned.spool_id:
                 raise Conflict("another spool is there now", table=planned.table, advice="Look again.")
             write_about(planned.folder, replace(about, incarnation=catalog.lake_row().incarnation))
-            # Crash here: it is this lake's; whether its records fit the position is judged again.
+            # Crash here: the spool is this lake's; the next plan checks again whether its records fit the position.
             hit("accept.stamped")
         finally:
             os.close(lock)
@@ -225,7 +225,7 @@ def _delete(catalog: Catalog, planned: Acceptance) -> None:
     try:
         if planned.row is not None:
             catalog.spools.forget(planned.row)
-        # Crash here: a folder of a table that is gone; accepting it again, by the table's id, deletes it.
+        # Crash here: a folder of a deleted table; accepting it again, by the table's id, deletes it.
         hit("accept.accepted")
         if lock is not None:
             shutil.rmtree(planned.folder)

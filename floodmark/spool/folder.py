@@ -37,7 +37,7 @@ LOCK = "lock"
 KEYS = "keys"
 RESERVE = "reserve"
 _SEGMENT = re.compile(r"(\d{20})\.segment")
-# Who looks at a spool from outside holds its lock for a moment.
+# A process that looks at a spool from outside holds its lock for a moment.
 _TRIES_MAX = 5
 _PAUSE_S = 0.02
 
@@ -106,13 +106,13 @@ def list_segments(folder: Path) -> list[tuple[int, Path]]:
 
 
 def is_spool(folder: Path) -> bool:
-    """Whether this is the folder of a spool, as far as it shows: a disk has folders of its own, like lost+found."""
+    """Whether this looks like the folder of a spool: a disk has folders of its own, like lost+found."""
     with failing("list", folder):
         return folder.is_dir() and ((folder / ABOUT).exists() or bool(list_segments(folder)))
 
 
 def delete_temporary(folder: Path) -> None:
-    """What a killed process was writing under a temporary name; only for the holder of the lock."""
+    """Delete what a killed process was writing under a temporary name; only for the holder of the lock."""
     with failing("delete", folder):
         for name in os.listdir(folder):
             if name.startswith(TEMPORARY_PREFIX):
@@ -123,7 +123,7 @@ def delete_temporary(folder: Path) -> None:
 
 
 def write_about(folder: Path, about: About) -> None:
-    """The last step of making a spool: durable, with the folder and those above it."""
+    """The last step of creating a spool: durable, with the folder and those above it."""
     plain = {"format": FORMAT, **asdict(about)}
     text = json.dumps({**plain, "crc": _crc(plain)}, indent=1) + "\n"
     local_files().put(str(folder / ABOUT), text.encode())
@@ -201,14 +201,14 @@ def take_lock(folder: Path) -> int:
 
 
 def _write_pid(fd: int) -> None:
-    # Only information for others: a full disk must not keep a spool from being opened, and emptied.
+    # Only information for other processes: a full disk must not keep a spool from being opened, and emptied.
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
 
 def holder_pid(folder: Path) -> int | None:
-    """Who holds the lock, or held it last."""
+    """The process that holds the lock, or held it last."""
     try:
         return int((folder / LOCK).read_text())
     except (OSError, ValueError):

@@ -153,7 +153,7 @@ def frame_head(draft: Draft, number: int, *, synced: int, rows_before: int, salt
 
 
 def mark(number: int, *, rows_before: int, received_ms: int, salt: int) -> bytes:
-    """Says that all records below `number` are durable."""
+    """A mark: all records below `number` are durable."""
     return _seal(salt, (0, 0, 0, 0, number, number), (rows_before, received_ms, _MARK, NO_DIGEST, NO_DIGEST))
 
 
@@ -225,7 +225,7 @@ def frames(read: Read, size: int, number: int, salt: int, *, offset: int = HEADE
 
 
 def heads(read: Read, size: int, number: int, salt: int) -> Iterator[Placed]:
-    """Like `frames`, without a look at the payloads: quick, and whether they are whole is not known."""
+    """Like `frames`, without reading the payloads: quick, but it is unknown whether they are whole."""
     offset = HEADER_BYTES
     while (frame := parse_head(read(offset, FRAME_BYTES), salt)) is not None:
         if frame.number != number or offset + frame.size_bytes > size:
@@ -236,8 +236,8 @@ def heads(read: Read, size: int, number: int, salt: int) -> Iterator[Placed]:
 
 
 def vouched(read: Read, size: int, offset: int, number: int, salt: int) -> Placed | None:
-    """At `offset` no frame can be read, and record `number` should be there: a later frame that proves that this
-    record had been acknowledged. None: nothing after it does, so it is torn, with all that follows."""
+    """At `offset` no frame can be read, where record `number` should be: a later frame that proves that this record had
+    been acknowledged. None: nothing after it does, so it is torn, with all that follows."""
     head = parse_head(read(offset, FRAME_BYTES), salt)
     # A head that can be read says where the next frame begins; what looks like one inside the payload is no frame.
     start = offset + (head.size_bytes if head is not None else 1)

@@ -51,7 +51,7 @@ class Known:
 
 
 class KeyWindow:
-    """Keys by digest, the oldest first. Not for several threads: the spool's lock is held around it."""
+    """Keys by digest, the oldest first. Not thread-safe: callers hold the spool's lock."""
 
     def __init__(self, keys_max: int, window_ms: int) -> None:
         self._keys_max = keys_max
@@ -70,7 +70,7 @@ class KeyWindow:
     def add(self, key: bytes, known: Known) -> None:
         self._kept.pop(key, None)  # a key that is used anew, after its window, is the newest
         self._kept[key] = _KEPT.pack(known.body, known.record, known.rows, known.at_ms)
-        # Only their number makes keys go: a clock that was put forward, and back, must not forget any.
+        # Keys are dropped by their number only: a clock that was set forward, and back, must not forget any.
         if len(self._kept) > self._keys_max:
             self._kept.popitem(last=False)
 
@@ -154,7 +154,7 @@ class KeysReserve:
 
     @contextmanager
     def held(self, size_bytes: int) -> Iterator[None]:
-        """Keep room for keys of this size, and do not spend it inside; Unavailable if the disk has not got it."""
+        """Reserve room for keys of this size, and do not spend it inside; Unavailable if the disk has none."""
         with self._lock:
             self._hold(size_bytes)
             yield
@@ -170,7 +170,7 @@ class KeysReserve:
                 os.close(fd)
 
     def put(self, data: bytes) -> None:
-        """Write the keys: as any file, or into the room that was kept for them."""
+        """Write the keys: as any file, or into the room that was reserved for them."""
         try:
             self._calls.put(str(self._folder / KEYS), data)
         except Unavailable as error:
@@ -188,7 +188,7 @@ class KeysReserve:
                 self._calls.fsync(fd)
             finally:
                 os.close(fd)
-            # Crash here: the keys before these are still the spool's, and so are the segments.
+            # Crash here: the previous keys are still the spool's, and so are the segments.
             hit("spool.keys_written")
             os.replace(self._path, self._folder / KEYS)
             sync_folder(self._folder, self._calls)

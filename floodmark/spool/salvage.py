@@ -1,10 +1,11 @@
-"""Acknowledged bytes of a spool that cannot be read: `find_damage` finds them as an opening does, and `mend` goes on
+"""Acknowledged bytes of a spool that cannot be read: `find_damage` finds them as an opening does, and `mend` continues
 without them once an operator accepts the loss.
 
-A damaged segment is written anew: every readable record as it is, and an empty record in the place of each other one,
-so that numbers have no gap and neighbours are fed. Damaged keys are begun anew. The damaged file keeps a name of its
-own, NAME.damaged-ID, for good: nothing here deletes acknowledged bytes. An empty record that was not fed loses its key,
-so that its client can send it again; one that was fed keeps its key if that is readable, so that the client cannot.
+A damaged segment is rewritten: every readable record as it is, and an empty record in place of each other one, so that
+numbers have no gap and neighbours are fed. A damaged file of keys is replaced by a new one. The damaged file keeps a
+name of its own, NAME.damaged-ID, for good: nothing here deletes acknowledged bytes. An empty record that was not fed
+loses its key, so that its client can send it again; one that was fed keeps its key if that is readable, so that the
+client cannot.
 
 A crash before the new file has its name leaves the damaged one in place, with one more name; the plan is made again.
 """
@@ -91,8 +92,8 @@ class Damage:
 
 
 def find_damage(folder: Path, position: int) -> Damage | None:
-    """What keeps a spool from being opened, if it can be gone on without; records below `position` are fed. Reads all
-    of it, and changes nothing. None also of a spool whose own header or last segment is missing."""
+    """The damage that keeps a spool from being opened, if the spool can continue without it; records below `position`
+    are fed. Reads all of it, and changes nothing. None also for a spool whose own header or last segment is missing."""
     try:
         about = read_about(folder)
         paths = [] if about is None else list_segments(folder)
@@ -123,14 +124,14 @@ def _judge_keys(folder: Path, about: About, first: int) -> Corrupt | None:
             return damaged(path, "its keys are those of another spool")
         until = kept.until
     except NotFound:
-        pass  # nothing was let go of yet
+        pass  # no segment was deleted yet
     except Corrupt as error:
         return error
     return damaged(segment_path(folder, until), "a segment is missing", record=until) if until < first else None
 
 
 def mend(folder: Path, planned: Damage) -> None:
-    """Go on without what was found. Conflict if it is another damage by now; Busy if a process has the spool open."""
+    """Continue without the found damage. Conflict if the damage changed; Busy if a process has the spool open."""
     lock = take_lock(folder)
     try:
         about = read_about(folder)
@@ -179,10 +180,10 @@ def _replace(path: Path, data: bytes) -> None:
         if path.exists():
             os.link(path, path.with_name(f"{path.name}.damaged-{new_id()}"))
             sync_folder(path.parent, SYSTEM)
-    # Crash here: the damaged file has a second name, and is as damaged as before; it is planned again.
+    # Crash here: the damaged file has a second name, and is as damaged as before; the next plan covers it.
     hit("accept.kept")
     local_files().put(str(path), data)
-    # Crash here: one of the damaged files is mended; the others are planned again.
+    # Crash here: one of the damaged files is mended; the next plan covers the others.
     hit("accept.mended")
 
 
@@ -231,8 +232,8 @@ def salvage(
     position: int,
 ) -> Salvaged:
     """Whole frames as they are, and an empty record for each other one. Pure: bytes in, bytes out. Frames carry their
-    number, and their checksums begin with a number that only the spool knows: so what looks like a frame among damaged
-    bytes is one of ours, and shows how many records are missing before it.
+    number, and their checksums begin with a number that only the spool knows: so bytes that look like a frame among
+    damaged ones are one of ours, and show how many records are missing before it.
 
     `rows_before`: those before the segment, if its header is readable; `until`, `rows_until`: the first record of the
     next segment, if there is one, and the rows before that. Records below `position` are fed: they keep their key.
@@ -267,7 +268,7 @@ def salvage(
 
 
 def _next(data: bytes, offset: int, salt: int, fits: Callable[[Frame], bool], heads: dict[int, Frame]) -> Placed | None:
-    """The next whole frame from there on; of records whose head alone can be read, that is noted."""
+    """The next whole frame from there on; records of which only the head can be read are noted."""
 
     def read(begin: int, length: int) -> bytes:
         return data[begin : begin + length]
@@ -293,7 +294,7 @@ def _blanks(
         rows -= own
         keyed = head is not None and head.is_keyed and place < position
         key, body = (head.key, head.body) if head is not None and keyed else (None, NO_DIGEST)
-        # What had no key could not be repeated by it in the first place.
+        # A record without a key could not be repeated by it in the first place.
         kept = keyed or (head is not None and not head.is_keyed)
         at_ms = received_ms if head is None else head.received_ms
         found.append((Blank(place, own, kept), Draft(pack(b""), own, at_ms, key=key, body=body)))

@@ -107,7 +107,7 @@ class Segment:
 
 
 def find_segment(segments: list[Segment], number: int) -> int:
-    """The place of the segment that has this record."""
+    """The index of the segment that has this record."""
     return bisect_right([segment.first for segment in segments], number) - 1
 
 
@@ -141,12 +141,12 @@ def block_reader(fd: int) -> Read:
 
 @dataclass(frozen=True)
 class Found:
-    """A segment as it is on disk, and what has to be done to it before anything is appended."""
+    """A segment as it is on disk, and the repairs that it needs before anything is appended."""
 
     segment: Segment
     size: int
     torn_header: bool = False
-    proven: int = 0  # records below are surely durable
+    proven: int = 0  # records below are certainly durable
 
     @property
     def cut_bytes(self) -> int:
@@ -165,7 +165,7 @@ def damaged(path: Path, what: str, *, record: int | None = None, offset: int | N
 
 
 def find(path: Path, first: int, about: About, *, next_first: int | None, learn: Callable[[Frame], None]) -> Found:
-    """Look at a segment; `next_first` is None for the last one. Changes nothing."""
+    """Examine a segment; `next_first` is None for the last one. Changes nothing."""
     with failing("read", path):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -191,7 +191,7 @@ def _find(
         proven, end = max(proven, placed.frame.synced), placed.end
     segment.size = end
     if next_first is not None:
-        # What follows the last record can only be a mark that was not synced: nothing relies on it.
+        # Only a mark that was not synced can follow the last record: nothing relies on it.
         if segment.end != next_first:
             raise damaged(path, "records cannot be read", record=segment.end, offset=end)
         return Found(segment, segment.size, proven=segment.end)
@@ -217,7 +217,7 @@ def _place(segment: Segment, placed: Placed, learn: Callable[[Frame], None]) -> 
 
 
 def begin(path: Path, about: About, first: int, rows_before: int, calls: Calls) -> int:
-    """Make a segment with its header, durable but for its name. What had that name was never acknowledged."""
+    """Make a segment with its header, durable but for its name. An earlier file of that name was never acknowledged."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         header = segment_header(SegmentHeader(about.spool, about.salt, first, rows_before))
@@ -277,7 +277,7 @@ class Segments:
         self._segment_bytes = segment_bytes
         self._calls = calls
         self._lock = threading.Lock()
-        self._torn = False  # bytes after the last record that have to go before the next one is written
+        self._torn = False  # bytes after the last record that must be cut off before the next one is written
         self._stop_reason: str | None = None
         self.cut_bytes = 0
         # Called before a segment gets a successor; if it fails nothing is begun.
@@ -358,7 +358,7 @@ class Segments:
 
     def say_durable(self) -> None:
         """Write a mark that all records are durable, so that a damaged one is not taken for a torn one. Without a sync:
-        if the mark is lost, no record is."""
+        losing the mark loses no record."""
         last = self._segments[-1]
         data = mark(last.end, rows_before=last.rows_end, received_ms=now_ms(), salt=self._about.salt)
         try:
@@ -387,7 +387,7 @@ class Segments:
             raise self._stop(error) from error
 
     def _cut_torn(self) -> None:
-        """Take off what a failed write left. Durable: a power loss must not bring back rows that were refused."""
+        """Cut off what a failed write left. Durable: a power loss must not bring back rows that were refused."""
         if not self._torn:
             return
         last = self._segments[-1]
@@ -405,7 +405,7 @@ class Segments:
 
     @property
     def stopped(self) -> FloodmarkError | None:
-        """Why nothing more is taken, if a sync failed."""
+        """Why no more is accepted, if a sync failed."""
         return None if self._stop_reason is None else self._stop_error(self._stop_reason)
 
     def _stop(self, error: OSError) -> FloodmarkError:
@@ -431,7 +431,7 @@ class Segments:
         try:
             fd = begin(path, self._about, last.end, last.rows_end, self._calls)
         except OSError as error:
-            # Left behind it would be an empty last segment, which does no harm.
+            # If it stayed it would be an empty last segment, which does no harm.
             with contextlib.suppress(OSError):
                 path.unlink()
             raise local_failure(error, "begin a segment of the spool", str(path)) from error
@@ -471,7 +471,7 @@ class Segments:
     def waiting(self, position: int) -> Waiting:
         with self._lock:
             first, end = self._segments[0].first, self._segments[-1].end
-            # What is forgotten does not wait; the caller's position may be older than that.
+            # Deleted records do not wait; the caller's position may be older than that.
             position = max(position, first)
             self._check_position(position, first, end)
             return waiting_from(self._segments, position)
@@ -494,7 +494,7 @@ class Segments:
                 advice="`floodmark spool accept` shows what can be done.",
             )
 
-    # ── going ──
+    # ── deleting ──
 
     def fed(self, position: int) -> list[Segment]:
         """Segments with nothing but records below; never the last one, which is written to."""

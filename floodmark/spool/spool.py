@@ -55,10 +55,10 @@ class IntakeLimits:
     group_rows_max: int = 50_000
     group_bytes_max: int = 16 * MIB
     group_wait_ms: int = 1_000
-    # A client's Idempotency-Key is known for so long, and as one of so many: whichever ends first.
+    # A client's Idempotency-Key is known for this long, and as one of this many: whichever ends first.
     key_window_ms: int = _DAY_MS
     keys_max: int = 100_000
-    # A segment that is this large gets a successor.
+    # A segment of this size gets a successor.
     segment_bytes: int = 64 * MIB
     # Rows in memory that are not on disk yet: if the disk is too slow, callers get Busy before memory grows.
     queued_bytes_max: int = 32 * MIB
@@ -75,7 +75,7 @@ class Taken:
 
 @dataclass
 class Append:
-    """One that waits, and others that came with the same key meanwhile: the digest of their rows, and their answer."""
+    """A waiting append, and others that came with the same key: the digest of their rows, and their answer."""
 
     draft: Draft
     future: Future[Taken]
@@ -124,7 +124,7 @@ class GroupWriter:
             self._wake.notify()
 
     def close(self) -> None:
-        """No more; what waits is written first."""
+        """Accept no more appends; those that wait are written first."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -151,11 +151,11 @@ class GroupWriter:
             return self._write([append.draft for append in group])
         except FloodmarkError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - every failure is the answer of those that wait
+        except Exception as error:  # noqa: BLE001 - every failure is the answer of the waiting appends
             return Unavailable("the rows were not taken into the spool", reason=repr(error), advice="Try again.")
 
     def _take(self) -> list[Append]:
-        """All that waits; nothing only once it is closed."""
+        """All waiting appends; empty only once it is closed."""
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._closed)
             group = list(self._queue)
@@ -264,13 +264,13 @@ class Spool:
         name = None if key is None else digest(key.encode())
         body = digest(text)
         future: Future[Taken] = Future()
-        # It cannot be cancelled any more: what waits is written, whether or not the caller still listens.
+        # It cannot be cancelled any more: waiting appends are written, whether or not the caller still listens.
         future.set_running_or_notify_cancel()
         if name is not None and self._answer_known(name, body, future):
             return future
         draft = Draft(pack(text, actor), rows, now_ms(), evolve, name, body)
         with self._lock:
-            # Another one with this key may have come while this one was packed.
+            # Another append with this key may have come while this one was packed.
             if name is not None and self._answer_known_held(name, body, future):
                 return future
             if (stopped := self.stopped) is not None:
@@ -282,7 +282,7 @@ class Spool:
         return future
 
     def known(self, text: bytes, key: str) -> Taken | None:
-        """What these very rows brought with this key, if they are in the spool, or were, within the window."""
+        """The result of these rows with this key, if they are in the spool, or were, within the window."""
         with self._lock:
             known = self._keys.find(digest(key.encode()), now_ms())
         same = known is not None and known.body == digest(text)
@@ -293,7 +293,7 @@ class Spool:
             return self._answer_known_held(name, body, future)
 
     def _answer_known_held(self, name: bytes, body: bytes, future: Future[Taken]) -> bool:
-        """Is the key known, or on its way? Then the answer is that of the first one."""
+        """If the key is known, or on its way, the answer is that of the first append."""
         under_way = self._under_way.get(name)
         if under_way is not None:
             under_way.followers.append((body, future))
@@ -327,7 +327,7 @@ class Spool:
     # ── out ──
 
     def read(self, start: int, *, rows_max: int, bytes_max: int) -> list[Record]:
-        """Durable records from `start` on: so many rows and bytes of text, but at least one record if there is one."""
+        """Durable records from `start` on: so many rows and bytes of text, but at least one record if one exists."""
         return self._segments.read(start, rows_max=rows_max, bytes_max=bytes_max)
 
     def waiting(self, position: int) -> Waiting:
@@ -335,7 +335,7 @@ class Spool:
         return self._segments.waiting(position)
 
     def forget(self, position: int) -> None:
-        """Records below are in the table: whole segments of them go; their keys stay for the window."""
+        """Records below are in the table: delete whole segments of them; their keys stay for the window."""
         with self._forgetting:
             fed = self._segments.fed(position)
             if not fed:
@@ -348,7 +348,7 @@ class Spool:
             for segment in fed:
                 self._segments.drop(segment)
                 hit("spool.forgotten")
-            # What was spent is kept anew, now that there is room; if there is none, before the next segment.
+            # Reserve again what was spent, now that there is room; if there is none, before the next segment.
             self._try_hold_room()
 
     def _try_hold_room(self) -> None:
@@ -358,14 +358,14 @@ class Spool:
 
     @contextlib.contextmanager
     def _room_for_keys(self) -> Iterator[None]:
-        """Room for the keys of all records: no segment gets a successor before its keys could be written."""
+        """Reserve room for the keys of all records: no segment gets a successor before its keys could be written."""
         with self._lock:
             count = len(self._keys)
         with self._reserve.held(keys_size(count)):
             yield
 
     def close(self) -> None:
-        """What waits is written and answered first; then others may open the spool."""
+        """Waiting appends are written and answered first; then another process may open the spool."""
         with self._lock:
             if self._closed:
                 return
@@ -400,9 +400,9 @@ def _make(folder: Path, table_id: str, incarnation: str, limits: IntakeLimits, c
     about = About.new(table_id, incarnation)
     segments = Segments.make(folder, about, limits.segment_bytes, calls)
     try:
-        # Crash here: a folder without spool.json, which the next opening makes anew.
+        # Crash here: a folder without spool.json; the next opening creates the spool again.
         sync_folder(folder, calls)
-        # A process that was killed may have made folders above this one and not synced them.
+        # A killed process may have created folders above this one and not synced them.
         local_files().settle({str(above) for above in folder.absolute().parents})
         write_about(folder, about)
         hit("spool.made")
@@ -413,7 +413,7 @@ def _make(folder: Path, table_id: str, incarnation: str, limits: IntakeLimits, c
 
 
 def _refuse_headless(folder: Path) -> None:
-    """An interrupted making leaves no spool.json, and at most an empty first segment. Records without spool.json have
+    """An interrupted creation leaves no spool.json, and at most an empty first segment. Records without spool.json have
     lost their header, and must not be overwritten."""
     if not folder.is_dir():
         return

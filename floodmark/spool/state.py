@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Look:
-    """What is in a spool; without `id` there is none that can be read. `pid` has it open now."""
+    """What is in a spool; without `id` no spool can be read. `pid` has it open now."""
 
     id: str | None = None
     table_id: str | None = None
@@ -190,7 +190,7 @@ def missing_row(table: str) -> Conflict:
 def misfit(row: SpoolRow | None, table: str, spool_id: str, first: int, end: int) -> Conflict | None:
     """Why this spool does not continue at the catalog's position; None if it does."""
     if row is not None and row.spool_id != spool_id and (row.spool_id or end):
-        # Also one that comes back after it was given up: what it holds may be in the table already.
+        # Also a spool that reappears after an operator gave it up: its rows may be in the table already.
         return replaced(row, spool_id)
     position = row.position if row is not None and row.spool_id else 0
     if first <= position <= end:
@@ -227,7 +227,7 @@ def stranger(row: SpoolRow, found: Look, incarnation: str) -> Conflict | None:
 
 
 def is_fed(found: Look) -> bool:
-    """Whether nothing waits in it: then it does not matter that its table is gone."""
+    """Whether nothing waits in it: then a missing table does not matter."""
     return found.problem is None and found.waiting is not None and not found.waiting.records
 
 

@@ -1,9 +1,9 @@
-"""Rows that come in as JSON lines: text to dicts, and JSON's forms of values to Python's.
+"""Rows from JSON lines: text to dicts, and JSON's forms of values to Python's.
 
-The other end of `rows/json/ndjson.py`: bytes come as base64, the numbers that JSON does not know as the texts NaN,
-Infinity and -Infinity. Everything else (times, decimals, nulls, what does not fit) is judged where all dicts are, in
-`rows/staging/dicts.py`. A line is one object; what is none is refused with its number, before any row counts. Blank
-lines are no rows. A number too large for a double is refused, not taken for infinity.
+The reverse of `rows/json/ndjson.py`: bytes come as base64, the numbers that JSON does not have as the texts NaN,
+Infinity and -Infinity. Everything else (times, decimals, nulls, values that do not fit) is checked where all dicts are,
+in `rows/staging/dicts.py`. A line is one object; any other line is refused with its number, before any row counts.
+Blank lines are no rows. A number too large for a double is refused, not read as infinity.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _ADVICE = {
 
 
 class WrongLines(Invalid):
-    """The text cannot be taken for rows, whatever table they are for."""
+    """The text cannot be read as rows, whatever table they are for."""
 
     @property
     def kind(self) -> str:
-        return Invalid.__name__  # what a caller knows it as
+        return Invalid.__name__  # the name that callers know
 
 
 class NotJson(WrongLines):
@@ -55,7 +55,7 @@ class NotJson(WrongLines):
 
 
 class TooManyRows(WrongLines):
-    """More than may come at once."""
+    """More rows than may come at once."""
 
 
 def parse_lines(data: bytes, rows_max: int) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def python_values(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> None:
-    """Put Python's values in the place of JSON's, in these very dicts; `Invalid` naming columns if one has none."""
+    """Replace JSON's values by Python's, in these very dicts; `Invalid` naming the columns of values without one."""
     decoders = {column.name: decode for column in columns if (decode := _decoder(column)) is not None}
     problems = Problems()
     for name, decode in decoders.items():
@@ -119,7 +119,7 @@ class _Wrong(Exception):
 
 
 def _decoder(column: Column) -> Decode | None:
-    """How a column's values become Python's; None if they are as they come."""
+    """How a column's values become Python's; None if they stay as they are."""
     kind = column.field.type
     if types.is_binary(kind):
         return partial(_bytes, column.path)
@@ -139,7 +139,7 @@ def _struct_decoder(column: Column) -> Decode | None:
     return partial(_struct, inside) if inside else None
 
 
-# What has another form than it should is left as it is: all such values are refused together, later.
+# A value of an unexpected form stays as it is: all such values are refused together, later.
 
 
 def _inside(decode: Decode, value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""JSON lines as rows with their line numbers, and all that is wrong with lines said by line and place in it. Pure.
+"""JSON lines as rows with their line numbers; every error in a line has its line and position. Pure.
 
-The same reader as `rows/json/json_lines.py`, which stops at the first line that is not an object; this one goes on, so
-that a sender is told of the first of them and how many there are. The lines that are rows are not judged here: that is
-the table's matter (ingest/judge.py).
+The same reader as `rows/json/json_lines.py`, which stops at the first line that is not an object; this one continues,
+so that the error lists the first of them and their count. The table's judge checks the lines that are rows
+(ingest/judge.py), not this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from floodmark.errors import Invalid
 from floodmark.rows.json.json_lines import NotJson, TooManyRows, parse_line
 
-# How many of the wrong lines are named.
+# How many of the wrong lines an error lists.
 PROBLEMS_MAX = 20
 _BOM = "\ufeff"
 
@@ -40,7 +40,7 @@ class LineProblem:
 
 @dataclass(frozen=True)
 class Lines:
-    """The rows, and the number of the line that each came in."""
+    """The rows, and the line number of each."""
 
     rows: list[dict[str, Any]]
     numbers: Sequence[int]
@@ -76,14 +76,14 @@ class WrongRows(Invalid):
 
     @property
     def kind(self) -> str:
-        return Invalid.__name__  # what a caller knows it as
+        return Invalid.__name__  # the name that callers know
 
     def as_dict(self) -> dict[str, Any]:
         return {**super().as_dict(), "problems": [problem.told() for problem in self.problems]}
 
 
 def read_lines(data: bytes, rows_max: int) -> Lines:
-    """The objects of the lines, in their order. `WrongLines` if some are none, `TooManyRows` if there are too many."""
+    """The objects of the lines, in their order. `WrongLines` if some are not objects, `TooManyRows` if too many."""
     text = _text(data)
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []

@@ -1,11 +1,11 @@
 """Rows as JSON lines, column by column.
 
 The text of a row is `json.dumps(row, ensure_ascii=False)` of its Python values. It depends on that row alone, not on
-the batch that it comes in: a body that is made again has the same bytes (I8). JSON is strict: a number that it does not
-know (NaN, Infinity) is text, and so are times (ISO 8601), decimals (in full) and bytes (base64). What Arrow writes the
-same way is written by Arrow, whole columns at once; all else, value by value, by Python.
+its batch: a body that is built again has the same bytes (I8). JSON is strict: a number that JSON does not have (NaN,
+Infinity) is text, and so are times (ISO 8601), decimals (in full) and bytes (base64). Where Arrow writes the same text,
+Arrow writes whole columns at once; Python writes all else, value by value.
 
-A type or value without such a text is Invalid, never something near it. Text that is not UTF-8 is Corrupt.
+A type or value without such a text is Invalid, never approximated. Text that is not UTF-8 is Corrupt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from floodmark.rows.nested import list_of
 
 _AS_PARQUET = "`floodmark export` writes it as Parquet."
 _TEXT = pa.large_string()
-# Where Python writes a number without an exponent.
+# The range in which Python writes a number without an exponent.
 _FLOAT_MIN, _FLOAT_MAX = 1e-4, 1e16
 # The first and the last moment, and the days, of the years 1 to 9999.
 _MOMENTS = [pa.scalar(moment, pa.timestamp("us")).value for moment in (datetime.min, datetime.max)]
@@ -42,7 +42,7 @@ def encode_lines(batch: pa.RecordBatch) -> pa.Array:
         if not holds(field.type):
             advice = "Leave it out, or write Parquet, which holds everything."
             raise Invalid("JSON lines cannot hold this column", column=field.name, type=field.type, advice=advice)
-    # As in a dict, of columns with one name the last counts.
+    # As in a dict, the last of several columns with one name counts.
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if not columns:
         return pa.array([b"{}\n"] * len(batch), pa.large_binary())
@@ -69,7 +69,7 @@ def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def json_value(value: Any) -> Any:
-    """A value with all that JSON does not know as text, at any depth."""
+    """A value with all that JSON does not have as text, at any depth."""
     if isinstance(value, dict):
         return {str(json_value(key)): json_value(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -80,7 +80,7 @@ def json_value(value: Any) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """One value, or one row as a dict, as JSON: the form that all others here must equal."""
+    """One value, or one row as a dict, as JSON: the reference that all other functions here must equal."""
     try:
         return json.dumps(value, default=plain_text, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -158,7 +158,7 @@ def _one_by_one(column: pa.Array) -> pa.Array:
 
 
 def _replaced(texts: pa.Array, values: pa.Array, strange: pa.Array) -> pa.Array:
-    """The texts, but those of strange values by Python."""
+    """The texts, but those of unusual values written by Python."""
     if not pc.any(strange).as_py():
         return texts
     return pc.replace_with_mask(texts, strange, _one_by_one(values.filter(strange)))
@@ -179,7 +179,7 @@ def _escaped(column: pa.Array, name: str) -> pa.Array:
         raise Corrupt("a text is not UTF-8", column=name, cause=error) from error
     texts = column.cast(_TEXT)
     codes = np.unique(_bytes(texts)[_ESCAPED[_bytes(texts)]])
-    # The backslash first: what escapes the others has one.
+    # The backslash first: the escapes of the others contain one.
     for code in sorted(codes, key=lambda code: code != ord("\\")):
         text = chr(code)
         texts = pc.replace_substring(texts, pattern=text, replacement=json.dumps(text)[1:-1])
@@ -199,7 +199,7 @@ def _floats(column: pa.Array) -> pa.Array:
     size = pc.abs(column)
     texts = column.cast(_TEXT)
     simple = pc.or_(pc.equal(size, 0.0), pc.and_(pc.greater_equal(size, _FLOAT_MIN), pc.less(size, _FLOAT_MAX)))
-    # Arrow begins with exponents sooner.
+    # Arrow writes exponents sooner.
     simple = pc.and_not(simple, pc.match_substring(texts, "e"))
     texts = pc.if_else(pc.equal(column, pc.floor(column)), _joined(texts, ".0"), texts)
     return _replaced(texts, column, pc.invert(simple).fill_null(False))
@@ -219,7 +219,7 @@ def _within(column: pa.Array, kind: pa.DataType, bounds: list[int]) -> pa.Array:
 
 
 def _moments(column: pa.Array, zone: str) -> pa.Array:
-    """Microseconds are written where there are any. All texts of Arrow's are equally long, so it is one matrix."""
+    """Microseconds are written only if not zero. All texts of Arrow's are equally long, so it is one matrix."""
     numbers = _within(column, pa.int64(), _MOMENTS).cast(pa.int64()).fill_null(0)
     written = _bytes(numbers.cast(pa.timestamp("us")).cast(_TEXT)).reshape(len(column), _MOMENT_BYTES)
     whole = np.asarray(numbers) % 1_000_000 == 0

@@ -1,8 +1,8 @@
 """Rows to one file: JSON lines, CSV or Parquet, streaming; the file appears whole or not at all.
 
-What is written can be loaded again and gives the same rows: what a format cannot hold is Invalid, never something near
-it. The one exception is CSV itself, where no text and empty text are hardly told apart by anybody: the first is written
-as nothing, the second as two quotes. JSON is strict: a number that JSON does not know (NaN, Infinity) is text.
+A written file can be loaded again and gives the same rows: what a format cannot hold is Invalid, never approximated.
+The one exception is CSV, where most readers do not distinguish null from empty text: null is written as nothing, empty
+text as two quotes. JSON is strict: a number that JSON does not have (NaN, Infinity) is text.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from floodmark.storage import Storage
 
 __all__ = ["FORMATS", "dicts", "format_for", "json_value", "write_file"]
 
-# What must be quoted in CSV: separators, quotes, and text that has no other sign of being there.
+# What must be quoted in CSV: separators, quotes, empty text, and text with blanks at an end.
 _QUOTED = re.compile(r'[",\r\n]|^$|^\s|\s$')
 FORMATS = {"jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "csv": "csv", "parquet": "parquet"}
 
 
 def format_for(path: str, wanted: str | None) -> str:
-    """The format of a file to be written: as asked for, or by its name."""
+    """The format of a file to be written: as given, or by its name."""
     found = FORMATS.get((wanted or path.rpartition(".")[2]).lower())
     if found is None:
         raise Invalid(
@@ -96,7 +96,7 @@ def _parquet(stream: Any, schema: pa.Schema) -> Iterator[Write]:
 
 
 def _csv_line(values: Iterable[Any]) -> str:
-    # A line without anything on it would be taken for no row.
+    # Readers would take an empty line for no row.
     return (",".join(_csv_text(value) for value in values) or '""') + "\n"
 
 

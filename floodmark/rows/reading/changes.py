@@ -1,14 +1,14 @@
 """What changed in a table between two sequences: rows as upserts, and the keys that were deleted.
 
-`plan_changes` is pure: of the files of one state and the table's deletions files it keeps what may hold news of the
-range. The answer has every key at most once. A row of the range is always at least as new as a deletion of its key in
-the range (the deletion took the older row away), so a row hides every deletion; of deletions, the newest counts. A row
-above the range is not in the answer and hides nothing: whoever follows gets it with the next range.
+`plan_changes` is pure: of the files of one state and the table's deletions files it keeps those that may hold changes
+of the range. The answer has every key at most once. A row of the range is always at least as new as a deletion of its
+key in the range (the deletion removed the older row), so a row hides every deletion; of deletions, the newest counts. A
+row above the range is not in the answer and hides nothing: a reader that follows gets it with the next range.
 
-Spark and the caller's process give the same rows; Spark in no promised order, the caller's process in that of the
+Spark and the caller's process return the same rows; Spark in no guaranteed order, the caller's process in that of the
 plan's files, then deletions in an order of their own (I8). Neither holds them all: deletions are matched against keys
-in chunks. A DataFrame of little is read in the caller's process too: a job takes longer than the rows. A
-file that is missing is an error, never fewer rows.
+in chunks. A small DataFrame is read in the caller's process too: a job takes longer than the rows. A missing file is an
+error, never fewer rows.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 CHANGE_COLUMN = "_change"
 UPSERT, DELETE = "upsert", "delete"
-# Where a key stands among those that were read with it; no key column has this name.
+# A key's position among those that were read with it; no key column has this name.
 _PLACE = "place"
 KEY_CHUNK_ROWS = 500_000
 KEY_CHUNK_BYTES = 64 * 1024 * 1024
-# What is read sooner than a Spark job starts; a file more is a round trip more to object storage.
+# What is read sooner than a Spark job starts; each further file is one more round trip to object storage.
 LITTLE_ROWS = 250_000
 LITTLE_BYTES = 8 * 1024 * 1024
 LITTLE_FILES = 32
@@ -73,7 +73,7 @@ class ChangePlan:
 
     @property
     def rows_max(self) -> int:
-        """An upper bound of the rows to look at, and so of the answer's."""
+        """An upper bound of the rows to read, and so of the answer's."""
         return sum(file.rows for file in self.files) + sum(file.rows for file in self.deletions)
 
     @property
@@ -122,7 +122,7 @@ def _may_hold(file: LiveFile, since: int, until: int) -> bool:
 
 
 def _key_schema(plan: ChangePlan) -> Schema:
-    """The key's columns under names that are in no file, and `_seq`: Spark pushes conditions to files by name."""
+    """The key's columns under names that occur in no file, and `_seq`: Spark pushes conditions to files by name."""
     by_name = {field.name: field for field in plan.schema.fields}
     fields = [
         NestedField(by_name[name].field_id, f"key {number}", by_name[name].field_type, required=False)
@@ -239,7 +239,7 @@ def changes_dataframe(
 ) -> DataFrame:
     """The changes as a DataFrame.
 
-    `arrow` forces or forbids Arrow tasks; by default the locations decide, and little is read here and now.
+    `arrow` forces or forbids Arrow tasks; by default the locations decide, and few changes are read here and now.
     """
     from pyspark.sql import functions as F
     from pyspark.sql import types
@@ -272,8 +272,8 @@ def changes_dataframe(
 
 
 def _read_little(plan: ChangePlan, storage_options: Mapping[str, str] | None) -> pa.Table | None:
-    """The changes, if there is little to read and little came of it."""
-    # PySpark takes plain columns from Arrow as they are, and takes nested ones apart in ways that not all survive.
+    """The changes, if there is little to read and the result is small."""
+    # PySpark takes plain columns from Arrow as they are, but converts nested ones in ways that lose some values.
     plain = all(isinstance(field.field_type, PrimitiveType) for field in plan.schema.fields)
     files = len(plan.files) + len(plan.deletions)
     if not plain or plan.rows_max > LITTLE_ROWS or plan.size_bytes > LITTLE_BYTES or files > LITTLE_FILES:

@@ -1,13 +1,13 @@
-"""Rows of a unit as objects: a piece becomes Parquet or JSON lines objects, written whole under names that are its own.
+"""Rows of a unit as objects: a piece becomes Parquet or JSON lines objects, written whole under names of its own.
 
-What an object holds follows from the piece and the target alone, so a repeated task, a second one at the same time and
-a later try all write the same (I8). A name is claimed, never replaced: who finds it taken compares. The same bytes, or
-the same rows in the same order as another Parquet writer wrote them, are as good as written; anything else is Corrupt.
-An object is made in memory and appears whole; a crash leaves whole objects or none. Memory is bounded by an object, a
-row group and a batch (I14). A piece without rows has no object.
+The content of an object follows from the piece and the target alone, so a repeated task, a concurrent second one and a
+later try all write the same (I8). A name is claimed, never replaced: a writer that finds it taken compares. The same
+bytes, or the same rows in the same order as another Parquet writer wrote them, count as written; anything else is
+Corrupt. An object is built in memory and appears whole; a crash leaves whole objects or none. Memory is bounded by an
+object, a row group and a batch (I14). A piece without rows has no object.
 
-Where Parquet objects end is counted in rows, from the source's bytes per row; where JSON lines objects end, in bytes.
-A change of either is a change of the encoder's number (floodmark/catalog/unit.py).
+Parquet objects end by a count of rows, from the source's bytes per row; JSON lines objects end by a count of bytes. A
+change of either is a change of the encoder's number (floodmark/catalog/unit.py).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARQUET, JSONL = "parquet", "jsonl"
-# Enough pieces to keep many cores at work to the end, unless they would be too small to be worth an object. As text,
-# rows are many times as long as in the files that they come from.
+# Enough pieces to keep many cores busy to the end, unless they would be too small to be worth an object. As text, rows
+# are many times as long as in their source files.
 PIECES_WANTED = 16
 PIECE_BYTES_MIN = {PARQUET: 8 * 1024 * 1024, JSONL: 2 * 1024 * 1024}
 # How much of a batch becomes text at once; text is often several times as long.
@@ -50,7 +50,7 @@ _COMPARE_ROWS = 64 * 1024
 
 @dataclass(frozen=True)
 class PartTarget:
-    """Where and how the objects of a unit are written; it travels to executors."""
+    """Where and how the objects of a unit are written; it can be sent to executors."""
 
     folder: str
     format: str
@@ -71,7 +71,7 @@ class PartObject:
 
 
 def objects_to_json(objects: Sequence[PartObject]) -> str:
-    """A piece's objects, and what they bring in all."""
+    """A piece's objects, and their totals."""
     return json.dumps(
         {
             "rows": sum(one.rows for one in objects),
@@ -125,7 +125,7 @@ def _optional(column: pa.Field) -> pa.Field:
 def write_here(
     pieces: Iterable[Piece], target: PartTarget, lake: Storage, storage: Storage
 ) -> dict[int, tuple[PartObject, ...]]:
-    """Write the objects of these pieces, durable when this returns, and say by piece what they are."""
+    """Write the objects of these pieces, durable when this returns; returns the objects by piece."""
     with storage.batch():
         return {piece.number: _write_piece(piece, target, lake, storage) for piece in pieces}
 
@@ -133,7 +133,7 @@ def write_here(
 def write_with_spark(
     spark: SparkSession, pieces: Sequence[Piece], target: PartTarget, lake_options: dict[str, str], tag: str
 ) -> dict[int, tuple[PartObject, ...]]:
-    """The same by Spark's tasks, one for each piece: rows go from file to object and pass neither JVM nor driver."""
+    """The same with Spark tasks, one for each piece: rows go from file to object and pass neither JVM nor driver."""
 
     def work(task: str) -> Iterator[str]:
         piece = Piece.from_json(task)
@@ -189,7 +189,7 @@ def _rows_of_object(piece: Piece, part_bytes: int) -> int:
 def _put(storage: Storage, target: PartTarget, name: str, content: _Content) -> PartObject:
     location, data = join(target.folder, name), content.data
     if not storage.put_if_absent(location, data):
-        # An earlier try whose end nobody saw, or a task that runs twice; or somebody else.
+        # An earlier try whose outcome was lost, a task that runs twice, or another writer.
         stored = storage.read(location)
         if stored != data and not (target.format == PARQUET and _same_parquet(stored, data)):
             raise Corrupt(
@@ -212,7 +212,7 @@ def _same_parquet(stored: bytes, ours: bytes) -> bool:
             pairs = zip(_even(one), _even(other), strict=True)
             return all(bool(same_rows(left, right).all()) for left, right in pairs)
     except (pa.ArrowException, OSError, TypeError, ValueError):
-        # No Parquet, damaged, or of other columns.
+        # Not Parquet, damaged, or of other columns.
         return False
 
 
@@ -238,7 +238,7 @@ def _deletions(batch: pa.RecordBatch) -> int:
 
 
 class _ParquetObject:
-    """One object on its way: what is written is compressed, what waits is less than a row group and a batch."""
+    """One object being written: written rows are compressed, waiting ones are less than a row group and a batch."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.rows = 0
@@ -308,7 +308,7 @@ def _jsonl(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[_Conte
         start = 0
         while start < len(part):
             fit = int(np.searchsorted(ends, ends[start] + bytes_max - size, side="right")) - 1
-            # An empty object takes one line, whatever it is.
+            # An empty object takes one line, however long.
             stop = max(fit, start if making else start + 1)
             if stop > start:
                 text = lines.buffers()[2][int(ends[start]) : int(ends[stop])].to_pybytes()

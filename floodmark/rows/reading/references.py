@@ -1,7 +1,7 @@
-"""Values of one column looked for among the keys of other files: do rows refer to what is there?
+"""Values of one column looked up among the keys of other files: do rows refer to existing keys?
 
-Distinct values are held in chunks of bounded size (I14); the files they are looked for in are read one column and one
-file at a time, and only those whose bounds may hold one. Null refers to nothing. Reads only.
+Distinct values are held in chunks of bounded size (I14); the files to search are read one column and one file at a
+time, and only those whose bounds may include a value. Null refers to nothing. Reads only.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from floodmark.rows.project import read_file, read_schema
 from floodmark.storage import Storage
 
 EXAMPLES_MAX = 10
-# So many are told as values; of more, whoever wants them all looks again without these.
+# At most this many are returned as values; a caller that needs all repeats the search without these.
 VALUES_MAX = 100_000
 _WAITING_ROWS = 64 * 1024
-# Bounds of these are what the values are, in the same order.
+# Bounds of these types equal the values, in the same order.
 _COMPARED = (IntegerType, LongType, StringType)
 
 
 @dataclass(frozen=True)
 class Missing:
-    """How many values offend, some of them as text, more of them as they are, and the files in which values were
-    found."""
+    """How many values violate the reference, some of them as text, more of them as values, and the files in which
+    values were found."""
 
     count: int
     examples: tuple[str, ...]
@@ -51,7 +51,7 @@ def missing_values(
     *,
     chunk_rows: int = KEYS_PER_CHUNK,
 ) -> Missing:
-    """The values in a column of some files that no parent file has; `found_in` tells where the others are."""
+    """The values in a column of some files that no parent file has; `found_in` lists the files that have the others."""
     count, examples, found_in = 0, list[str](), set[str]()
     told = pa.array([], _compared_type(child_field, parent_field))
     for values in _chunks(storage, children, child_field, parent_field, chunk_rows):
@@ -90,14 +90,14 @@ def held_values(
 def _chunks(
     storage: Storage, files: Sequence[str], field: NestedField, other: NestedField, chunk_rows: int
 ) -> Iterator[pa.Array]:
-    """The distinct values of a column, so many at a time, in the type that both columns compare in."""
+    """The distinct values of a column, so many at a time, in the type in which both columns are compared."""
     kind = _compared_type(field, other)
     held, waiting, rows = pa.array([], kind), list[pa.Array](), 0
     for location in files:
         for batch in read_file(storage, location, [field], KEY_BATCH_ROWS):
             column = batch.column(0).drop_null().cast(kind)
             waiting, rows = [*waiting, column], rows + len(column)
-            # Values that come often are not held often; making them distinct costs as much as holding them.
+            # Frequent values are held once; making values distinct costs as much as holding them.
             if rows < max(len(held), _WAITING_ROWS) and rows < chunk_rows:
                 continue
             held, waiting, rows = pc.unique(pa.concat_arrays([held, *waiting])), [], 0
@@ -112,7 +112,7 @@ def _chunks(
 def _not_in(
     storage: Storage, values: pa.Array, files: Sequence[LiveFile], field: NestedField, other: NestedField
 ) -> tuple[pa.Array, set[str]]:
-    """Those of the values that the column of no file has; and the files that had others."""
+    """The values that no file has in the column; and the files that have others."""
     kind, found_in = _compared_type(field, other), set[str]()
     for file in files:
         if not len(values):
@@ -128,7 +128,7 @@ def _not_in(
 
 
 def _may_hold(file: LiveFile, field: NestedField, values: pa.Array) -> bool:
-    """By the file's bounds; whatever they do not tell for certain is looked at."""
+    """Decided by the file's bounds; a file without certain bounds is read."""
     low = _bound(file.data_file.lower_bounds, field)
     high = _bound(file.data_file.upper_bounds, field)
     if low is None or high is None:
@@ -141,14 +141,14 @@ def _bound(bounds: dict[int, bytes] | None, field: NestedField) -> Any:
     raw = (bounds or {}).get(field.field_id)
     if raw is None or not isinstance(field.field_type, _COMPARED):
         return None
-    # A bound of a narrower type, or cut inside a character, cannot be read: it is none.
+    # A bound of a narrower type, or cut inside a character, cannot be read: it counts as none.
     with suppress(ValueError, struct.error):
         return from_bytes(field.field_type, raw)
     return None
 
 
 def _compared_type(one: NestedField, other: NestedField) -> pa.DataType:
-    """The type that values of both columns have without loss: one of them may be wider by now."""
+    """The type that holds values of both columns without loss: one of them may be wider by now."""
     kinds = [read_schema([field]).field(0).type for field in (one, other)]
     if kinds[0].equals(kinds[1]):
         return kinds[0]

@@ -1,10 +1,10 @@
-"""Read data files as a DataFrame: the planned list, matched by field id, nothing found by looking.
+"""Read data files as a DataFrame: the planned list, matched by field id, without listing folders.
 
 Spark's own Parquet reader where Spark can reach the files; Arrow tasks over the same list where it cannot (object
 storage without Hadoop's connector). Both give the table's columns in the table's order, all of them nullable, since
-files older than a column do not have it. A file of the list that is missing or damaged is an error, never fewer rows.
+files older than a column do not have it. A missing or damaged file of the list is an error, never fewer rows.
 
-With sequences, a settled file brings its own, so that filters on them reach its row groups; the rows of other files get
+With sequences, a settled file has its own, so that filters on them reach its row groups; the rows of other files get
 their file's, by the file's name if there is more than one.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SCAN_TASKS_MAX = 256
 LOOKUP_BY_VALUE_MAX = 32
-# A file's name as Spark gives it is the one in the list only if no character of it could be encoded.
+# A file's name as Spark reports it is the one in the list only if it has no character that could be encoded.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 # Columns of the lookup; no table has these names.
 _FILE, _INHERITED = "_file", "_pos"
@@ -44,14 +44,14 @@ _READ_OPTIONS = {
     "recursiveFileLookup": "true",
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
-    # Files say what they mean: days and microseconds of the Gregorian calendar.
+    # Files mean what they contain: days and microseconds of the Gregorian calendar.
     "datetimeRebaseMode": "CORRECTED",
     "int96RebaseMode": "CORRECTED",
 }
 
 
 class Sequenced(Protocol):
-    """A file whose rows have sequences: none of them its own (fresh), all of them (settled), or who knows which."""
+    """A file whose rows have sequences: none of them its own (fresh), all of them (settled), or unknown."""
 
     @property
     def path(self) -> str: ...
@@ -100,7 +100,7 @@ def scan_with_seq(
     """The rows of these files and, last, the sequence of each: its own, else its file's.
 
     With `between`, only rows of that range; fresh files outside of it must not be in the list. Arrow tasks are also
-    used where Spark cannot tell the files apart by their names.
+    used where Spark cannot distinguish the files by their names.
     """
     prepare(spark)
     columns = _columns(schema, with_seq=True, always=True)
@@ -130,7 +130,7 @@ def empty(spark: SparkSession, columns: StructType) -> DataFrame:
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark takes it, whatever characters are in it."""
+    """A column's name as Spark takes it, whatever characters it has."""
     return "`{}`".format(name.replace("`", "``"))
 
 
@@ -155,7 +155,7 @@ def _read(spark: SparkSession, files: Sequence[str], columns: StructType) -> Dat
 
 
 def _check_not_empty(file: str) -> None:
-    """Spark skips a file of no bytes without a word, and every data file has a footer. Missing ones it names itself."""
+    """Spark silently skips a file of no bytes, and every data file has a footer. Missing files it reports itself."""
     path = local_path(file)
     if path is not None and os.path.exists(path) and os.path.getsize(path) == 0:
         raise Corrupt(
@@ -210,7 +210,7 @@ def _scan_inheriting(
 
 
 def _add_inherited(spark: SparkSession, rows: DataFrame, files: Sequence[Sequenced]) -> DataFrame:
-    """The rows with a column more: the sequence of the file that each of them is in."""
+    """The rows with one more column: the sequence of each row's file."""
     from pyspark.sql import functions as F
 
     sequences = {file.sequence for file in files}
@@ -219,7 +219,7 @@ def _add_inherited(spark: SparkSession, rows: DataFrame, files: Sequence[Sequenc
     # Not by its name alone: a table may have a column of that name.
     rows = rows.withColumn(_FILE, rows.metadataColumn("_metadata").getField("file_name"))
     if len(files) <= LOOKUP_BY_VALUE_MAX:
-        # Looked through for every row, but a join would cost a job first.
+        # Searched for every row, but a join would cost a job first.
         pairs = (f"'{_name(file)}', {'null' if file.sequence is None else file.sequence}" for file in files)
         return rows.withColumn(_INHERITED, F.expr(f"cast(element_at(map({', '.join(pairs)}), {_FILE}) as long)"))
     lookup = pa.table(

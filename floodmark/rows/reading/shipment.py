@@ -2,12 +2,12 @@
 
 The order is: data files by path, rows by position; then deletions, as `rows/reading/changes.py` orders them. It depends
 on the plan alone, not on the order of its files, on batches or on memory, so a row's number names the same row at every
-try (I8). On a keyed table a row that does not pass the filter ships in its place as a deletion of its key; without a
+try (I8). On a keyed table a row that does not pass the filter ships as a deletion of its key in its place; without a
 key it is left out and has no number.
 
-Memory is bounded by a batch, and by a chunk of keys where there are deletions (I14). A file that is gone, or whose rows
-are not as many as the table's state says, is an error, never fewer rows: else numbers would name other rows when it is
-passed over without being read.
+Memory is bounded by a batch, and by a chunk of keys where there are deletions (I14). A missing file, or one whose row
+count differs from the table's state, is an error, never fewer rows: else the numbers would name other rows when the
+file is skipped without being read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Body", "Piece", "Shipment", "bodies", "plan_shipment"]
 
 
 def plan_shipment(plan: ChangePlan, columns: tuple[str, ...] | None, where: str | None) -> Shipment:
-    """What of these changes ships; Invalid for a column that is not there and a condition that needs Spark."""
+    """What of these changes ships; Invalid for a column that does not exist and a condition that needs Spark."""
     known = [field.name for field in user_fields(plan.schema)]
     for name in columns or ():
         require_name(name, known, "sink")
@@ -64,7 +64,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a data file becomes rows of a unit: plain values, so that it travels to executors."""
+    """How a data file becomes rows of a unit: plain values, so that it can be sent to executors."""
 
     schema_json: str
     columns: tuple[str, ...] | None
@@ -83,13 +83,13 @@ class Reading:
 
     @cached_property
     def fields(self) -> list[NestedField]:
-        """The columns that ship: those that were chosen and the key, in the table's order."""
+        """The columns that ship: the chosen ones and the key, in the table's order."""
         wanted = None if self.columns is None else {*self.columns, *self.key}
         return [field for field in user_fields(self.table) if wanted is None or field.name in wanted]
 
     @cached_property
     def shipped(self) -> Schema:
-        """The table as if it had no other columns than those that ship."""
+        """The table's schema with only the columns that ship."""
         return self._only({field.field_id for field in self.fields})
 
     @cached_property
@@ -102,7 +102,7 @@ class Reading:
         return None if self.where is None else Where(self.where, self.schema_json)
 
     def counts(self, source: Source) -> bool:
-        """Whether a file ships as many rows as it has."""
+        """Whether a file ships all of its rows."""
         return source.whole and (self.where is None or bool(self.key))
 
     def rows(self, storage: Storage, source: Source) -> Iterator[pa.RecordBatch]:
@@ -135,7 +135,7 @@ class Reading:
 
     @cached_property
     def _read(self) -> Schema:
-        """What ships, and what the filter looks at."""
+        """The columns that ship, and those that the filter reads."""
         asked = self.condition.fields if self.condition is not None else []
         return self._only({field.field_id for field in [*self.fields, *asked]})
 
@@ -157,7 +157,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Shipment:
-    """The rows of a unit: what changed, without the columns and rows that its sink does not want."""
+    """The rows of a unit: what changed, without the columns and rows that its sink excludes."""
 
     plan: ChangePlan
     columns: tuple[str, ...] | None
@@ -174,7 +174,7 @@ class Shipment:
 
     @property
     def rows_max(self) -> int:
-        """An upper bound of the rows to look at, and so of those that ship."""
+        """An upper bound of the rows to read, and so of those that ship."""
         return self.plan.rows_max
 
     @cached_property
@@ -187,7 +187,7 @@ class Shipment:
         return tuple(_source(file, self.plan) for file in sorted(self.plan.files, key=lambda file: file.path))
 
     def batches(self, storage: Storage, first: int = 0) -> Iterator[pa.RecordBatch]:
-        """The rows from number `first` on; files that lie before it are not read, if it is known what they ship."""
+        """The rows from number `first` on; files before it are not read, if the number of their rows is known."""
         for at, batch in self.numbered(storage, [(0, first)]):
             if at + len(batch) > first:
                 yield batch.slice(max(0, first - at))
@@ -220,7 +220,7 @@ class Shipment:
         return [*pieces, Piece(len(pieces), self.reading, (), self)] if self.plan.deletions else pieces
 
     def deletions(self, storage: Storage) -> Iterator[pa.RecordBatch]:
-        """The end of the rows: keys that are gone."""
+        """The end of the rows: deleted keys."""
         return deletions_batches(storage, replace(self.plan, schema=self.reading.shipped))
 
 
@@ -232,12 +232,12 @@ def _source(file: LiveFile, plan: ChangePlan) -> Source:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a unit that one task reads; what a task gets is JSON."""
+    """Some rows of a unit that one task reads; a task gets it as JSON."""
 
     number: int
     reading: Reading
     sources: tuple[Source, ...]
-    # Whose deletions these are: matching them takes the whole plan, so they stay where that is.
+    # Whose deletions these are: matching them needs the whole plan, so they stay in the process that has it.
     deletions_of: Shipment | None = None
 
     @property

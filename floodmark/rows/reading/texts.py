@@ -1,10 +1,10 @@
 """The rows of a unit cut into bodies of NDJSON text.
 
-Where boundaries were written down, they hold, whatever the rules are now; behind them the rules cut. Both depend on the
-rows alone, not on how they are read, so a part that is made again has the same bytes (I8). Rows that end before the
-last boundary that was written down are an error, never a shorter part. A row with a value that JSON has no text for is
-alone in its body, which says why, and has null in the place of that value: it is set aside, never sent. Memory is
-bounded by one body, and by the text of a few megabytes of rows (I14).
+Recorded boundaries are kept, whatever the rules are now; after them the rules cut. Both depend on the rows alone, not
+on how they are read, so a part that is built again has the same bytes (I8). Rows that end before the last recorded
+boundary are an error, never a shorter part. A row with a value that JSON has no text for is alone in its body, which
+has the reason, and has null in place of that value: it is set aside, never sent. Memory is bounded by one body, and by
+the text of a few megabytes of rows (I14).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _runs(shipment: Shipment, storage: Storage, skip: Collection[Range]) -> Iter
 
 
 def _joined(parts: Iterable[Range]) -> list[Range]:
-    """Ranges that meet as one."""
+    """Adjacent ranges joined."""
     joined: list[Range] = []
     for first, last in sorted(parts):
         if joined and joined[-1][1] == first:
@@ -140,7 +140,7 @@ def _joined(parts: Iterable[Range]) -> list[Range]:
 
 
 class _Lines:
-    """The texts of some rows; those before `at` are taken."""
+    """The texts of some rows; those before `at` are consumed."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         texts = encode_lines(rows)
@@ -156,7 +156,7 @@ class _Lines:
         return len(self._offsets) - 1 - self.at
 
     def fitting(self, size_bytes: int) -> int:
-        """How many of the next rows have so many bytes."""
+        """How many of the next rows fit into so many bytes."""
         limit = self._offsets[self.at] + size_bytes
         return int(np.searchsorted(self._offsets, limit, side="right")) - 1 - self.at
 
@@ -183,12 +183,12 @@ def _encoded(number: int, rows: pa.RecordBatch) -> Iterator[tuple[int, _Lines | 
 
 
 def _halved_to_bad(number: int, rows: pa.RecordBatch) -> Iterator[tuple[int, _Lines | _Unencodable]]:
-    """The texts of rows; those that cannot be written are found by halving, and stand alone."""
+    """The texts of rows; those that cannot be written are found by halving, and are alone."""
     try:
         lines = _Lines(rows)
     except (Invalid, Corrupt) as error:
         if not all(holds(field.type) for field in rows.schema):
-            raise  # the column, not a row of it
+            raise  # the column cannot be written, not a row of it
         if len(rows) == 1:
             yield number, _Unencodable(_stand_in(rows), f"this row has no form as JSON: {error}")
             return
@@ -215,7 +215,7 @@ def _stand_in(row: pa.RecordBatch) -> bytes:
 
 @dataclass
 class _Making:
-    """A body in the making; without `bytes_max` its end is known."""
+    """A body being built; without `bytes_max` its end is known."""
 
     first: int
     rows_max: int
@@ -230,7 +230,7 @@ class _Making:
         return self.rows == self.rows_max
 
     def take(self, lines: _Lines) -> None:
-        """As many of the rows as may join; the first of all always."""
+        """As many of the rows as fit; the first of all always does."""
         rows = min(lines.left, self.rows_max - self.rows)
         if self.bytes_max is not None:
             rows = min(rows, max(lines.fitting(self.bytes_max - self.size_bytes), 0 if self.rows else 1))

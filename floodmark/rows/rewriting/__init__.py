@@ -1,1 +1,1 @@
-"""Data files become other data files: rows taken out, gathered, filled, merged."""
+"""Rewriting of data files into others: rows removed, gathered, filled, merged."""

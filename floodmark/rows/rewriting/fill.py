@@ -1,12 +1,12 @@
-"""Columns that are filled by an expression: files rewritten with them.
+"""Columns that an expression fills: files rewritten with them.
 
 Filling rewrites whole files: the same rows with the column added, each with its sequence if the new files are settled
-(I6). Which files lack a column, they say themselves (commit/fills.py). An expression over a column that is to be
-filled itself sees its filled value, also in a file that lacks both.
+(I6). Each file records which columns it lacks (commit/fills.py). An expression over a column that is to be filled
+itself sees its filled value, also in a file that lacks both.
 
-Plain expressions (rows/sql/expression.py) are evaluated by Arrow, in this process or in tasks; others by Spark
-(rows/rewriting/fill_query.py). Sources are never touched; a source that does not hold as many rows as is said is
-`Corrupt`. A crash leaves files in the operation's own folder that nothing refers to (I3).
+Arrow evaluates plain expressions (rows/sql/expression.py), in this process or in tasks; Spark evaluates others
+(rows/rewriting/fill_query.py). Sources are never changed; a source with another row count than recorded is `Corrupt`. A
+crash leaves files in the operation's own folder that nothing refers to (I3).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Filled:
 
 @dataclass(frozen=True)
 class FillPlan:
-    """What is done to sources that lack the same columns; plain values, so that it travels to executors.
+    """What is done to sources that lack the same columns; plain values, so that it can be sent to executors.
 
     fills: in order; also those that others need and that are not written. target: of the files to be written.
     source_schema_json: the columns that are read. row_schema_json: the columns that expressions see.
@@ -102,7 +102,7 @@ def run_fill(
     """Write the rows of all sources to files of the target, with the fills' columns; and whether Spark was used.
 
     `source_schema` names the sources' columns. Columns that a source lacks by its `absent`, and that are not among the
-    fills, stay absent. `tables` gives another table of the lake, for expressions that read it.
+    fills, stay absent. `tables` returns another table of the lake, for expressions that read it.
     """
     groups: dict[tuple[int, ...], list[Source]] = {}
     for source in sources:
@@ -143,7 +143,7 @@ def plan_fill(
     computed = {fill.column for fill in used}
     read = [one for one in source_schema.fields if one.name not in computed and one.field_id not in absent]
     columns = [column for column in user_fields(schema) if column.name not in computed]
-    # In the order of their making: an expression sees the columns that were filled before it.
+    # In the order of their creation: an expression sees the columns that were filled before it.
     columns += [schema.find_field(fill.field_id) for fill in used]
     return FillPlan(
         target.without(stays_absent),
@@ -188,7 +188,7 @@ def _run_tasks(spark: SparkSession, tag: str, plan: FillPlan, sources: Sequence[
 
 
 def fill_source(plan: FillPlan, source: Source, storage: Storage, *, in_task: bool = False) -> Filled:
-    """One source, by plain expressions: one file in gives files of its own out."""
+    """Fill one source by plain expressions: each source file gets files of its own."""
     nulls: Counter[int] = Counter()
     batches = _filled_batches(plan, source, storage, nulls)
     staged = stage_batches(plan.target, batches, clock.new_id(), storage=storage, in_task=in_task)

@@ -1,9 +1,9 @@
 """Whether an expression gives the same value at every try, from the row and the lake alone; else it is `Invalid`.
 
-Spark itself refuses chance in the row. What it lets pass is found here: in the expression's words, and in Spark's own
-plan of it, where a moment that was hidden in a text stands as what it became. Not all can be found: a value that was
-computed from such a moment and is no time any more, an order among equals, functions of a session that have the name
-of one of Spark's.
+Spark itself refuses randomness in the row. What Spark accepts is detected here: in the expression's words, and in
+Spark's own plan of it, where a moment that was hidden in a text appears as a literal. Not everything can be detected: a
+value that was computed from such a moment and is no time any more, an order among equals, functions of a session that
+have the name of one of Spark's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CALLED_IN_QUOTES = re.compile(r"`([A-Za-z_]\w*)`(?=\s*\()")
 _QUOTED = re.compile(r"`[^`]*`")
 # A word, with or without a parenthesis behind it.
 _WORDS = re.compile(r"([A-Za-z_]\w*)(\s*\(\s*\)?)?")
-# The same in one query, but not in two. Some of them need no parentheses.
+# The same within one query, but not in two. Some of them need no parentheses.
 _BARE_MOMENTS = r"current_date|current_time|current_timestamp|current_user|session_user|user|localtime|localtimestamp"
 _BARE = re.compile(_BARE_MOMENTS, re.IGNORECASE)
 _CALLED = re.compile(
@@ -46,12 +46,12 @@ _MOMENTS = re.compile(
 )
 _EVERY_TRY = "an expression gives the same value at every try, this one"
 _WRITE_IT = "Write the value itself, or bring the column with the rows."
-# A moment of a day or two around now: another clock, or midnight, may be near.
+# A moment within a day or two of now: another clock, or midnight, may be near.
 _DAYS_AROUND = 2
 
 
 def check_text(expression: str, schema: Schema, table: str) -> None:
-    """Refuse what depends on the moment, on chance, on an order or on the session, by the words that say so."""
+    """Refuse what depends on the moment, on chance, on an order or on the session, by the words for it."""
     columns = {field.name.lower() for field in user_fields(schema)}
     words = _spoken(expression)
     ordered = _ORDERED.search(words) is not None
@@ -75,7 +75,7 @@ def check_text(expression: str, schema: Schema, table: str) -> None:
 
 
 def check_functions(spark: SparkSession, expression: str, table: str) -> None:
-    """Refuse functions that somebody made in this session: other writers do not have them."""
+    """Refuse functions that were defined in this session: other writers do not have them."""
     called = {found[1].lower() for found in _WORDS.finditer(_spoken(expression)) if found[2]}
     if not called:
         return
@@ -85,7 +85,7 @@ def check_functions(spark: SparkSession, expression: str, table: str) -> None:
 
 
 def check_plan(explained: str, expression: str, table: str) -> None:
-    """Look at what Spark makes of it (EXPLAIN EXTENDED): variables, functions in Python, and moments near now."""
+    """Check Spark's plan of it (EXPLAIN EXTENDED): variables, functions in Python, and moments near now."""
     analysed, _, optimised = explained.partition("== Optimized Logical Plan ==")
     analysed = analysed.partition("== Analyzed Logical Plan ==")[2]
     optimised = optimised.partition("== Physical Plan ==")[0]
@@ -101,7 +101,7 @@ def check_plan(explained: str, expression: str, table: str) -> None:
 
 
 def check_relations(names: list[str], expression: str, table: str) -> None:
-    """Refuse the table itself: what it holds differs from batch to batch, and from write to write."""
+    """Refuse the table itself: its content differs from batch to batch, and from write to write."""
     if table.lower() in (name.lower() for name in names):
         advice = "Fill it from the row and from other tables."
         raise _refused(f"{_EVERY_TRY} depends on the table's other rows", table, expression, None, advice)

@@ -1,9 +1,9 @@
-"""Columns filled by expressions that only Spark understands, also ones that read other tables of the lake.
+"""Columns filled by expressions that only Spark can evaluate, also ones that read other tables of the lake.
 
 The rows are a temporary view, known in the expression by their table's name; other tables that it names are in scope
-under theirs. View names are used once and dropped, so a session's own views are left alone; they are no tables of the
+under theirs. View names are used once and dropped, so a session's own views stay unchanged; they are no tables of the
 lake and cannot be read. An expression is checked before a row is read: it gives one value for each row, the same at
-every try, from the row and the lake alone (rows/rewriting/fill_checks.py). Time is UTC. What it says otherwise is
+every try, from the row and the lake alone (rows/rewriting/fill_checks.py). Time is UTC. Any other expression is
 `Invalid`, and nothing has happened.
 """
 
@@ -48,7 +48,7 @@ _CAUSE_CHARACTERS_MAX = 200
 _MANY_VALUES = "a query in the expression gives more than one value for a row"
 _ONE_VALUE = "Make the query give one value: use max(…) or min(…) in it."
 _IN_A_QUERY = "Put it into a query, like: (select max(o.ts) from orders o where o.user_id = users.id)."
-# What is wrong and what to do, by a word in what Spark says; the first that is there counts.
+# The message and the advice, by a word in Spark's error; the first match counts.
 _KNOWN = {
     "NONDETERMINISTIC": (
         "an expression gives the same value at every try, this one does not",
@@ -75,7 +75,7 @@ def fill_by_query(spark: SparkSession, tag: str, plan: FillPlan, sources: Sequen
             for fill in plan.fills:
                 query = _Query(spark, view, plan.table, fill.expression, tables)
                 rows = _with_column(query, rows, fill.expression, schema.find_field(fill.field_id))
-            # Without columns that stay absent: the expressions saw them as null, or computed for them alone.
+            # Without columns that stay absent: they were null for the expressions, or computed only for them.
             written = {field.name for field in plan.target.shape().fields}
             rows = rows.select(*(quoted(name) for name in rows.columns if name in written))
         try:
@@ -133,7 +133,7 @@ class _Query:
         return self._spark.sql(self._text(rows, what))
 
     def explain(self, rows: DataFrame, what: str) -> str:
-        """What Spark makes of it, in its words."""
+        """Spark's plan of it, as text."""
         return str(self._spark.sql(f"EXPLAIN EXTENDED {self._text(rows, what)}").collect()[0][0])
 
     def _text(self, rows: DataFrame, what: str) -> str:
@@ -142,7 +142,7 @@ class _Query:
 
 @contextmanager
 def _views(spark: SparkSession) -> Iterator[Callable[[DataFrame], str]]:
-    """Gives DataFrames names that nobody else has; they end with the block."""
+    """Register DataFrames under names that are used once; the names end with the block."""
     made: list[str] = []
 
     def view(frame: DataFrame) -> str:
@@ -205,7 +205,7 @@ def _named(
 
 
 def query_type(spark: SparkSession, schema: Schema, table: str, expression: str, tables: Tables) -> IcebergType:
-    """The type of the expression over rows of this schema; `Invalid` if it is none to fill a column by."""
+    """The type of the expression over rows of this schema; `Invalid` if it cannot fill a column."""
     check_text(expression, schema, table)
     rows = empty(spark, spark_schema(schema, all_nullable=True))
     value = f"(\n{expression}\n)"
@@ -214,7 +214,7 @@ def query_type(spark: SparkSession, schema: Schema, table: str, expression: str,
         check_relations(_relations(spark, expression), expression, table)
         query = _Query(spark, view, table, expression, tables)
         (found,) = struct_from_spark(query.select(rows, f"{value} AS value").schema.jsonValue()).fields
-        # Spark itself tells whether it is one value of one row, the same at every try: only such can be counted.
+        # Spark itself checks that it is one value of one row, the same at every try: only such a value can be counted.
         query.select(rows, f"count({value})").schema  # noqa: B018
         wider = rows.selectExpr("*", f"0 AS {_unused(schema)}")
         if "*" in expression and query.select(rows, value).columns != query.select(wider, value).columns:
@@ -227,7 +227,7 @@ def query_type(spark: SparkSession, schema: Schema, table: str, expression: str,
 
 
 def _unknown(spark: SparkSession, columns: StructType) -> DataFrame:
-    """Rows of which Spark knows nothing while it plans: what is left of an expression then is computed for each."""
+    """Rows that Spark cannot evaluate while it plans: what the plan still has of an expression is computed per row."""
 
     def untouched(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -243,7 +243,7 @@ def _unused(schema: Schema) -> str:
 
 
 def _check_one(rows: DataFrame, expression: str) -> None:
-    """It is one expression as a whole, before it stands in a query."""
+    """Check that it is one expression as a whole, before it is put into a query."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:
@@ -255,7 +255,7 @@ def _check_one(rows: DataFrame, expression: str) -> None:
 
 
 def _other_tables(spark: SparkSession, expression: str, tables: Tables) -> dict[str, DataFrame]:
-    """The tables that the expression reads; `Invalid` if one is not of the lake."""
+    """The tables that the expression reads; `Invalid` if one is not in the lake."""
     found = {}
     for name in _relations(spark, expression):
         try:
@@ -271,7 +271,7 @@ def _other_tables(spark: SparkSession, expression: str, tables: Tables) -> dict[
 
 
 def _relations(spark: SparkSession, expression: str) -> list[str]:
-    """What the expression reads from, as Spark parses it, without what it names itself by WITH."""
+    """What the expression reads from, as Spark parses it, without the names that its WITH defines."""
     if not re.search(r"\b(?:from|table)\b", expression, re.IGNORECASE):
         return []
     return parsed_relations(spark, f"SELECT (\n{expression}\n)")
@@ -279,7 +279,7 @@ def _relations(spark: SparkSession, expression: str) -> list[str]:
 
 @contextmanager
 def _failures(table: str, expression: str) -> Iterator[None]:
-    """What Spark says about an expression that it cannot take, in short, and what to do."""
+    """Spark's error about an expression, in short, and the advice."""
     from pyspark.errors import AnalysisException
 
     with spark_failures(_NOT_UNDERSTOOD):

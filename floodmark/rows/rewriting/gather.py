@@ -1,9 +1,9 @@
-"""Many small data files into few, with the same rows: copied, put in order, written, read back and proved.
+"""Many small data files into few, with the same rows: copied, sorted, written, read back and proved.
 
 A group of files becomes files of its own, all settled: every row keeps its sequence, its own or the one it inherited
-from its file (I6). What was read and what can be read back from storage have the same checksum, or it is `Corrupt` and
-the new files are deleted again. A source that does not hold as many rows as the catalog says is `Corrupt` too. Sources
-are never touched. Memory follows the batch and the limit for sorting, not the group (I14).
+from its file (I6). The rows read and the rows read back from storage have the same checksum, or it is `Corrupt` and the
+new files are deleted again. A source with another row count than in the catalog is `Corrupt` too. Sources are never
+changed. Memory follows the batch and the limit for sorting, not the group (I14).
 
 The same function runs in the caller's process and in Spark tasks. A crash leaves files in the operation's own folder
 that nothing refers to (I3).
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     pass
 
 SORT_BYTES_MAX = 128 * 1024 * 1024
-# Small files come in small batches; what is done to a batch costs the same for more rows.
+# Small files come in small batches; work on a batch costs the same for more rows.
 _BATCH_ROWS = 64 * 1024
 _BATCH_BYTES = 4 * 1024 * 1024
 _ADVICE = "Nothing was changed. Run `floodmark doctor`."
@@ -45,7 +45,7 @@ _ADVICE = "Nothing was changed. Run `floodmark doctor`."
 
 @dataclass(frozen=True)
 class Group:
-    """Files that become few; plain values, so that it travels to executors."""
+    """Files that become few; plain values, so that it can be sent to executors."""
 
     number: int
     sources: tuple[Source, ...]
@@ -62,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What became of one group: the new files, and the checksum of the rows that the sources and they hold."""
+    """The result for one group: the new files, and the checksum of the rows that the sources and they hold."""
 
     number: int
     records: tuple[FileRecord, ...]
@@ -86,9 +86,9 @@ def run_groups(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[Gathered], bool]:
-    """Gather all groups, in this process if they are little, else as Spark tasks; and whether Spark was used.
+    """Gather all groups, in this process if they are small, else as Spark tasks; and whether Spark was used.
 
-    `progress` is told how many groups are done: after each in this process, once at the end with Spark.
+    `progress` gets the number of groups that are done: after each in this process, once at the end with Spark.
     """
     sources = [source for group in groups for source in group.sources]
     little = sum(source.rows for source in sources) <= IN_PROCESS_ROWS_MAX
@@ -124,7 +124,7 @@ def gather(
     sort_bytes: int = SORT_BYTES_MAX,
 ) -> Gathered:
     """Write the rows of all sources to as few files as their size allows, and read them back to prove it."""
-    # Files that lack a column stay without it, and are never put together with others (commit/fills.py).
+    # Files that lack a column stay without it, and are never gathered with others (commit/fills.py).
     lacks = {source.absent for source in group.sources}
     if len(lacks) > 1:
         raise ValueError("a group mixes files that lack a column with others")
@@ -147,7 +147,7 @@ def _gather(target: StageTarget, group: Group, storage: Storage, name: str, in_t
     if keys:
         # Rows are held twice while a run of them is put in order.
         rows = sorted_batches(rows, keys, sort_bytes // 2)
-        # They come in order: to put every row group in order again would change nothing.
+        # The rows come sorted: sorting every row group again would change nothing.
         target = replace(target, sort_json=None)
     with closing(rows):
         pieces = _cut(rows, options.row_group_bytes)
@@ -235,7 +235,7 @@ def _some(paths: Iterable[str]) -> str:
 
 
 def _delete(storage: Storage, folder: str, name: str) -> None:
-    """Delete what was written under this name, best effort: what stays is in the operation's folder, for its undo."""
+    """Delete what was written under this name, best effort: the operation's undo deletes the rest with its folder."""
     with suppress(FloodmarkError):
         for entry in list(storage.list(folder)):
             if entry.location.startswith(join(folder, f"{name}-")):

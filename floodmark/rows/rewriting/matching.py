@@ -1,5 +1,5 @@
-"""Rows that are there beside rows that come in under the same key: which of those that are there stay, and what they
-come to together if only some columns come in.
+"""Existing rows beside incoming rows of the same key: which existing rows stay, and how rows are completed if only some
+columns come in.
 
 Compared piece by piece, so that memory follows the piece and not the match (I14). Nothing is written here.
 """
@@ -18,7 +18,7 @@ from floodmark.rows.keys import Matches
 from floodmark.rows.project import row_bytes, take_rows
 from floodmark.storage import Storage
 
-# How much of the rows that are there is held at once to be compared with those that come in.
+# How many bytes of existing rows are held at once to be compared with incoming ones.
 COMPARE_BYTES_MAX = 64 * 1024 * 1024
 COMPARE_ROWS_MIN = 1024
 
@@ -33,7 +33,7 @@ def judged(
     matches: Matches,
     judge: Judge,
 ) -> np.ndarray[Any, Any]:
-    """For each match what `judge` says of the row that is there and the one that comes in, by these columns."""
+    """For each match the result of `judge` for the existing row and the incoming one, by these columns."""
     found = np.zeros(len(matches.positions), dtype=bool)
     piece = max(COMPARE_ROWS_MIN, COMPARE_BYTES_MAX // row_bytes(storage, path, fields))
     for start in range(0, len(found), piece):
@@ -71,7 +71,7 @@ def completed_rows(storage: Storage, kept: Rows, come: Rows) -> Iterator[pa.Reco
 
 
 def not_newer(there: pa.Table, come: pa.Table) -> np.ndarray[Any, Any]:
-    """For each row whether the one that comes in is no newer, by the only column; a value is newer than none."""
+    """For each row whether the incoming one is not newer, by the only column; any value is newer than null."""
     old, new = there.column(0), come.column(0)
     newer = pc.if_else(pc.is_null(old), pc.is_valid(new), pc.fill_null(pc.greater(new, old), False))
     return ~np.asarray(newer.to_numpy())

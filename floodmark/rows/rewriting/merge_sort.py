@@ -1,11 +1,11 @@
 """Rows in order, however many there are: sorted in memory if they fit, else in runs on disk that are then merged.
 
-The order is that of pyarrow's `sort_by`: nulls last, NaN before them, equal rows as they came in. Where runs are cut it
-is asked of pyarrow too, so that there is one idea of what comes first. Memory stays at about twice `bytes_max` however
-many rows there are (I14), and open files are few: too many runs are merged into one at once.
+The order is that of pyarrow's `sort_by`: nulls last, NaN before them, equal rows as they came in. Pyarrow also decides
+where runs are cut, so that there is one definition of the order. Memory stays at about twice `bytes_max` however many
+rows there are (I14), and open files are few: too many runs are merged into one at once.
 
-Runs are anonymous files in the folder for temporary ones: a crash leaves nothing. They are closed when the rows were
-taken, when taking them stops early, and when something fails.
+Runs are anonymous files in the folder for temporary ones: a crash leaves nothing. They are closed when all rows are
+consumed, when the caller stops early, and when something fails.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sorted_batches(
 
 
 def _in_order(parts: list[pa.RecordBatch], keys: Keys, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The rows of all parts in order; takes the parts away, so that they are not held twice."""
+    """The rows of all parts in order; empties the parts, so that rows are not held twice."""
     rows = _joined(parts)
     parts.clear()
     order = _order(_key_columns(rows, keys), keys)
@@ -73,7 +73,7 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _key_columns(rows: pa.RecordBatch, keys: Keys) -> pa.RecordBatch:
-    # By number: a name that starts with a dot would be taken for a path.
+    # By number: a name that starts with a dot would be read as a path.
     columns = [rows.column(rows.schema.get_field_index(name)) for name, _ in keys]
     return pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(keys))])
 
@@ -166,7 +166,7 @@ class _Runs:
         return any(self._levels)
 
     def spill(self, held: list[pa.RecordBatch]) -> None:
-        """Put these rows into a run, behind all others; takes them away."""
+        """Put these rows into a run, after all others; empties the list."""
         self._levels[0].append(_Run(_in_order(held, self._keys, self._piece_bytes)))
         for level, runs in enumerate(self._levels):
             if len(runs) < FAN_IN_MAX:
@@ -207,7 +207,7 @@ def _close(runs: list[_Run]) -> None:
 
 
 class _Cursor:
-    """Where the merge stands in a run: its next rows are loaded, at least one unless the run is at its end."""
+    """The position of the merge in a run: its next rows are loaded, at least one unless the run is at its end."""
 
     def __init__(self, run: _Run, keys: Keys, quota_bytes: int) -> None:
         self._run = run
@@ -221,7 +221,7 @@ class _Cursor:
         return len(self._rows)
 
     def fill(self) -> None:
-        """Load more if less than half of what may be is loaded: a round then has something to do for every run."""
+        """Load more if less than half of the limit is loaded: then each round has rows of every run."""
         if self.ended or self._size_bytes * 2 >= self._quota_bytes > 0:
             return
         parts, size_bytes = [self._rows] if len(self) else [], self._size_bytes
@@ -250,8 +250,8 @@ class _Cursor:
 def _merge(runs: Sequence[_Run], keys: Keys, bytes_max: int) -> Iterator[pa.RecordBatch]:
     """The rows of all runs in order; of equal ones those of earlier runs first.
 
-    Each round gives the loaded rows that nothing not yet loaded can precede: those up to the lowest last loaded row of
-    a run that goes on. Runs that begin behind it are not touched: those that do not overlap cost one look per round.
+    Each round returns the loaded rows that no row not yet loaded can precede: those up to the lowest last loaded row of
+    an unfinished run. Runs that begin after it are not touched: those that do not overlap cost one check per round.
     """
     cursors = [_Cursor(run, keys, bytes_max // (2 * len(runs))) for run in runs]
     while True:
@@ -276,12 +276,12 @@ def _merge(runs: Sequence[_Run], keys: Keys, bytes_max: int) -> Iterator[pa.Reco
 
 
 def _counts_up_to(cursors: list[_Cursor], last_of: int, limit: pa.RecordBatch, keys: Keys) -> dict[int, int]:
-    """How many rows of each cursor come up to the limit, the last loaded row of one of them; who has none is left out.
+    """How many rows of each cursor come up to the limit, the last loaded row of one cursor; those without are left out.
 
-    Rows that are equal to the limit come before it in earlier runs, and behind it in later ones.
+    Rows that are equal to the limit come before it in earlier runs, and after it in later ones.
     """
     firsts = [cursor.key_columns.slice(0, 1) for cursor in cursors]
-    # In its place among the first rows: of equal ones those of later runs are then behind it.
+    # In its place among the first rows: of equal ones those of later runs are then after it.
     order = _order(_joined([*firsts[:last_of], limit, *firsts[last_of + 1 :]]), keys)
     begun = order[: np.flatnonzero(order == last_of)[0]].tolist()
     counts = {at: _count_up_to(cursors[at].key_columns, limit, keys, with_equal=at < last_of) for at in begun}
@@ -289,9 +289,9 @@ def _counts_up_to(cursors: list[_Cursor], last_of: int, limit: pa.RecordBatch, k
 
 
 def _count_up_to(rows: pa.RecordBatch, limit: pa.RecordBatch, keys: Keys, *, with_equal: bool) -> int:
-    """How many of these rows, which are in order, come before the limit; with those that are equal to it, or without.
+    """How many of these sorted rows come before the limit; with those that are equal to it, or without.
 
-    A few rows at a time are sorted together with the limit, and the search goes on between two of them.
+    A few rows at a time are sorted together with the limit, and the search continues between two of them.
     """
     low, high = 0, len(rows)
     while low < high:

@@ -1,4 +1,4 @@
-"""Positions of rows in a file as a short text, so that they travel between processes and lie in small objects."""
+"""Positions of rows in a file as a short text, to send between processes and to store in small objects."""
 
 from __future__ import annotations
 

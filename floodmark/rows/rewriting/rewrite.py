@@ -1,9 +1,9 @@
-"""Rewrite data files by row positions: some rows go, the others are carried over as they were.
+"""Rewrite data files by row positions: some rows are removed, the others are carried over as they were.
 
 Copy-on-write, file by file, in Arrow batches, so that memory follows the batch and not the table (I14). A carried row
-keeps its sequence: it goes into a settled file with its `_seq` written out (I6). One file in gives files of its own
-out, never mixed with another's: otherwise a few new rows would make a big old file look new to readers of changes.
-Rows that this very change has staged have no sequence yet, and stay in fresh files.
+keeps its sequence: it goes into a settled file with its `_seq` written out (I6). Each source file gets files of its
+own, never mixed with another's: otherwise a few new rows would make a big old file look new to readers of changes. Rows
+that this very change has staged have no sequence yet, and stay in fresh files.
 
 The same functions run in the caller's process and in Spark tasks. A crash leaves files in the operation's own folder
 that nothing refers to (I3).
@@ -39,19 +39,18 @@ from floodmark.rows.staging.deletions import DeletionsWriter
 from floodmark.rows.staging.stage import StageTarget, stage_batches
 from floodmark.storage import Storage
 
-# How the rows that go are found.
+# How the rows to remove are found.
 BY_KEY, BY_WHERE, BY_POSITIONS, BY_TIME, ALL, NONE = "key", "where", "positions", "time", "all", "none"
-# Above every sequence: of rows whose commit is still to come.
+# Above every sequence: for rows whose commit is still to come.
 _NOT_YET = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file to look into. `sequence` is None if this change staged it.
+    """A file to read. `sequence` is None if this change staged it.
 
     Positions that were found before come packed: in `packed` themselves, or in the objects that `positions` names.
-    `absent`: columns that wait to be filled (rows/rewriting/fill.py); rows that are carried over are written without
-    them too.
+    `absent`: columns that wait to be filled (rows/rewriting/fill.py); carried rows are written without them too.
     """
 
     path: str
@@ -78,23 +77,23 @@ class Source:
 
     @property
     def settled(self) -> bool:
-        """Not known: some row may have no sequence of its own."""
+        """Unknown: some row may have no sequence of its own."""
         return False
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What is done to each source; plain values, so that it travels to executors.
+    """What is done to each source; plain values, so that it can be sent to executors.
 
-    incoming: staged files whose keys replace rows of the table. compare: rows that come in as they already are stay.
-    newest_by: so do rows that are no older than what comes in, by this column; of an empty name, all that are there.
-    deletions: keys of rows that go, and do not come in again, are written down; of rows that this change has staged
-    only those whose key is in one of the files `existed_in`. look_only: count, give examples, write nothing.
-    source_schema_json: the schema that the sources' columns are named by, if it is not the target's.
-    time: a date or timestamp column, by its field id, and the day or microsecond before which rows are found BY_TIME.
-    seq_max: rows found with a sequence above it stay. marks: ascending; how many are above each is counted.
-    held: of a partial merge, for each incoming file the ids of its columns; a row that it replaces keeps its other
-    columns, without those in `refilled`, which the caller computes anew from the completed row.
+    incoming: staged files whose keys replace rows of the table. compare: existing rows that equal the incoming ones
+    stay. newest_by: so do rows that are no older than the incoming ones, by this column; if it is an empty name, all
+    existing rows stay. deletions: keys of rows that are removed, and do not come in again, are recorded; of rows that
+    this change has staged only those whose key is in one of the files `existed_in`. look_only: count, give examples,
+    write nothing. source_schema_json: the schema that names the sources' columns, if it is not the target's. time: a
+    date or timestamp column, by its field id, and the day or microsecond before which rows are found BY_TIME. seq_max:
+    rows found with a sequence above it stay. marks: ascending; rows above each are counted. held: of a partial merge,
+    for each incoming file the ids of its columns; a row that it replaces keeps its other columns, without those in
+    `refilled`, which the caller computes again from the completed row.
     """
 
     target: StageTarget
@@ -129,11 +128,11 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What became of one source. `removed` rows went; `replaced` of them come in again under the same key.
+    """The result for one source. `removed` rows were removed; `replaced` of them come in again under the same key.
 
-    `unchanged` rows matched and stayed; `places` tells where they are among the incoming rows: (file, packed rows). Of
-    a partial merge `places` has all rows that matched: those that changed were completed (`Completed`).
-    `found` rows were found at first, `above` of them have a sequence above each of the rewrite's marks.
+    `unchanged` rows matched and stayed; `places` has their places among the incoming rows: (file, packed rows). Of a
+    partial merge `places` has all rows that matched: those that changed were completed (`Completed`). `found` rows were
+    found at first, `above` of them have a sequence above each of the rewrite's marks.
     """
 
     path: str
@@ -180,7 +179,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class _Update:
-    """Rows of a source, and the rows of one incoming file that bring some of their columns anew, in the same order."""
+    """Rows of a source, and the rows of one incoming file with new values for some columns, in the same order."""
 
     source: Source
     file: int
@@ -190,7 +189,7 @@ class _Update:
 
 @dataclass
 class Result:
-    """What became of all sources of a rewrite."""
+    """The result for all sources of a rewrite."""
 
     files: list[Rewritten] = field(default_factory=list)
     deletions: list[FileRecord] = field(default_factory=list)
@@ -205,7 +204,7 @@ class Result:
 
 
 class Rewriter:
-    """Works on sources one after the other; the keys that come in are loaded once."""
+    """Processes sources one after the other; the incoming keys are loaded once."""
 
     def __init__(self, rewrite: Rewrite, storage: Storage, *, in_task: bool = False) -> None:
         self._rewrite = rewrite
@@ -260,7 +259,7 @@ class Rewriter:
         )
 
     def look_at_all(self, sources: Sequence[Source], at_once: int) -> list[Rewritten]:
-        """Look only, at many sources at once if the keys fit into memory: it is mostly waiting for storage."""
+        """Look only, at many sources at once if the keys fit into memory: the check mostly waits for storage."""
         looked = [self.rewrite(source) for source in sources[:1]]
         if not self._incoming.held:
             return looked + [self.rewrite(source) for source in sources[1:]]
@@ -268,7 +267,7 @@ class Rewriter:
             return looked + list(pool.map(self.rewrite, sources[1:]))
 
     def complete(self) -> list[Completed]:
-        """Write the rows that a partial merge changed: what came in, beside what the rows had."""
+        """Write the rows that a partial merge changed: the incoming columns, beside the columns that the rows keep."""
         lacking: dict[tuple[int, ...], list[_Update]] = {}
         for update in self._updates:
             absent = tuple(i for i in self._rewrite.refilled if i not in self._rewrite.held[update.file])
@@ -368,7 +367,7 @@ class Rewriter:
         return Rewritten(source.path, removed=len(positions), examples=tuple(shown))
 
     def _staying(self, source: Source, matches: Matches) -> np.ndarray[Any, Any]:
-        """For each match, whether the row that is there stays: the one that comes in is the same, or no newer."""
+        """For each match, whether the existing row stays: the incoming one is the same, or not newer."""
         rewrite, stay = self._rewrite, np.zeros(len(matches.positions), dtype=bool)
         if rewrite.newest_by == "":
             return ~stay
@@ -382,7 +381,7 @@ class Rewriter:
         return stay
 
     def _same_as_held(self, source: Source, matches: Matches) -> np.ndarray[Any, Any]:
-        """Of a partial merge: whether the row has what comes in already; columns that do not come in do not matter."""
+        """Of a partial merge: whether the existing row already has the incoming values; other columns do not matter."""
         same = np.zeros(len(matches.positions), dtype=bool)
         for number in np.unique(matches.files):
             of_file = matches.files == number
@@ -394,7 +393,7 @@ class Rewriter:
     # ── what is written ──
 
     def _write_deletions(self, source: Source, positions: np.ndarray[Any, Any]) -> int:
-        """Write down the keys of rows that go for good; returns how many of the rows come in again."""
+        """Record the keys of rows that are deleted for good; returns how many of the rows come in again."""
         if not self._key or not (self._rewrite.deletions or self._rewrite.incoming):
             return 0
         keys = read_keys(self._storage, source.path, self._key).take(pa.array(positions))
@@ -403,7 +402,7 @@ class Rewriter:
             gone[self._incoming.match_table(keys).positions] = False
         replaced = len(positions) - int(gone.sum())
         if source.stays_fresh:
-            # Nobody has seen these rows. If one took the place of a row that was there, that key is deleted now.
+            # No reader has seen these rows. If one replaced an existing row, that row's key is deleted now.
             existed = np.zeros(len(positions), dtype=bool)
             existed[self._existed.match_table(keys).positions] = True
             gone &= existed
@@ -472,7 +471,7 @@ def _other_rows(source: Source, rows: int) -> Corrupt:
 
 
 def _pack(matches: Matches, same: np.ndarray[Any, Any]) -> tuple[tuple[int, str], ...]:
-    """The places of unchanged rows among the incoming ones, by file, small enough to travel."""
+    """The places of unchanged rows among the incoming ones, by file, small enough to send."""
     return tuple(
         (int(number), pack_positions(np.sort(matches.places[same & (matches.files == number)])))
         for number in np.unique(matches.files[same])

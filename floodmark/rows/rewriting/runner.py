@@ -1,6 +1,7 @@
-"""Where work on files is done: little of it in the caller's process, much of it as Spark tasks.
+"""Where work on files runs: small work in the caller's process, large work as Spark tasks.
 
-The same rewriter runs in both places, so that nobody waits for a JVM to change ten rows, and no driver holds a table.
+The same rewriter runs in both places, so that a change of ten rows does not wait for a JVM, and no driver holds a
+table.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LOOKS_AT_ONCE = 8
 
 
 class Runner:
-    """Runs rewrites for one operation. `used_spark` tells afterwards whether tasks may have left files behind."""
+    """Runs rewrites for one operation. `used_spark`: whether tasks may have left files behind."""
 
     def __init__(self, storage: Storage, sessions: Sessions, operation: str) -> None:
         self._storage = storage
@@ -58,7 +59,7 @@ class Runner:
     def _run_here(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
         rewriter = Rewriter(rewrite, self._storage)
         if rewrite.find == BY_KEY and len(sources) > LOOKS_AT_ONCE:
-            # Most files hold none of the keys: finding out is waiting for storage, which many can do at once.
+            # Most files hold none of the keys: the check mostly waits for storage, which many threads can do at once.
             looking = rewriter if rewrite.look_only else Rewriter(replace(rewrite, look_only=True), self._storage)
             looked = looking.look_at_all(sources, LOOKS_AT_ONCE)
             if rewrite.look_only:
@@ -123,13 +124,13 @@ class Runner:
                 tables=tables,
             )
         except BaseException:
-            self.used_spark = True  # perhaps: an error in the middle does not say
+            self.used_spark = True  # perhaps: an error in the middle does not report it
             raise
         self.used_spark |= used_spark
         return filled.records
 
     def check(self, where: Where, schema: Schema) -> None:
-        """Refuse a condition that cannot be evaluated on this table, before anything is looked at. Runs no job."""
+        """Refuse a condition that cannot be evaluated on this table, before any file is read. Runs no job."""
         if not where.plain:
             from floodmark.rows.sql.where import check_where
 
@@ -138,9 +139,9 @@ class Runner:
     def find_positions(
         self, where: Where, files: Sequence[str], schema: Schema, folder: str, *, arrow: bool | None = None
     ) -> Mapping[str, Sequence[str]]:
-        """Spark finds the rows that match; per file the objects that hold their positions. Files without are left out.
+        """Spark finds the rows that match; returns the objects that hold their positions, for each file that has any.
 
-        For conditions that only Spark understands. The positions stay in the operation's folder until it ends.
+        For conditions that only Spark can evaluate. The positions stay in the operation's folder until it ends.
         """
         from floodmark.rows.sql.where import spark_positions
 

@@ -1,12 +1,12 @@
-"""Rows of two branches against those that both once had: what changed on one side, and what of it the other can take.
+"""Rows of two branches against their common state: what changed on one side, and what of it the other can take.
 
-Rows are told by key. For every key that the source changed since the target knows its news, three rows are looked at,
-all in one shape and by field id: the source's, that of the common state, and the target's; each may be absent. The
-source changed nothing: skip. The target still has the common row: take the source's, or its absence. Both have the
-same: skip. Else it is a conflict. The keys that only the target changed are never looked at.
+Rows are identified by key. For every key with changes of the source that the target does not have yet, three rows are
+compared, all in one shape and by field id: the source's, that of the common state, and the target's; each may be
+absent. The source changed nothing: skip. The target still has the common row: take the source's, or its absence. Both
+have the same: skip. Else it is a conflict. Keys that only the target changed are never read.
 
-Rows of a table without a key have no such history: of them only those count that the source has and the target has not
-seen, told by their sequences. Rows come in chunks that are bounded in rows and bytes (I14). Nothing is written.
+Rows of a table without a key have no such history: only those count that the source has and the target has not seen, by
+their sequences. Rows come in chunks that are bounded in rows and bytes (I14). Nothing is written.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Side:
-    """What one side has for each of some keys: `there` tells whether, and then `rows` holds the row at that place."""
+    """The rows of one side for some keys: where `there` is true the side has the key, and `rows` holds its row."""
 
     there: Mask
     rows: pa.Table
 
     @classmethod
     def of(cls, rows: pa.Table) -> Side:
-        """Of rows that are there, each at its own place."""
+        """A side that has all of these rows, each at its own place."""
         return cls(np.ones(rows.num_rows, np.bool_), rows)
 
     @classmethod
@@ -53,7 +53,7 @@ class Side:
 
     @classmethod
     def at(cls, places: Numbers, rows: pa.Table, count: int) -> Side:
-        """Of rows that belong to these places among so many."""
+        """A side that has these rows at these places among so many."""
         there = np.zeros(count, np.bool_)
         there[places] = True
         found = np.zeros(count, np.int64)
@@ -64,7 +64,7 @@ class Side:
         return cls(there, rows.take(pa.array(found, mask=~there)))
 
     def same(self, other: Side, ignored: Sequence[str] = ()) -> Mask:
-        """Whether both have the same row, or neither has one; `ignored` columns make no difference."""
+        """Whether both have the same row, or neither has one; `ignored` columns are not compared."""
         both = self.there & other.there
         names = [name for name in self.rows.column_names if name not in ignored]
         alike = same_rows(self.rows.select(names), other.rows.select(names))
@@ -76,10 +76,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What becomes of some keys, as places among them, ascending.
+    """What happens to some keys, as places among them, ascending.
 
-    take: the source's row goes to the target; delete: the target's row goes; same: nothing is to be done; conflict:
-    both sides changed it, each in its own way.
+    take: the source's row replaces the target's; delete: the target's row is deleted; same: nothing to do; conflict:
+    both sides changed the row, each in its own way.
     """
 
     take: Numbers
@@ -91,7 +91,7 @@ class Decisions:
 def decide(
     source: Side, common: Side, target: Side, ignored: Sequence[str] = (), touched: Mask | None = None
 ) -> Decisions:
-    """`touched`: rows that the target is known to have written itself, whatever the columns say that count."""
+    """`touched`: rows that the target is known to have written itself, even if the compared columns are equal."""
     nothing = source.same(common, ignored) | source.same(target, ignored)
     free = ~nothing & target.same(common, ignored)
     if touched is not None:
@@ -105,7 +105,7 @@ def decide(
 
 
 def row_schema(schema: Schema) -> pa.Schema:
-    """The columns of the rows that are looked at here: the table's own, all nullable."""
+    """The columns of the compared rows: the table's own, all nullable."""
     return arrow_read_schema(schema, with_seq=False)
 
 
@@ -131,7 +131,7 @@ def rows_by_key(
 def sequences_by_key(
     storage: Storage, files: Iterable[LiveFile], schema: Schema, keys: pa.Table, fields: Sequence[NestedField]
 ) -> Numbers:
-    """The sequence of the row that some files have for each of these keys; below all of them where there is none."""
+    """The sequence of the row that some files have for each of these keys; below all sequences where they have none."""
     found = np.full(keys.num_rows, BEGINNING, np.int64)
     for file in files:
         positions, places = match_keys(read_keys(storage, file.path, fields), keys, fields)
@@ -151,7 +151,7 @@ def sequences_by_key(
 def changed_rows(
     storage: Storage, plan: ChangePlan, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX
 ) -> Iterator[pa.Table]:
-    """The rows of a table's changes, each key once, without what tells when."""
+    """The rows of a table's changes, each key once, without their sequences."""
     batches = (
         batch
         for file in plan.files

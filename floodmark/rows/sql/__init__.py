@@ -1,1 +1,1 @@
-"""What Spark SQL and Arrow make of queries, conditions and expressions."""
+"""Queries, conditions and expressions, evaluated by Spark SQL and Arrow."""

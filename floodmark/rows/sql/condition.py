@@ -1,9 +1,9 @@
-"""The text of a condition, taken apart as far as it is certain that Spark takes it apart in the same way.
+"""The text of a condition, parsed as far as Spark certainly parses it in the same way.
 
-PyIceberg's parser reads it, and only a text whose every part means the same to both is given to it. A tree is certain
-if each comparison in it also gives the same answer for Arrow as for Spark, nulls included: whole numbers, text,
-booleans and days compared with literals of their own kind. Of any other tree, and of the conjuncts of a text that has
-none, it is known at least what holds for every row that matches. What is not understood holds for all rows.
+PyIceberg's parser reads it, and gets only a text whose every part means the same to both. A tree is certain if each
+comparison in it also gives the same answer in Arrow as in Spark, nulls included: whole numbers, text, booleans and days
+compared with literals of their own kind. Of any other tree, and of the conjuncts of a text without a tree, only what is
+true for every matching row is known. A part that is not understood is true for all rows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from pyparsing import ParseBaseException
 from floodmark.rows.sql.moments import TYPE_WORDS, is_typed, typed_text, widened
 
 _NESTING_MAX = 40
-# What both readers, PyIceberg's and Spark's, take apart in the same way. Text in quotes holds no quote, no backslash
-# and no control character.
+# What PyIceberg and Spark parse in the same way. Quoted text holds no quote, no backslash and no control character.
 _TOKEN = re.compile(
     r"""[ \t\r\n]*(?:
       (?P<word>[A-Za-z_][A-Za-z0-9_]*)
@@ -48,7 +47,7 @@ _TOKEN = re.compile(
 _SIGNS = frozenset({"=", "==", "!=", "<>", "<", "<=", ">", ">=", "(", ")", ","})
 _PREFIX = re.compile(r"'[^%_]*%?'")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-# For PyIceberg these could be columns. For Spark they are operators, literals, functions, or begin a query.
+# PyIceberg could read these as columns. For Spark they are operators, literals, functions, or begin a query.
 NO_COLUMN = re.compile(
     r"and|or|not|is|in|like|between|null|true|false|nan|case|when|then|else|end|exists|any|all|some|distinct|interval"
     r"|cast|select|from|with|values|table|map|reduce|user|\w+_user|current_\w+|localtime\w*",
@@ -87,7 +86,7 @@ def read(text: str) -> BooleanExpression | None:
         tokens.append(token)
         position = found.end()
     if "${" in body:
-        return None  # Spark puts a variable there, also inside text
+        return None  # Spark substitutes a variable there, also inside text
     try:
         tree = parse_iceberg(" ".join(tokens))
     except (ParseBaseException, ValueError, TypeError, RecursionError):
@@ -111,7 +110,7 @@ def column_name(predicate: UnboundPredicate) -> str:
 
 
 def is_certain(tree: BooleanExpression, columns: dict[str, NestedField]) -> bool:
-    """Every comparison in it means the same for Arrow and for Spark, whatever the session's settings."""
+    """Whether every comparison in it means the same for Arrow and for Spark, whatever the session's settings."""
     return all(
         (column := columns.get(column_name(predicate).lower())) is not None
         and _comparable(predicate, column.field_type)
@@ -120,7 +119,7 @@ def is_certain(tree: BooleanExpression, columns: dict[str, NestedField]) -> bool
 
 
 def implied(tree: BooleanExpression, columns: dict[str, NestedField]) -> BooleanExpression:
-    """What holds for every row for which the tree is true; certain itself, but for timestamps compared with moments."""
+    """What is true for every row that matches the tree; certain itself, but for timestamps compared with moments."""
     match tree:
         case And():
             return And(implied(tree.left, columns), implied(tree.right, columns))
@@ -153,7 +152,7 @@ def _of_kind(literal: Any, kind: IcebergType) -> bool:
     value = literal.value
     match kind:
         case IntegerType() | LongType():
-            # Beyond the range, PyIceberg answers without looking at nulls.
+            # Beyond the range, PyIceberg answers without a check for nulls.
             return isinstance(literal, LongLiteral) and kind.min <= value <= kind.max
         case StringType():
             return isinstance(literal, StringLiteral) and not is_typed(value)
@@ -174,8 +173,8 @@ def _is_day(text: str) -> bool:
 def conjuncts(text: str, schema: Schema) -> list[str]:
     """The parts of a condition that AND joins at its top level; none if that is not certain.
 
-    AND binds weaker than all else but OR, so a part ends where the next one begins. The AND of BETWEEN is none; CASE
-    may hold some. A column may be named like one of these words: then nothing is certain.
+    AND binds weaker than all else but OR, so a part ends where the next one begins. The AND of BETWEEN does not count;
+    CASE may hold some. A column may have one of these words as its name: then nothing is certain.
     """
     joining = {"and", "or", "between", "case"}
     names = {part.lower() for name in schema.column_names for part in name.split(".")}

@@ -1,8 +1,8 @@
 """Plain expressions over a row: one literal, or one column; evaluated by Arrow with exactly Spark's value and type.
 
-Read strictly. Whatever is not certainly read by Spark in the same way is not plain, and is left to Spark: text with a
-quote, a backslash, a dollar or a control character in it, numbers that are no whole ones or do not fit 64 bits, words
-that are operators, literals or functions for Spark, fields of structs, names that differ in case only.
+The parser is strict. An expression is plain only if Spark certainly reads it in the same way. These are left to Spark:
+text with a quote, a backslash, a dollar or a control character in it, numbers that are not whole or do not fit 64 bits,
+words that are operators, literals or functions for Spark, fields of structs, names that differ in case only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _column(body: str, schema: Schema) -> NestedField | None:
     if quoted is None and (not _WORD.fullmatch(body) or NO_COLUMN.fullmatch(body)):
         return None
     name = quoted[1] if quoted else body
-    # Which other letters are the same but for their case, Python and Spark may tell differently.
+    # Python and Spark may disagree on which other letters are equal but for their case.
     exact = [field for field in user_fields(schema) if field.name == name]
     found = columns_by_name(Schema(*user_fields(schema))).get(name.lower())
     return found if found is not None and (exact or name.isascii()) else None

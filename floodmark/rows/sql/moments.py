@@ -1,10 +1,10 @@
-"""Comparisons of timestamps in a condition: what a match proves in whatever time zone the session has.
+"""Comparisons of timestamps in a condition: what a match proves in any time zone of the session.
 
-What `ts < '2024-01-01'` means depends on the session's time zone, so only Spark can say which rows match. But no zone
-is more than 18 hours from UTC: in whatever zone, a row that matches is before 2024-01-02 in UTC. So the literal is read
+The meaning of `ts < '2024-01-01'` depends on the session's time zone, so only Spark can decide which rows match. But no
+zone is more than 18 hours from UTC: in any zone, a row that matches is before 2024-01-02 in UTC. So the literal is read
 as a moment, in UTC or in the zone that it names, and bounds are widened by a day. That is enough for columns without a
-zone too: Spark moves them or the literal by the session's zone, and times that the clocks left out by at most a day.
-Only text of a strict form is read. All else proves nothing, nor does a bound that Python's calendar does not reach.
+zone too: Spark moves them or the literal by the session's zone, and times that the clocks skipped by at most a day.
+Only text of a strict form is read. All else proves nothing, nor does a bound outside Python's calendar.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyiceberg.expressions.literals import StringLiteral, TimestampLiteral
 from pyiceberg.types import IcebergType, TimestampType, TimestamptzType
 from pyiceberg.utils.datetime import datetime_to_micros
 
-# The words before a text that make a literal of it, as in TIMESTAMP '2024-01-01'.
+# The words before a text that make it a literal, as in TIMESTAMP '2024-01-01'.
 TYPE_WORDS = frozenset({"timestamp", "timestamp_ntz", "date"})
 _TYPED = "\x1f"
 _MOMENT = re.compile(
@@ -28,15 +28,15 @@ _MOMENT = re.compile(
 )
 _ZONE_MAX = timedelta(hours=18)
 _DAY = timedelta(days=1)
-# By a setting for old queries Spark compares a timestamp, written in the session's zone, with bare text as text. Then a
-# T is above all hours of its day, and a zone in the text is ignored: a day and twice the widest zone. (There, years of
-# five digits come before all others. That is not followed.)
+# With a setting for old queries, Spark compares a timestamp, written in the session's zone, with bare text as text.
+# Then a T sorts after all hours of its day, and a zone in the text is ignored: a day and twice the widest zone. (In
+# that mode, years of five digits sort before all others. That is not modelled here.)
 _AS_TEXT = timedelta(days=3)
 _FIRST, _LAST = datetime_to_micros(datetime.min), datetime_to_micros(datetime.max)
 
 
 def typed_text(word: str, text: str) -> str:
-    """The word and the text in quotes as one text in quotes, which is told from all texts of a condition."""
+    """The word and the quoted text as one quoted text, which differs from every text of a condition."""
     return f"'{_TYPED}{word.lower()} {text[1:]}"
 
 
@@ -45,7 +45,7 @@ def is_typed(text: str) -> bool:
 
 
 def widened(predicate: UnboundPredicate, kind: IcebergType) -> BooleanExpression:
-    """What holds for every row that matches the comparison in some time zone; always true if that is not known."""
+    """What is true for every row that matches the comparison in some time zone; always true if that is unknown."""
     if not isinstance(kind, TimestampType | TimestamptzType) or not isinstance(predicate, ex.LiteralPredicate):
         return AlwaysTrue()
     reach = _reach(predicate.literal)
@@ -72,14 +72,14 @@ def _bound(comparison: type[ex.LiteralPredicate], term: Any, micros: int) -> Boo
 
 
 def _reach(literal: Any) -> tuple[int, int] | None:
-    """The first and the last microsecond that the literal may stand for; None if it is not of the strict form."""
+    """The first and the last microsecond that the literal may denote; None if it does not have the strict form."""
     if not isinstance(literal, StringLiteral):
         return None
     word, text = "", literal.value
     if is_typed(text):
         word, _, text = text.removeprefix(_TYPED).partition(" ")
     found = _MOMENT.fullmatch(text)
-    # Spark leaves out the time of a DATE, and the zone of a TIMESTAMP_NTZ: such a literal is not what it says.
+    # Spark ignores the time of a DATE, and the zone of a TIMESTAMP_NTZ: such a literal does not mean what it says.
     if found is None or (word == "date" and found["mark"]) or (word == "timestamp_ntz" and found["zone"]):
         return None
     try:

@@ -1,8 +1,8 @@
-"""Which rows match a condition that only Spark understands: their files and their positions in them.
+"""Which rows match a condition that only Spark can evaluate: their files and their positions in them.
 
-The condition sees the table's columns and nothing else. Spark's own reader knows each row's file and position. It names
-a file by its last part only: where that is not enough, or Spark cannot reach the files, Arrow tasks read them and
-count. A condition is checked before any row is read: an error of it is `Invalid`, and nothing has happened.
+The condition sees the table's columns and nothing else. Spark's own reader reports each row's file and position. It
+names a file by its last part only: where that is not enough, or Spark cannot reach the files, Arrow tasks read them and
+count. A condition is checked before any row is read: an error in it is `Invalid`, and nothing has happened.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _FILE, _POS = "_file", "_pos"
 _NOT_UNDERSTOOD = "Spark does not understand this condition"
-# Spark leaves out files whose names start otherwise, and encodes other characters.
+# Spark ignores files whose names start otherwise, and encodes other characters.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -44,7 +44,7 @@ def spark_positions(
     storage_options: Mapping[str, str] | None = None,
     arrow: bool | None = None,
 ) -> DataFrame:
-    """`file` and `pos` of all rows of these files that match. `arrow` forces or forbids Arrow tasks, if it can be."""
+    """`file` and `pos` of all rows of these files that match. `arrow` forces or forbids Arrow tasks, if possible."""
     check_where(spark, where, schema)
     if not files:
         return spark.range(0).selectExpr("cast(null as string) file", "id pos")
@@ -69,12 +69,12 @@ def count_positions(
 
 
 def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
-    """`Invalid` if the condition is none for a table of this schema. Runs no job."""
+    """`Invalid` if the text is no condition on a table of this schema. Runs no job."""
     if where.plain:
         return
     rows = scan(spark, [], schema)
     with spark_failures(_NOT_UNDERSTOOD):
-        # As a column first: a filter may also read what is below the table's columns.
+        # As a column first: a filter may also read columns below the table's own.
         kinds = [field.dataType.typeName() for field in rows.selectExpr(where.text).schema.fields]
         if kinds != ["boolean"]:
             raise Invalid(
@@ -83,7 +83,7 @@ def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
                 type=", ".join(kinds),
                 advice="Write something that is true or false for every row, like: country = 'XX'.",
             )
-        # In parentheses it cannot end with a name, as in `id = 5 x`, which Spark would take for the column's.
+        # In parentheses it cannot end with a name, as in `id = 5 x`, which Spark would read as an alias.
         rows.selectExpr(f"({where.text}\n)").schema  # noqa: B018
         rows.where(where.text).schema  # noqa: B018
     if _has_subquery(rows, where.text):
@@ -99,20 +99,20 @@ def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
 
 
 def _has_subquery(rows: DataFrame, text: str) -> bool:
-    """Found by Spark itself, which allows no query inside a function that is applied to an array's elements."""
+    """Whether it contains a query. Spark itself detects it: it allows none in a function on an array's elements."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
     try:
         rows.select(F.exists(F.array(F.lit(1)), lambda _: F.expr(text))).schema  # noqa: B018
     except AnalysisException as error:
-        # Other errors are about the place only, such as Python functions, which are not allowed there either.
+        # Other errors only concern this test, such as Python functions, which are not allowed there either.
         return "SUBQUERY" in (error.getCondition() or "")
     return False
 
 
 def _has_star(rows: DataFrame, text: str, other: str) -> bool:
-    """Whether a `*` in it stands for all columns: then it means something else where there is one more."""
+    """Whether a `*` in it stands for all columns: then one more column would change its meaning."""
     if "*" not in text:
         return False
     return bool(rows.selectExpr("*", f"0 {other}").selectExpr(text).columns != rows.selectExpr(text).columns)
@@ -151,7 +151,7 @@ def _scan_positions(spark: SparkSession, where: Where, files: Sequence[str], sch
     found = _matching(rows, where.text, known.getField("file_name"), known.getField("row_index"))
     listed = pa.table({"file": [_last_part(file) for file in files], "location": list(files)})
     found = found.join(F.broadcast(spark.createDataFrame(listed)), "file", "left")
-    # A row that lost its file would not be deleted, and nobody would know.
+    # A row that lost its file would silently not be deleted.
     lost = F.raise_error(F.concat(F.lit("a file of the scan is not in its list: "), F.col("file")))
     return found.select(F.coalesce(F.col("location"), lost.cast("string")).alias("file"), "pos")
 
@@ -182,9 +182,9 @@ def _read_positions(
 
 
 def _mentioned(text: str, schema: Schema) -> list[NestedField]:
-    """The columns that a condition may read: those whose names stand in it somewhere, and one at least.
+    """The columns that a condition may read: those whose names occur in it, and at least one.
 
-    With a variable in it that cannot be told; nor for names in which case is not just that of a to z.
+    With a variable in it all columns count; a name with a backtick or a letter beyond ASCII always counts.
     """
     fields = user_fields(schema)
     if "$" in text:

@@ -27,14 +27,14 @@ _TOKENS = re.compile(
     r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_]\w*)|(?P<other>.)",
     re.DOTALL,
 )
-# Names that the query itself gives: of its WITH.
+# Names that the query itself defines, in its WITH.
 _OWN = re.compile(r"(`[^`]+`|\w+)\s*(?:\([^()]*\))?\s+as\s*\(", re.IGNORECASE)
 _NO_NAMES = frozenset({"select", "values", "table", "lateral", "with", "from", "unnest", "stream", "only"})
-# Behind these, `from` and `join` are no keywords, or not those of a query: `is distinct from`, `t.from`, `select join`.
+# After these, `from` and `join` are no keywords, or not those of a query: `is distinct from`, `t.from`, `select join`.
 _BEFORE_COLUMNS = frozenset({"distinct", "select", ",", "."})
 _POSITION = re.compile(r"line (\d+)(,? )pos (\d+)")
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
-# So many tables are named to a person who named one that is not there.
+# An error about an unknown table lists at most this many tables.
 _TABLES_SHOWN = 20
 _PLAIN = re.compile(r"\w+")
 _STARTS = frozenset({"select", "with", "from", "values", "table", "("})
@@ -49,9 +49,9 @@ def run_query(
     with_seq: bool = False,
     hint: Callable[[str], str | None] = lambda _: None,
 ) -> DataFrame:
-    """Run `query`; `tables` are the known ones with their identity and snapshot, `read` gives one as a DataFrame.
+    """Run `query`; `tables` are the known ones with their identity and snapshot, `read` returns one as a DataFrame.
 
-    `hint` is asked what to do about the name of a table that is not there.
+    `hint` returns the advice for the name of a table that does not exist.
     """
     query_body(query)
     parts = []
@@ -68,7 +68,7 @@ def run_query(
 
 
 def query_body(query: str) -> str:
-    """The query without comments before it and the semicolon behind it; Invalid if it is not one. Needs no Spark."""
+    """The query without leading comments and trailing semicolon; Invalid if it is not a query. Needs no Spark."""
     body = query[_COMMENTS.match(query).end() :].rstrip().rstrip(";")  # type: ignore[union-attr]
     first = body[:1] if body.startswith("(") else (re.match(r"\w*", body) or [""])[0].lower()
     if first not in _STARTS:
@@ -83,14 +83,14 @@ def query_body(query: str) -> str:
 def _with_tables(query: str, parts: list[str]) -> str:
     """The query with the tables in scope, under the names of the lake.
 
-    What is added is one line before the user's text, which is left as it is: so a position in it is off by that line.
+    One line is added before the user's text, which stays as it is: so a position in it is off by that line.
     """
     body = query.rstrip().rstrip(";")
     if not parts:
         return body
     tables = f"WITH {', '.join(parts)}"
     if re.match(r"with\b", query_body(query), re.IGNORECASE):
-        # Its own WITH stands inside, so that a name in it may hide, or read, a table of the same name.
+        # The query's own WITH stands inside, so that a name in it may hide, or read, a table of the same name.
         return f"{tables} SELECT * FROM (\n{body}\n)"
     return f"{tables}\n{body}"
 
@@ -98,7 +98,7 @@ def _with_tables(query: str, parts: list[str]) -> str:
 def _for_user(
     error: Invalid, added_lines: int, query: str, tables: Sequence[str], hint: Callable[[str], str | None]
 ) -> Invalid:
-    """Spark's complaint with positions in the user's own text, and with the table that was perhaps meant."""
+    """Spark's error with positions in the user's own text, and with a table of a similar name."""
 
     def moved(found: re.Match[str]) -> str:
         return f"line {int(found[1]) - added_lines}{found[2]}pos {found[3]}"
@@ -112,9 +112,9 @@ def _for_user(
 
 
 def misspelt_table(query: str, tables: Sequence[str]) -> Invalid | None:
-    """A name behind FROM or JOIN that is no table but looks like one of these; needs no Spark.
+    """A name after FROM or JOIN that is no table but is similar to one of these; needs no Spark.
 
-    Names of the query's own WITH, functions, paths and names with a dot are not judged, nor is FROM in a function.
+    Names of the query's own WITH, functions, paths and names with a dot are not checked, nor is FROM in a function.
     """
     folded = {table.lower(): table for table in tables}
     for found in _unknown(query, tables):
@@ -128,7 +128,7 @@ def misspelt_table(query: str, tables: Sequence[str]) -> Invalid | None:
 
 
 def missing_table(query: str, tables: Sequence[str], hint: Callable[[str], str | None]) -> NotFound | None:
-    """A name behind FROM or JOIN that is no table and looks like none of these; needs no Spark.
+    """A name after FROM or JOIN that is no table and is similar to none of these; needs no Spark.
 
     Only for a session that has no tables and views of its own yet. `hint`: as of `run_query`.
     """
@@ -150,16 +150,16 @@ def _place(query: str, found: re.Match[str]) -> dict[str, int]:
 
 
 def _unknown(query: str, tables: Sequence[str]) -> Iterator[re.Match[str]]:
-    """The names of tables in a query that are none of these, and that the query does not give itself.
+    """The names of tables in a query that are none of these, and that the query does not define itself.
 
-    In doubt a name is left to Spark: a query that it could answer is never refused here.
+    In doubt a name is left to Spark: a query that Spark could answer is never refused here.
     """
     if "${" in query:
-        return  # Spark puts variables in before it reads the names
+        return  # Spark substitutes variables before it reads the names
     known = {table.lower() for table in tables} | {name.strip("`").lower() for name in _OWN.findall(query)} | _NO_NAMES
     tokens = [found for found in _TOKENS.finditer(query) if found.lastgroup != "skipped"]
     words = [token[0].strip("`").lower() for token in tokens]
-    # With a WITH, any other place of a name may be the one that gives it; before a dot it is only used.
+    # With a WITH, any other occurrence of a name may define it; before a dot it is only used.
     gives_names = "with" in words
     places = Counter(word for word, after in pairwise([*words, ""]) if after != ".")
     for found in _names_of_tables(query):
@@ -169,10 +169,10 @@ def _unknown(query: str, tables: Sequence[str]) -> Iterator[re.Match[str]]:
 
 
 def _names_of_tables(query: str) -> Iterator[re.Match[str]]:
-    """The plain names that come directly behind FROM and JOIN of a query or subquery."""
+    """The plain names directly after FROM and JOIN of a query or subquery."""
     tokens = [found for found in _TOKENS.finditer(query) if found.lastgroup != "skipped"]
     words = [token[0].lower() for token in tokens] + ["", "", ""]
-    # For each open bracket whether a query began in it: `extract(day from ts)` is none.
+    # For each open bracket, whether a query began in it: in `extract(day from ts)` none did.
     levels = [True]
     for at, word in enumerate(words[: len(tokens)]):
         if word == "(":
@@ -188,7 +188,7 @@ def _names_of_tables(query: str) -> Iterator[re.Match[str]]:
 
 
 def stream(frame: DataFrame, limit: int | None) -> Iterator[Row]:
-    """The rows of a query, at most so many of them; without a limit part by part, so that memory does not follow."""
+    """The rows of a query, at most so many of them; without a limit part by part, so that memory stays bounded."""
     with spark_job(frame.sparkSession, "Spark could not compute this query", lake_files=True):
         if limit is not None:
             yield from frame.limit(limit).collect()

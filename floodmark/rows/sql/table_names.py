@@ -1,7 +1,7 @@
-"""What a query reads from: told by its words where they leave no doubt, else by Spark's parser.
+"""The tables that a query reads: found by its words where they leave no doubt, else by Spark's parser.
 
-Nothing is resolved, so a session's own views do not matter, and no row is read. Words tell it of a plain SELECT only,
-and only if all that it reads is known: everything else is Spark's to say.
+Nothing is resolved, so a session's own views do not matter, and no row is read. Words are enough for a plain SELECT
+only, and only if all that it reads is known: everything else is left to Spark.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from floodmark.rows.session import Sessions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Comments, texts, names in quotes, words, and single signs.
+# Comments, texts, quoted names, words, and single characters.
 _TOKENS = re.compile(
     r"--[^\n]*|/\*.*?\*/|(?P<text>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")"
     r"|`(?P<quoted>[^`]+)`|(?P<word>[^\W\d]\w*)|(?P<sign>[^\s\w])|\d\w*",
     re.DOTALL,
 )
-# Where one of these stands, words alone do not tell what is read.
+# If a query has one of these, its words alone do not show what it reads.
 _DOUBTFUL = frozenset(
     {"with", "table", "lateral", "identifier", "values", "pivot", "unpivot", "tablesample", "stream", "insert"}
 )
-# What ends a FROM clause at its own level.
+# The words that end a FROM clause at its own level.
 _CLAUSES = frozenset(
     {"select", "where", "group", "having", "window", "qualify", "order", "sort", "cluster", "distribute", "limit"}
     | {"offset", "union", "intersect", "except", "minus"}
@@ -35,14 +35,14 @@ _CLAUSES = frozenset(
 _NODE = re.compile(r"([\s:+-]*)(.*)")
 _RELATION = re.compile(r"'UnresolvedRelation \[(.*?)\], \[")
 _OWN_NAMES = re.compile(r"CTE \[(.*?)\]$")
-# A name that is computed: nobody knows it before.
+# A computed name: unknown before the query runs.
 _COMPUTED = "PlanWithUnresolvedIdentifier"
 
 
 def relations(query: str, known: Iterable[str], sessions: Sessions) -> list[str]:
-    """The names that a query reads from, as it writes them, without what it names itself by WITH.
+    """The names that a query reads from, as it writes them, without those that its WITH defines.
 
-    Spark is asked only if the words leave a doubt, or something that is not `known` may be read.
+    Spark parses the query only if the words leave a doubt, or the query may read a table that is not `known`.
     """
     found = _told_by_words(query, {name.lower() for name in known})
     if found is not None:
@@ -52,7 +52,7 @@ def relations(query: str, known: Iterable[str], sessions: Sessions) -> list[str]
 
 
 def parsed_relations(spark: SparkSession, query: str) -> list[str]:
-    """The same as Spark parses it. The parts of a longer name have commas between them."""
+    """The same as Spark parses it. Commas separate the parts of a longer name."""
     text = str(spark.sql(f"EXPLAIN EXTENDED {query}").collect()[0][0])
     parsed = text.partition("== Analyzed Logical Plan ==")[0]
     recursive = re.search(r"\brecursive\b", query, re.IGNORECASE) is not None
@@ -71,7 +71,7 @@ class _Level:
 
 
 def _told_by_words(query: str, known: set[str]) -> list[str] | None:
-    """None if it cannot be told so, or something that is not known may be read."""
+    """None if the words leave a doubt, or the query may read a table that is not known."""
     tokens = [match for match in _TOKENS.finditer(query) if match.lastgroup or match[0][0].isdigit()]
     levels, found = [_Level()], set()
     for place, token in enumerate(tokens):
@@ -99,7 +99,7 @@ def _told_by_words(query: str, known: set[str]) -> list[str] | None:
 
 
 def _name_after(tokens: list[re.Match[str]], place: int) -> str | None:
-    """The one name that stands behind FROM or JOIN; empty if it is a query in parentheses, None if it is neither."""
+    """The one name after FROM or JOIN; empty if it is a query in parentheses, None if it is neither."""
     before = tokens[place - 1] if place else None
     if before is not None and ((before["word"] or "").lower() == "distinct" or before["sign"] == "."):
         return None
@@ -117,19 +117,19 @@ def _name_after(tokens: list[re.Match[str]], place: int) -> str | None:
 
 @dataclass
 class _Node:
-    """A line of a plan: how deep it stands, and of a WITH the names that it makes."""
+    """A line of a plan: its depth, and for a WITH the names that it defines."""
 
     depth: int
     names: tuple[str, ...] = ()
     children: int = 0
 
     def visible(self, recursive: bool) -> tuple[str, ...]:
-        """The names that can be used where the plan is now: a definition sees those before it, the query all."""
+        """The names in scope at this place of the plan: a definition sees those before it, the query all."""
         return self.names[: max(0, self.children - (0 if recursive else 1))]
 
 
 def _foreign(plan: str, recursive: bool) -> Iterator[str]:
-    """The relations of a parsed plan that no WITH above them makes."""
+    """The relations of a parsed plan that no WITH above them defines."""
     above: list[_Node] = []
     for line in plan.splitlines():
         indent, text = _NODE.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches every line

@@ -1,10 +1,10 @@
 """A condition on rows in Spark SQL (`country = 'XX'`): which files may hold matching rows, and which rows match.
 
 A condition is plain if Arrow can evaluate it with exactly Spark's meaning, nulls included (`rows/sql/condition.py`).
-All others are evaluated by Spark (`rows/sql/positions.py`); what they certainly imply, such as a plain conjunct or the
-days on which a timestamp may lie (`rows/sql/moments.py`), still prunes files. A file is pruned only if its partition or
-statistics prove that no row of it matches. What is missing or cannot be read proves nothing. A column that a file does
-not have reads as null, also if the table now requires it.
+Spark evaluates all others (`rows/sql/positions.py`); what they certainly imply, such as a plain conjunct or the range
+of days of a timestamp (`rows/sql/moments.py`), still prunes files. A file is pruned only if its partition or statistics
+prove that no row of it matches. A missing or unreadable value proves nothing. A column that a file does not have reads
+as null, also if the table now requires it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COMPARE: dict[type[Any], Callable[..., Any]] = {
     ex.BoundGreaterThan: pc.greater,
     ex.BoundGreaterThanOrEqual: pc.greater_equal,
 }
-# Values that are not of their column's type or are missing, and days that Python cannot say.
+# Values that are missing or not of their column's type, and days outside Python's calendar.
 _UNREADABLE = (ValueError, TypeError, OverflowError, IndexError, struct.error)
 # More than there are up to the year 9999, fewer than an overflow leaves.
 _HOURS_MAX = 10**9
@@ -49,14 +49,14 @@ _HOURS_MAX = 10**9
 
 @dataclass(frozen=True)
 class Where:
-    """A condition on the rows of one table: two texts, so that it travels to executors."""
+    """A condition on the rows of one table: two texts, so that it can be sent to executors."""
 
     text: str
     schema_json: str
 
     @classmethod
     def parse(cls, text: str, schema: Schema) -> Where:
-        """The condition; `Invalid` if there is none, or if it certainly names a column that is not there."""
+        """The condition; `Invalid` if it is empty, or if it certainly names a column that does not exist."""
         if not isinstance(text, str) or not text.strip():
             raise Invalid("there is no condition", given=repr(text), advice="Write one like: country = 'XX'.")
         where = cls(text, schema.model_dump_json())
@@ -73,12 +73,12 @@ class Where:
 
     @property
     def plain(self) -> bool:
-        """Arrow alone can evaluate it, with exactly Spark's meaning."""
+        """Whether Arrow alone can evaluate it, with exactly Spark's meaning."""
         return self._meaning.plain
 
     @property
     def fields(self) -> list[NestedField]:
-        """The table's columns that a plain condition reads; always one at least, for the rows to be counted."""
+        """The table's columns that a plain condition reads; always at least one, so that rows can be counted."""
         self._require_plain()
         return list(self._meaning.fields)
 
@@ -97,7 +97,7 @@ class Where:
             if spec is not None and not self._partition_may_match(spec, file.data_file.partition):
                 return False
         except _UNREADABLE:
-            pass  # the statistics are asked next
+            pass  # the statistics are checked next
         try:
             return bool(meaning.inclusive.eval(file.data_file))
         except _UNREADABLE:
@@ -110,8 +110,8 @@ class Where:
             return False
         if isinstance(meaning.implied, AlwaysTrue):
             return True
-        # Where values are compared, PyIceberg takes a null for a match of != and a missing count for no nulls. So it
-        # is asked only about columns that are known to have a value in every row.
+        # Where values are compared, PyIceberg treats a null as a match of != and a missing count as no nulls. So it is
+        # used only for columns that are known to have a value in every row.
         values, nulls = file.data_file.value_counts or {}, file.data_file.null_value_counts or {}
         for predicate in predicates(meaning.implied):
             field_id = meaning.columns[column_name(predicate).lower()].field_id
@@ -139,7 +139,7 @@ class Where:
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What is understood of a condition.
+    """The parsed part of a condition.
 
     `implied` is true for every row that matches; for a plain condition it is the condition itself. `unknown` is a
     column in it that the table does not have.
@@ -174,7 +174,7 @@ class _Meaning:
 
 @lru_cache(maxsize=64)
 def _meaning(text: str, schema_json: str) -> _Meaning:
-    # All optional: PyIceberg takes a required column for one without nulls, but a file may not have it at all.
+    # All optional: PyIceberg assumes that a required column has no nulls, but a file may not have the column at all.
     fields = user_fields(Schema.model_validate_json(schema_json))
     schema = Schema(*(field.model_copy(update={"required": False}) for field in fields))
     columns = columns_by_name(schema)
@@ -197,7 +197,7 @@ def _meaning(text: str, schema_json: str) -> _Meaning:
 def _partition_test(
     text: str, schema_json: str, spec: PartitionSpec, trusted: tuple[int, ...]
 ) -> Callable[[Any], bool]:
-    """Whether rows may match in a partition of these values, as far as those at the trusted places tell."""
+    """Whether rows may match in a partition of these values, as far as the values at the trusted places show."""
     meaning = _meaning(text, schema_json)
     telling = PartitionSpec(*(spec.fields[place] for place in trusted), spec_id=spec.spec_id)
     projected = visitors.inclusive_projection(meaning.schema, telling, case_sensitive=False)(meaning.implied)
@@ -206,7 +206,7 @@ def _partition_test(
 
 
 def _trusted(field: PartitionField, schema: Schema, value: Any) -> bool:
-    """Whether a partition has its value for what its rows have, and not for what the transform could not count.
+    """Whether a partition's value is what its rows have, and not the result of an overflow in the transform.
 
     The lowest numbers, truncated, overflow to the highest, and so do hours. Years and months far off become null.
     """
@@ -246,7 +246,7 @@ def _evaluate_predicate(predicate: ex.BoundPredicate, values: Any) -> Any:
         case ex.BoundNotStartsWith():
             return pc.invert(pc.starts_with(values, predicate.literal.value))
         case ex.BoundIn() | ex.BoundNotIn():
-            # Arrow finds a null in no set; SQL does not know.
+            # Arrow finds a null in no set; in SQL the result is unknown.
             among = pc.is_in(values, pa.array(list(predicate.value_set), values.type))
             found = pc.if_else(pc.is_valid(values), among, pa.scalar(None, pa.bool_()))
             return pc.invert(found) if isinstance(predicate, ex.BoundNotIn) else found

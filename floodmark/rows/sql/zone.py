@@ -1,7 +1,7 @@
-"""The time zone in which expressions are computed: UTC, whatever a session has, so that every writer gets the same.
+"""The time zone in which expressions are computed: UTC, whatever a session has set, so that all writers agree.
 
-It is a setting of the session, which jobs of several threads share: the first one sets it, the last one puts it back.
-Other queries of the same session meanwhile see UTC too. A crash takes the session with it.
+It is a setting of the session, which jobs of several threads share: the first job sets it, the last one restores it.
+Meanwhile other queries of the same session see UTC too. A crash takes the session with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 _ZONE = "spark.sql.session.timeZone"
 _lock = threading.Lock()
-# By session: itself, what was set before, and how many are at work.
+# By session: the session, the value before, and how many jobs run.
 _held: dict[int, tuple[Any, str, int]] = {}
 
 

@@ -1,1 +1,1 @@
-"""Rows that come in become data files."""
+"""Staging: incoming rows become data files."""

@@ -1,4 +1,4 @@
-"""Several DataFrames with the same columns, staged by one Spark job: the files of each are its own.
+"""Several DataFrames with the same columns, staged by one Spark job: each has files of its own.
 
 A job costs far more than a few thousand rows do, and so does each of its tasks: parts share tasks, as many as there are
 cores. Rows of a part follow one another in a task, so one file at a time is open. Only the records that came back count
@@ -65,7 +65,7 @@ class Bundle:
 
 
 def _tasks(rows: DataFrame, parts: int) -> int:
-    """As many as run at once; Connect cannot tell."""
+    """As many as run at once; Connect does not report it."""
     spark = rows.sparkSession
     return spark.sparkContext.defaultParallelism if hasattr(spark, "_jsc") else parts
 

@@ -1,8 +1,8 @@
-"""Deletions files: the keys that one commit takes out of a keyed table, in one Parquet file of its key columns.
+"""Deletions files: the keys that one commit deletes from a keyed table, in one Parquet file of its key columns.
 
 Written like data files: field ids, the names that data files have, zstd. Rows come in any order and stay in it. Memory
 is bounded by one small row group (I14). The name appears when the file is closed and not before; without a key there is
-no file. Keys come from rows that the table holds, so what does not fit its key is `Corrupt`, not bad input. A crash
+no file. Keys come from rows that the table holds, so a key that does not fit is `Corrupt`, not bad input. A crash
 leaves at most a whole file in the operation's folder that nothing refers to (I3).
 """
 
@@ -51,7 +51,7 @@ class DeletionsWriter:
         return self._writer.rows
 
     def write(self, keys: pa.RecordBatch | pa.Table) -> None:
-        """Take keys, in columns that have the names of the table's key columns."""
+        """Add keys, in columns that have the names of the table's key columns."""
         conformer = Conformer(self._shape, keys.schema)
         for batch in keys.to_batches() if isinstance(keys, pa.Table) else [keys]:
             problems = Problems()
@@ -63,14 +63,14 @@ class DeletionsWriter:
                 self._writer.write(conformed)
 
     def finish(self) -> FileRecord | None:
-        """Close the file, which is durable then; None if no key came."""
+        """Close the file, which is durable then; None if no key was added."""
         records = self._writer.finish()
         if sum(record.rows for record in records) != self.rows or len(records) > 1:
             raise Corrupt("a deletions file does not hold the keys that were written", file=self.location)
         return records[0] if records else None
 
     def abandon(self) -> None:
-        """Give the file up: its name never appears. After `finish` there is nothing to give up."""
+        """Discard the file: its name never appears. After `finish` there is nothing to discard."""
         self._writer.abandon()
 
 

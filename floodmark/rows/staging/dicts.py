@@ -1,9 +1,9 @@
-"""Rows as Python dicts, the form JSON comes in, as an Arrow table of a table's columns.
+"""Rows as Python dicts, the form of JSON, as an Arrow table of a table's columns.
 
 JSON's rules: an absent key is null, times and dates are ISO text, whole numbers and text may be decimals. Python's
-leniency is not taken over: a bool is not a number, a float is no decimal and no whole number, a number is no text.
-Whatever does not fit is counted per column with an example, and raised once for all rows.
-`rows_schema` says which columns the rows have beyond the table's, by their values; it judges none of them.
+leniency does not apply: a bool is not a number, a float is no decimal and no whole number, a number is no text. Values
+that do not fit are counted per column with an example, and raised once for all rows. `rows_schema` returns the columns
+that the rows have beyond the table's, by their values; it checks none of them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _incoming_fields(rows: Sequence[dict[str, Any]], columns: tuple[Column, ...]
     kinds = {column.name: _incoming_type([row.get(column.name) for row in rows], column) for column in columns}
     names = {column.name for column in columns}
     for name in dict.fromkeys(key for row in rows if not row.keys() <= names for key in row if key not in names):
-        # A key that is no text is no name: it stays an unknown one.
+        # A key that is not text is no name: it stays an unknown one.
         if isinstance(name, str):
             kinds[name] = _inferred([row.get(name) for row in rows], f"{path}{name}")
     return [pa.field(name, kind) for name, kind in kinds.items()]
@@ -96,7 +96,7 @@ def _needs_long(value: Any) -> bool:
     except OverflowError:
         return True
     except TypeError:
-        pass  # it is no whole number at all: whoever converts it says so
+        pass  # it is not a whole number: the conversion reports it
     return False
 
 
@@ -198,7 +198,7 @@ def _leaf(values: list[Any], column: Column, problems: Problems) -> pa.Array:
         try:
             return pa.array(values, kind)
         except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
-            pass  # some value is out of range: the slow way below finds which
+            pass  # some value is out of range: the slow path below finds which
     if types.is_timestamp(kind) and (moments := _timestamps(values, kind)) is not None:
         return moments
     convert = _converter(kind)
@@ -215,9 +215,9 @@ def _leaf(values: list[Any], column: Column, problems: Problems) -> pa.Array:
 
 
 def _timestamps(values: list[Any], kind: pa.DataType) -> pa.Array | None:
-    """ISO texts read by Arrow, several times as quick; None if it does not take them all. It is stricter than we are.
+    """ISO texts read by Arrow, several times as fast; None if it does not take them all. It is stricter than we are.
 
-    But for one thing: it knows a year 0, and zones may lift its last day into the first year.
+    With one exception: it accepts a year 0, and zones may lift its last day into the first year.
     """
     if not set(map(type, values)) <= {str, _NONE}:
         return None
@@ -229,7 +229,7 @@ def _timestamps(values: list[Any], kind: pa.DataType) -> pa.Array | None:
 
 
 def _exact(kind: pa.DataType) -> frozenset[type]:
-    """Python types whose values Arrow takes as this type without any judgement of ours."""
+    """Python types whose values Arrow takes as this type without a check of ours."""
     if types.is_integer(kind):
         return frozenset({int, _NONE})
     if types.is_float64(kind):
@@ -285,7 +285,7 @@ def _float(value: Any, kind: pa.DataType) -> float:
     number = float(given)
     if isinstance(given, int) and (number != given or pa.scalar(number, pa.float64()).cast(kind).as_py() != given):
         raise ValueError(given)
-    # A column of floats says how precise it is, so rounding is meant; turning a number into infinity is not.
+    # A column of floats has a known precision, so rounding is intended; turning a number into infinity is not.
     if types.is_float32(kind) and isfinite(number) and abs(number) > _FLOAT_MAX:
         raise OverflowError(given)
     return number

@@ -1,11 +1,11 @@
-"""Keys that come twice in one input: found in what was staged, or settled before that by an order column.
+"""Keys that occur twice in one input: found in the staged files, or resolved before that by an order column.
 
-Finding reads the key columns of the staged files and keeps one hash of each key. What does not fit into memory is
-done in passes over parts of the hashes, split further for as long as a part is too large (I14). Equal hashes are only
-a suspicion: those keys are read again and compared, so the answer never rests on a hash.
+Finding reads the key columns of the staged files and keeps one hash of each key. Hashes that do not fit into memory are
+processed in passes over parts of them, split further for as long as a part is too large (I14). Equal hashes are only a
+suspicion: those keys are read again and compared, so the answer never depends on a hash.
 
 With an order column the highest row of a key stays. Rows of a key that tie for it are one if they are the same row;
-else they all stay, for nobody can say which is the last, and finding refuses them.
+else they all stay, because it is unknown which is the last, and finding refuses them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Numbers = npt.NDArray[np.int64]
 def find_duplicates(
     storage: Storage, files: Sequence[str], fields: Sequence[NestedField], pass_rows: int = HASHES_PER_PASS
 ) -> list[str]:
-    """Examples of keys that occur more than once in these files; none if every key is there once."""
+    """Examples of keys that occur more than once in these files; none if every key occurs once."""
     # Parts of the hashes as (remainder, divisor).
     parts = [(0, 1)]
     while parts:
@@ -72,7 +72,7 @@ def _hashes_of_part(
     storage: Storage, files: Sequence[str], fields: Sequence[NestedField], remainder: int, divisor: int, limit: int
 ) -> tuple[Hashes, bool]:
     """The hashes of one part, at most `limit` of them, and whether these are all."""
-    # Memory is taken when it is written to: a small input takes little.
+    # Memory is allocated when it is written to: a small input takes little.
     held = np.empty(limit, np.uint64)
     count = 0
     for _, hashes in _hashed(storage, files, fields):
@@ -99,7 +99,7 @@ def _confirmed(storage: Storage, files: Sequence[str], fields: Sequence[NestedFi
         if suspected.any():
             held.append(batch.filter(pa.array(suspected)))
             size_bytes += held[-1].nbytes
-        # A key that comes a million times need not be held a million times to be seen.
+        # A key that occurs a million times need not be held a million times to be found.
         if size_bytes >= look_bytes:
             found = _repeated_keys(pa.Table.from_batches(held))
             if found:
@@ -149,9 +149,9 @@ def _mixed(words: Hashes) -> Hashes:
 
 
 def last_of_table(table: pa.Table, key: Sequence[str], order: str) -> pa.Table:
-    """Per key the row with the highest value in `order`; no value is lower than any."""
+    """Per key the row with the highest value in `order`; null is lower than any value."""
     given, names = table.schema, table.schema.names
-    # Arrow cannot filter views, in which some libraries keep their text.
+    # Arrow cannot filter views, in which some libraries store their text.
     table = table.cast(pa.schema([field.with_type(_without_views(field.type)) for field in given]))
     positions = [names.index(require_name(name, names, "key")) for name in key]
     ranks = _ranks(table.column(names.index(require_name(order, names, "order"))), order)
@@ -228,7 +228,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def last_of_dataframe(df: DataFrame, key: Sequence[str], order: str) -> DataFrame:
-    """Per key the row with the highest value in `order`; no value is lower than any.
+    """Per key the row with the highest value in `order`; null is lower than any value.
 
     Rows that tie and hold a map all stay, also if they are the same: Spark does not compare maps.
     """

@@ -1,8 +1,8 @@
-"""Rows on their way in: which of several with one key counts, if the caller named a column that tells their order;
-which of them bring the columns that an expression would fill; and which columns rows that are merged leave out.
+"""Incoming rows: which of several with one key counts, if the caller named an order column; which of them bring the
+columns that an expression would fill; and which columns merged rows leave out.
 
-A merge has one rule for all kinds of data: a column that the rows leave out is never written as null over a value. They
-are refused, or, in a partial merge, only the columns that they bring are updated. Dicts are judged row by row.
+A merge has one rule for all kinds of data: a column that the rows leave out is never written as null over a value. The
+rows are refused, or, in a partial merge, only the columns that they bring are updated. Dicts are checked row by row.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Parts:
 
 
 def last_of(data: Any, key: Sequence[str], order: str, target: StageTarget, *, partial: bool = False) -> Any:
-    """The rows with, of each key, only the last in the order of a column. An order column that is not the table's goes.
+    """The rows with only the last row of each key, by an order column, which is dropped if the table does not have it.
 
-    Rows of one key with the same order stay both, unless they are equal: they are refused later, with examples. Data in
-    memory stays there; a reader is read to its end.
+    Rows of one key with the same order both stay, unless they are equal: they are refused later, with examples. Data in
+    memory stays in memory; a reader is read to its end.
     """
     kept = order in {column.name for column in target.shape().columns}
     if isinstance(data, Parts):
@@ -66,7 +66,7 @@ def last_of(data: Any, key: Sequence[str], order: str, target: StageTarget, *, p
 
 
 def _check_same_columns(rows: Sequence[dict[str, Any]], key: Sequence[str], order: str) -> None:
-    """Of a partial merge: the last row of a key would drop what only an earlier one brings."""
+    """Of a partial merge: the last row of a key would drop columns that only an earlier one brings."""
     columns: dict[tuple[Any, ...], frozenset[str]] = {}
     for row in rows:
         if columns.setdefault(tuple(row.get(name) for name in key), frozenset(row)) != frozenset(row):
@@ -99,9 +99,9 @@ def _before(one: Any, other: Any) -> bool:
 
 
 def by_lacking(data: Any, fills: Sequence[Fill], target: StageTarget) -> list[tuple[Any, tuple[Fill, ...]]]:
-    """The rows in parts, with the fills whose columns the rows of a part do not bring. A null that is sent is brought.
+    """The rows in parts, with the fills whose columns the rows of a part do not bring. A sent null counts as brought.
 
-    Dicts are told apart one by one, other rows by their columns. Stage what is returned: the given rows may be used up.
+    Dicts are separated one by one, other rows by their columns. Stage what is returned: the given rows may be used up.
     """
     if not fills:
         return [(data, ())]
@@ -180,11 +180,11 @@ def _dict_problems(
     names = {column.name for column in shape.columns}
     structs = [column for column in shape.columns if column.children]
     required, problems = frozenset(needed), Problems()
-    # Rows of one source mostly have the same columns: each set of them is looked at once.
+    # Rows of one source mostly have the same columns: each set of them is checked once.
     counts: dict[frozenset[Any], int] = {}
     for row in rows:
         if not isinstance(row, dict):
-            return []  # staging says so
+            return []  # staging reports it
         brought = frozenset(row)
         counts[brought] = counts.get(brought, 0) + 1
         for column in structs:
@@ -200,7 +200,7 @@ def _dict_problems(
 
 
 def _left_out_inside(value: Any, column: Column) -> Iterator[str]:
-    """The fields that structs inside a value leave out. What is no value of the column is left to staging."""
+    """The fields that structs inside a value leave out. A value that does not fit the column is left to staging."""
     kind = column.field.type
     if pa.types.is_struct(kind) and isinstance(value, dict):
         for child in column.children:

@@ -1,6 +1,6 @@
-"""Which partition a row belongs to, and a batch taken apart by it.
+"""Which partition a row belongs to, and a batch split by it.
 
-Partition values are computed by Iceberg's own transforms over whole Arrow columns, and named by their single-value
+Iceberg's own transforms compute partition values over whole Arrow columns. A value's name is its single-value
 serialisation in base64 (None: null), so that equal values have equal names in every task and process.
 """
 
@@ -35,7 +35,7 @@ def parse_spec(spec_json: str) -> PartitionSpec:
 
 
 class Splitter:
-    """Takes batches of one table apart by partition."""
+    """Splits batches of one table by partition."""
 
     def __init__(self, spec: PartitionSpec, shape: Shape) -> None:
         self.spec = spec

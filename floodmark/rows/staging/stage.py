@@ -1,10 +1,10 @@
 """Stage rows: new data files that nothing refers to yet, and their records.
 
-One function writes (`stage_batches`); it runs on executors for DataFrames and in the caller's process for what is
-already in memory. Only the records that came back count (I3): a task that died, was repeated or ran twice at once
-leaves files in the operation's folder that no record names, and names are never shared between attempts. Rows that do
-not fit write nothing that counts: problems come back as records too, are added up, and raised as one `Invalid`. If the
-driver stops waiting, the job's tasks are stopped by their tag. A crash leaves files that healing deletes.
+One function writes (`stage_batches`); it runs on executors for DataFrames and in the caller's process for data in
+memory. Only the records that came back count (I3): a task that died, was repeated or ran twice at once leaves files in
+the operation's folder that no record names, and attempts never share names. Rows that do not fit write nothing that
+counts: problems come back as records too, are added up, and raised as one `Invalid`. If the driver stops waiting, the
+job's tasks are stopped by their tag. A crash leaves files that recovery deletes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _SPARK_DEFAULTS = {_ROWS: "10000", _BYTES: "67108864b"}
 # Spark weighs every row it packs if a batch is limited by bytes, which halves the speed of narrow rows. So rows of
-# numbers are limited by count alone, text by a smaller count, and only what is known to be big by its bytes.
+# numbers are limited by count alone, text by a smaller count, and only types that may be big by their bytes.
 _NUMBERS = {_ROWS: "65536", _BYTES: str(2**31 - 1)}
 _TEXT = {_ROWS: "4096", _BYTES: str(2**31 - 1)}
 _BIG = {_ROWS: "4096", _BYTES: str(32 * 1024 * 1024)}
@@ -54,7 +54,7 @@ _BIG = {_ROWS: "4096", _BYTES: str(32 * 1024 * 1024)}
 
 @dataclass(frozen=True)
 class StageTarget:
-    """Where and how to stage rows of one table: plain values, so that it travels to executors."""
+    """Where and how to stage rows of one table: plain values, so that it can be sent to executors."""
 
     folder: str
     schema_json: str
@@ -69,7 +69,7 @@ class StageTarget:
     fill_missing: bool = False
 
     def without(self, field_ids: tuple[int, ...]) -> StageTarget:
-        """The same for files that do not hold these columns."""
+        """The same for files without these columns."""
         return replace(self, schema_json=_schema_without(self.schema_json, field_ids)) if field_ids else self
 
     def shape(self) -> Shape:
@@ -166,7 +166,7 @@ def _conformed(
 def stage_in_process(target: StageTarget, data: Any, storage: Storage) -> list[FileRecord]:
     """Stage an Arrow table, batch or reader, a pandas DataFrame or a list of dicts, without Spark."""
     schema, batches = in_memory_batches(data, target.shape())
-    # An input without rows is still checked: a wrong column must not wait for its first row to be found.
+    # An input without rows is still checked: an error about a wrong column must not wait for the first row.
     target.conformer(schema).problems.raise_invalid()
     staged = stage_batches(target, _cut(batches), clock.new_id(), storage=storage)
     Problems(staged.problems).raise_invalid()
@@ -176,8 +176,8 @@ def stage_in_process(target: StageTarget, data: Any, storage: Storage) -> list[F
 def incoming_schema(data: Any, shape: Shape) -> tuple[pa.Schema, Any]:
     """The columns of rows in any form that can be staged, and the rows: stage these, the given ones may be used up.
 
-    Nothing is read but what is in memory. Rows that say no types (dicts) have the table's, and their own where they are
-    new; pandas' nanoseconds count as microseconds, which staging then checks value by value.
+    Only data in memory is read. Rows without types (dicts) get the table's, and their own where they are new; pandas'
+    nanoseconds count as microseconds, which staging then checks value by value.
     """
     if hasattr(data, "mapInArrow"):  # a Spark DataFrame, classic or Connect
         return _dataframe_schema(data), data
@@ -220,7 +220,7 @@ def _arrow(data: Any) -> Any:
 
 
 def _from_pandas(frame: Any) -> pa.Table:
-    """The frame's columns as Arrow; its index is not a column. What pandas calls missing (NaN too) is null."""
+    """The frame's columns as Arrow; its index is not a column. Missing values of pandas (NaN too) are null."""
     arrays = []
     for position, name in enumerate(frame.columns):
         try:
@@ -259,7 +259,7 @@ def run_stage_tasks(
     stage: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     operation_id: str,
 ) -> list[tuple[int, FileRecord]]:
-    """Run tasks that tell what they staged (`told`): the files by their paths, each with the number of its part."""
+    """Run tasks that report what they staged (`told`): the files by their paths, each with the number of its part."""
     with batch_size(rows):
         found = collect_tagged(
             rows.mapInArrow(stage, _RESULT_SCHEMA), f"floodmark-{operation_id}", "Spark could not stage the rows"
@@ -290,7 +290,7 @@ def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.Reco
 
 
 def told(part: int, staged: Staged) -> Iterator[pa.RecordBatch]:
-    """What a task says of a part: its problems, or else its files; nothing, if it had no rows."""
+    """The report of a task on a part: its problems, or else its files; empty if it had no rows."""
     bodies = [one.to_json() for one in staged.problems or staged.records]
     count, problem = len(bodies), bool(staged.problems)
     if bodies:
@@ -301,7 +301,7 @@ def told(part: int, staged: Staged) -> Iterator[pa.RecordBatch]:
 
 
 def task_name() -> str:
-    """What names of files begin with in a task: whoever looks for a file's maker finds it in Spark's log."""
+    """The prefix of file names in a task: it leads from a file to its task in Spark's log."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -310,9 +310,9 @@ def task_name() -> str:
 
 @contextmanager
 def batch_size(df: DataFrame) -> Iterator[None]:
-    """Sizes of Arrow batches that suit the DataFrame's columns, unless somebody chose them; put back at the end."""
+    """Set sizes of Arrow batches that suit the DataFrame's columns, unless the user set them; restored at the end."""
     spark = df.sparkSession
-    # Before the job begins already: a Connect server that is away answers nothing about settings either.
+    # Before the job begins already: an unreachable Connect server does not answer queries of settings either.
     with spark_job(spark, "Spark could not stage the rows"), _BATCH_SIZES.held(spark, _sizes_for(df)):
         yield
 
@@ -325,14 +325,14 @@ def _sizes_for(df: DataFrame) -> dict[str, str]:
 
 
 class _BatchSizes:
-    """Settings of sessions that jobs of several threads share: the first sets them, the last puts them back.
+    """Settings of sessions that jobs of several threads share: the first job sets them, the last restores them.
 
-    While jobs of different kinds are at work, the smallest limit of any of them holds for all.
+    While jobs of different kinds run, the smallest limit of any of them applies to all.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By session: itself, what was set before, and what each job at work wants.
+        # By session: the session, the values before, and what each running job wants.
         self._held: dict[int, tuple[Any, dict[str, str], list[dict[str, str]]]] = {}
 
     @contextmanager
@@ -349,14 +349,14 @@ class _BatchSizes:
                 jobs.remove(wanted)
                 if not jobs:
                     del self._held[id(spark)]
-                # A session that is lost is not used again, and would make this wait once more.
+                # A lost session is not used again, and would make this wait once more.
                 if not is_lost(spark):
                     self._set(spark, before, jobs)
 
     def _set(self, spark: Any, before: dict[str, str], jobs: list[dict[str, str]]) -> None:
         for key, value in before.items():
             limits = [job[key] for job in jobs]
-            # What somebody chose is left alone.
+            # A value that the user set is kept.
             if value == _SPARK_DEFAULTS[key]:
                 spark.conf.set(key, min(limits, key=int) if limits else value)
 

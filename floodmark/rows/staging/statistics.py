@@ -46,7 +46,7 @@ _CODE_POINT_MAX = 0x10FFFF
 
 @dataclass(frozen=True)
 class Leaf:
-    """One Parquet column: what it is in the table's schema."""
+    """One Parquet column and its field in the table's schema."""
 
     field_id: int
     kind: PrimitiveType

@@ -1,8 +1,8 @@
 """Parquet data files written from conformed batches: bounded memory, real file sizes, exact records.
 
-Batches wait in a buffer per partition until they make a row group. A file is closed when the bytes written reach the
-target. What waits, and how many files are open, is bounded over all partitions of a task (I14): the largest goes first.
-A file's name appears when it is closed and not before; an abandoned writer leaves no name behind. A crash leaves whole
+Batches wait in a buffer per partition until they fill a row group. A file is closed when the bytes written reach the
+target. Waiting rows and open files are bounded over all partitions of a task (I14): the largest is written first. A
+file's name appears when it is closed and not before; an abandoned writer leaves no name behind. A crash leaves whole
 files in the operation's folder that nothing refers to (I3).
 """
 
@@ -48,7 +48,7 @@ class WriteOptions:
     def of(
         cls, properties: Mapping[str, str], target_file_bytes: int, sort: tuple[tuple[str, str], ...]
     ) -> WriteOptions:
-        """The table properties that Iceberg's writers know; what is not set has our default."""
+        """The table properties that Iceberg's writers know; our default for each that is not set."""
         codec = properties.get("write.parquet.compression-codec", "zstd").lower()
         codec = "none" if codec == "uncompressed" else codec
         if codec not in _CODECS:
@@ -61,7 +61,7 @@ class WriteOptions:
 
 
 class _Abandoned(Exception):
-    """Tells a storage writer that its file must not appear."""
+    """Signals a storage writer that its file must not appear."""
 
 
 class _OpenFile:
@@ -81,7 +81,7 @@ class _OpenFile:
                 compression=options.codec,
                 compression_level=options.level,
                 store_schema=False,
-                # A dictionary that grows past this is no gain: give it up early instead of building it to the end.
+                # A dictionary that grows past this is no gain: stop early instead of building it to the end.
                 dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
                 store_decimal_as_integer=True,
                 write_page_checksum=True,
@@ -126,7 +126,7 @@ class _Waiting:
         self.batches.append(batch)
         self.size_bytes += batch.nbytes
         if len(self.batches) >= _BATCHES_WAITING_MAX and self.size_bytes < ROW_GROUP_BYTES // _BATCHES_WAITING_MAX:
-            # Many crumbs cost more than their bytes.
+            # Many small batches cost more than their bytes.
             self.batches = pa.Table.from_batches(self.batches).combine_chunks().to_batches()
 
     def take(self) -> pa.Table:
@@ -173,7 +173,7 @@ class DataWriter:
             self._flush(max(self._waiting, key=lambda key: self._waiting[key].size_bytes))
 
     def finish(self) -> list[FileRecord]:
-        """Write what waits and close every file; the records of all files."""
+        """Write the waiting rows and close every file; the records of all files."""
         while self._waiting:
             key = next(iter(self._waiting))
             if self._waiting[key].batches:
@@ -182,7 +182,7 @@ class DataWriter:
         return self.records
 
     def abandon(self) -> None:
-        """Give up the open files: their names never appear. Closed files stay; nothing refers to them."""
+        """Discard the open files: their names never appear. Closed files stay; nothing refers to them."""
         for waiting in self._waiting.values():
             if waiting.file is not None:
                 waiting.file.abandon()

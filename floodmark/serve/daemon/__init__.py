@@ -1,1 +1,1 @@
-"""The daemon of `floodmark run`: its life, what its settings declare, and the tasks that it runs on schedule."""
+"""The daemon of `floodmark run`: its lifecycle, what its settings declare, and the tasks that it runs on schedule."""

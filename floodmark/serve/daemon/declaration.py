@@ -1,10 +1,11 @@
-"""What a settings file declares, checked as a whole before anything starts, and brought into the lake where it is new.
+"""What a settings file declares: checked as a whole before anything starts, then created in the lake where it is new.
 
-Every error says where in the file: tables, sinks and sources are judged by the rooms that know them, and their refusals
-get the place of the setting that they name. Against the lake: what a source or a sink names must be there, or be
-declared. What is new is made (tables only if they are asked for); what the lake has and the file says otherwise is told
-and left as it is: `floodmark apply` and `floodmark sink set` change it, a start of the daemon does not. It is said with
-what is there, what is declared, and a command that works as it is printed: hints that lead to each other are no help.
+Every error names its place in the file. The packages that own tables, sinks and sources check them, and their refusals
+get the place of the setting that they name. Against the lake: a table that a source or a sink names must exist or be
+declared. New sinks are created, new tables only on request. Where the lake differs from the file, the difference is
+reported and the lake stays as it is: `floodmark apply` and `floodmark sink set` change it, a start of the daemon does
+not. The report has what exists, what is declared, and a command that works as printed: hints that lead to each other
+are no help.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Declaration:
 
 
 def check_file(settings: Settings) -> Declaration:
-    """The declaration of a file; `Invalid` with file, line and column for the first thing that is wrong with it."""
+    """The declaration of a file; `Invalid` with file, line and column for the first error in it."""
     text = settings.text
     with _placed(text, "storage"):
         checked(settings.storage)
@@ -76,23 +77,23 @@ def check_file(settings: Settings) -> Declaration:
 
 
 def check_lake(declaration: Declaration, tables: set[str]) -> None:
-    """Every table that a source or a sink names is there, or declared."""
+    """Check that every table that a source or a sink names exists or is declared."""
     declared = {table.name for table in declaration.tables if not table.drop}
     known = sorted(tables | declared)
     for name, source in declaration.sources.items():
         if source.table not in known:
             raise _no_table(f"sources.{name}.table", source.table, known, declaration.text)
     for name, sink in declaration.sinks.items():
-        if sink.declared.line == MAIN:  # of other branches nobody knows before they are made
+        if sink.declared.line == MAIN:  # tables of other branches are unknown before the branches exist
             for table in sink.declared.tables:
                 if table not in known:
                     raise _no_table(f"sinks.{name}.tables", table, known, declaration.text)
 
 
 def check_apart(declaration: Declaration, lake: str, spool: Path | None) -> None:
-    """No drop folder is in the lake's own folder or spool, nor the other way round: files would be taken for others.
+    """No drop folder is inside the lake's folder or spool, nor the other way round: files would be mistaken for others.
 
-    Those of sources and sinks among each other: `check_file`.
+    `check_file` compares the folders of sources and sinks with each other.
     """
     own = [Path(found).resolve() for found in (local_path(root_location(lake)), spool) if found is not None]
     for name, source in declaration.sources.items():
@@ -104,14 +105,14 @@ def check_apart(declaration: Declaration, lake: str, spool: Path | None) -> None
 
 
 def source_path(source: SourceSettings) -> Path:
-    """The folder of a source, whole: seen from where the daemon was started."""
+    """The absolute path of a source's folder, relative to where the daemon was started."""
     return Path(os.path.expanduser(source.path)).resolve()
 
 
 def make_new(declaration: Declaration, settings: Settings, lake: Lake, *, create: bool) -> list[str]:
-    """Make what is new: sinks, with `create` tables too. Returns what the lake has and the file says otherwise.
+    """Create what is new: sinks, and with `create` tables too. Returns where the lake differs from the file.
 
-    Crash in between: what was made stays, and is not new at the next start.
+    Crash in between: what was created stays, and is not new at the next start.
     """
     there = {head.table.lower() for head in lake.heads()}
     new = {name: entry for name, entry in settings.tables.items() if name.lower() not in there}
@@ -136,7 +137,7 @@ def make_new(declaration: Declaration, settings: Settings, lake: Lake, *, create
 
 
 def _check_tables_are_there(name: str, declared: Declared, lake: Lake) -> None:
-    """Declared, but not made: that is said of the sink that follows it."""
+    """Check that the sink's tables exist; one that is declared but not created is an error of the sink."""
     there = {head.table for head in lake.heads(declared.line)}
     for table in declared.tables:
         if table not in there:
@@ -179,7 +180,7 @@ class _Difference:
 
 
 def _sink_differences(known: Sink, sink: DeclaredSink) -> list[_Difference]:
-    """What of a sink the lake has otherwise; of settings with keys of their own, which of these."""
+    """How the lake's sink differs from the declared one; of settings with keys of their own, which keys."""
     declared = sink.declared
     tables = sorted({followed.table for followed in known.tables} | set(known.lost))
     pairs: dict[str, tuple[Json, Json]] = {
@@ -203,7 +204,7 @@ def _by_key(settings: AnySettings) -> dict[str, Json]:
 
 def _sink_text(name: str, declared: Declared, found: list[_Difference], file: str) -> str:
     fixed = ("type", "tables", "branch", *PLACE[declared.kind])
-    # A key of its own that is only there cannot be taken away by `sink set`.
+    # `sink set` cannot remove a key that only the lake's sink has.
     stuck = [one for one in found if one.setting in fixed or ("." in one.setting and one.declared is None)]
     if stuck:
         remove = _command(f"sink remove {name} --apply", file)
@@ -218,7 +219,7 @@ def _sink_text(name: str, declared: Declared, found: list[_Difference], file: st
 
 
 def _option(one: _Difference) -> str:
-    """As `floodmark sink set` takes it; without a value it goes back to its default."""
+    """A setting as `floodmark sink set` takes it; without a value it returns to its default."""
     if isinstance(one.declared, list):
         option = {"columns": "--column", "partition": "--partition"}[one.setting]
         return " ".join(f"{option} {shlex.quote(value)}" for value in one.declared or [""])
@@ -233,7 +234,7 @@ def _shown(value: Json) -> str:
 
 
 def _command(verb: str, file: str) -> str:
-    """A command that means the lake of this file, also from a shell whose environment names another one."""
+    """A command that names the lake of this file, so that it works in a shell whose environment names another lake."""
     return f"floodmark {verb}" if file in ("", FILE_NAME) else f"floodmark --config {shlex.quote(file)} {verb}"
 
 
@@ -259,7 +260,7 @@ def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_folders(sources: Mapping[str, SourceSettings], sinks: Mapping[str, DeclaredSink], text: TomlText) -> None:
-    """No drop folder is another one's, nor where a sink writes: what goes out would come in again."""
+    """No two sources share a drop folder, and no sink writes into one: its output would be loaded again."""
     folders: dict[Path, str] = {}
     for name, sink in sinks.items():
         with _placed(text, f"sinks.{name}"):
@@ -276,7 +277,7 @@ def _check_folders(sources: Mapping[str, SourceSettings], sinks: Mapping[str, De
 
 
 def _sink_path(sink: DeclaredSink) -> Path | None:
-    """The folder that a sink writes files to; None if it is none of this machine."""
+    """The folder that a sink writes files to; None if it is not on this machine."""
     if not isinstance(sink.settings, FilesSettings):
         return None
     found = local_path(root_location(sink.settings.path))
@@ -288,7 +289,7 @@ def _overlap(one: Path, other: Path) -> bool:
 
 
 def check_folders_are_there(declaration: Declaration, *, create: bool) -> None:
-    """The drop folders; with `create` they are made."""
+    """Check the drop folders; with `create` they are made."""
     for name, source in declaration.sources.items():
         folder = source_path(source)
         if create:
@@ -306,14 +307,14 @@ def check_folders_are_there(declaration: Declaration, *, create: bool) -> None:
 
 @contextmanager
 def _placed(text: TomlText, section: str) -> Iterator[None]:
-    """What the rooms below refuse, they refuse without knowing where it was written."""
+    """Lower packages refuse without the place in the file; add it."""
     try:
         yield
     except FloodmarkError as error:
         if error.exit_code != Invalid.exit_code:
             raise
         named = str(error.facts.get("setting") or error.facts.get("option") or "")
-        # Of a key that nobody knows the name is wrong, of others what they are set to.
+        # For an unknown key the place is its name, for others their value.
         is_value = bool(named) and not error.message.startswith(("there is no such setting", "unknown"))
         setting = named if named.startswith(f"{section}.") else f"{section}.{named}" if named else section
         if not named and section == "tables" and "table" in error.facts:
@@ -323,7 +324,7 @@ def _placed(text: TomlText, section: str) -> Iterator[None]:
 
 
 def _table_setting(facts: Mapping[str, Any], text: TomlText) -> str:
-    """What of a table's entry an error is about that names its table, and a column perhaps."""
+    """The part of a table's entry that an error is about, which names its table and perhaps a column."""
     table = f"tables.{facts['table']}"
     for inner in (f"columns.{facts.get('column')}", "columns", "schema"):
         if text.find(f"{table}.{inner}") != text.find(table):

@@ -1,10 +1,10 @@
-"""The daemon's life: it takes the lake, binds, opens the intake, starts its tasks, serves, and ends in bounded time.
+"""The daemon's lifecycle: acquires the lake, binds, opens the intake, starts tasks, serves, and ends in bounded time.
 
-One daemon per lake, by the lease of its process (catalog/daemon.py): a second one is Busy and says who holds it. The
-end comes by SIGTERM or SIGINT: nothing new is accepted, requests under way are answered, rows that were taken are fed,
-tasks stop at their next step. What is not done by then is cut off, which is like a crash: everything that was
-acknowledged is in the catalog or in a spool, and whoever comes next goes on. A daemon that finds that another one took
-over (it was paused for longer than its lease) stops at once, without draining: its work is the other one's now.
+One daemon per lake, by the lease of its process (catalog/daemon.py): a second one gets Busy, which names the holder.
+SIGTERM or SIGINT ends the daemon: it accepts nothing new, answers requests under way, feeds the rows that it took, and
+stops tasks at their next step. What is not done by then is cut off, which is like a crash: everything that was
+acknowledged is in the catalog or in a spool, and the next daemon continues. A daemon that finds that another one took
+over (it was paused for longer than its lease) stops at once, without draining: the other one now owns its work.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from floodmark.settings.settings import OFF, Settings
 from floodmark.shown import count_of
 from floodmark.storage import root_location
 
-# What the daemon says of its tasks is not older than this, and written at most so often.
+# The recorded state of the tasks is at most this old, and is written at most this often.
 TELL_S, TELL_S_MIN = 5.0, 0.5
-# Kept of the time to drain for closing the spools.
+# The part of the drain time that is reserved for closing the spools.
 CLOSE_S = 1.0
-# How soon a thread that computes gives the interpreter to others.
+# How soon a computing thread gives the interpreter to others.
 SWITCH_S = 0.0005
-# A daemon that lost its lake does not wait for what it began.
+# A daemon that lost its lake does not wait for the work that it began.
 LOST_S = 2.0
 
 
 def spool_folder(lake: str, settings: Settings) -> Path | None:
-    """Where rows wait: as it is set, else in the lake's folder; None for a lake that is elsewhere."""
+    """The folder of the spools: as set, else in the lake's folder; None for a lake that is not on a local disk."""
     if settings.serve.spool is not None:
         return Path(os.path.expanduser(settings.serve.spool)).resolve()
     return default_folder(root_location(lake))
 
 
 def tokens_of(settings: Settings) -> list[Token]:
-    """Who may ask: the one token that may do everything, and those with names and roles."""
+    """The tokens that callers may use: the one that may do everything, and those with names and roles."""
     single = settings.serve.token_sha256
     named = [Token(name, token.sha256, token.role) for name, token in settings.serve.tokens.items()]
     return named if single is None else [Token("token", single, "admin"), *named]
@@ -87,7 +87,7 @@ class Daemon:
     _lost: Fenced | None = field(default=None, init=False)
 
     def run(self) -> None:
-        """Until a signal comes. Busy if another daemon holds the lake, Fenced if one took over."""
+        """Run until a signal comes. Busy if another daemon holds the lake, Fenced if one took over."""
         hold = self.lake.catalog.daemon
         with self._signals():
             hold.take(None)
@@ -122,7 +122,7 @@ class Daemon:
         self._server = _Ending(app, listening, self.announce, max(1, math.ceil(self.settings.serve.drain_s)))
         self._server.on_stop = self.stop
         if self.tasks.stop.is_set():
-            return  # it came while the app was made
+            return  # the signal came while the app was built
         uvloop.run(self._server.serve(sockets=[listening]))
         self.stop()
         if not service.workers.close(self._left_s()):
@@ -147,7 +147,7 @@ class Daemon:
         threading.Thread(target=self._tell, name="floodmark-tell", daemon=True).start()
 
     def _tell(self) -> None:
-        """Say how the tasks are, for as long as there is somebody to say it; and find out if it is another now."""
+        """Record the state of the tasks until the end, and detect that another daemon took over."""
         while True:
             self.tasks.changed.wait(TELL_S)
             self.tasks.changed.clear()
@@ -165,15 +165,15 @@ class Daemon:
                 return
 
     def _feeds(self) -> list[TaskReport]:
-        """The feed of each spool as a task: it runs by itself, whenever there is something to do."""
+        """The feed of each spool as a task: it runs by itself whenever rows wait."""
         return [] if self._intake is None else [_feed_task(state) for state in self._intake.states()]
 
     # ── the end ──
 
     def stop(self) -> None:
-        """Begin the end: the bound counts from here. Called by signal handlers too: it waits for nothing."""
+        """Begin the end: the time limit counts from here. Signal handlers call it too, so it waits for nothing."""
         if self._until_s == math.inf:
-            # First of all: a signal that comes in the middle of this finds it done.
+            # First of all: a signal that arrives in the middle of this finds it done.
             self._until_s = time.monotonic() + self.settings.serve.drain_s
             self.tasks.stop.set()
 
@@ -183,7 +183,7 @@ class Daemon:
         self._until_s = time.monotonic() + LOST_S
         if self._server is not None:
             self._server.stop()
-            self._server.stop()  # the second time hurries it
+            self._server.stop()  # the second call makes it end sooner
 
     def _left_s(self) -> float:
         return max(0.0, self._until_s - time.monotonic())
@@ -194,7 +194,7 @@ class Daemon:
         if self._intake is not None:
             if self._lost is None and not self._intake.drain(self._left_s() - CLOSE_S):
                 log.get().warning("rows wait in the spool; the next start feeds them")
-            # What is being published may take longer than there is time.
+            # A publish under way may take longer than the time that is left.
             closing = threading.Thread(target=self._intake.close, name="floodmark-close", daemon=True)
             closing.start()
             closing.join(max(CLOSE_S, self._left_s()))
@@ -203,7 +203,7 @@ class Daemon:
             self._cut_off(running)
 
     def _cut_off(self, what: list[str]) -> None:
-        # A thread cannot be stopped. What it holds is in the journal, and healed by whoever comes next.
+        # A thread cannot be stopped. Its operation is in the journal; the next process that opens the lake recovers it.
         log.get().error("cut off", what=", ".join(what), drain=self.settings.serve.drain)
         sys.stderr.flush()
         os._exit(CUT_OFF_CODE if self._lost is None else Fenced.exit_code)
@@ -212,14 +212,14 @@ class Daemon:
         try:
             self.lake.catalog.daemon.release()
         except FloodmarkError as error:
-            # This process ends, and with it its lease.
+            # This process ends, and its lease with it.
             log.get().warning("the lake could not be given back", cause=str(error))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """A signal that comes before or after the server listens to them ends the daemon in order, too."""
+        """A signal that comes before or after the server handles signals ends the daemon in order, too."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # signals come to the main thread alone
+            yield  # only the main thread receives signals
             return
         before = {one: signal.signal(one, lambda *_: self.stop()) for one in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -240,7 +240,7 @@ class _Ending(Server):
 
 
 def _feed_task(state: Mapping[str, Any]) -> TaskReport:
-    """The figures of a spool as those of a task: it has no schedule, and is at work whenever something waits."""
+    """The figures of a spool as those of a task: it has no schedule, and runs whenever rows wait."""
     error = state["error"]
     told = None if error is None else StoredError({"kind": error["kind"], "message": error["message"]})
     fed = f"{count_of(state['fed_rows'], 'row')} fed, {state['waiting_rows'] or 0} waiting"
@@ -256,12 +256,12 @@ def _feed_task(state: Mapping[str, Any]) -> TaskReport:
 
 
 def share_interpreter() -> None:
-    """How threads share one interpreter, set once before it serves: nobody is kept waiting by the feed.
+    """Set how threads share the interpreter, once before serving, so that no request waits for the feed.
 
-    Two things would: a collection of garbage that walks through all that imports have made, a tenth of a second each
-    time; and a thread that computes, which gives the interpreter away only every 5 ms, to others that need it ten times
-    to give one answer. Changes no result, only who waits for whom.
+    Two things would delay requests. A garbage collection walks through all objects that imports made, a tenth of a
+    second each time. A computing thread gives the interpreter away only every 5 ms, and a request needs the interpreter
+    ten times for one answer. This changes no result, only who waits for whom.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
-    gc.freeze()  # what is there now stays: collections do not look at it again
+    gc.freeze()  # objects that exist now stay: collections skip them from now on

@@ -1,8 +1,8 @@
-"""The daemon's tasks: each in a thread of its own, on its schedule, never beside itself.
+"""The daemon's tasks: each in a thread of its own, on its schedule, never two runs of one task at once.
 
-What goes wrong with one is its own: it backs off (floodmark/settings/schedule.py), says so to whoever looks, and the
-others go on. A task holds no truth: what it did is in the catalog before it says so, and one that is cut off is like
-one that crashed. `stop` is given to every run, so that long ones end at their next step.
+A failure stays with its task: the task backs off (floodmark/settings/schedule.py) and reports the failure in its state,
+and the others continue. A task holds no truth: what it did is in the catalog before it reports it, and one that is cut
+off is like one that crashed. Every run gets `stop`, so that long ones end at their next step.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Ran:
     error: FloodmarkError | None = None
     again_s: float | None = None
     paused: bool = False
-    # There is nothing to do any more, ever.
+    # The task has nothing to do any more, ever.
     over: bool = False
-    # Bad files that lie aside until they are taken away, and the newest of them by name.
+    # Bad files that stay set aside until an operator removes them, and the newest of them by name.
     set_aside: int = 0
     bad_files: tuple[JsonObject, ...] = field(default=(), compare=False)
 
@@ -90,7 +90,7 @@ class _Runner:
         self.changed()
 
     def _wait(self) -> bool:
-        """Until the task is due; True if it is to stop."""
+        """Wait until the task is due; True if it is to stop."""
         while not self.stop.is_set():
             left_s = (self.turn.due_s or 0.0) - time.monotonic()
             if left_s <= 0:
@@ -115,7 +115,7 @@ class _Runner:
         )
         self.ended_ms, self.outcome = clock.now_ms(), ran.outcome
         if ran.error is None:
-            # A run that failed did not look.
+            # A failed run has no new count: keep the last one.
             self.set_aside, self.bad_files = ran.set_aside, ran.bad_files
         self.error = None if ran.error is None else _told(ran.error)
         self.state = FAILED if failed else PAUSED if ran.paused else WAITING
@@ -155,7 +155,7 @@ class Tasks:
         self._runners: dict[str, _Runner] = {}
 
     def start(self, task: Task) -> bool:
-        """Run this one from now on; False if one of this name is there and has not come to its end."""
+        """Run this task from now on; False if a task of this name exists and has not ended."""
         with self._lock:
             known = self._runners.get(task.name)
             if self.stop.is_set() or (known is not None and known.thread.is_alive()):
@@ -167,14 +167,14 @@ class Tasks:
 
     def reports(self) -> list[TaskReport]:
         with self._lock:
-            # What was to be done once, and is, needs no line any more.
+            # A task that was to run once, and did, no longer has a line.
             over = [name for name, one in self._runners.items() if one.turn.due_s is None and not one.thread.is_alive()]
             for name in over:
                 del self._runners[name]
             return [runner.report() for runner in self._runners.values()]
 
     def join(self, until_s: float) -> list[str]:
-        """Wait up to this moment (of time.monotonic) for all of them; the names of those that still run."""
+        """Wait up to this moment (of time.monotonic) for all of them; returns the names of those that still run."""
         with self._lock:
             runners = list(self._runners.values())
         for runner in runners:

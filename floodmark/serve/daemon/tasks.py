@@ -1,8 +1,8 @@
-"""What the daemon does by itself: ships sinks, keeps tables healthy, goes on with jobs, loads drop folders.
+"""What the daemon does by itself: ships sinks, maintains tables, resumes jobs, loads drop folders.
 
-Each task is one of the verbs that a person has, at the edge where its outcome becomes a word: nothing here knows how
-rows move. A run looks at `stop` between its steps; whatever is cut off is finished, undone or found by the next run,
-like after a crash. Spark is started by the verb that needs it, and by no other.
+Each task calls one of the verbs that a person has, at the edge where its outcome becomes a word: no code here moves
+rows. A run checks `stop` between its steps; whatever is cut off is finished, undone or found by the next run, as after
+a crash. The verb that needs Spark starts it, and no other does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from floodmark.sinks.settings import ICEBERG
 
 SINK_EVERY = "10s"
 LOOK_EVERY_S = 10.0
-# Maintenance lets a daemon that has just started take in what waits first.
+# Maintenance waits, so that a daemon that has just started first loads what waits.
 MAINTAIN_FIRST_S = 30.0
 
 
@@ -56,7 +56,7 @@ class SinkTask:
         except NotFound:
             return Ran("removed", over=True)
         if done.outcome not in (FAILED, REFUSED):
-            # Busy: somebody runs it by hand; the next round finds what that left.
+            # Busy: another process runs it; the next round ships what that one left.
             return Ran(done.outcome, paused=done.outcome == PAUSED)
         return Ran(done.outcome, done.error or Unavailable(f"the run is {done.outcome}", sink=self.sink))
 
@@ -79,7 +79,7 @@ class MaintainTask:
             records += part().records
         done = Upkept(tuple(records))
         if not done.exit_code or done.outcome == CONFLICT:
-            return Ran(done.outcome)  # a conflict is made up for by the next run
+            return Ran(done.outcome)  # the next run makes up for a conflict
         failed = next(one for one in records if one.outcome in ("failed", "refused", CONFLICT, PARTIAL))
         said = str(failed.detail.get("message") or failed.outcome)
         return Ran(done.outcome, FloodmarkError(said, verb=failed.verb, table=failed.table))
@@ -117,7 +117,7 @@ class JobTask:
 
     def run(self, stop: threading.Event) -> Ran:
         if not is_resumed(self.lake.catalog.jobs.find(self.job_id), self.give_up, clock.now_ms()):
-            return Ran("nothing_to_do")  # somebody else was quicker, cancelled it, or has seen that it failed
+            return Ran("nothing_to_do")  # another process resumed it, cancelled it, or acknowledged its failure
         try:
             done = self.lake.backfill.resume(self.job_id, stop=stop, give_up=self.give_up)
         except Busy:
@@ -128,11 +128,11 @@ class JobTask:
 
 
 def is_resumed(job: Job, give_up: str, now_ms: int) -> bool:
-    """Whether the daemon goes on with a job by itself. What a person has seen is left to that person."""
+    """Whether the daemon resumes a job by itself. A failure that a person acknowledged is left to that person."""
     if job.status == INTERRUPTED:
         return True
     source = job.settings.get("source") or {}
-    # Of a function or an object that cannot be found again, only the same call can go on.
+    # Of a function or an object that cannot be found again, only the same call can resume.
     if source.get("kind") == "object" or ("read" in source and source["read"] is None):
         return False
     since_ms = job.failing_since_ms
@@ -194,7 +194,7 @@ class DropTask:
             words.append(f"moved {count_of(done.failed, 'bad file')} aside")
         if done.set_aside > done.failed:
             words.append(f"{count_of(done.set_aside, 'bad file')} in {FAILED_FOLDER}")
-        # What is still being written is looked at again as soon as it may be complete.
+        # A file that is still being written is checked again as soon as it may be complete.
         again_s = self.settle_s if done.waiting else None
         outcome = "; ".join(words) or "nothing_to_do"
         bad_files = tuple(map(JsonObject, done.bad_files))

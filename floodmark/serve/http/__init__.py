@@ -1,1 +1,1 @@
-"""The lake over HTTP: the server, its limits and tokens, rows that come in, questions, events and metrics."""
+"""The lake over HTTP: the server, its limits and tokens, rows that clients send, queries, events and metrics."""

@@ -1,11 +1,11 @@
 """Who may do what: bearer tokens with roles, and what a browser on this machine may not do in its user's name.
 
-A role may do all that the ones before it may: read, write, admin. Tokens are known by their hashes only (I18), all are
-compared in constant time. Without any token the lake is served on this machine only (server.py), and everybody
-there may do everything; but a page of another origin may not write, and a request that asks for this server by a name
-that is not this machine's is not heard at all: it was sent by a page whose name was turned to this address.
-A token comes in the Authorization header, or in the cookie that the page's login sets; browsers send cookies by
-themselves, so a write by cookie must come from a page of this very server.
+A role may do all that the roles before it may: read, write, admin. Only hashes of tokens are known (I18), and all are
+compared in constant time. Without any token the lake is served on this machine only (server.py), and every caller on it
+may do everything. But a page of another origin may not write, and a request whose Host is not a name of this machine is
+refused: a page sent it whose DNS name was rebound to this address. A token comes in the Authorization header, or in the
+cookie that the page's login sets. Browsers send cookies by themselves, so a write by cookie must come from a page of
+this server.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from starlette.requests import HTTPConnection
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
 COOKIE = "floodmark_token"
-# A header is short; what is longer is no token of ours and is not hashed.
+# A header is short; a longer one is no token of ours and is not hashed.
 TOKEN_CHARACTERS_MAX = 512
-# 256 random bits: a plain SHA-256 of it tells nobody anything, and needs no salt and no slow hash.
+# 256 random bits: a plain SHA-256 of it reveals nothing, and needs no salt and no slow hash.
 TOKEN_BYTES = 32
 TOKEN_PREFIX = "fmt_"
 
@@ -61,7 +61,7 @@ class Caller:
 
     @property
     def actor(self) -> str:
-        """Who a commit of theirs is by: the token's name; empty without tokens, where the lake's own actor stands."""
+        """The actor of the caller's commits: the token's name; empty without tokens: the lake's own actor."""
         return "" if self is ANYBODY else self.name
 
     def may(self, role: Role) -> bool:
@@ -91,7 +91,7 @@ class Access:
         return caller
 
     def caller(self, request: HTTPConnection) -> Caller | None:
-        """Who asks; None if tokens are set and no known one came. Refuses nobody."""
+        """The caller; None if tokens are set and the request has no known one. Refuses no request."""
         if not self._tokens:
             return ANYBODY
         if "authorization" in request.headers:
@@ -101,7 +101,7 @@ class Access:
         return None if token is None else Caller(token.name, token.role, by_cookie=True)
 
     def token_of(self, text: str | None) -> Token | None:
-        """The token that this text is; takes as long for any wrong one, however many are known."""
+        """The token that this text is; takes the same time for any wrong one, however many are known."""
         digest = token_hash((text or "")[:TOKEN_CHARACTERS_MAX])
         found = None
         for token in self._tokens:
@@ -110,7 +110,7 @@ class Access:
         return found if text else None
 
     def check_host(self, host: str | None) -> None:
-        """Without tokens only this machine's own names are answered to (see above)."""
+        """Without tokens, only requests for this machine's own names are answered (see above)."""
         if self._tokens or is_own_name(host):
             return
         raise Refused(
@@ -124,9 +124,9 @@ class Access:
         if origin is None and not caller.by_cookie:
             return
         if caller is not ANYBODY and not caller.by_cookie:
-            return  # a page of another origin cannot know the token: who sends it was given it
+            return  # a page of another origin cannot know the token: the sender was given it
         if origin is None or not is_same_origin(origin, request.headers.get("host")):
-            # A page that a browser shows could write here in its user's name.
+            # A page in a browser could write here in its user's name.
             raise Refused(403, "a page of another origin may not write here", "Use a token in a header.")
 
 
@@ -142,7 +142,7 @@ def is_own_name(host: str | None) -> bool:
 
 
 def is_same_origin(origin: str, host: str | None) -> bool:
-    """Whether a page of this origin came from the server that the request is for. The scheme is the proxy's matter."""
+    """Whether a page of this origin came from the server that the request is for. The scheme is left to the proxy."""
     try:
         return bool(host) and urlsplit(origin).netloc.lower() == (host or "").lower()
     except ValueError:

@@ -1,9 +1,9 @@
 """Errors as answers: the status says what the sender should do, the body says what failed, in our words. Pure.
 
 400, 413, 422: refused for good, as it is. 404: no such table. 409: not now, or not in this order. 412: another lake,
-table, key or unit is meant. 429: too much at once, send it again later. 503: nothing is known to be wrong with it,
-send it again. Nothing of it is stored after any of them but a 503 of kind CommitUnknown, where nobody can tell yet.
-Sent again with the same identity, it is stored once.
+table, key or unit is meant. 429: too much at once, send it again later. 503: no error in the request is known, send it
+again. After any of them nothing of the request is stored, except after a 503 of kind CommitUnknown, where that is not
+known yet. Sent again with the same identity, it is stored once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from floodmark.serve.http.body import TooLarge, TooSlow, Undecodable, UnknownEnc
 from floodmark.serve.http.headers import DESTINATION, NEWEST, OtherKey, Stranger, WrongHeader
 
 RETRY_AFTER_S = 1
-# Of every answer that does not say otherwise itself. Referrers stay with this server, whose own pages write by forms.
+# Of every answer that does not set them itself. Referrers stay with this server, whose own pages write by forms.
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -40,9 +40,9 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-# How much of one text of an error is sent: what came in is in some of them.
+# How much of one text of an error is sent: some contain what the client sent.
 TEXT_CHARACTERS_MAX = 1_000
-# The first that fits counts.
+# The first match counts.
 _STATUSES: tuple[tuple[type[FloodmarkError] | tuple[type[FloodmarkError], ...], int], ...] = (
     ((NotJson, WrongHeader, Undecodable), 400),
     (TooSlow, 408),
@@ -81,12 +81,12 @@ def error_text(error: Mapping[str, Json]) -> bytes:
 
 
 def plain_error(kind: str, message: str, advice: str = "") -> dict[str, Json]:
-    """An error that is none of a lake's."""
+    """An error that is not one of the lake's."""
     return {"kind": kind, "message": message, "facts": {}, "advice": advice}
 
 
 def json_text(data: Mapping[str, Json]) -> bytes:
-    """Plain ASCII: what came in may be no text that could be sent back as it is."""
+    """Plain ASCII: what the client sent may be no text that could be sent back as it is."""
     return json.dumps(data).encode()
 
 

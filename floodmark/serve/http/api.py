@@ -1,8 +1,8 @@
-"""Questions about the lake over HTTP: the same answers as the commands give with --json, from the same functions.
+"""Queries about the lake over HTTP: the same answers as the commands give with --json, from the same functions.
 
-All are answered from the catalog by threads of their own and within a bound of time: writers that are slow do not make
-them wait, and they do not make writers wait. Looking needs the role `read`, since settings tell paths and expressions;
-whether the lake is alive and ready may be asked by anybody, but why it is not is told to readers alone.
+Threads of their own answer all of them from the catalog, within a time limit: slow writers do not delay them, and they
+do not delay writers. Reading needs the role `read`, since settings contain paths and expressions. Any caller may ask
+whether the lake is alive and ready, but only readers get the reasons.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def add_questions(app: FastAPI, service: Service) -> None:
 
 
 def _readiness(app: FastAPI, service: Service) -> None:
-    # Anybody may ask: however many do, one thread is busy with it.
+    # Any caller may ask: however many do, only one thread works on it.
     shared = Shared(service.workers, partial(readiness, service.lake, service.intake, service.store))
 
     @app.get("/healthz", response_model=Alive, responses=errors())
@@ -252,7 +252,7 @@ def _acknowledge(lake: Lake, job: str) -> dict[str, Json]:
 
 
 def _known_form(table: str) -> str:
-    """What can be no name is not asked for: no database has to make sense of it."""
+    """A text that cannot be a name is not looked up: no database has to parse it."""
     if not TABLE_NAME.fullmatch(table):
         raise NotFound("there is no such table", table=repr(table)[:80])
     return table

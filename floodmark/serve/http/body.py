@@ -1,7 +1,7 @@
 """The body of a request, within limits: as it was sent, and as it is once it is unpacked.
 
-Nothing grows before it was counted (I14): a body that says it is too large is refused before it is read, one that does
-not say so when it has become too large, and a small one that unpacks into a large one (a bomb) when it does.
+Bytes are counted before they are kept (I14): a body that declares too large a size is refused before it is read, one
+that declares none when it has become too large, and a small one that unpacks into a large one (a bomb) when it does.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MIB = 1024 * 1024
 GZIP_BITS = 16 + zlib.MAX_WBITS
 PIECE_BYTES = 64 * 1024
 MEMBERS_MAX = 1_000
-# A block of zstd is at most 128 KiB of text and at least 4 bytes: so much is made of a piece before it is counted.
+# A block of zstd is at least 4 bytes and at most 128 KiB of text: this bounds what is unpacked before it is counted.
 ZSTD_PIECE_BYTES = 512
-# What a frame of zstd may want to remember; the highest usual level takes 8 MiB.
+# The largest window that a frame of zstd may ask for; the highest usual level takes 8 MiB.
 ZSTD_WINDOW_BYTES_MAX = 32 * MIB
 
 
@@ -37,9 +37,9 @@ class Limits:
     body_s_max: float = 60.0
     workers: int = 4
     requests_max: int = 32
-    # Of all bodies at once, as they came and unpacked; two of the largest fit.
+    # Of all bodies at once, as sent and unpacked; two of the largest fit.
     bytes_max: int = 160 * MIB
-    # How long `wait=committed` waits, and how many may at once: their rows are durable, and take no memory any more.
+    # How long `wait=committed` waits, and how many may wait at once: their rows are durable, and no longer take memory.
     wait_s_max: float = 30.0
     waiters_max: int = 64
 
@@ -54,7 +54,7 @@ class Room:
 
     @contextmanager
     def held(self) -> Iterator[Held]:
-        """A part of it, as large as it becomes; all of it is given back at the end."""
+        """A part of the memory, as large as it becomes; all of it is returned at the end."""
         held = Held(self)
         try:
             yield held
@@ -78,7 +78,7 @@ class Held:
         self.size = 0
 
     def grow(self, size: int) -> None:
-        """Before so much more is kept; `Busy` if there is no room for it."""
+        """Call before so much more is kept; `Busy` if there is no room for it."""
         self._room._take(size)
         self.size += size
 
@@ -88,7 +88,7 @@ class WrongBody(Invalid):
 
     @property
     def kind(self) -> str:
-        return Invalid.__name__  # what a caller knows it as
+        return Invalid.__name__  # the name that callers know
 
 
 class TooLarge(WrongBody):
@@ -155,7 +155,7 @@ def _plain(body: bytes) -> Iterator[bytes]:
 
 
 def _gzip(body: bytes) -> Iterator[bytes]:
-    """All members of the body, one after the other; no piece is larger than it may be."""
+    """All members of the body, one after the other; no piece is larger than allowed."""
     view, start, members = memoryview(body), 0, 0
     while start < len(body):
         members = _one_more(members)
@@ -188,7 +188,7 @@ def _zstd(body: bytes) -> Iterator[bytes]:
 
 
 def _one_more(members: int) -> int:
-    """Count what a body is made of: each costs time, however small it is."""
+    """Count the members of a body: each costs time, however small it is."""
     if members == MEMBERS_MAX:
         raise _too_large("members_max", MEMBERS_MAX)
     return members + 1

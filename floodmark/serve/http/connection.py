@@ -1,9 +1,10 @@
 """One connection: its bytes become requests, one at a time, within bounds of size and time (I14).
 
-The parser is httptools', in C. It leaves to its user what is done here: a head or a trailer has no bound, the body of a
-request that offers another protocol is not looked at, and requests that come before the answer to the one before them
-would wait in memory. Those are not looked at: the connection ends with the answer, and who sent them sends them again.
-So an answer on it always belongs to the one request under way, and what was not answered was not begun.
+The parser is httptools', in C. It leaves some checks to its user, and they are here: it does not bound a head or a
+trailer, it does not parse the body of a request that offers another protocol, and requests that come before the answer
+to the one before them would wait in memory. Such requests are not parsed: the connection ends with the answer, and
+their sender sends them again. So an answer always belongs to the one request under way, and a request without an answer
+was not begun.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from floodmark.serve.http.answers import HEADERS, RAW_HEADERS, answer, error_text, plain_error
 
-# Below what a process may usually have open; whoever comes then is told 503, and those beyond these too nothing.
+# Below the usual limit of open files. The first TOLD_MAX connections above it get 503; others are closed.
 CONNECTIONS_MAX, TOLD_MAX = 512, 64
-# How long a connection may have no request under way (a head that comes byte by byte is none), and how long one that
-# takes nothing of its answer is waited for; it is looked at so often meanwhile.
+# How long a connection may have no request under way (a head that comes byte by byte is none), how long a client that
+# reads nothing of its answer is waited for, and how often both are checked.
 IDLE_S_MAX, LOOKS = 30, 3
-# So many looks the rest of a body may take that nobody wants: its request was answered before it came.
+# How many checks the rest of an unwanted body may take: its request was answered before it came.
 REST_LOOKS_MAX = 6
 # Of the first line and the headers of a request.
 HEAD_BYTES_MAX = 32 * 1024
@@ -51,13 +52,13 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._is_beyond = len(self.connections) > CONNECTIONS_MAX
-        self._last: _Seen | None = None  # what the last look saw, and how often already
+        self._last: _Seen | None = None  # what the last check saw, and how often already
         self._times = 0
         self._rest_looks = 0
         self._fruitless_bytes = 0
         self._bore_fruit = False
         self._in_head = self._in_body = False
-        # What comes is not looked at any more; the body under way is none.
+        # Later bytes are not parsed any more; the body under way will not be complete.
         self._is_deaf = self._is_broken = False
         self._look_again()
         if len(self.connections) > CONNECTIONS_MAX + TOLD_MAX:
@@ -77,7 +78,7 @@ class Connection(HttpToolsProtocol):
         self._next_look = self.loop.call_later(IDLE_S_MAX / LOOKS, self._look)
 
     def _look(self) -> None:
-        """Whether something came of the time since the last looks."""
+        """Abort the connection if nothing happened since the last checks."""
         seen = self._seen()
         self._times = self._times + 1 if seen == self._last else 0
         self._last = seen
@@ -87,7 +88,7 @@ class Connection(HttpToolsProtocol):
             self._look_again()
 
     def _seen(self) -> _Seen:
-        """The same again: nothing was begun, or nothing of an answer was taken."""
+        """What a check sees. Equal to the last: no request was begun, or the client read nothing of its answer."""
         if (unsent := self._unsent_bytes()) or self.transport.is_closing():
             return _Seen("unsent", unsent)
         if self._is_under_way:
@@ -96,7 +97,7 @@ class Connection(HttpToolsProtocol):
         return _Seen("idle", self._rest_looks, self.cycle)
 
     def _unsent_bytes(self) -> int:
-        """What the other end has not taken, in our buffer and in the system's."""
+        """The bytes that the client has not read, in our buffer and in the system's."""
         buffered: int = self.transport.get_write_buffer_size()
         try:
             told = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
@@ -112,7 +113,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._bore_fruit = False
         self._parse(data)
-        # A whole head that is too large comes further, and is refused there (serve/app.py).
+        # A complete head that is too large goes on, and is refused there (serve/app.py).
         self._fruitless_bytes = 0 if self._bore_fruit else self._fruitless_bytes + len(data)
         if self._fruitless_bytes > HEAD_BYTES_MAX and not self._is_deaf:
             self.send_400_response("")
@@ -128,8 +129,8 @@ class Connection(HttpToolsProtocol):
                 self.send_400_response("")
 
     def _decline(self, rest: bytes) -> None:
-        """Another protocol was offered (Java's client does so first thing). The parser is given the same request again,
-        without the offer, and what comes after its head."""
+        """Another protocol was offered (Java's client does so at first). The parser gets the same request again,
+        without the offer, and then the bytes after its head."""
         kept = [(name, value) for name, value in self.headers if name != b"upgrade"]
         if len(kept) == len(self.headers):
             self.send_400_response("")  # CONNECT, which is for proxies
@@ -151,7 +152,7 @@ class Connection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # What comes after a body is no header: who asks was checked before.
+        # A trailer is no header: the caller was checked before.
         if self._in_head and not self._is_deaf:
             super().on_header(name, value)
 
@@ -190,13 +191,13 @@ class Connection(HttpToolsProtocol):
 
             async def send_once(message: Message) -> None:
                 if cycle.waiting_for_100_continue and cycle.more_body:
-                    cycle.keep_alive = False  # nobody can tell whether its body still comes
+                    cycle.keep_alive = False  # it is unknown whether its body still comes
                 await send(message)
 
             try:
                 await app(scope, receive_good, send_once)
             except asyncio.CancelledError:
-                # Cut off by the server's end. No answer: one that says it failed may be a lie (I4).
+                # The end of the server cut it off. No answer: one that reports a failure may be wrong (I4).
                 cycle.disconnected = True
                 cycle.transport.abort()
                 raise
@@ -204,8 +205,8 @@ class Connection(HttpToolsProtocol):
         return run
 
     def _end_with_this_answer(self) -> None:
-        """Only the request under way is answered, by its own answer, and nothing else is heard. Who waits for its body
-        is told that it does not come to its end; who has begun without it goes on."""
+        """Only the request under way gets its own answer; nothing else is read. A handler that waits for the body gets
+        a disconnect; one that has begun without it continues."""
         self.cycle.keep_alive = False
         self._is_deaf = True
         if self.cycle.more_body:
@@ -213,7 +214,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
-        """In our words: this cannot be read as a request at all."""
+        """In our words: these bytes are not a request."""
         if self._is_under_way:
             self._end_with_this_answer()
             return

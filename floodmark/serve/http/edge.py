@@ -1,7 +1,6 @@
-"""What holds for every request: who is not heard at all, the headers of every answer, and errors as answers.
+"""What applies to every request: which requests are refused, the headers of every answer, and errors as answers.
 
-Errors are told in our words and without a trace: what nobody thought of is a sentence for the caller, and a trace for
-the log.
+Errors have our words and no trace: for an unforeseen error the caller gets a sentence, and the log gets the trace.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from floodmark.serve.http.answers import HEADERS, RAW_HEADERS, answer, error_tex
 from floodmark.serve.http.connection import HEAD_BYTES_MAX
 
 TRACE_CHARACTERS_MAX = 8_000
-# Headers that may come once.
+# Headers that may occur once.
 ONCE = (b"host", b"origin", b"authorization", b"transfer-encoding")
-# What the app has answers for.
+# The errors that the app has answers for.
 _KNOWN = (FloodmarkError, Refused, HTTPException, RequestValidationError, ClientDisconnect)
 
 
@@ -60,7 +59,7 @@ class Direct(Guarded):
 
 
 def _check_query(given: Collection[str], known: Collection[str]) -> None:
-    """A slip in a name would be passed over without a word, and another question be answered."""
+    """A misspelt parameter would be ignored silently, and another question be answered."""
     for name in given:
         if name not in known:
             raise Refused(
@@ -125,13 +124,13 @@ class _Headed:
             given = {name.lower() for name, _ in message["headers"]}
             message["headers"] = [*message["headers"], *(one for one in RAW_HEADERS if one[0] not in given)]
         elif message["type"] == "http.response.body" and self._bodiless:
-            # A stream that never ends would hold the connection: its listener is told that nobody listens.
+            # An endless stream would hold the connection: the answer ends here, and the stream gets a disconnect.
             message, self._ended = {"type": "http.response.body", "body": b"", "more_body": False}, True
         await self._send(message)
 
 
 def _check_head(scope: Scope) -> None:
-    """What the parser lets pass, and nobody should: of two that differ nobody could say which one counts."""
+    """Refuse what the parser accepts and should not: of two headers that differ, it is unknown which one counts."""
     address = len(scope.get("raw_path") or b"") + len(scope["query_string"])
     if address + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES_MAX:
         raise Refused(431, "the headers are too large", f"They may have {HEAD_BYTES_MAX} bytes.")

@@ -1,9 +1,9 @@
-"""Server-sent events: whoever watches is told when the overview has changed, and that the state cannot be read.
+"""Server-sent events: clients get an event when the overview has changed, or when the state cannot be read.
 
-One poller for all, that runs only while somebody listens. Nobody has a queue: a listener gets the newest word when it
-can take it, so a slow one costs no memory and misses nothing that still is so. The number of listeners is bounded, and
-so is the time that a word may take to be sent. A listener is let go when the server is to end: it connects again to
-the next one.
+One poller serves all listeners, and runs only while there are any. There are no queues: a listener gets the newest
+event when it can take it, so a slow one costs no memory and misses nothing that is still true. The number of listeners
+is bounded, and so is the time to send an event. When the server is to end it disconnects its listeners; they connect
+again to the next one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from floodmark.serve.http.workers import Workers
 CLIENTS_MAX = 50
 POLL_S = 1.0
 KEEP_ALIVE_S = 15.0
-# How soon a listener sees that the server is to end.
+# How soon a listener notices that the server is to end.
 LOOK_S = 0.5
 SEND_S_MAX = 15.0
 RETRY_MS = 2_000
@@ -70,7 +70,7 @@ class Events:
         self.clients = 0
 
     def admit(self) -> None:
-        """A place for one more; `leave` gives it back."""
+        """Reserve a place for one more listener; `leave` returns it."""
         if self._stopping.is_set():
             raise Unavailable("the server is to end", advice="Connect again.")
         if self.clients >= CLIENTS_MAX:
@@ -86,7 +86,7 @@ class Events:
             self._poller, self._said, self._number, self._text = None, None, 0, b""
 
     async def listen(self) -> AsyncIterator[bytes]:
-        """The newest word, each once, until the server is to end."""
+        """The newest event, each once, until the server is to end."""
         yield f"retry: {RETRY_MS}\n\n".encode()
         heard, spoke_s = 0, time.monotonic()
         while not self._stopping.is_set():
@@ -111,7 +111,7 @@ class Events:
             try:
                 found = await self._workers.ask(self._see)
                 self._say("change", found.digest, as_json(found))
-            except Exception as error:  # noqa: BLE001 - whatever it is: who watches must not take silence for health
+            except Exception as error:  # noqa: BLE001 - any error: a listener must not take silence for health
                 log.get().warning("the lake's state cannot be read", cause=repr(error))
                 kind = error.kind if isinstance(error, FloodmarkError) else "Internal"
                 self._say("trouble", unreadable(error), {"kind": kind, "message": unreadable(error), "at": _now()})
@@ -136,7 +136,7 @@ class _Stream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._events.admit()
-        # Both are watched: who left has not to be written to before that is seen.
+        # Both are watched: a client's disconnect is noticed even if nothing is being sent.
         both = [
             asyncio.create_task(self.listen_for_disconnect(receive)),
             asyncio.create_task(self.stream_response(send)),
@@ -149,7 +149,7 @@ class _Stream(StreamingResponse):
                 one.cancel()
             ends = await asyncio.gather(*both, return_exceptions=True)
         for end in ends:
-            if isinstance(end, OSError):  # it left, or took nothing for too long (TimeoutError)
+            if isinstance(end, OSError):  # the client left, or read nothing for too long (TimeoutError)
                 log.get().info("a listener was let go", cause=repr(end))
             elif isinstance(end, Exception):
                 raise end
@@ -163,7 +163,7 @@ class _Stream(StreamingResponse):
 
 
 def add_events(app: FastAPI, service: Service) -> None:
-    # Set by the server when it is to end (serve/http/server.py): it waits for requests, and these would not end.
+    # The server sets it when it is to end (serve/http/server.py): it waits for requests, and these would not end.
     app.state.stopping = threading.Event()
 
     def see() -> Change:

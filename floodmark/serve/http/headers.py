@@ -1,4 +1,4 @@
-"""What a request says of itself in its headers: who sends, which part, and a key of the client's own. Pure, strict."""
+"""The identity headers of a request: the sender, its part, and the client's own key. Pure, strict."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from floodmark.errors import Conflict, Invalid
 from floodmark.ingest.receive import Sender
 
 SENDER, EPOCH, UNIT, PART = "Floodmark-Sender", "Floodmark-Epoch", "Floodmark-Unit", "Floodmark-Part"
-# The unit's identity, that of the unit before it, and, in an answer, the newest that is here: epoch, until, identity.
+# The identities of the unit and of the unit before it; in an answer, the newest unit here: epoch, until, identity.
 UNIT_ID, AFTER, NEWEST = "Floodmark-Unit-Id", "Floodmark-After", "Floodmark-Newest"
 # The sender gives the rows of this part up; the body is empty.
 SKIP = "Floodmark-Skip"
 KEY = "Idempotency-Key"
-# Who answers, and who the sender thinks that is, by what it was told before.
+# The lake and table that answer, and those that the sender expects, as an earlier answer reported them.
 DESTINATION, EXPECT = "Floodmark-Destination", "Floodmark-Expect"
 TABLE_KEY = "Floodmark-Key"
 _EPOCH = re.compile(r"(\d{1,19})", re.ASCII)
@@ -29,7 +29,7 @@ _PART = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
 class WrongHeader(Invalid):
     @property
     def kind(self) -> str:
-        return Invalid.__name__  # what a caller knows it as
+        return Invalid.__name__  # the name that callers know
 
 
 class OtherKey(Conflict):
@@ -66,7 +66,7 @@ class Claim:
 
 
 def check_once(names: Sequence[str]) -> None:
-    """Of two identities nobody could say which one counts. `names`: of all headers, as often as they came."""
+    """Refuse two identities: it would be unknown which one counts. `names`: of all headers, as often as they occur."""
     given = [name.lower() for name in names]
     for one in (SENDER, EPOCH, UNIT, PART, UNIT_ID, AFTER, SKIP, KEY, EXPECT, TABLE_KEY):
         if given.count(one.lower()) > 1:
@@ -74,7 +74,7 @@ def check_once(names: Sequence[str]) -> None:
 
 
 def read_claim(headers: Mapping[str, str]) -> Claim:
-    """The claim of these headers, whose names are compared without case; a sender's part counts more than a key."""
+    """The claim of these headers, whose names are compared without case; a sender's part overrides a key."""
     found = {name: headers[name] for name in (SENDER, EPOCH, UNIT, PART) if name in headers}
     if not found:
         return Claim(key=_key(headers.get(KEY)))
@@ -92,7 +92,7 @@ def read_claim(headers: Mapping[str, str]) -> Claim:
 
 
 def check_expected(headers: Mapping[str, str], destination: str, key: Sequence[str]) -> None:
-    """A sink's rows are for this lake and table, and both mean the same by a row."""
+    """Check that a sink's rows are for this lake and table, and that both define a row in the same way."""
     if headers.get(EXPECT, destination) != destination:
         raise Stranger(headers[EXPECT], destination)
     if TABLE_KEY not in headers:

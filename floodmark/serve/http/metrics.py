@@ -1,13 +1,13 @@
-"""/metrics for Prometheus: the figures of the one overview, made at the scrape, and what this process counted itself.
+"""/metrics for Prometheus: the figures of the one overview, read at the scrape, and the counts of this process.
 
-Nothing of the process's memory says how the lake is: a restart forgets only its own counts. If the state cannot be read
+No figure of the lake comes from the process's memory: a restart loses only its own counts. If the state cannot be read,
 the answer is still 200, with `floodmark_state_readable 0` and `floodmark_ready 0` and without any figure of the lake:
-an old figure would look well, and an answer that failed would take the counts of this process away too. A registry of
-its own, so that nothing else of this process gets in.
+an old figure would look well, and a failed answer would lose the counts of this process too. It has a registry of its
+own, so that no other metric of this process gets in.
 
-Every figure of the lake is one that `floodmark status --json` or a list of the API has under a like name: none is
-computed here but sums. What is not known is left out, never zero. Labels are bounded: of tables, sinks and jobs the
-first so many have series of their own, the rest is one series named `(others)`.
+Every figure of the lake is one that `floodmark status --json` or a list of the API has under a similar name: only sums
+are computed here. Unknown figures are left out, never zero. Labels are bounded: the first tables, sinks and jobs have
+series of their own, the rest is one series named `(others)`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from floodmark.sinks.status import SinkReport
 
 LABELS_MAX = 200
 OTHERS = "(others)"
-# The states of jobs that matter now: those that are over are none of them.
+# The states of jobs that matter now, without those that have ended.
 JOB_STATES = (PENDING, RUNNING, FAILED, INTERRUPTED, UNKNOWN)
-# What is asked at an address that nobody knows has one name together.
+# Requests for unknown addresses share one name.
 NO_ROUTE = "(none)"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD = "(other)"
@@ -92,7 +92,7 @@ class Metrics:
         self._seconds.labels(route, method).observe(seconds)
 
     def accepted(self, table: str, rows: int) -> None:
-        """Rows of a table that is there were taken."""
+        """Count rows that were taken for an existing table."""
         if table not in self._tables and len(self._tables) >= LABELS_MAX:
             table = OTHERS
         self._tables.add(table)
@@ -189,7 +189,7 @@ def add_metrics(app: FastAPI, service: Service) -> None:
         found = None
         try:
             found = await shared.ask()
-        except Exception as error:  # noqa: BLE001 - told by floodmark_state_readable
+        except Exception as error:  # noqa: BLE001 - floodmark_state_readable reports it
             log.get().warning("the lake's state cannot be read", cause=repr(error))
         registry = CollectorRegistry()
         registry.register(_Scrape(found, metrics, events.clients))
@@ -285,7 +285,7 @@ def _oldest_s(spool: SpoolReport) -> float | None:
 
 
 def _jobs(jobs: Sequence[JobLine] | None) -> Iterator[Metric]:
-    """None: they cannot be read, and the lake is not ready."""
+    """None: the jobs cannot be read, and the lake is not ready."""
     if jobs is None:
         return
     states = {state: sum(job.status == state for job in jobs) for state in JOB_STATES}

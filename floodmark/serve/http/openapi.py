@@ -1,4 +1,4 @@
-"""The app in OpenAPI: the forms of answers and errors, as they are sent. A test holds the server to them."""
+"""The app in OpenAPI: the schemas of answers and errors, as they are sent. A test checks the server against them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHY = {
 }
 
 
-# What FastAPI takes of the answers of an operation, by status.
+# What FastAPI takes for the answers of an operation, by status.
 Described = dict[int | str, dict[str, Any]]
 
 
@@ -72,7 +72,7 @@ class CommittedRows(BaseModel):
 
 
 def errors(*statuses: int) -> Described:
-    """The answers of an operation that are errors; those that any may give are added."""
+    """The error answers of an operation; those that any operation may give are added."""
     return {status: {"model": Failed, "description": WHY[status]} for status in sorted({*statuses, 400, 421, 500})}
 
 
@@ -85,7 +85,7 @@ NDJSON = {
 }
 
 _FASTAPI_ERROR = "HTTPValidationError"
-# The names that the document has for records whose own names say more than a reader of the API needs.
+# Names in the document for records whose own names have more detail than a reader of the API needs.
 _NAMES = {
     "Commit": "CommitLine",
     "TableCommit": "TouchedTable",
@@ -100,8 +100,8 @@ _REF = "#/components/schemas/"
 
 
 def describe(app: FastAPI) -> None:
-    """The document of the app as it is: tokens are bearer tokens, if settings ask for any at all; and what FastAPI says
-    of parameters of a wrong form is not so here: they are 400, as any other error."""
+    """The document of the app: tokens are bearer tokens, if settings require any. FastAPI's own answer to invalid
+    parameters is replaced: here they are 400, as any other error."""
     made = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -121,7 +121,7 @@ def describe(app: FastAPI) -> None:
 
 
 def _rename(document: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> None:
-    """The document's own names; of a commit every field is sent, also one that has a default."""
+    """The document's own names; every field of a commit is sent, also one that has a default."""
     for name in ("Commit", "TableCommit"):
         if name in schemas:
             schemas[name].pop("description", None)
@@ -135,7 +135,7 @@ def _rename(document: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> Non
 
 
 def _point(part: Any) -> None:
-    """Every reference to a schema, by the name that it has now."""
+    """Every reference to a schema, by its new name."""
     if isinstance(part, dict):
         name = str(part.get("$ref", "")).removeprefix(_REF)
         if name in _NAMES:

@@ -1,8 +1,8 @@
-"""Whether the lake is fit for work, as load balancers and people ask it: an answer in bounded time, never a silence.
+"""Whether the lake can work, for load balancers and people: always an answer in bounded time.
 
-Not ready: its state or its jobs cannot be read, a table, spool or operation is refused until somebody decides, rows
-cannot be written down where this server takes them in, or the lake's store takes no writes. Anything else, also what
-needs attention, is ready: the text says what it is.
+Not ready: its state or its jobs cannot be read; a table, spool or operation is refused until an operator decides; this
+server cannot write the rows that it takes to its spool; or the lake's store accepts no writes. In any other state, even
+one that needs attention, the lake is ready: the text says what it is.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from floodmark.storage.probe import impatient, probe_writing
 if TYPE_CHECKING:
     from floodmark.ingest.intake import Intake
 
-# How long a question about the lake's state may take.
+# How long a query of the lake's state may take.
 ANSWER_S_MAX = 10.0
-# As much as one request may bring: less than that is full.
+# As much as one request may bring: a disk with less free space counts as full.
 FREE_BYTES_MIN = 64 * 1024 * 1024
-# A store that took a write is not asked again before that; one that did not is asked again at once.
+# A store that accepted a write is not probed again before that; one that did not is probed again at once.
 STORE_AGE_S_MAX = 15.0
 # One request, not repeated: well within the time for an answer.
 STORE_WAIT_S = 4
@@ -45,7 +45,7 @@ class Ready(Reported):
     reasons: tuple[str, ...] = ()
 
     def as_dict(self, *, known: bool) -> dict[str, Json]:
-        """What is sent: to callers that are not known, `ready` alone; `reasons` where there are some."""
+        """The body: for unknown callers `ready` alone; `reasons` if there are any."""
         told = as_json(self)
         names = ("ready", "health", *(["reasons"] if self.reasons else ())) if known else ("ready",)
         return {name: told[name] for name in names}
@@ -61,7 +61,7 @@ class StoreWatch:
         self._wrote_s: float | None = None
 
     def problem(self) -> str | None:
-        """What keeps files from being written; None if nothing does."""
+        """Why files cannot be written; None if they can."""
         with self._lock:
             if self._wrote_s is not None and time.monotonic() - self._wrote_s < STORE_AGE_S_MAX:
                 return None
@@ -75,10 +75,10 @@ class StoreWatch:
 
 
 def readiness(lake: Lake, intake: Intake | None = None, store: StoreWatch | None = None) -> Ready:
-    """Whether it is, and the health text; `reasons` if it is not ready."""
+    """Whether the lake is ready, and the health text; `reasons` if it is not ready."""
     try:
         health = lake.health()
-    except Exception as error:  # noqa: BLE001 - whatever it is: a state that cannot be read is not well
+    except Exception as error:  # noqa: BLE001 - any error: a state that cannot be read is not well
         log.get().warning("the lake's state cannot be read", cause=repr(error))
         return unready(unreadable(error))
     return judge_ready(health.text, health.blocking, intake, store)
@@ -87,7 +87,7 @@ def readiness(lake: Lake, intake: Intake | None = None, store: StoreWatch | None
 def judge_ready(
     health: str, blocking: Sequence[str], intake: Intake | None = None, store: StoreWatch | None = None
 ) -> Ready:
-    """The same of a health that somebody has."""
+    """The same for a health text that the caller already has."""
     reasons = [*blocking, *(_intake_problems(intake) if intake is not None else ())]
     if store is not None and (problem := store.problem()) is not None:
         reasons.append(problem)
@@ -99,13 +99,13 @@ def unready(reason: str) -> Ready:
 
 
 def unreadable(error: Exception) -> str:
-    # Of what nobody thought of, the server's log has the words.
+    # For an unforeseen error the server's log has the details.
     said = str(error) if isinstance(error, FloodmarkError) else type(error).__name__
     return f"the lake's state cannot be read ({said})"
 
 
 def _intake_problems(intake: Intake) -> list[str]:
-    """What keeps rows from being taken in here, whatever the catalog says: only this process may know it yet."""
+    """Why this process cannot take rows, whatever the catalog says: perhaps only this process knows it yet."""
     refused = [str(one["table"]) for one in intake.states() if one["state"] == REFUSED]
     found = [f"rows of {', '.join(refused)} are refused here; see `floodmark spool list`"] if refused else []
     place = _nearest(intake.folder)
@@ -122,5 +122,5 @@ def _free_bytes(place: Path) -> int:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or what it will be made in."""
+    """The folder, or the existing folder above it in which it will be made."""
     return next((one for one in (folder, *folder.parents) if one.exists()), folder)

@@ -1,10 +1,10 @@
-"""POST rows: judged line by line, and then durable before they are answered (I4), in the spool or in the table.
+"""POST rows: checked line by line, then durable before the answer (I4), in the spool or in the table.
 
-Rows of anybody are judged against the table, put into its spool, and answered 202: from there each comes into the table
-once (floodmark/ingest). Rows of another lake's sink bring their own identity, and are committed before the answer, 200.
-All of a request is taken or nothing. Its caller and headers are checked before it is read; it is read within limits,
-and judged by a few worker threads (I14). What a lost answer or a killed server leaves is known by its identity when it
-is sent again.
+Rows of ordinary clients are checked against the table, put into its spool, and answered 202: from there each gets into
+the table once (floodmark/ingest). Rows of another lake's sink have their own identity, and are committed before the
+answer, 200. A request is taken as a whole or not at all. Its caller and headers are checked before it is read; it is
+read within limits, and a few worker threads check its rows (I14). After a lost answer or a killed server, the identity
+of a request that is sent again shows what was taken.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from floodmark.write.shape import TABLE_NAME
 if TYPE_CHECKING:
     from floodmark.ingest.intake import Landed, Taken
 
-# A table is looked up anew after so long: asking the catalog for each of hundreds of requests a second makes all of
-# them wait for each other. Rows that are refused by what is remembered are judged by the table as it is now.
+# A table is looked up again after this time: a query of the catalog for each of hundreds of requests a second would
+# make them wait for each other. Rows that the cached table refuses are checked against the current one.
 REMEMBERED_S = 0.1
 TABLES_MAX = 1_000
-# So much is judged where it is read.
+# Bodies up to this size are checked in the thread that reads them.
 AT_ONCE_BYTES_MAX = 32 * 1024
-# How soon who waits for a commit sees that the server is to end.
+# How soon a caller that waits for a commit notices that the server is to end.
 LOOK_S = 1.0
 _ERRORS = errors(401, 403, 404, 408, 409, 412, 413, 415, 422, 429, 503)
 
@@ -110,7 +110,7 @@ class Rows:
         self._lock = threading.Lock()
 
     def find(self, table: str) -> Place:
-        # What can be no name is not asked for: no database has to make sense of it.
+        # A text that cannot be a name is not looked up: no database has to parse it.
         if not TABLE_NAME.fullmatch(table):
             raise NotFound("there is no such table", table=repr(table)[:80])
         head, judge = self._judges.of(table)
@@ -124,11 +124,11 @@ class Rows:
             return self._recent.get(table)
 
     def destination(self, place: Place) -> str:
-        """The table as senders know it again: by ids, not by its name."""
+        """The table as senders identify it: by ids, not by its name."""
         return f"{self._lake.catalog.lake_row().incarnation}/{place.table_id}"
 
     def take(self, table: str, sent: Sent, key: str | None, evolve: bool) -> Underway:
-        """Into the table's spool; the future tells when they are durable."""
+        """Put rows into the table's spool; the future completes when they are durable."""
         headers = sent.headers
         names_table = EXPECT in headers or TABLE_KEY in headers
         recent = None if names_table else self._remembered(table)
@@ -160,9 +160,10 @@ class Rows:
         return Underway(place.table_id, taken)
 
     def take_at_once(self, table: str, sent: Sent, key: str | None, evolve: bool) -> Underway | None:
-        """The same without a worker: for few rows of a table that is known, when nothing has to be waited for.
+        """The same without a worker: for few rows of a cached table, when nothing has to be waited for.
 
-        Handing them over costs more than judging them. None: let a worker do it, also if something is wrong with them.
+        Handing them to a worker costs more than checking them. None: a worker has to do it, also if the rows have an
+        error.
         """
         place, headers = self._remembered(table), sent.headers
         plain = not (evolve or EXPECT in headers or TABLE_KEY in headers or "content-encoding" in headers)
@@ -181,7 +182,7 @@ class Rows:
         return Underway(place.table_id, taken)
 
     def landed(self, table_id: str, record: int, stopping: threading.Event) -> Landed:
-        """What became of taken rows, within bounds; a server that is to end is not kept from it for long."""
+        """What became of taken rows, within bounds; it does not delay the end of the server for long."""
         if self._intake is None:
             raise Unavailable("there is no spool")
         end_s = time.monotonic() + self._limits.wait_s_max
@@ -190,12 +191,12 @@ class Rows:
             try:
                 return self._intake.wait(table_id, record, max(0.0, until_s - time.monotonic()))
             except Unavailable:
-                # Earlier than it was asked to: it says more than that time is over.
+                # Earlier than the caller asked for: this error says more than a timeout.
                 if stopping.is_set() or time.monotonic() < until_s or time.monotonic() >= end_s:
                     raise
 
     def commit(self, place: Place, sent: Sent, claim: Claim, evolve: bool) -> Committed:
-        """Into the table, at once."""
+        """Put rows into the table, at once."""
         text = sent.text(self._limits)
         rows = parse_lines(text, self._limits.rows_max)
         count = len(rows)
@@ -215,7 +216,7 @@ class Rows:
                 )
             )
         except Invalid:
-            # In which lines, if the rows are wrong by themselves.
+            # The lines with errors, if the rows themselves are wrong.
             place.judge.read(text, self._limits.rows_max, evolve=evolve)
             raise
         return Committed(commit.version, commit.outcome, count)
@@ -242,7 +243,7 @@ class RowRequests:
     async def take(
         self, request: Request, table: str, key: str | None, wait: bool, evolve: bool, actor: str
     ) -> Response:
-        """By the spool."""
+        """Put the rows into the spool."""
         workers = self._workers
         async with workers.patient() if wait else nullcontext():
             async with workers.admitted() as held:
@@ -261,19 +262,19 @@ class RowRequests:
             try:
                 landed = await workers.wait(self._rows.landed, underway.table_id, taken.record, self._state.stopping)
             except FloodmarkError as error:
-                # Durable all the same: an error would say that nothing was taken.
+                # The rows are durable all the same: an error would mean that nothing was taken.
                 return answer(202, json_text({**told, "note": f"taken, but not yet committed: {error}"}))
         told["outcome"] = "committed" if taken.outcome == "taken" else "already_committed"
         return answer(200, json_text({**told, "version": landed.version, "quarantined": landed.quarantined}))
 
     async def commit(self, request: Request, table: str, claim: Claim, evolve: bool, actor: str) -> Response:
-        """Before the answer."""
+        """Commit the rows before the answer."""
         workers = self._workers
         async with workers.admitted() as held:
             place = await workers.run(self._rows.find, table)
             destination = await workers.run(self._rows.destination, place)
             sent = await self._read(request, held, actor)
-            # Not before the body is read: who is still sending may never see an answer.
+            # Not before the body is read: a client that is still sending may never see an answer.
             check_expected(request.headers, destination, place.judge.key)
             async with workers.turn(place.table_id) if place.judge.key else nullcontext():
                 done = await workers.run(self._rows.commit, place, sent, claim, evolve)

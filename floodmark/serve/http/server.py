@@ -1,7 +1,7 @@
-"""The server's life: bound, announced, served, and ended by a signal, with requests under way finished in bounded time.
+"""The server's lifecycle: it binds, announces itself, serves, and ends by a signal, in bounded time for open requests.
 
-Connections are bounded in number, and each by itself (I14, serve/http/connection.py).
-Whatever is cut off at the end is like a crash: senders were not answered, and send again what healing did not finish.
+Connections are bounded in number, and each by itself (I14, serve/http/connection.py). Cutting off a request at the end
+is like a crash: its sender got no answer, and sends again what recovery did not finish.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse_bind(bind: str) -> tuple[str, int]:
 
 
 def check_bind(bind: str, has_tokens: bool) -> None:
-    """Whoever reaches the address may write: beyond this machine that takes a token."""
+    """Every client that reaches the address may write: beyond this machine a token is required."""
     host, _ = parse_bind(bind)
     if not has_tokens and not _is_loopback(host):
         raise Invalid(
@@ -54,7 +54,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def bound(bind: str) -> socket.socket:
-    """A socket at the address, before anything is said of it."""
+    """A socket bound to the address, before the address is announced."""
     host, port = parse_bind(bind)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -75,7 +75,7 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-# What it says of single requests is said in our answers; its lines would stand between ours, in another form.
+# Our answers already report single requests; its lines would stand between ours, in another form.
 logging.getLogger("uvicorn").addHandler(logging.NullHandler())
 logging.getLogger("uvicorn").propagate = False
 
@@ -105,12 +105,12 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._sampling = asyncio.create_task(self._app.state.figures.run(self._app.state.workers))
-        # From here on a request that comes is answered.
+        # From here on requests are answered.
         self._announce(url_of(self._listening))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # Signals come to the main thread only; a server in another one is ended by `stop`.
+        # Only the main thread receives signals; `stop` ends a server in another thread.
         in_main = threading.current_thread() is threading.main_thread()
         taken = (signal.SIGTERM, signal.SIGINT) if in_main else ()
         before = {one: signal.signal(one, lambda *_: self.stop()) for one in taken}
@@ -121,6 +121,6 @@ class Server(uvicorn.Server):
                 signal.signal(one, handler)
 
     def stop(self) -> None:
-        self._app.state.stopping.set()  # streams that would not end by themselves
+        self._app.state.stopping.set()  # ends streams, which would not end by themselves
         self.force_exit = self.should_exit
         self.should_exit = True

@@ -1,4 +1,4 @@
-"""What a server serves: the lake, who may ask it, within which limits, and where rows go that are not yet in it."""
+"""What a server serves: the lake, who may use it, within which limits, and where rows wait before they are in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Service:
     intake: Intake | None = None
     keeping: MaintainSettings = field(default_factory=MaintainSettings)
     workers: Workers = field(init=False)
-    # None for a lake that is only read: nothing is written to its store, a probe neither (I17).
+    # None for a lake that is only read: nothing is written to its store, not even a probe (I17).
     store: StoreWatch | None = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The last ten minutes in figures, for charts: rows a second, how far sinks are behind, rows that wait to come in.
+"""The figures of the last ten minutes, for charts: rows per second, the lag of sinks, rows that wait in spools.
 
-Rows come from the commits themselves, so they are right also after a restart. What sinks and spools were like in the
-past nobody has written down: the server samples it every few seconds, and where it did not, nothing is known. Bounded:
-a ring of steps, of a bounded number of names.
+Rows come from the commits themselves, so they are right also after a restart. The past state of sinks and spools is
+stored nowhere: the server samples it every few seconds, and where it did not, nothing is known. Bounded: a ring of
+steps, of a bounded number of names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from floodmark.serve.http.workers import Workers
 
 STEP_S = 5
 STEPS = 120
-# So many tables or sinks have a line of their own: those with the most.
+# This many tables or sinks have a line of their own: those with the largest figures.
 NAMES_MAX = 50
 CHANGES = ("added", "updated", "deleted")
 _STEP_MS = STEP_S * 1000
@@ -57,7 +57,7 @@ class Tail:
         self.steps: defaultdict[int, Counter[str]] = defaultdict(Counter)
 
     def catch_up(self) -> int:
-        """Count what was committed since the last time; returns the time, by the database's clock."""
+        """Count the commits since the last call; returns the time, by the database's clock."""
         commit, touched = tables.commits, tables.commit_tables
         with self._catalog.database.read() as tx:
             now_ms = self._catalog.database.now_ms(tx)
@@ -68,7 +68,7 @@ class Tail:
             query = (
                 select(commit.c.version, commit.c.committed_ms, commit.c.kind, touched.c.table_name, *counts)
                 .join(touched, touched.c.version == commit.c.version)
-                # What retention takes away is no work of writers.
+                # Rows that retention deletes are not the work of writers.
                 .where(and_(commit.c.version > self._version, commit.c.branch == MAIN, commit.c.kind != "retain"))
             )
             rows = tx.execute(query).all()
@@ -93,11 +93,11 @@ class Figures:
         self._samples: dict[int, dict[str, dict[str, float | None]]] = {}
 
     async def run(self, workers: Workers) -> None:
-        """Sample for as long as the server lives."""
+        """Sample for as long as the server runs."""
         while True:
             try:
                 await workers.ask(self.sample)
-            except Exception as error:  # noqa: BLE001 - a chart with a gap; who asks for the state is told
+            except Exception as error:  # noqa: BLE001 - the chart gets a gap; requests for the state report the error
                 log.get().info("figures could not be sampled", cause=str(error))
             await asyncio.sleep(STEP_S)
 
@@ -114,13 +114,13 @@ class Figures:
             self._samples = {one: kept for one, kept in self._samples.items() if one > step - STEPS}
 
     def totals(self) -> dict[tuple[str, str], int]:
-        """Rows committed since this process looks, by table and change."""
+        """Rows committed since this process began to count, by table and change."""
         with self._lock:
             self._tail.catch_up()
             return dict(self._tail.totals)
 
     def series(self) -> RecentFigures:
-        """The step that is under way is left out: it is not known yet."""
+        """The current step is left out: it is not complete yet."""
         with self._lock:
             last = _step(self._tail.catch_up())
             wanted = range(last - STEPS, last)

@@ -1,7 +1,7 @@
-"""The threads that touch the lake for requests, how many at once, and for how long (I14).
+"""The threads that use the lake for requests, how many at once, and for how long (I14).
 
-Writers, questions of state, and callers that wait for a commit have threads of their own: none makes the others wait.
-What a thread began is not stopped: at the end it is waited for, and what is cut off then is like a crash.
+Writers, queries of state, and callers that wait for a commit have threads of their own: none makes the others wait. A
+thread's work is not stopped: at the end the server waits for it, and cutting it off then is like a crash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from floodmark.serve.http.readiness import ANSWER_S_MAX
 
 T = TypeVar("T")
 P = ParamSpec("P")
-# Threads for questions of state.
+# Threads for queries of state.
 ASKERS = 2
 
 
@@ -57,7 +57,7 @@ class Workers:
 
     @asynccontextmanager
     async def patient(self) -> AsyncIterator[None]:
-        """A place for one that will wait for a commit, once its rows are taken and their memory is free again."""
+        """A place for a request that will wait for a commit, once its rows are taken and their memory is free again."""
         if self._waiting >= self._limits.waiters_max:
             raise _busy("too many requests wait for their commit", waiters_max=self._limits.waiters_max)
         self._waiting += 1
@@ -68,7 +68,7 @@ class Workers:
 
     @asynccontextmanager
     async def turn(self, table_id: str) -> AsyncIterator[None]:
-        """One after the other for one table: merges side by side would plan each other's work again."""
+        """One request after the other for one table: concurrent merges would make each other plan again."""
         async with self._turns[table_id]:
             yield
 
@@ -76,11 +76,11 @@ class Workers:
         return await self._begun(self._pool, partial(function, *arguments, **named))
 
     async def wait(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """For what blocks until others have done something; it has a bound of its own, and holds nothing."""
+        """For calls that block until other threads have done something; it has its own bound, and holds nothing."""
         return await asyncio.wrap_future(self._waiters.submit(function, *arguments, **named))
 
     async def ask(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """A question that changes nothing; `Unavailable` if there is no answer in time."""
+        """A query that changes nothing; `Unavailable` if there is no answer in time."""
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
                 return await self._begun(self._askers, partial(function, *arguments, **named))
@@ -94,7 +94,7 @@ class Workers:
         return await asyncio.wrap_future(future)
 
     def close(self, wait_s: float) -> bool:
-        """Whether all that was begun came to its end in this time."""
+        """Whether all that was begun ended in this time."""
         for pool in (self._pool, self._askers, self._waiters):
             pool.shutdown(wait=False, cancel_futures=True)
         return not futures.wait(list(self._running), timeout=wait_s).not_done
@@ -117,11 +117,11 @@ class Shared(Generic[T]):
         self._asked: asyncio.Task[T] | None = None
 
     async def ask(self) -> T:
-        """The answer; `Unavailable` if there is none in time. An error is everybody's too."""
+        """The answer; `Unavailable` if there is none in time. All callers get the same error, too."""
         loop = asyncio.get_running_loop()
         if self._asked is None or self._asked.done() or self._asked.get_loop() is not loop:
             self._asked = loop.create_task(self._workers.ask(self._question))
-            # Who asked may have left before an error came: it was told then, to nobody.
+            # The callers may have left before an error came: mark it as retrieved.
             self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # Whoever leaves does not take the answer away from the others.
+        # A caller that leaves does not cancel the answer of the others.
         return await asyncio.shield(self._asked)

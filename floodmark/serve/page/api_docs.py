@@ -1,4 +1,4 @@
-"""The API for people, as the page at /docs shows it: made of the OpenAPI document. Pure."""
+"""The API for people, as the page at /docs shows it. Built from the OpenAPI document. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def operations_of(document: Mapping[str, Any]) -> list[Operation]:
 
 
 def forms_of(document: Mapping[str, Any]) -> list[Form]:
-    """The objects that bodies are made of, by name. Pure."""
+    """The objects that request and response bodies consist of, by name. Pure."""
     return [
         Form(
             name,

@@ -1,8 +1,8 @@
 """Charts as paths: series of figures in, shapes for the page's SVG out. Pure.
 
-A plot is 1000 wide and 100 high, and is stretched to the place it gets; its words stand beside it as text. Every chart
-has a sentence and a table with the same figures, for whoever does not see it. A figure that is missing is a gap, never
-a zero.
+A plot is 1000 wide and 100 high, and is stretched to the place it gets; its labels stand beside it as text. Every chart
+has a sentence and a table with the same figures, for readers who cannot see it. A missing figure is a gap, never a
+zero.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from floodmark import clock
 from floodmark.serve.page.wording import short_text, span_text
 
 WIDTH, HEIGHT = 1000, 100
-# As many lines have a colour of their own; others are told by the table.
+# This many lines have a colour of their own; the table has the others.
 LINES_MAX = 6
 # Rows of the table beside a chart.
 TABLE_ROWS_MAX = 12
@@ -69,7 +69,7 @@ class Chart:
     last_ms: int = 0
     heads: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
-    # What stands in the place of a chart that has nothing to show.
+    # Shown in place of a chart that has no figures.
     empty: str = ""
 
 
@@ -84,7 +84,7 @@ def draw(
     filled: bool,
     empty: str,
 ) -> Chart:
-    """`text` says a figure; `ceiling` is the round number that the plot's top stands for, `tick` labels the axis."""
+    """`text` formats a figure; `ceiling` is the round number at the plot's top; `tick` labels the axis."""
     if series.is_empty:
         return Chart(id, title, empty, empty=empty)
     names = list(series.values)[:LINES_MAX]
@@ -149,20 +149,20 @@ def round_span_up(span_ms: float) -> float:
 
 
 def rate_tick(rate: float, top: float) -> str:
-    """A label of an axis up to `top`: exact, without noughts that say nothing, all labels in the unit of the top."""
+    """A label of an axis up to `top`: exact, without trailing zeros, all labels in the unit of the top."""
     unit, size = next(((unit, size) for unit, size in _RATES if top >= size), ("", 1.0))
     return f"{rate / size:g}{unit}/s"
 
 
 def span_tick(span_ms: float, _top_ms: float) -> str:
-    """The same for spans of time, in the unit that people would use: 30 min below 1 h, 2.5 min below 5 min."""
+    """The same for spans of time, in the usual unit: 30 min below 1 h, 2.5 min below 5 min."""
     seconds = span_ms / 1000
     unit, size = next(((unit, size) for unit, size in _TICKS if seconds >= size), _TICKS[-1])
     return f"{seconds / size:g} {unit}"
 
 
 def spark(series: Series, name: str) -> str:
-    """A small line without words: the path of one series; nothing if it has been zero all the time."""
+    """A small line without labels: the path of one series; empty if the series was zero all the time."""
     values = series.values.get(name, ())
     highest = max((one for one in values if one is not None), default=0.0)
     return "" if highest <= 0 or series.is_empty else _path(series.times_ms, values, highest)
@@ -210,7 +210,7 @@ def _points(series: Series, names: Sequence[str], text: Callable[[float | None],
 
 
 def _rows(series: Series, names: Sequence[str], text: Callable[[float | None], str]) -> tuple[tuple[str, ...], ...]:
-    """Some of the moments, the newest first and always there."""
+    """Some of the moments, newest first; the newest is always included."""
     each = max(1, -(-len(series.times_ms) // TABLE_ROWS_MAX))
     places = range(len(series.times_ms) - 1, -1, -each)
     return tuple(

@@ -1,8 +1,8 @@
-"""What the page shows, from the one overview that all answers of the lake come from. Pure: a record in, records out.
+"""What the page shows, built from the one overview behind all answers of the lake. Pure: a record in, records out.
 
-Figures are passed on as they are, so that the page, the command, the API and the metrics agree. What is added is
-judgement: how well each thing is, in which order things come, and what to run next. What is missing in the overview,
-because it could not be read, is shown as not known, never as none.
+Figures are passed on unchanged, so that the page, the command, the API and the metrics agree. The page adds judgement:
+the level of each thing, the order of things, and the next command to run. What the overview lacks, because it could not
+be read, is shown as unknown, never as none.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from floodmark.serve.page.wording import BAD, BUSY, GOOD, QUIET, WARN
 from floodmark.sinks.status import SinkReport, SinkTable
 
 T = TypeVar("T")
-# So many like commits in a row are shown as one line that opens.
+# At least this many similar commits in a row are shown as one line that opens.
 ALIKE_MIN = 3
-# A page of a thousand tables would be read by nobody: those that are not well come first, then these many others.
+# A page of a thousand tables is unreadable: tables that are not well come first, then at most this many others.
 LINES_MAX = 200
 
 
@@ -52,10 +52,10 @@ class Notice:
     detail: str = ""
     percent: float | None = None
     command: str = ""
-    # The job's id and name, if it is one.
+    # The job's id and name, if this line is about a job.
     job: str = ""
     name: str = ""
-    # Which of its buttons are there: cancel, dismiss.
+    # Which buttons the line has: cancel, dismiss.
     action: str = ""
 
 
@@ -101,7 +101,7 @@ class CommitGroup:
     newest: Commit
     oldest: Commit
     commits: tuple[Commit, ...]
-    # With the rows of all of them.
+    # The rows of all commits of the group.
     tables: tuple[TableCommit, ...]
 
     @property
@@ -117,7 +117,7 @@ class View:
     sentence: str
     notices: tuple[Notice, ...]
     tables: tuple[ShownTable, ...]
-    # How many of the lines of tables, spools and sinks are not here.
+    # How many lines of tables, spools and sinks the page leaves out.
     left_out: Mapping[str, int]
     spools: tuple[tuple[SpoolReport, State], ...]
     # Drop folders, as tasks of the daemon.
@@ -130,7 +130,7 @@ class View:
     audit: tuple[AuditLine, ...]
     daemon: DaemonReport | None
     tasks: tuple[tuple[TaskReport, State], ...]
-    # A new column and its expression, of columns that the first table has.
+    # A new column and its expression, which uses columns of the first table.
     example: tuple[str, str]
     throughput: charts.Chart
     sink_lag: charts.Chart
@@ -183,7 +183,7 @@ def view_of(found: Overview, figures: RecentFigures | None = None, columns: Sequ
 
 
 def shown_first(lines: Sequence[T], state_of: Callable[[T], State]) -> tuple[tuple[T, ...], int]:
-    """The lines that are shown, in their order, and how many are left out: none of those that are not well."""
+    """The lines to show, in their order, and how many are left out. No line that is not well is left out."""
     if len(lines) <= LINES_MAX:
         return tuple(lines), 0
     ill = [line for line in lines if state_of(line).level in (BAD, WARN)]
@@ -192,7 +192,7 @@ def shown_first(lines: Sequence[T], state_of: Callable[[T], State]) -> tuple[tup
 
 
 def _sentence(status: Status, health: wording.Health, now_ms: int) -> str:
-    """What follows the word of health: what is wrong, or that all is there."""
+    """The text after the word of health: what is wrong, else a summary of the lake."""
     if health.sentence:
         return health.sentence
     if not status.tables:
@@ -205,7 +205,7 @@ def _sentence(status: Status, health: wording.Health, now_ms: int) -> str:
 
 
 def _notices(status: Status) -> tuple[Notice, ...]:
-    """Jobs that matter now are those of `floodmark status`: the catalog says when a failure is out of sight."""
+    """The jobs that matter now are those of `floodmark status`: the catalog records when a failure no longer shows."""
     if status.jobs is None:
         reason = status.jobs_error or "no reason is known"
         return (Notice("jobs", BAD, "Jobs cannot be read", reason, command="floodmark doctor"),)
@@ -241,7 +241,7 @@ def job_state(job: JobLine | JobReport) -> State:
     if job.cancel_asked:
         return State(BUSY, "stopping")
     if job.status == RUNNING and job.error:
-        return State(WARN, "waiting")  # it tries again by itself
+        return State(WARN, "waiting")  # it retries by itself
     levels = {RUNNING: BUSY, PENDING: BUSY, DONE: GOOD, FAILED: BAD, INTERRUPTED: WARN, UNKNOWN: BAD}
     return State(levels.get(job.status, QUIET), job.status)
 
@@ -265,14 +265,14 @@ def _job(job: JobReport) -> ShownJob:
 
 
 def _table(table: TableLine, rates: charts.Series) -> ShownTable:
-    # No figures of a table are no commits to it, unless there are too many to tell.
+    # A table without figures had no commits, unless only the busiest tables have figures.
     silent = 0.0 if rates.times_ms and len(rates.values) < NAMES_MAX else None
     mine = rates.values.get(table.table) or (silent,)
     return ShownTable(table, table_state(table), mine[-1], charts.spark(rates, table.table))
 
 
 def table_state(table: TableLine) -> State:
-    """The worst that is known of a table, in the words of `floodmark tables`."""
+    """The worst known state of a table, in the words of `floodmark tables`."""
     if table.health != FINE:
         said = wording.health_of(table.health)
         return State(said.level, said.sentence)
@@ -282,7 +282,7 @@ def table_state(table: TableLine) -> State:
     return State(QUIET, f"{' and '.join(verbs)} due") if verbs else State(GOOD, "fine")
 
 
-# ── ways in and out ──
+# ── sources and sinks ──
 
 
 def spool_state(spool: SpoolReport) -> State:
@@ -298,7 +298,7 @@ def spool_state(spool: SpoolReport) -> State:
 
 
 def folder_state(task: TaskReport) -> State:
-    """A drop folder: bad files are seen until they are taken away."""
+    """A drop folder: bad files are shown until an operator removes them."""
     if task.failures:
         return State(BAD, "failing")
     if task.set_aside:
@@ -307,7 +307,7 @@ def folder_state(task: TaskReport) -> State:
 
 
 def example_of(columns: Sequence[Column]) -> tuple[str, str]:
-    """A column that a backfill could add to a table with these columns, and what it would be filled with."""
+    """A column that a backfill could add to a table with these columns, and the expression that would fill it."""
     names = {column.name.lower() for column in columns}
 
     def found(name: str, text: str, kinds: tuple[str, ...]) -> tuple[str, str] | None:
@@ -364,7 +364,7 @@ def task_state(task: TaskReport) -> State:
 
 
 def _groups(commits: Sequence[Commit]) -> list[CommitGroup]:
-    """Like commits in a row come together; a key tells a group from others of its kind on the page."""
+    """Group similar commits in a row; a key distinguishes a group from others of its kind on the page."""
     found: list[list[Commit]] = []
     for commit in commits:
         if found and _likeness(found[-1][0]) == _likeness(commit):

@@ -1,9 +1,9 @@
-"""The page at `/`: what the lake is like, for people, rendered here; a small script keeps it true while it is open.
+"""The page at `/`: the state of the lake, for people, rendered here; a small script keeps it current while it is open.
 
-It shows the overview that all other answers come from. If that cannot be had, the page says so, with status 503: it
-never shows a state that it does not know. Nothing is loaded from elsewhere, no script or style stands inside of it, and
-whatever comes from the lake is escaped. Where tokens are set, a form puts one into a cookie that scripts cannot read
-and that other sites' pages cannot send.
+It shows the overview behind all other answers. If the overview cannot be read, the page reports that with status 503:
+it never shows a state that it does not know. Nothing is loaded from elsewhere, the page has no inline script or style,
+and every text from the lake is escaped. Where tokens are set, a form puts one into a cookie that scripts cannot read
+and that pages of other sites cannot send.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 STATIC = {"floodmark.js": "text/javascript", "floodmark.css": "text/css", "icon.svg": "image/svg+xml"}
-# A form with one token in it.
+# A form that holds one token.
 FORM_BYTES_MAX = 4_096
 # Partitions and files of a table.
 LINES_MAX = 50
@@ -58,7 +58,7 @@ WRONG_TOKEN = "This is not a token of this lake."
 
 
 def add_page(app: FastAPI, service: Service) -> None:
-    """After the questions: the charts show the figures that those have."""
+    """Add the page after the questions of the API: the charts show their figures."""
     figures: Figures = app.state.figures
 
     def look() -> View:
@@ -76,9 +76,9 @@ def add_page(app: FastAPI, service: Service) -> None:
             return _sent("/login")
         try:
             view = await shared.ask()
-            # By a thread too: whoever sends rows meanwhile is not to wait for it.
+            # In a thread too: requests that send rows meanwhile must not wait for it.
             return _html(await service.workers.ask(_known, request, service, caller, view, fragment))
-        except Exception as error:  # noqa: BLE001 - whatever it is: a state that cannot be read is shown as unknown
+        except Exception as error:  # noqa: BLE001 - any error: a state that cannot be read is shown as unknown
             log.get().warning("the page has no state to show", cause=repr(error))
             return _html(_unknown(request, service, caller, unreadable(error)), 503)
 
@@ -87,7 +87,7 @@ def add_page(app: FastAPI, service: Service) -> None:
         if name not in STATIC:
             raise HTTPException(404)
         content, digest = _static(name)
-        # A name with the digest never means anything else.
+        # A name that contains the digest never changes its content.
         keeping = "public, max-age=31536000, immutable" if v == digest else "no-cache"
         headers = {"ETag": f'"{digest}"', "Cache-Control": keeping, "X-Content-Type-Options": "nosniff"}
         if request.headers.get("if-none-match") == headers["ETag"]:
@@ -111,7 +111,7 @@ def _add_beside(app: FastAPI, service: Service) -> None:
             return _html(await service.workers.ask(_table_page, service, table, place))
         except NotFound as error:
             return _html(_render("table.html", **place, table=None, reason=error.message), 404)
-        except Exception as error:  # noqa: BLE001 - whatever it is: what cannot be read is said
+        except Exception as error:  # noqa: BLE001 - any error: the page reports what cannot be read
             log.get().warning("the page of a table has nothing to show", cause=repr(error))
             return _html(_render("table.html", **place, table=None, reason=unreadable(error)), 503)
 
@@ -150,14 +150,14 @@ def _add_login(app: FastAPI, service: Service) -> None:
 
 
 def _check_own_page(request: Request) -> None:
-    """Forms of other sites' pages are not ours to take."""
+    """Reject forms that pages of other sites send."""
     origin = request.headers.get("origin")
     if origin is not None and not is_same_origin(origin, request.headers.get("host")):
         raise Refused(403, "a page of another origin may not sign in or out here")
 
 
 async def _form_token(request: Request, limits: Limits) -> str:
-    """The token of a form, which comes in time; nothing of one that is too long to be one."""
+    """The token of a form that arrives in time; empty if the form is too long to hold a token."""
     limits = replace(limits, body_bytes_max=FORM_BYTES_MAX)
     try:
         with Room(FORM_BYTES_MAX).held() as held:
@@ -174,7 +174,7 @@ def _table_page(service: Service, table: str, place: Mapping[str, str]) -> str:
     catalog = lake.catalog
     about = table_details(catalog, catalog.history.head(table), service.keeping)
     contents = catalog.at_head(table, lambda head: table_contents(catalog, head, LINES_MAX))
-    # Each with what it did to this table.
+    # Each commit with what it did to this table.
     commits = [
         (one, next((part.change for part in one.tables if part.table == table), ""))
         for one in lake.history(table=table)
@@ -202,8 +202,8 @@ def _cell(value: Any) -> str | None:
 
 
 def _first_columns(lake: Lake, tables: Sequence[TableLine]) -> list[Column]:
-    """The columns of the first table: examples name some of them. None if it cannot be read: an example is not worth
-    the page."""
+    """The columns of the first table, for the examples. None if they cannot be read: the page must not fail because of
+    an example."""
     try:
         schema = lake.schema(tables[0].table) if tables else None
     except FloodmarkError:
@@ -269,7 +269,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _templates() -> Environment:
-    # Undefined is an error: a figure that is not there must not look like nothing.
+    # Undefined is an error: a missing figure must not look like an empty one.
     made = Environment(
         loader=PackageLoader("floodmark.serve.page", "templates"),
         autoescape=True,

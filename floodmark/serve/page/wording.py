@@ -1,7 +1,7 @@
-"""What the page says in words: figures, spans of time, health, and what somebody did. Pure.
+"""The words of the page: figures, spans of time, health, and what commits and jobs did. Pure.
 
-A text of the lake keeps its words; what stands in backticks is a command, to be run by whoever reads it. Whatever is
-not known to be well gets a level of its own: an unknown text is never taken for a good one.
+A text of the lake keeps its words; text in backticks is a command that the reader can run. Whatever is not known to be
+well gets a level of its own: an unknown text never counts as a good one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GOOD, BUSY, WARN, BAD, QUIET = "good", "busy", "warn", "bad", "quiet"
 _SPANS = (("d", 86_400), ("h", 3_600), ("min", 60))
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 _SEE = re.compile(r"; see `[^`]*`(?: and `[^`]*`)*")
-# What a commit did, for its kind.
+# The verb for each kind of commit.
 _VERBS = {
     "append": "appended",
     "merge": "merged",
@@ -59,7 +59,7 @@ def count_text(number: int | None) -> str:
 
 
 def short_text(number: float | None) -> str:
-    """A number in few signs: 950, 12.3 k, 4.56 M."""
+    """A number in few characters: 950, 12.3 k, 4.56 M."""
     if number is None:
         return "–"
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -78,12 +78,12 @@ def size_text(size_bytes: int | None) -> str:
 
 
 def _three(number: float) -> str:
-    """Three signs that count: 1.23, 12.3, 123."""
+    """Three significant digits: 1.23, 12.3, 123."""
     return f"{number:.0f}" if abs(number) >= 99.95 else f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"
 
 
 def span_text(span_ms: float | None) -> str:
-    """A span of time as people say it: 4 s, 5 min, 3.2 h, 2.0 d."""
+    """A span of time for people: 4 s, 5 min, 3.2 h, 2.0 d."""
     if span_ms is None:
         return "–"
     seconds = max(0.0, span_ms / 1000)
@@ -107,7 +107,7 @@ class Moment:
 
 
 def moment(time: str | int | None, now_ms: int) -> Moment | None:
-    """Of an ISO 8601 text or of milliseconds."""
+    """A time, from an ISO 8601 text or from milliseconds."""
     if time is None:
         return None
     time_ms = time if isinstance(time, int) else clock.parse_time_ms(time)
@@ -131,7 +131,7 @@ class Health:
 
 
 def health_of(text: str) -> Health:
-    """The health text of `floodmark status`, whose beginning says how bad it is."""
+    """The health text of `floodmark status`; its beginning gives the level."""
     if text == FINE:
         return Health(GOOD, "Fine", "")
     level, word = BAD, "Not well"
@@ -145,7 +145,7 @@ def health_of(text: str) -> Health:
             level, word = found_level, found_word
             text = text[len(start) :].removeprefix(":").lstrip()
             break
-    # The commands stand below the sentence, to be run: there is no need to say it twice.
+    # The page lists the commands below the sentence, so the sentence does not repeat them.
     return Health(level, word, _SEE.sub("", text), tuple(dict.fromkeys(commands_in(text))))
 
 
@@ -154,9 +154,9 @@ def commands_in(text: str) -> list[str]:
 
 
 def pieces(text: str) -> list[tuple[bool, str]]:
-    """A text in parts: whether it stood in backticks, and what it says."""
+    """A text in parts: whether the part stood in backticks, and its text."""
     parts = text.split("`")
-    if len(parts) % 2 == 0:  # one that is not closed is a sign like others
+    if len(parts) % 2 == 0:  # a backtick without a partner is an ordinary character
         parts[-2:] = [f"{parts[-2]}`{parts[-1]}"]
     return [(place % 2 == 1, part) for place, part in enumerate(parts) if part]
 
@@ -173,7 +173,7 @@ def outcome_text(outcome: str) -> str:
 
 
 def error_line(error: StoredError | None) -> str:
-    """An error as the catalog keeps it: its kind, its message and the facts."""
+    """An error as the catalog stores it: its kind, its message and the facts."""
     if error is None:
         return ""
     said = f" ({', '.join(f'{name} {value}' for name, value in error.facts.items())})" if error.facts else ""
@@ -181,7 +181,7 @@ def error_line(error: StoredError | None) -> str:
 
 
 def progress_text(job: JobLine | JobReport) -> str:
-    """How far a job is: 3 of 9 chunks. Whoever follows a range without an end is never done."""
+    """How far a job is: 3 of 9 chunks. A job that follows a range without an end is never done."""
     if job.total is None:
         return f"{job.processed:,} {job.unit}"
     if job.percent is None:
@@ -190,7 +190,7 @@ def progress_text(job: JobLine | JobReport) -> str:
 
 
 def pace_text(job: JobLine | JobReport) -> str:
-    """How fast it is, and how long it will take; nothing if that cannot be told."""
+    """The rate of a job, and how long it will take; empty if that is unknown."""
     parts = [] if job.rate is None else [f"{rate_text(job.rate)} {job.unit}/s"]
     parts += [] if job.eta_s is None else [f"{span_text(job.eta_s * 1000)} left"]
     return " · ".join(parts)
@@ -201,6 +201,6 @@ def backfill_command(verb: str, name: str) -> str:
 
 
 def join_text(names: Sequence[str], shown_max: int = 4) -> str:
-    """Names in one line, the first few of many."""
+    """Names in one line: at most the first few."""
     left = len(names) - shown_max
     return ", ".join(names[:shown_max]) + (f" and {left} more" if left > 0 else "")
