@@ -26,6 +26,7 @@ from floodmark.cli import (
     branch,
     changes,
     delete,
+    demo,
     doctor,
     drop,
     export,
@@ -47,7 +48,6 @@ from floodmark.cli import (
     undrop,
 )
 from floodmark.cli.context import Context
-from floodmark.cli.demo import command as demo
 from floodmark.cli.output import Output
 from floodmark.errors import FloodmarkError, cause_text, read_on_the_command_line
 

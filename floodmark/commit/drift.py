@@ -24,10 +24,7 @@ from pyiceberg.manifest import (
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot, ancestors_of
-from sqlalchemy import and_, select
 
-from floodmark.catalog import tables
-from floodmark.catalog.database import Database
 from floodmark.commit.metadata import (
     GC_ENABLED,
     MetadataFiles,
@@ -389,49 +386,3 @@ def check_not_drifted(files: MetadataFiles, current: CurrentTable) -> None:
             "then repair it (docs/operations.md)."
         ),
     )
-
-
-def drifted_tables(database: Database) -> dict[str, list[str]]:
-    """The tables whose pointer is not where the publisher left it, each with the branches that have it; main first."""
-    head, pointer, commit = tables.heads, tables.iceberg_tables, tables.commit_tables
-    newest = (
-        select(commit.c.metadata_location)
-        # A drop on another branch is no drift: the pointer is at the table's last metadata.
-        .where(commit.c.table_id == head.c.table_id, commit.c.metadata_location != "")
-        .order_by(commit.c.version.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    named = and_(
-        pointer.c.table_name == head.c.table_name,
-        pointer.c.catalog_name == tables.CATALOG_NAME,
-        pointer.c.table_namespace == tables.NAMESPACE,
-    )
-    query = (
-        select(head.c.table_name, head.c.branch, pointer.c.metadata_location, newest.label("known"))
-        .join(pointer, named, isouter=True)
-        .order_by(head.c.table_name)
-    )
-    found: dict[str, list[str]] = {}
-    with database.read() as tx:
-        for row in tx.execute(query):
-            if row.metadata_location != row.known:
-                found.setdefault(row.table_name, []).append(row.branch)
-    return {table: sorted(branches, key=lambda name: (name != MAIN, name)) for table, branches in found.items()}
-
-
-def with_names(database: Database, drift: Drift, location: str) -> Drift:
-    """For a dropped table: the other names that the catalog has for it. `location` is its folder."""
-    # Imported late: a caller that only asks which tables drifted does not load Iceberg's code.
-
-    if drift.happened != DROPPED:
-        return drift
-    row = tables.iceberg_tables
-    query = select(row.c.table_namespace, row.c.table_name, row.c.metadata_location)
-    with database.read() as tx:
-        rows = [one for one in tx.execute(query) if str(one.metadata_location or "").startswith(location + "/")]
-    names = (
-        one.table_name if one.table_namespace == tables.NAMESPACE else f"{one.table_namespace}.{one.table_name}"
-        for one in rows
-    )
-    return replace(drift, other_names=tuple(sorted(names)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from floodmark import clock, log
 from floodmark.catalog.upkeep import Maintenance, Policy
-from floodmark.commit.drift import drifted_tables
+from floodmark.commit.drifted import drifted_tables
 from floodmark.commit.intent import Intent
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid

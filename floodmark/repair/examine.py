@@ -110,7 +110,8 @@ def _examine_table(catalog: Catalog, head: Head, known: CurrentTable, base_versi
     name = f"table {head.table}" if head.branch == MAIN else f"table {head.table} on {head.branch}"
     try:
         if known.pointer != known.pointer_known:
-            from floodmark.commit.drift import classify, drift_text, with_names
+            from floodmark.commit.drift import classify, drift_text
+            from floodmark.commit.drifted import with_names
 
             drift = classify(catalog.files, known)
             if drift is None:

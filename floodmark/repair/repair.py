@@ -24,13 +24,12 @@ from floodmark.commit.drift import (
     REWRITTEN,
     Drift,
     classify,
-    drifted_tables,
     happened_text,
     moved_branches,
     other_names_text,
     ways_text,
-    with_names,
 )
+from floodmark.commit.drifted import drifted_tables, with_names
 from floodmark.commit.intent import Intent
 from floodmark.commit.metadata import new_snapshot_id
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish

@@ -16,7 +16,7 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.processes import is_dead
 from floodmark.commit.catalog import Catalog
-from floodmark.commit.drift import drifted_tables
+from floodmark.commit.drifted import drifted_tables
 from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGED, STATES, to_operation
 from floodmark.errors import Corrupt
 from floodmark.json_form import Reported

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.cli.demo import command as demo
+from floodmark.cli import demo
 from floodmark.cli.demo import rows as demo_rows
 from floodmark.cli.demo.story import WHILE_FILES_COME, WHILE_SENDING
 from floodmark.testing.invariants import check_lake

@@ -285,7 +285,7 @@ def test_a_column_that_the_rows_bring_is_not_taken_for_the_one_that_got_its_id(l
 
 def test_several_shapes_one_after_the_other(lake: fm.Lake, other: fm.Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     # The other one acts inside the merge, and so waits until the merge's turn has run out.
-    monkeypatch.setattr("floodmark.write.change.PLAN_TURN_MS", 1_000)
+    monkeypatch.setattr("floodmark.commit.publication.PLAN_TURN_MS", 1_000)
     shapes = [rename, new_spec, widen, more, new_sort, columns(_set("title", name="label"))]
 
     def act() -> None:

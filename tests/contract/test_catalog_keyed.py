@@ -14,6 +14,7 @@ import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.database import SQLITE_NAME
+from floodmark.commit import publication
 from floodmark.testing.invariants import check_lake
 from floodmark.write import change
 from tests.conftest import Place
@@ -283,8 +284,8 @@ def test_a_transaction_depends_on_what_it_found_unchanged(lake: fm.Lake, other: 
 def test_rows_that_keep_changing_end_in_a_conflict_and_nothing_happened(
     lake: fm.Lake, other: fm.Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change, "PLANS_MAX", 3)
-    monkeypatch.setattr(change, "PLANS_BEFORE_TURN", 99)  # the turn would let it through
+    monkeypatch.setattr(change.Change, "plans_max", 3)
+    monkeypatch.setattr(publication, "PLANS_BEFORE_TURN", 99)  # the turn would let it through
     count = iter(range(100))
 
     def meddle() -> None:

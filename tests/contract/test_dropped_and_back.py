@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import floodmark as fm
-from floodmark.commit.drift import drifted_tables
+from floodmark.commit.drifted import drifted_tables
 from floodmark.ingest.csv_rows import CsvFiles
 from floodmark.ingest.file_rows import read_rows
 from floodmark.rows.convert import table_shape

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,8 +199,8 @@ def test_a_csv_file_cut_inside_its_last_line_is_told_by_its_last_byte(
 
 def test_a_history_refuses_a_cut_csv_file_by_its_name(lake: fm.Lake, tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("id,name\n1,a\n2,bee")
-    source = PathSource(f"{tmp_path}/{{start}}.csv")
-    at_work = bind(source, Context(lake.catalog, lambda: None, Geometry.of(0, 10, 10), lambda: None))  # type: ignore[arg-type, return-value]
+    source, geometry = PathSource(f"{tmp_path}/{{start}}.csv"), Geometry.of(0, 10, 10)
+    at_work = bind(source, Context(lake.catalog, SimpleNamespace(get=lambda: None), geometry, lambda: None))  # type: ignore[arg-type]
     with pytest.raises(fm.Invalid, match="the file may be cut there") as refused:
         at_work.read(Geometry.of(0, 10, 10).chunk(0))
     assert (refused.value.facts["path"], refused.value.facts["chunk"]) == (f"{tmp_path}/0.csv", "0..10")

@@ -144,7 +144,7 @@ def test_whoever_follows_prunes_while_nothing_comes(lake: fm.Lake, monkeypatch: 
         return real(catalog) + sum(late)
 
     for module in ("history", "prune"):
-        monkeypatch.setattr(f"floodmark.backfill.{module}.database_now_ms", now_ms)
+        monkeypatch.setattr(f"floodmark.backfill.chunks.{module}.database_now_ms", now_ms)
     polls: list[int] = []
 
     def tip() -> datetime:

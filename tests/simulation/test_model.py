@@ -390,6 +390,9 @@ class Model:
         if how == "add":
             wanted[new], after[new] = {"type": "string", "default": new}, new
         else:
+            # A column that a backfill may read does not go, nor get another name, before the backfill has ended.
+            with self.place.open() as lake:
+                self.check_backfilled(lake)
             old = self.random.choice(sorted(before))
             value = after.pop(old)
             del wanted[old]
