@@ -1,8 +1,15 @@
-"""A job in the catalog: long work, its progress, the process that runs it, and what it reports to people.
+"""Jobs in the catalog: long work that anyone can watch, stop and continue.
 
-Pure: rate and time left are computed from recorded figures, by the database's clock. A state that this version does not
-know is shown as unknown, never as done. A failed job stays visible until an operator acknowledges it or ten minutes
-after its end; one without an end time stays for ever: without that time it does not count as over.
+A job is created once, under its name, with a definition that never changes (`pinned`); a start that means something
+else is refused. One run holds it at a time, by a lease that lives as long as its process: a process that finds a dead
+holder takes over, and the audit records it, once for every run that died (I16). `processed` is for people; the tables
+and fm_chunks say what is done. So a crash anywhere leaves a job that its next run continues from the truth. The end of
+a job may ride in the publish of its last step (EndRider): both become true together, or neither (I2).
+
+Rate and time left are computed from recorded figures, by the database's clock. A state that this version does not know
+is shown as unknown, never as done; a row that cannot be understood is Corrupt, by the name of its job, and kept. A
+failed job stays visible until an operator acknowledges it or ten minutes after its end; one without an end time stays
+for ever.
 """
 
 from __future__ import annotations

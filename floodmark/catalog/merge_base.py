@@ -1,8 +1,13 @@
 """Merge bases: what was merged between a branch and its parent, which is all that a merge of the two depends on.
 
 A branch merges with its parent only, so all that two branches share passes between a child and its parent. The child's
-lineage records it: which version of either side the other one has, and the state that both compare with. Reads only;
-MergeRider advances a merge base, inside the publish of the merge.
+lineage records it: which version of either side the other one has, and the state that both compare with. A branch keeps
+the identities of its batches under scopes of its own; a stream is one row, of which a branch has a copy from when it
+was created. All of it is a few statements, however many batches there are: a merge asks under the lake's lock.
+
+MergeRider advances a merge base, inside the publish of the merge. Interleaving that it excludes: a merge M has staged
+the rows of `dev`; `dev` is written to, merged by another process, or deleted; M publishes. M would record that all of
+`dev` is in the target, and the rows that came meanwhile would never be merged.
 """
 
 from __future__ import annotations

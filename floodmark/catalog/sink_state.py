@@ -1,9 +1,9 @@
-"""What a sink learned or lost, as numbers beside its row.
+"""A sink as the catalog has it: its definition, the tables that it follows, their marks, and its notes, in one query.
 
-How long its destination must not be called, how large a body it accepts, how many rows may have arrived twice, how many
-retention removed before they were sent.
-
-A number is written in the transaction of the event that it counts, so a crash cannot separate the two (I15).
+One row per table, one view, no write: a question whether anything is new takes about as long as this query. Notes are
+numbers beside the row: how long its destination must not be called, how large a body it accepts, how many rows may have
+arrived twice, how many retention removed before they were sent. A number is written in the transaction of the event
+that it counts, so a crash cannot separate the two (I15).
 """
 
 from __future__ import annotations

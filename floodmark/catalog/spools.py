@@ -2,9 +2,13 @@
 
 A table's row records its spool and how many of its records are published. It changes in the publish of the rows
 (SpoolRider), so that a record is in the table, or in quarantine, exactly when the position is above it (I9): a feed
-that crashed after its publish finds the position, one that crashed before finds the records. A spool with another id,
-or one that is older than its position, is refused before it is read, and by the rider once more: a replaced spool would
-lose its rows, or bring others instead. Only an operator settles that (`floodmark spool accept`).
+that crashed after its publish finds the position, one that crashed before finds the records. Both riders are
+identities: recovery may finish a feed whose process died after its seal, and the next feed finds the position moved. No
+record is fed twice: the precondition names the position that the feed began at, and is checked under the lake's lock.
+
+A spool with another id, or one that is older than its position, is refused before it is read, and by the rider once
+more: a replaced spool would lose its rows, or bring others instead. Only an operator settles that
+(`floodmark spool accept`).
 """
 
 from __future__ import annotations

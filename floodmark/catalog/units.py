@@ -1,9 +1,13 @@
-"""The parts of an open unit in the catalog: recorded before they are sent, acknowledged after (I8).
+"""Units in the catalog: opened before their first effect outside, settled with the mark, in one transaction each.
 
-Every write checks that the run still holds the sink: a run that lost it stops (Fenced), and a run whose sink was paused
-stops too. A crash leaves parts that are sealed and not acknowledged: they may be at the destination or not, and are
-sent again under the same names. A row that the destination refused for good is quarantined in the same transaction that
-passes it.
+`open` and `settle` are the two ends of protocol 4. Between them a unit's parts are recorded before they are sent and
+acknowledged after (I8). Every write checks that the run still holds the sink: a run that lost it stops (Fenced), and a
+run whose sink was paused stops too. A row that the destination refused for good is quarantined in the same transaction
+that passes it.
+
+Crash anywhere: an open unit with its pin; the next run of the sink finishes that same unit. Parts that are sealed and
+not acknowledged may be at the destination or not, and are sent again under the same names. A lost reply to COMMIT is
+Unavailable: the next run reads what is true (I13).
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Where a history comes from, as options say it: files by a path template, another table, or a function."""
+"""`floodmark backfill`: long work in small steps: years of history, a new column for old rows, and their jobs.
+
+A run ends in a named outcome, as a sentence, in JSON and in the exit code (I12). Ctrl-C and SIGTERM end it as
+cancelled: what is done stays, and the command names the one that continues it. Dry runs and questions open the lake
+read-only and change nothing (I17). A history comes from files by a path template, another table, or a function.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--branch`: the branch that a command reads or writes. The same words for all of them."""
+"""What every command gets: which lake, where output goes, and `--branch` in the same words for all of them."""
 
 from __future__ import annotations
 

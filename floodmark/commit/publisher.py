@@ -1,4 +1,12 @@
-"""The publisher: builds a sealed operation and makes it true in one transaction, with its rows in the history."""
+"""The publisher: the only code that moves a table's pointer (I1).
+
+A publish is one short SQL transaction without file I/O. It locks fm_lake's row (a total order, so no deadlock), checks
+that the operation is still staged (a fenced writer stops here), that every table still is where the builder found it,
+and that the riders' preconditions hold; then pointers, heads, history, riders and the journal change together (I2).
+
+Interleaving that this order excludes: a writer W is paused after its build; recovery R fences W and deletes its files;
+W continues. W's publish reads its own row under the lock, finds `abandoned`, and stops before it touches a pointer.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,16 @@
-"""Which states of a table can still be read, over all lineages. Pure: its result decides what is deleted.
+"""The states of a table whose files may exist: which can still be read, and which a sweep may delete.
 
 A version sees, of every table, the newest state in its own lineage up to there; if the branch has none so early, the
-state that the branch's parent had where the branch left it, and so on to main. So version numbers alone decide nothing:
-a state of main can still be seen although a branch has a newer one. A state that no held version sees never becomes
-visible again: new commits see what the head of their branch sees, new branches begin at a version that is held.
+state that its parent had where the branch left it, and so on to main. So version numbers alone decide nothing. A state
+that no held version sees never becomes visible again: new commits see what the head of their branch sees, new branches
+begin at a version that is held.
+
+Decided from the catalog alone, in one transaction, so that every table is judged by the same view. Dead is what is
+expired, past its readers' grace, and seen by no held version; not what an operation may still be writing, and not the
+newest few states of live branches, which the table's metadata names to other engines. The metadata file that a deleted
+branch wrote last stays, since it is the table's. A dropped table's last state is a tombstone: it names no file, and
+goes with, never before, the states that it hides. The newest state of such a table stays as long as any other: undrop
+may bring it back (dropped.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
-"""References of a table that another writer changed: its rows must refer to existing rows, and no row to a removed one.
+"""Rows that another writer left in a table: checked before they are accepted, and made the table's own.
 
-The other tables are read as they are now, on the same branch; the publish depends on them staying so. Reads only.
+The check writes nothing and gives the reason why the rows do not fit, if there is one. They must refer to existing
+rows, and no row to a removed one: the other tables are read as they are now, on the same branch, and the publish
+depends on them staying so. Files that the other writer made are named as they are; files whose rows carry sequences, or
+that Floodmark itself wrote once, are staged anew, so that every row gets its sequence from the commit that accepts it
+and no follower misses it (I5). Crash while staging: files in the operation's own folder, which recovery deletes (I3).
 """
 
 from __future__ import annotations

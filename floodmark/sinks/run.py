@@ -1,4 +1,9 @@
-"""A run of a sink, and the check that its marks still match the tables; if they do not, an operator must choose."""
+"""One run of a sink: finish the open unit, then ship what is new, table by table (protocol 4).
+
+A question whether anything is new reads the catalog once and writes nothing. A range that no file holds anything of
+moves the mark alone. Everything else is a unit: opened, shipped, settled, each step durable before the next (I7, I8,
+I9). A crash, an error or a stop leaves an open unit; the next run finishes that same unit before anything newer.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,13 @@ from floodmark.catalog.sink_state import Followed, Sink
 from floodmark.catalog.unit import RETRY, ROWS, SEALED, Part, Shipped, Stopped, Unit, UnitLog, Watch
 from floodmark.catalog.units import Bad, UnitLimit, choices
 from floodmark.engine import Engine
-from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, NotFound, Unavailable, cause_text
+from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, Unavailable, cause_text
 from floodmark.failpoints import hit
 from floodmark.model import BEGINNING, MAIN
 from floodmark.reading import Changes, Moment
 from floodmark.rows.json.ndjson import holds
 from floodmark.rows.reading.shipment import Body, Shipment, bodies, plan_shipment
+from floodmark.sinks.following import check_followed, is_current, lost_tables
 from floodmark.sinks.http.policy import too_many_in_all
 from floodmark.sinks.quarantine import current_lines
 from floodmark.sinks.record import (
@@ -26,7 +32,6 @@ from floodmark.sinks.record import (
     NOTHING_TO_DO,
     PAUSED,
     PLANNED,
-    REFUSED,
     SHIPPED,
     STOPPED,
     WAITING,
@@ -39,47 +44,6 @@ from floodmark.sinks.watch import RunWatch
 
 if TYPE_CHECKING:
     from floodmark.sinks.destination import Destination
-
-
-def is_current(sink: Sink) -> bool:
-    return all(one.current and one.incarnation == sink.lake for one in sink.tables) and not sink.lost
-
-
-def lost_tables(sink: Sink) -> list[TableRun]:
-    return [TableRun(table, REFUSED, error=_lost_mark(sink.name, table)) for table in sink.lost]
-
-
-def _lost_mark(sink: str, table: str) -> Corrupt:
-    return Corrupt("the sink's mark is lost", sink=sink, table=table, advice=choices(sink, table))
-
-
-def check_followed(sink: Sink, followed: Followed) -> None:
-    """Refuse to go on where marks and table do not match: an operator must choose."""
-    facts = {"sink": sink.name, "table": followed.table}
-    advice = choices(sink.name, followed.table)
-    if sink.branch is None:
-        raise NotFound("the branch that the sink follows was deleted", **facts, advice="Remove the sink.")
-    if followed.head_id is None:
-        raise NotFound("the table of the sink is not there", **facts, advice="Make it again, or remove the sink.")
-    if followed.head_id != followed.table_id:
-        raise Corrupt("the table was dropped and made again: the sink's mark is of the old one", **facts, advice=advice)
-    if followed.incarnation != sink.lake:
-        raise Corrupt(
-            "the catalog was restored from a backup: the sink may have sent rows that it does not know of",
-            **facts,
-            mark=followed.mark,
-            advice=advice,
-        )
-    if followed.mark is None or followed.epoch is None:
-        raise _lost_mark(sink.name, followed.table)
-    if followed.head_sequence is None or not BEGINNING <= followed.mark <= followed.head_sequence:
-        raise Corrupt(
-            "the sink's mark is not a sequence of the table",
-            **facts,
-            mark=followed.mark,
-            newest=followed.head_sequence,
-            advice=advice,
-        )
 
 
 TEXT_FORMATS = frozenset({"ndjson", "jsonl"})

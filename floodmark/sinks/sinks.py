@@ -29,9 +29,10 @@ from floodmark.rows.reading.shipment import plan_shipment
 from floodmark.shown import Listing, SinkFacts
 from floodmark.sinks.check import FAILED, READY, check_destination
 from floodmark.sinks.destination import Destination, open_destination
+from floodmark.sinks.following import check_followed
 from floodmark.sinks.record import BUSY, SinkRun, TableRun, outcome_of
 from floodmark.sinks.record import PAUSED as PAUSED_RUN
-from floodmark.sinks.run import Runner, check_followed, check_text
+from floodmark.sinks.run import Runner, check_text
 from floodmark.sinks.settings import (
     FILES,
     HTTP,

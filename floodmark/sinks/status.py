@@ -16,7 +16,7 @@ from floodmark.catalog.sink_state import BODY_BYTES_MAX, NOT_BEFORE_MS, ROWS_DOU
 from floodmark.commit.catalog import Catalog
 from floodmark.errors import FloodmarkError
 from floodmark.json_form import JsonObject, Reported, StoredError, stored_error
-from floodmark.sinks.run import check_followed
+from floodmark.sinks.following import check_followed
 
 
 @dataclass(frozen=True)

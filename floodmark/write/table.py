@@ -1,4 +1,10 @@
-"""A table as a change sees it: its shape, where its rows are staged, and rows that are converted to that shape.
+"""What one change does to one table: steps applied to its files, as a plan, until the publish makes them true.
+
+The working state is the table's live files at the head that was planned on, without those removed and with those staged
+so far; each step works on that state, so a later step of a transaction sees an earlier one. The steps are kept with
+their rows, as staged files: if the table moved in a way that matters, they are taken again on the new head, without
+asking the caller for the rows a second time (protocol 1, plan again). A merge of branches puts files, keys and a shape
+that it decided itself into the plan directly; those cannot be planned again here, so it decides anew.
 
 Rows that arrive without a column which an expression fills are staged without it first, and then again with it: so the
 expression is evaluated on the table's own files, whatever form the rows arrived in. A crash leaves files in the

@@ -1,9 +1,13 @@
-"""A chunk's rows and what is computed from them: for each output table, once, without reading the source twice.
+"""One chunk into its tables: read, staged, checked, and published with its `done`, all at once (I2).
 
-`chunk` stands for the chunk's rows. If a table stores them unchanged, they are staged for it first, and everything else
-is computed from those files: so all tables of a chunk come from one reading of the source, and look the same when a
-table is added later and the rows are read from the lake. Views are named for one chunk of one try, and dropped with it;
-threads that share a session do not conflict.
+The chunk's identity (job, number, tables) is sealed with its rows, so a crash anywhere is finished by recovery or
+leaves nothing, and a chunk whose reply was lost is found to be done. Rows that are too few, too many or outside of the
+chunk are Invalid: nothing is marked, nothing is published. Other writers of the same tables are not stopped.
+
+What is computed from a chunk's rows comes once for each output table, without reading the source twice: if a table
+stores the rows unchanged, they are staged for it first, and everything else is computed from those files. So all tables
+of a chunk come from one reading of the source, and look the same when a table is added later. Views are named for one
+chunk of one try, and dropped with it; threads that share a session do not conflict.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The identity of a function: its name, and a fingerprint of its code and of the constants in it.
+"""The definition of a history backfill: what never changes (the geometry, the range column), and the settings of a run.
 
-Pure. Computed from what Python runs: a comment, its docstring or a place in a file makes no difference. Functions that
-it calls, and values from outside of it, are not included. Another version of Python compiles the same text to other
-code, so fingerprints of two versions cannot be compared.
+Everything is checked before a job is created. Settings are kept with the job as JSON, so that another process can
+continue it; a definition that is a Python function cannot be kept, and the error says so. A function is recognised by
+its name and a fingerprint of its code and the constants in it, computed from what Python runs: a comment, its docstring
+or its place in a file makes no difference. Functions that it calls, and values from outside of it, are not included.
+Another version of Python compiles the same text to other code, so fingerprints of two versions cannot be compared.
 """
 
 from __future__ import annotations

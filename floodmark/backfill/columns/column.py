@@ -1,4 +1,12 @@
-"""A column backfill: its definition, which never changes, the settings of a run, and the run itself."""
+"""A new column for old rows: added in one publish, then filled batch by batch while others read and write.
+
+The files say what is done: one that lacks the column is not filled (decision 0019). New writes fill the column
+themselves, so unfilled rows only get fewer, and the job ends. Each round reads the table as it is, so a run that was
+cancelled or killed anywhere continues from the truth; rows are counted in the publishes that fill them, each once. A
+batch that lost all its files to other writers is planned again, after several in a row with the table's turn; too many
+in a row are a Conflict. What does not answer is asked again for a while. An expression that cannot be computed must not
+keep writers out: if it filled no row, the column is unbound from it, and anyone can unbind it later.
+"""
 
 from __future__ import annotations
 
