@@ -320,3 +320,29 @@ def test_killed_adoption_leaves_the_foreign_table_as_it_was(place: Place, tmp_pa
     with place.open() as lake:
         assert ids(lake, "old") == [1, 2, 3]
         check_lake(lake.catalog)
+
+
+# ── a write that has nothing to publish ──
+
+
+def merge_equal_rows(place: Place) -> str:
+    with place.open() as lake:
+        return lake.merge("people", people(k1="a", k2="b")).outcome
+
+
+@pytest.mark.parametrize("point", ["abandon.fenced", "abandon.files_deleted"])
+def test_a_write_with_nothing_to_do_that_is_killed_at_its_end_leaves_nothing(place: Place, point: str) -> None:
+    """Its staged rows lie in the operation's own folder until they are deleted; recovery deletes what is left."""
+    prepare(place)
+    with place.open() as lake:
+        before = lake.status()["version"]
+    assert run_killed(merge_equal_rows, place, failpoint=point)
+    with place.open() as lake:
+        assert lake.recover().waiting == ()
+        assert (lake.status()["version"], ids(lake, "people")) == (before, [1, 2, 3, 4])
+        assert lake.audit() == [], "fenced by its own writer: recovery only deletes files"
+        rows, _ = lake.catalog.journal.unfinished()
+        folders = [folder for row in rows for folder in lake.catalog.journal.find(row.id).folders]
+        assert not [entry for folder in folders for entry in lake.catalog.storage.list(folder)]
+        check_lake(lake.catalog)
+    assert run_child(merge_equal_rows, place) == "nothing_to_do"
