@@ -8,12 +8,12 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-fast lint bench soak docs dist lock clean
+.PHONY: help setup demo up test test-fast lint bench soak docs walks dist lock clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(READY) ## make .venv with the locked dependencies
+setup: $(READY) ## create .venv with the locked dependencies
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -26,7 +26,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m compileall -q floodmark
 	@touch $(READY)
 
-demo: $(READY) ## the whole story once, killed all the way, and a count
+demo: $(READY) ## sources, jobs, sinks and maintenance, with kill -9 at every stage; then a count of rows
 	$(BIN)/floodmark demo
 
 # All of it in a folder of its own, settings too: other lakes of this folder, as the README makes one, are left alone.
@@ -42,16 +42,16 @@ up: $(READY) ## a lake in ./up/lake: rows over HTTP and from ./up/drop, shipped 
 SCRATCH = $(shell test -w /dev/shm && test "$$(df -Pk /dev/shm | awk 'END {print $$4}')" -gt 6000000 \
 	&& echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 
-test: lint ## everything that must hold: style, spelling, types, layers, tests; gets a Chromium (BROWSER=skip: without)
+test: lint ## run everything: style, spelling, types, layers, tests; downloads a Chromium (BROWSER=skip: without)
 	@$(BIN)/python -m tests.browser.chromium
 	@$(BIN)/python -m tests.short_java
 	@scratch=$$(mktemp -d $(SCRATCH)/floodmark-test-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
 		$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --basetemp "$$scratch/pytest"
 
-test-fast: $(READY) ## the tests that start no JVM
+test-fast: $(READY) ## run the tests that start no JVM
 	$(BIN)/python -m pytest tests/unit tests/contract
 
-lint: $(READY) ## style, spelling, types and how many are missing, layers
+lint: $(READY) ## check style, spelling, types, the number of Any, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell --skip ./tests
@@ -60,14 +60,17 @@ lint: $(READY) ## style, spelling, types and how many are missing, layers
 	$(BIN)/lint-imports
 	@$(BIN)/python -m tests.any_count
 
-bench: $(READY) ## figures: a table, and JSON in bench/out
+bench: $(READY) ## measure: a table, and JSON in bench/out
 	$(BIN)/python -m bench
 
-soak: $(READY) ## long random runs with kills
+soak: $(READY) ## run long random tests with kills
 	$(BIN)/python -m pytest -m soak --timeout=0
 
-docs: $(READY) ## write the generated pages again
+docs: $(READY) ## generate docs/cli.md
 	$(BIN)/python -m docs.generate
+
+walks: $(READY) ## trace two real runs, count the rooms, and write both into docs/architecture.md
+	$(BIN)/python -m docs.walks
 
 dist: $(READY) ## build the wheel and the source package into dist/, and try them in an empty environment
 	@rm -rf dist floodmark.egg-info  # its list of files would be taken over from the last time
@@ -78,5 +81,5 @@ lock: ## choose versions anew (writes requirements.lock)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-emit-index-url --no-header \
 		--no-annotate pyproject.toml requirements.in -o requirements.lock
 
-clean: ## remove what was made here
+clean: ## remove generated files
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache bench/out build dist

@@ -39,7 +39,7 @@ from bench.machine import own_busy_s
 from bench.measure import Goal, Line, Samples, not_measured, rate, ratio, timed, times_in_turns, took
 from bench.workshop import FIRST_MS, KEYS, QUICK, SCHEMA, TABLE, Workshop
 from floodmark.backfill.chunks.geometry import Chunk
-from floodmark.jobs.progress import Progress
+from floodmark.jobs.progress import JobProgress
 from floodmark.jobs.record import BackfillRun
 from floodmark.lake import Lake
 from floodmark.testing.postgres import postgres_server
@@ -130,8 +130,8 @@ def _inside_progress() -> Iterator[list[float]]:
 
         return call
 
-    step, check = watched(Progress.step), watched(Progress.check)
-    with patch.object(Progress, "step", step), patch.object(Progress, "check", check):
+    step, check = watched(JobProgress.step), watched(JobProgress.check)
+    with patch.object(JobProgress, "step", step), patch.object(JobProgress, "check", check):
         yield found
 
 

@@ -37,6 +37,7 @@ from bench.machine import own_busy_s
 from bench.measure import Goal, Line, Samples, rate, ratio, timed, times_in_turns
 from bench.workshop import FIRST_MS, KEYS, MASTER, QUICK, TABLE, Workshop
 from floodmark.lake import Lake
+from floodmark.rows import tasks
 from floodmark.rows.rewriting import gather
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def _linked(source: Path, target: Path) -> None:
 
 def _through_spark() -> AbstractContextManager[object]:
     """Whatever its size, the work is done by Spark's tasks: small sizes must take the way of large ones here."""
-    return patch.object(gather, "IN_PROCESS_ROWS_MAX", 0)
+    return patch.object(tasks, "IN_PROCESS_ROWS_MAX", 0)
 
 
 def _compacted(records: list[Any]) -> dict[str, Any]:

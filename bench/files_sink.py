@@ -25,7 +25,7 @@ from bench.keyed import ZSTD
 from bench.machine import own_busy_s
 from bench.measure import Goal, Line, Samples, rate, ratio, timed, times_in_turns
 from bench.workshop import SCHEMA, TABLE, Workshop
-from floodmark.rows.reading import parts
+from floodmark.rows import tasks
 from floodmark.sinks.files.units import read_units
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class _Both:
         self.turns += 1
         self.lake.sinks.add(name, "files", tables=TABLE, path=str(path), format=file_format)
         # Whatever its size, the work is done by Spark's tasks: small sizes must take the way of large ones here.
-        with patch.object(parts, "IN_PROCESS_ROWS_MAX", 0):
+        with patch.object(tasks, "IN_PROCESS_ROWS_MAX", 0):
             took_s = self._timed("ours", lambda: self.lake.sinks.run(name))
         (unit,) = read_units(str(path))
         if unit.rows != self.rows:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from floodmark.lake import Lake
-    from floodmark.model import AuditRow, Commit, HealReport, TableCommit
+    from floodmark.model import AuditRow, Commit, RecoveryReport, TableCommit
     from floodmark.opening import open, restore
     from floodmark.repair.repair import Repair
     from floodmark.schema.plan import Plan
@@ -49,7 +49,6 @@ __all__ = [
     "Corrupt",
     "Fenced",
     "FloodmarkError",
-    "HealReport",
     "Incomplete",
     "Invalid",
     "Lake",
@@ -57,6 +56,7 @@ __all__ = [
     "Merged",
     "NotFound",
     "Plan",
+    "RecoveryReport",
     "Repair",
     "TableCommit",
     "TooNew",
@@ -70,7 +70,7 @@ __all__ = [
 _ROOMS = {
     "floodmark.lake": ("Lake",),
     "floodmark.opening": ("open", "restore"),
-    "floodmark.model": ("AuditRow", "Commit", "HealReport", "TableCommit"),
+    "floodmark.model": ("AuditRow", "Commit", "RecoveryReport", "TableCommit"),
     "floodmark.write.transaction": ("Transaction",),
     "floodmark.branches.records": ("BranchDiff", "Merged"),
     "floodmark.commit.branches": ("Branch",),

@@ -38,7 +38,7 @@ def parse_time_ms(text: str | datetime) -> int:
             moment = datetime.fromisoformat(text)
         except ValueError as error:
             raise Invalid(
-                "this is not a time", value=repr(text), advice="Write it like 2026-11-15T10:00:00Z."
+                "invalid timestamp", value=repr(text), advice="Write it like 2026-11-15T10:00:00Z."
             ) from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
@@ -53,7 +53,7 @@ def parse_duration_ms(text: str) -> int:
     """Milliseconds of a span of time like 90d, 24h, 30m, 10s; w is a week."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise Invalid("this is not a span of time", value=repr(text), advice="Write it like 90d, 24h, 30m or 10s.")
+        raise Invalid("invalid duration", value=repr(text), advice="Write it like 90d, 24h, 30m or 10s.")
     return int(found[1]) * _UNIT_MS[found[2]]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from floodmark.commit.catalog import Catalog
-from floodmark.commit.recovery import Healer
+from floodmark.commit.recovery import Recovery
 from floodmark.errors import Invalid
 from floodmark.reading import Reader
 from floodmark.rows.session import Sessions
@@ -35,8 +35,8 @@ class Engine:
         return Reader(self.catalog, self.sessions)
 
     @cached_property
-    def healer(self) -> Healer:
-        return Healer(self.catalog)
+    def recovery(self) -> Recovery:
+        return Recovery(self.catalog)
 
     def check_writable(self) -> None:
         if self.read_only:
@@ -46,4 +46,4 @@ class Engine:
     def get_ready(self) -> None:
         """What every write does first: recover what dead processes left (I13, I16)."""
         self.check_writable()
-        self.healer.heal()
+        self.recovery.recover()

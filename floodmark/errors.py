@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
+
+from floodmark.json_form import Json
 
 CAUSE_CHARACTERS_MAX = 500
 # Shorter values of variables are no secrets, and would match everywhere.
@@ -56,8 +58,8 @@ _METHODS = tuple(
         (rf"drop {_ARG}[^`]*", r'lake.drop_table("\1")'),
         (r"recover --discard (\S+)(?: --apply)?", r'lake.recover(discard=["\1"])'),
         (r"recover\b[^`]*", "lake.recover()"),
-        (rf"repair {_ARG} --take-in --apply", r'lake.repair("\1", choice="take_in", apply=True)'),
-        (rf"repair {_ARG} --put-back --apply", r'lake.repair("\1", choice="put_back", apply=True)'),
+        (rf"repair {_ARG} --accept --apply", r'lake.repair("\1", choice="accept", apply=True)'),
+        (rf"repair {_ARG} --revert --apply", r'lake.repair("\1", choice="revert", apply=True)'),
         (rf"repair {_ARG} --apply", r'lake.repair("\1", apply=True)'),
         (rf"repair {_ARG}", r'lake.repair("\1")'),
         (r"repair --give-up[^`]*", "lake.give_up_unreadable()"),
@@ -196,6 +198,22 @@ class Conflict(FloodmarkError):
     exit_code = 3
 
 
+class ConflictRecord(Protocol):
+    """One conflict of a merge."""
+
+    def as_dict(self) -> dict[str, Json]: ...
+
+
+class FoundConflicts(Protocol):
+    """What a merge found."""
+
+    @property
+    def conflicts(self) -> Sequence[ConflictRecord]: ...
+
+    @property
+    def conflicts_total(self) -> int: ...
+
+
 class MergeConflict(Conflict):
     """Two branches changed the same things, each in its own way. Nothing was changed.
 
@@ -203,7 +221,7 @@ class MergeConflict(Conflict):
     how many there are.
     """
 
-    def __init__(self, message: str, *, merged: Any, advice: str = "", **facts: Any) -> None:
+    def __init__(self, message: str, *, merged: FoundConflicts, advice: str = "", **facts: Any) -> None:
         self.merged = merged
         self.conflicts = merged.conflicts
         self.conflicts_total = merged.conflicts_total

@@ -1,6 +1,6 @@
 """The lake: what a user holds. Thin: every verb is one call into a room below.
 
-Opening for writing heals first, and so does every write (I13, I16); a read-only lake writes nothing (I17). Questions
+Opening for writing recovers first, and so does every write (I13, I16); a read-only lake writes nothing (I17). Questions
 of state touch the catalog only: no JVM, no table files.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -23,9 +23,9 @@ from floodmark.commit.publication import unchanged
 from floodmark.commit.recovery import resolve
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, FloodmarkError, Invalid
-from floodmark.json_form import as_json
-from floodmark.model import MAIN, AuditRow, Commit, Head, HealReport
-from floodmark.reading import Changes, Moment
+from floodmark.json_form import Json, as_json
+from floodmark.model import MAIN, AuditRow, Commit, Head, RecoveryReport, Row, Value
+from floodmark.reading import Changes, ReadMoment
 from floodmark.report.health import Health
 from floodmark.report.maintenance import DEFAULTS
 from floodmark.report.status import lake_health, lake_status, lake_tables
@@ -37,16 +37,18 @@ from floodmark.storage import root_location
 from floodmark.write.options import WriteOptions
 
 if TYPE_CHECKING:
+    import pandas
     import pyarrow as pa
     from pyiceberg.schema import Schema
 
     from floodmark.backfill.backfills import LakeBackfills
     from floodmark.branches.branches import LakeBranches
+    from floodmark.ingest.receive import Sender
     from floodmark.ingest.stream import StreamWriter
-    from floodmark.maintenance.keeper import Keeper
+    from floodmark.maintenance.maintenance import LakeMaintenance
     from floodmark.repair.history_files import GivenUp
     from floodmark.repair.repair import Repair
-    from floodmark.rows.frames import DataFrame, SparkSession
+    from floodmark.rows.frames import DataFrame, SparkSession, StructType
     from floodmark.schema.file import WantedTable
     from floodmark.schema.plan import Plan
     from floodmark.sinks.sinks import LakeSinks
@@ -54,8 +56,10 @@ if TYPE_CHECKING:
     from floodmark.write.undrop import Undropped
 
 Progress = Callable[[int, int], None]
+# Rows to write.
+Data: TypeAlias = "DataFrame | pa.Table | pa.RecordBatchReader | pandas.DataFrame | Sequence[Row]"
 # A file that declares tables, what tomllib reads from it, or what it holds under `tables`.
-Source = str | os.PathLike[str] | Mapping[str, Any]
+Source = str | os.PathLike[str] | Mapping[str, Json]
 
 
 class Lake:
@@ -117,7 +121,7 @@ class Lake:
     def create_table(
         self,
         name: str,
-        schema: Any,
+        schema: str | StructType | pa.Schema | Schema,
         *,
         key: Sequence[str] = (),
         partition: Sequence[str] = (),
@@ -128,7 +132,7 @@ class Lake:
         actor: str | None = None,
         message: str = "",
     ) -> Commit:
-        """Make a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
+        """Create a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
         from floodmark.write.shape import plan_table
         from floodmark.write.verbs import create
 
@@ -141,7 +145,7 @@ class Lake:
             raise Invalid(
                 "there is a table of this name",
                 table=existing[name.lower()],
-                advice="Use if_not_exists=True to keep it. Names do not differ by case only.",
+                advice="Use if_not_exists=True to keep it. Table names are not case-sensitive.",
             )
         intent = self._intent("create_table", actor, message or f"create {name}", branch=branch)
         try:
@@ -156,7 +160,7 @@ class Lake:
     def adopt(
         self, name: str, location: str, *, key: Sequence[str] = (), actor: str | None = None, message: str = ""
     ) -> Commit:
-        """Take an Iceberg table that another engine made into the lake; no data file is rewritten or moved.
+        """Adopt an Iceberg table of another engine into the lake; no data file is rewritten or moved.
 
         `location` is its folder or, better, the metadata.json that its catalog points to. From then on only this lake
         may write to it. `key` is checked to be unique by reading.
@@ -170,14 +174,13 @@ class Lake:
     # ── their shape, as code ──
 
     def plan(self, source: Source, *, check: bool = True) -> Plan:
-        """What it takes to give main the tables that a file declares, in steps.
+        """The steps that change the tables of main to what a file declares. Changes nothing.
 
-        Each is safe, needs a rewrite, is destructive (loses data), or is refused.
-
-        Changes nothing. `check` looks at rows too, where a step depends on them: keys, nulls, references.
+        Each step is safe, needs a rewrite, is destructive (loses data), or is refused. `check` also reads rows where a
+        step depends on them: keys, nulls, references.
         """
-        from floodmark.schema.look import checked_plan
         from floodmark.schema.plan import make_plan
+        from floodmark.schema.row_checks import checked_plan
 
         wanted, origin = _read(source)
         plan = make_plan(self.catalog, wanted, origin)
@@ -194,13 +197,13 @@ class Lake:
         message: str = "",
         told: Callable[[Plan], None] | None = None,
     ) -> Commit:
-        """Do all of it in one version; `nothing_to_do` if the tables are like that already.
+        """Change the tables to what a file declares, in one version; `nothing_to_do` if they already match.
 
-        Of a Plan, exactly that: `Conflict` if a table that it read has moved since. Of a file, what it takes now;
-        `expect` is the id of the plan that this must be. `fill_later`: rows that are there stay without the defaults
-        of new columns, until a backfill fills them. `allow_destructive`: also steps that lose data (tables and columns
-        that go, a retention that lets more rows go); without it they are `Invalid`. `told` gets the plan that was done
-        in the end: of a file, it is made anew if tables moved meanwhile.
+        A Plan is applied exactly: `Conflict` if a table that it read has changed since. A file is planned now;
+        `expect` is the id that the plan must have. `fill_later`: existing rows stay without the defaults of new
+        columns until a backfill fills them. `allow_destructive`: also apply steps that lose data (dropped tables and
+        columns, a retention that deletes more rows); without it they are `Invalid`. `told` is called with the plan
+        that was applied: for a file, it is planned again if tables changed meanwhile.
         """
         from floodmark.schema.apply import apply_plan
         from floodmark.schema.plan import Plan, make_plan
@@ -216,10 +219,10 @@ class Lake:
                 again = lambda: make_plan(self.catalog, wanted, origin)  # noqa: E731
         if expect is not None and plan.id != expect:
             raise Conflict(
-                "this is not the plan that was expected",
+                "the plan is not the expected one",
                 plan=plan.id,
                 expected=expect,
-                advice="The file or the lake changed since then: make the plan again, and look at it.",
+                advice="The file or the lake has changed: create the plan again and check it.",
             )
         intent = self._intent("apply", actor, message or f"apply {plan.origin}")
         return apply_plan(
@@ -233,12 +236,12 @@ class Lake:
         )
 
     def plan_drop(self, table: str) -> Plan:
-        """What drop_table would do now; its one step is refused if something needs the table. Changes nothing."""
+        """The plan of drop_table; its one step is refused if something needs the table. Changes nothing."""
         self.catalog.history.head(table)
         return self.plan({table: {"drop": True}})
 
     def drop_table(self, table: str, *, actor: str | None = None, message: str = "") -> Commit:
-        """Drop a table from main. Older versions keep it, and `undrop` brings it back, until they expire.
+        """Drop a table from main. Older versions keep it, and `undrop` restores it, until they expire.
 
         Refused while a sink follows it, a backfill works on it, a branch has it, or a table refers to it.
         """
@@ -256,11 +259,11 @@ class Lake:
         message: str = "",
         told: Callable[[Undropped], None] | None = None,
     ) -> Commit:
-        """Bring a dropped table back as it was: the same table id and sequences, and its marks and batch ids go on.
+        """Restore a dropped table as it was, with its table id, sequences, marks and batch ids.
 
         `BelowRetention` once no version that has it can be read; `Invalid` if its name is taken. `version`: one that
         has the table, if several had this name. Its references to other tables are not checked any more, until `apply`
-        declares them again. `told` gets what came back.
+        declares them again. `told` is called with what was restored.
         """
         from floodmark.write.undrop import undrop
 
@@ -273,7 +276,7 @@ class Lake:
     def append(
         self,
         table: str,
-        data: Any,
+        data: Data,
         *,
         batch: str | None = None,
         evolve: bool = False,
@@ -284,10 +287,10 @@ class Lake:
     ) -> Commit:
         """Append rows: a Spark DataFrame, an Arrow table or reader, a pandas DataFrame, or a list of dicts.
 
-        Into a table with a key this inserts: a key that is there is Invalid. With `batch`, the id is committed with
-        the rows, and the same id for the same table again is a no-op whose outcome says `already_committed`. With
-        `evolve`, columns that the table does not have are added to it, numbers are widened, and columns that the rows
-        do not have are null. `progress(files, bytes)` is called now and then while rows are staged.
+        Into a table with a key this inserts: an existing key is Invalid. With `batch`, the id is committed with the
+        rows, and a second append with the same id to the same table is a no-op with the outcome `already_committed`.
+        With `evolve`, columns that the table does not have are added to it, numbers are widened, and columns that the
+        rows do not have are null. `progress(files, bytes)` is called from time to time while rows are staged.
         """
         intent = self._intent("append", actor, message, batch_rider(table, batch, branch), branch)
         return self._write(intent, table, data, WriteOptions(evolve=evolve, progress=progress))
@@ -295,7 +298,7 @@ class Lake:
     def merge(
         self,
         table: str,
-        data: Any,
+        data: Data,
         *,
         batch: str | None = None,
         on_duplicate: str | None = None,
@@ -310,8 +313,8 @@ class Lake:
     ) -> Commit:
         """Upsert rows by the table's key: a row with the same key is replaced, others are added.
 
-        Rows that are there just so keep their sequence, unless skip_unchanged=False; if all are, nothing is published
-        (outcome `nothing_to_do`). A key that comes twice is Invalid, unless on_duplicate="last" and `order` names the
+        Unchanged rows keep their sequence, unless skip_unchanged=False; if all rows are unchanged, nothing is published
+        (outcome `nothing_to_do`). A duplicate key is Invalid, unless on_duplicate="last" and `order` names the
         column whose highest value counts. Rows that leave out a column are Invalid, whatever kind of data they are;
         with `partial`, only the columns that they have are updated, and new rows need the required ones.
         """
@@ -345,7 +348,7 @@ class Lake:
     def overwrite(
         self,
         table: str,
-        data: Any,
+        data: Data,
         *,
         where: str | None = None,
         batch: str | None = None,
@@ -355,27 +358,27 @@ class Lake:
         message: str = "",
         progress: Progress | None = None,
     ) -> Commit:
-        """Put these rows in the place of all rows, or of those that `where` matches; then they must match it too."""
+        """Replace all rows, or the rows that match `where`, by these rows, which must match it too."""
         intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch)
         return self._write(intent, table, data, WriteOptions(where=where, evolve=evolve, progress=progress))
 
-    def plan_delete(self, table: str, where: str, *, branch: str = MAIN) -> dict[str, Any]:
-        """What delete would do now: rows that match, files to rewrite. Changes nothing."""
-        from floodmark.write.dry_run import count_where
+    def plan_delete(self, table: str, where: str, *, branch: str = MAIN) -> dict[str, Json]:
+        """The rows that delete would remove now, and the files to rewrite. Changes nothing."""
+        from floodmark.write.verbs import count_where
 
         return count_where(self.engine, self._head(table, branch), where)
 
     def stream_writer(
         self, table: str, *, mode: str = "append", query: str | None = None, branch: str = MAIN, **options: Any
     ) -> StreamWriter:
-        """A function for Structured Streaming's foreachBatch: each micro-batch comes in exactly once.
+        """A function for Structured Streaming's foreachBatch: each micro-batch is committed exactly once.
 
         (query, batch id) is committed with the rows, so a batch that Spark replays is a no-op. `query` is the id of the
         stream, by default Spark's own, which a checkpoint keeps. `options` are those of the mode's verb.
         """
         from floodmark.ingest.stream import StreamWriter
 
-        def write(data: Any, query_id: str, batch_id: int) -> Commit:
+        def write(data: DataFrame, query_id: str, batch_id: int) -> Commit:
             rider = stream_rider(table, query_id, batch_id, branch)
             intent = self._intent(mode, None, f"stream batch {batch_id}", rider, branch)
             return self._write(intent, table, data, WriteOptions(**options))
@@ -383,13 +386,36 @@ class Lake:
         self._head(table, branch)
         return StreamWriter(write, mode, query, options)
 
-    def receive(self, table: str, rows: Any, *, actor: str | None = None, **options: Any) -> Commit:
-        """Take rows of another system, with the changes they tell (`_change`), once by their `sender` or `key`."""
+    def receive(
+        self,
+        table: str,
+        rows: Sequence[Row] | pa.Table,
+        *,
+        actor: str | None = None,
+        sender: Sender | None = None,
+        key: str | None = None,
+        table_id: str | None = None,
+        evolve: bool = False,
+        from_json: bool = False,
+        message: str = "",
+    ) -> Commit:
+        """Receive rows of another system, with their changes (`_change`), exactly once by their `sender` or `key`."""
         from floodmark.ingest.receive import receive
 
-        return receive(self.engine, actor or self.actor, table, rows, **options)
+        return receive(
+            self.engine,
+            actor or self.actor,
+            table,
+            rows,
+            sender=sender,
+            key=key,
+            table_id=table_id,
+            evolve=evolve,
+            from_json=from_json,
+            message=message,
+        )
 
-    def _write(self, intent: Intent, table: str, data: Any, options: WriteOptions) -> Commit:
+    def _write(self, intent: Intent, table: str, data: Data | None, options: WriteOptions) -> Commit:
         from floodmark.write.verbs import write
 
         self.engine.get_ready()
@@ -428,7 +454,7 @@ class Lake:
 
         with_seq adds the column `_seq`: the sequence of the commit that last wrote the row.
         """
-        return self._reader.read(table, Moment(version, at, branch), with_seq=with_seq)
+        return self._reader.read(table, ReadMoment(version, at, branch), with_seq=with_seq)
 
     def read_arrow(
         self,
@@ -440,7 +466,7 @@ class Lake:
         with_seq: bool = False,
     ) -> pa.RecordBatchReader:
         """The same without Spark: a stream of Arrow batches in this process."""
-        return self._reader.arrow(table, Moment(version, at, branch), with_seq=with_seq)
+        return self._reader.arrow(table, ReadMoment(version, at, branch), with_seq=with_seq)
 
     def sql(
         self,
@@ -452,7 +478,7 @@ class Lake:
         with_seq: bool = False,
     ) -> DataFrame:
         """Run a query; every table that it names is read at one and the same version."""
-        return self._reader.sql(query, Moment(version, at, branch), with_seq=with_seq)
+        return self._reader.sql(query, ReadMoment(version, at, branch), with_seq=with_seq)
 
     def changes(
         self,
@@ -465,7 +491,7 @@ class Lake:
         branch: str = MAIN,
     ) -> Changes:
         """What changed in a table after sequence `since` (None: ever) and up to `until` (None: the newest)."""
-        return self._reader.changes(table, since, until, Moment(version, at, branch))
+        return self._reader.changes(table, since, until, ReadMoment(version, at, branch))
 
     # ── questions of state: from the catalog and metadata alone, no JVM, nothing written (I17) ──
 
@@ -473,23 +499,23 @@ class Lake:
         """The newest state of every table of a branch, as the catalog has it."""
         return self.catalog.history.heads(branch)
 
-    def tables(self, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> list[dict[str, Any]]:
+    def tables(self, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> list[TableFacts]:
         """Every table in one line. `keeping`: from when on maintenance is due; by default as the settings say."""
         lines = lake_tables(self.catalog, keeping or self.keeping, branch)
         return Listing(TableFacts(as_json(line)) for line in lines)
 
-    def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> dict[str, Any]:
+    def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> TableFacts:
         """One table: its columns, layout, size and place. `keeping`: from when on maintenance is due."""
         return TableFacts(as_json(table_details(self.catalog, self._head(table, branch), keeping or self.keeping)))
 
-    def contents(self, table: str, *, branch: str = MAIN, limit: int = 50) -> dict[str, Any]:
+    def contents(self, table: str, *, branch: str = MAIN, limit: int = 50) -> dict[str, Json]:
         """What a table is made of: its partitions and its largest files, so many of each, and how many there are."""
         return as_json(self.catalog.at_head(table, lambda head: table_contents(self.catalog, head, limit), branch))
 
-    def sample(self, table: str, *, rows: int = 20) -> list[dict[str, Any]]:
+    def sample(self, table: str, *, rows: int = 20) -> list[dict[str, Value]]:
         """A few rows of a table, whichever come first; without Spark."""
-        found: list[dict[str, Any]] = []
-        with self._reader.arrow(table, Moment(None, None, MAIN), with_seq=False) as batches:
+        found: list[dict[str, Value]] = []
+        with self._reader.arrow(table, ReadMoment(None, None, MAIN), with_seq=False) as batches:
             for batch in batches:
                 found += batch.slice(0, rows - len(found)).to_pylist()
                 if len(found) >= rows:
@@ -501,35 +527,35 @@ class Lake:
         return self._reader.schema(self._head(table, branch))
 
     def filled_columns(self, table: str, *, branch: str = MAIN) -> tuple[str, ...]:
-        """The columns that rows need not bring: the table fills them by an expression."""
+        """The columns that the table fills by an expression: rows can leave them out."""
         return self._reader.filled_columns(self._head(table, branch))
 
     def history(
         self, *, limit: int = 20, table: str | None = None, branch: str | None = None, before: int | None = None
     ) -> list[Commit]:
-        """Commits, newest first: of all branches, or those that one branch stands on; only versions `before` one."""
+        """Commits, newest first: of all branches, or in the history of one branch; only versions `before` one."""
         commits = self.catalog.history.commits(limit=limit, table=table, branch=branch, before=before)
         if table is not None and not commits and before is None:
-            self._head(table, branch or MAIN)  # a name that never was is not a table without a history
+            self._head(table, branch or MAIN)  # an unknown name is an error, not an empty history
         return Listing(commits)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Json]:
         """The lake on one screen: version, tables, rows, sinks, jobs, and whether all is well."""
         return as_json(lake_status(self.catalog, self.keeping))
 
     def health(self) -> Health:
-        """Is it fine, and if not, what is wrong: as `status` says, and quicker."""
+        """Whether the lake is fine, and if not, what is wrong: as in `status`, but quicker."""
         return lake_health(self.catalog)
 
     def audit(self, limit: int = 1000) -> list[AuditRow]:
-        """What healing and repairs did, ever; newest first."""
+        """Everything that recovery and repairs did, newest first."""
         return self.catalog.history.audit(limit)
 
     # ── branches ──
 
     @cached_property
     def branches(self) -> LakeBranches:
-        """Try a change on the side: create, list, diff, merge and delete branches of the whole lake."""
+        """Create, list, diff, merge and delete branches of the whole lake."""
         from floodmark.branches.branches import LakeBranches
 
         return LakeBranches(self.engine)
@@ -537,41 +563,41 @@ class Lake:
     # ── table health ──
 
     @cached_property
-    def maintain(self) -> Keeper:
+    def maintain(self) -> LakeMaintenance:
         """Compaction, retention, expiry and sweep; each call returns its records, with a named outcome."""
-        from floodmark.maintenance.keeper import Keeper
+        from floodmark.maintenance.maintenance import LakeMaintenance
 
-        return Keeper(self.engine, self.keeping)
+        return LakeMaintenance(self.engine, self.keeping)
 
     @cached_property
     def sinks(self) -> LakeSinks:
-        """Ways out: sinks that ship each row once."""
+        """Sinks: ship each row exactly once to other systems."""
         from floodmark.sinks.sinks import LakeSinks
 
         return LakeSinks(self.engine)
 
     @cached_property
     def backfill(self) -> LakeBackfills:
-        """Long work in small steps: years of history, a new column for old rows; and its jobs."""
+        """Load years of history and fill new columns for old rows, in small steps; and their jobs."""
         from floodmark.backfill.backfills import LakeBackfills
 
         return LakeBackfills(self.engine)
 
     # ── recovery ──
 
-    def recover(self, *, discard: Sequence[str] = (), pass_drifted: bool = False) -> HealReport:
-        """Settle what dead processes left. Opening and every write do this anyway.
+    def recover(self, *, discard: Sequence[str] = (), pass_drifted: bool = False) -> RecoveryReport:
+        """Finish or undo the operations of dead processes. Opening and every write do this too.
 
         An operation that waits for the repair of a table is Corrupt here, unless `pass_drifted`.
         """
         self.engine.check_writable()
-        return self.engine.healer.heal(look_again=True, discard=discard, pass_drifted=pass_drifted)
+        return self.engine.recovery.recover(look_again=True, discard=discard, pass_drifted=pass_drifted)
 
     def repair(self, table: str | None = None, *, choice: str | None = None, apply: bool = False) -> list[Repair]:
-        """Tables that another writer moved past the door: what happened, and with `apply`, make them the lake's again.
+        """Tables that another writer changed: what happened, and with `apply`, accept or revert it.
 
-        `choice`: "take_in" (their rows become a commit of `external`) or "put_back"; by default what is clear, and of
-        all tables the rest is returned as `unclear`. Needs no healing first: open the lake with heal=False if that
+        `choice`: "accept" (their rows become a commit of `external`) or "revert"; by default what is clear, and of
+        all tables the rest is returned as `unclear`. Needs no recovery first: open the lake with recover=False if that
         refuses.
         """
         from floodmark.repair.repair import preview, repair_all
@@ -594,16 +620,16 @@ class Lake:
 
     def resolve(self, operation: str) -> Commit | None:
         """After CommitUnknown: the operation's commit, or None if it never happened and never will."""
-        return resolve(self.catalog, None if self.read_only else self.engine.healer, operation)
+        return resolve(self.catalog, None if self.read_only else self.engine.recovery, operation)
 
     # ── the catalog ──
 
-    def backup(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Write the catalog to a file, consistent, while writers go on."""
+    def backup(self, path: str | os.PathLike[str]) -> dict[str, Json]:
+        """Write a consistent copy of the catalog to a file, while writers continue."""
         return backup_catalog(self.catalog.database, self.catalog.storage, root_location(os.fspath(path)))
 
     def close(self) -> None:
-        """Let go of the catalog. A Spark session that was started stays: others may use it."""
+        """Close the catalog. A Spark session that was started stays open: other code may use it."""
         self.catalog.close()
 
     def __enter__(self) -> Lake:

@@ -10,17 +10,22 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from types import ModuleType
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 
-def get(operation: str | None = None, **context: Any) -> Any:
+def get(operation: str | None = None, **context: str) -> FilteringBoundLogger:
     """A logger whose lines carry the operation's id."""
     import structlog
 
     if not structlog.is_configured():
         _configure(structlog)
-    logger = structlog.get_logger("floodmark")
-    return logger.bind(operation=operation, **context) if operation else logger.bind(**context)
+    logger: FilteringBoundLogger = structlog.get_logger("floodmark")
+    bound: FilteringBoundLogger = logger.bind(**({"operation": operation} if operation else {}), **context)
+    return bound
 
 
 class _Forgiving(io.TextIOBase):
@@ -41,7 +46,7 @@ class _Forgiving(io.TextIOBase):
                 self._stream.flush()
 
 
-def _configure(structlog: Any) -> None:
+def _configure(structlog: ModuleType) -> None:
     level = {"debug": 10, "info": 20, "warning": 30, "error": 40}.get(
         os.environ.get("FLOODMARK_LOG", "warning").lower(), 30
     )

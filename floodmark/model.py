@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from datetime import date, time
+from decimal import Decimal
+from typing import Any, TypeAlias
+from uuid import UUID
 
+from floodmark.json_form import Json
 from floodmark.shown import html_table
+
+# A value of a row, as Python holds it; a datetime is a date.
+Scalar: TypeAlias = bool | int | float | str | bytes | Decimal | date | time | UUID | None
+Value: TypeAlias = "Scalar | Sequence[Value] | Mapping[str, Value]"
+Row: TypeAlias = Mapping[str, Value]
 
 MAIN = "main"
 TARGET_FILE_BYTES = 128 * 1024 * 1024
@@ -130,7 +139,7 @@ class Commit:
     def table(self, name: str) -> TableCommit:
         return next(table for table in self.tables if table.table == name)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return asdict(self)
 
 
@@ -182,7 +191,7 @@ class AuditRow:
 
 
 @dataclass(frozen=True)
-class HealReport:
+class RecoveryReport:
     """What one recovery did.
 
     `refused` names what it could not understand and therefore kept; `waiting` what needs a table to be repaired first
@@ -201,5 +210,5 @@ class HealReport:
         if self.refused:
             return "refused"
         if self.rolled_forward or self.rolled_back or self.discarded or self.files_deleted:
-            return "healed"
+            return "recovered"
         return "nothing_to_do"

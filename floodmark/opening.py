@@ -1,6 +1,6 @@
 """Opening a lake, making one, and restoring one from a backup.
 
-Opening for writing heals first (I13, I16), and notices a catalog that was rolled back; a read-only open writes
+Opening for writing recovers first (I13, I16), and notices a catalog that was rolled back; a read-only open writes
 nothing (I17). A crash while a lake is made leaves a
 folder without a registered catalog, which the next `create=True` finishes.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -18,8 +19,8 @@ from floodmark import failpoints
 from floodmark.catalog.backup import read_backup
 from floodmark.catalog.backup import restore as restore_catalog
 from floodmark.catalog.database import SQLITE_NAME, Database
+from floodmark.catalog.leases import LEASE_MS
 from floodmark.catalog.lifecycle import create_catalog, open_catalog, stored_format
-from floodmark.catalog.processes import LEASE_MS
 from floodmark.commit.catalog import Catalog
 from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.failpoints import hit
@@ -49,7 +50,8 @@ def open(
     storage: Storage | None = None,
     storage_options: Mapping[str, str] | None = None,
     lease_ms: int = LEASE_MS,
-    heal: bool = True,
+    recover: bool = True,
+    heal: bool | None = None,
 ) -> Lake:
     """Open the lake at `path` (a folder or s3://bucket/prefix); make it with create=True.
 
@@ -58,14 +60,17 @@ def open(
     first, then the file, then FLOODMARK_LAKE and FLOODMARK_CATALOG. Relative paths start at the working folder.
 
     catalog: a database URL; without one, SQLite in the lake's folder. spark: a session to use; without one, Floodmark
-    starts one when rows must move, with `settings` (master and spark.* keys). Opening for writing heals what dead
-    processes left, unless heal=False.
+    starts one when rows must move, with `settings` (master and spark.* keys). Opening for writing recovers what dead
+    processes left, unless recover=False (`heal` is its earlier name, and goes with the next version).
     """
+    if heal is not None:
+        warnings.warn("fm.open(heal=...) is now recover=...", DeprecationWarning, stacklevel=2)
+        recover = heal
     place, catalog, chosen = _chosen(path, config, catalog)
     location = root_location(place)
     failpoints.armed()  # a misspelt crash point must not look like a process that survived it
     if create and read_only:
-        raise Invalid("a read-only lake cannot be made", path=place)
+        raise Invalid("a lake cannot be created read-only", path=place)
     storage = storage or Storage({**chosen.storage, **(storage_options or {})})
     if create:
         _make_folder(storage, location, catalog)
@@ -79,22 +84,26 @@ def open(
             for part in ("tables", "operations"):
                 storage.make_folder(join(location, part))
             storage.make_folder(location)  # the database's own name in it is durable too
-        try:
-            open_catalog(database, location)
-        except NotFound:
-            # A database that knows no lake, beside the files of one: it is lost, not yet to be made.
-            _check_nothing_lost(storage, location, lambda: stored_format(database) is None)
-            raise
+        _open_catalog(database, storage, location)
         parts = Catalog(database, storage, location, lease_ms)
         sessions = Sessions({**chosen.spark, **(settings or {})}, spark)
         lake = Lake(parts, sessions, actor or _user(), read_only, chosen.maintain)
-        if heal and not read_only:
+        if recover and not read_only:
             lake.recover(pass_drifted=True)
             parts.note_rollback()
     except BaseException:
         database.close()
         raise
     return lake
+
+
+def _open_catalog(database: Database, storage: Storage, location: str) -> None:
+    try:
+        open_catalog(database, location)
+    except NotFound:
+        # A database that knows no lake, beside the files of one: it is lost, not yet to be made.
+        _check_nothing_lost(storage, location, lambda: stored_format(database) is None)
+        raise
 
 
 def _make_folder(storage: Storage, location: str, catalog: str | None) -> None:
@@ -163,7 +172,7 @@ def _database(location: str, catalog: str | None, *, create: bool, read_only: bo
         )
     database_path = os.path.join(folder, SQLITE_NAME)
     if not create and not os.path.exists(database_path):
-        raise NotFound("there is no lake here", location=location, advice="Make one with `floodmark init`.")
+        raise NotFound("there is no lake here", location=location, advice="Create one with `floodmark init`.")
     return Database(f"sqlite:///{database_path}", read_only=read_only)
 
 
@@ -185,11 +194,11 @@ def _check_nothing_lost(storage: Storage, location: str, is_missing: Callable[[]
     if found and is_missing():
         names = {file.removeprefix(parts[0] + "/").partition("/")[0] for file in found if file.startswith(parts[0])}
         raise Corrupt(
-            "files of a lake are here, and no catalog knows them",
+            "this folder has files of a lake, but no catalog for them",
             location=location,
             found=",".join(sorted(names)) or found[0],
-            advice="Restore the catalog with `floodmark restore BACKUP` (Python: floodmark.restore), put its database "
-            "back, or give the right `catalog` URL. Choose an empty folder for a new lake. Nothing was changed.",
+            advice="Restore the catalog with `floodmark restore BACKUP` (Python: floodmark.restore), restore its "
+            "database, or give the right `catalog` URL. Choose an empty folder for a new lake. Nothing was changed.",
         )
 
 

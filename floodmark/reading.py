@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Moment:
+class ReadMoment:
     """The state that a reader requests: a version, a time, or the head of a branch."""
 
     version: int | None = None
@@ -133,12 +133,12 @@ class Reader:
         self._catalog = catalog
         self._sessions = sessions
 
-    def read(self, table: str, moment: Moment, *, with_seq: bool) -> DataFrame:
+    def read(self, table: str, moment: ReadMoment, *, with_seq: bool) -> DataFrame:
         version = self._resolve(moment)
         with _readable(self._catalog, version):
             return self._scan(self._head_at(table, version, moment), with_seq)
 
-    def arrow(self, table: str, moment: Moment, *, with_seq: bool) -> pa.RecordBatchReader:
+    def arrow(self, table: str, moment: ReadMoment, *, with_seq: bool) -> pa.RecordBatchReader:
         import pyarrow as pa
 
         from floodmark.commit.live_files import live_files
@@ -154,7 +154,7 @@ class Reader:
             arrow_read_schema(schema, with_seq), _in_time(self._catalog, version, batches)
         )
 
-    def sql(self, query: str, moment: Moment, *, with_seq: bool) -> DataFrame:
+    def sql(self, query: str, moment: ReadMoment, *, with_seq: bool) -> DataFrame:
         from floodmark.rows.session import is_spark_running
         from floodmark.rows.sql.query import missing_table, misspelt_table, query_body, run_query
 
@@ -163,7 +163,7 @@ class Reader:
         state = self._catalog.history.tables_at(version)
 
         def hint(name: str) -> str | None:
-            return self._dropped_hint(name) if moment == Moment() else None
+            return self._dropped_hint(name) if moment == ReadMoment() else None
 
         # A running session may have a view of this name: then Spark decides, and a clearer error follows afterwards.
         misspelt = None if is_spark_running() else misspelt_table(query, list(state))
@@ -192,7 +192,7 @@ class Reader:
             return None  # it never existed, or it cannot come back
         return f"It was dropped: `floodmark undrop {table}` brings it back."
 
-    def changes(self, table: str, since: int | None, until: int | None, moment: Moment) -> Changes:
+    def changes(self, table: str, since: int | None, until: int | None, moment: ReadMoment) -> Changes:
         from floodmark.commit.live_files import live_files
         from floodmark.rows.reading.changes import plan_changes
 
@@ -259,7 +259,7 @@ class Reader:
 
         return True if has_renamed_columns(self._catalog.files.metadata(head.metadata_location)) else None
 
-    def _head_at(self, table: str, version: int, moment: Moment) -> Head:
+    def _head_at(self, table: str, version: int, moment: ReadMoment) -> Head:
         head = self._catalog.history.tables_at(version).get(table)
         if head is None:
             raise NotFound(
@@ -269,7 +269,7 @@ class Reader:
             )
         return head
 
-    def _resolve(self, moment: Moment) -> int:
+    def _resolve(self, moment: ReadMoment) -> int:
         if moment.version is not None and moment.at is not None:
             raise Invalid("give a version or a time, not both")
         at_ms = None if moment.at is None else clock.parse_time_ms(moment.at)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from floodmark.json_form import Json
 
 ROWS_MAX = 50
 TEXT_CHARACTERS_MAX = 200
 T = TypeVar("T")
 
 
-def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Json]]) -> str:
     """A table with a caption; of many rows the first, and how many there are besides."""
     found = list(rows)
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
@@ -26,7 +28,7 @@ def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def value_text(value: Any) -> str:
+def value_text(value: Json) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -46,7 +48,7 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-class Facts(dict[str, Any]):
+class Facts(dict[str, Json]):
     """What is known of one thing. `KIND`: what it is, and the key of its name; `SHORT`: what one line shows."""
 
     KIND: tuple[str, str] = ("", "")
@@ -90,6 +92,6 @@ class Listing(list[T], Generic[T]):
         if isinstance(first, Facts):
             kind, name = first.KIND
             columns = [name, *(key for key in first.SHORT if key in first)]
-            rows: list[Sequence[Any]] = [[one.get(key) for key in columns] for one in self if isinstance(one, Facts)]
+            rows: list[Sequence[Json]] = [[one.get(key) for key in columns] for one in self if isinstance(one, Facts)]
             return html_table(f"{len(self)} of {kind}", columns, rows)
         return "".join(one._repr_html_() if hasattr(one, "_repr_html_") else escape(repr(one)) for one in self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,8 +31,7 @@ LONGEST_FIRST = ("simulation", "browser", "crash", "spark", "interop", "acceptan
 MANY, VERY_MANY = 4, 8
 THINNED = LONGEST_FIRST[:-1]
 
-preload("tests.conftest")
-short_java.use()
+preload("tests.conftest", "tests.warm")
 
 # As a terminal starts programs: nohup, cron and some runners ignore SIGINT, and tests interrupt themselves.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -39,6 +39,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 LEFT_OUT = LeftOut()
+
+
+def pytest_configure() -> None:
+    # Not at import: benchmarks import parts of this, and a JVM with one compiler would make plain Spark look slow.
+    short_java.use()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -122,7 +127,14 @@ def _is_chosen(item: pytest.Item, marker: pytest.Mark, seen: Counter[tuple[str, 
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    with postgres_server(tmp_path_factory.mktemp("pg")) as server:
+    # Root starts the server as a user of its own. The folder that all runs of pytest share is closed to other
+    # users by the next run that begins, and a server below it would die: it gets a folder that no other run touches.
+    base = tmp_path_factory.getbasetemp()
+    shared = any(part.startswith("pytest-of-") for part in base.parts)
+    with (
+        tempfile.TemporaryDirectory(prefix="floodmark-pg-", dir=None if shared else base) as folder,
+        postgres_server(Path(folder)) as server,
+    ):
         yield server
 
 

@@ -11,17 +11,17 @@ from typing import Any
 import floodmark as fm
 from floodmark.backfill.chunks.geometry import Chunk, Geometry
 from floodmark.backfill.chunks.history import HistorySpec, run_history
-from floodmark.jobs.progress import Step
 from floodmark.jobs.record import BackfillRun
-from floodmark.jobs.run import Room
+from floodmark.jobs.run import JobContext
 from floodmark.rows.session import Sessions
+from floodmark.runs import JobCallback
 from tests.without_spark import NO_SPARK
 
 Row = dict[str, Any]
 
 
-def room_of(lake: fm.Lake, sessions: Sessions = NO_SPARK) -> Room:
-    return Room(replace(lake.engine, sessions=sessions, actor="test"))
+def room_of(lake: fm.Lake, sessions: Sessions = NO_SPARK) -> JobContext:
+    return JobContext(replace(lake.engine, sessions=sessions, actor="test"))
 
 
 def number_rows(chunk: Chunk) -> list[Row]:
@@ -76,7 +76,7 @@ def history(
     return HistorySpec(source=source, tables=outputs, geometry=geometry, column=column, **quick)
 
 
-def run(lake: fm.Lake, spec: HistorySpec, progress: Step | None = None, **changes: Any) -> BackfillRun:
+def run(lake: fm.Lake, spec: HistorySpec, progress: JobCallback | None = None, **changes: Any) -> BackfillRun:
     return run_history(room_of(lake), replace(spec, **changes) if changes else spec, "test", progress)
 
 
@@ -90,6 +90,6 @@ def numbers_done(lake: fm.Lake, table: str = "events", job: str = "years") -> li
     return sorted(chunk for name, chunk in chunk_rows(lake, job) if name == table)
 
 
-def steps_of() -> tuple[list[tuple[int, int | None]], Step]:
+def steps_of() -> tuple[list[tuple[int, int | None]], JobCallback]:
     told: list[tuple[int, int | None]] = []
     return told, lambda processed, total: told.append((processed, total))

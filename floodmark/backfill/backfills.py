@@ -7,33 +7,74 @@ nothing. Reading state needs no Spark.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Required, TypeAlias, TypedDict, Unpack
 
 from floodmark import clock
 from floodmark.catalog.jobs import COLUMN, HISTORY, UNKNOWN, Job
 from floodmark.engine import Engine
 from floodmark.errors import Invalid
-from floodmark.jobs.progress import Step
 from floodmark.jobs.record import BackfillRun
-from floodmark.jobs.run import Room
+from floodmark.jobs.run import JobContext
+from floodmark.json_form import Json
 from floodmark.model import Commit
+from floodmark.runs import JobCallback
 from floodmark.shown import JobFacts, Listing
 
 if TYPE_CHECKING:
-    from floodmark.backfill.chunks.history import HistorySpec
-    from floodmark.backfill.columns.column import ColumnSpec
+    from floodmark.backfill.chunks.coverage import Coverage
+    from floodmark.backfill.chunks.geometry import Chunk, GivenSize, GivenValue
+    from floodmark.backfill.chunks.history import HistoryPlan, HistorySpec
+    from floodmark.backfill.chunks.sources import ChunkRows, HistorySource
+    from floodmark.backfill.chunks.spec import Definition
+    from floodmark.backfill.columns.column import ColumnPlan, ColumnSpec
     from floodmark.rows.frames import DataFrame
 
 GIVE_UP = "1d"
 BATCH_ROWS = 2_000_000
 BATCH_BYTES = 256 * 1024 * 1024
+# What callers pass: a source, and the tables of a history with their definitions.
+GivenSource: TypeAlias = "HistorySource | Callable[[Chunk], ChunkRows] | str"
+GivenTables: TypeAlias = "str | Sequence[str] | Mapping[str, Definition]"
+
+
+class HistoryOptions(TypedDict, total=False):
+    """The options of `history_spec`."""
+
+    chunk: Required[GivenSize]
+    first: Required[GivenValue]
+    last: GivenValue | None
+    align: GivenValue | None
+    column: str | None
+    order: str
+    workers: int
+    rows_min: int | None
+    rows_max: int | None
+    rows_exact: bool
+    expect: Mapping[str, Json] | None
+    keep: str | int | None
+    follow: bool
+    tip_wait: str
+    call_deadline: str
+    retries: int
+    forget_tip: bool
+
+
+class ColumnOptions(TypedDict, total=False):
+    """The options of `column_spec`."""
+
+    join: str | None
+    on: str | None
+    announce: bool
+    batch_rows: int
+    batch_bytes: int
+    pause: str
 
 
 class LakeBackfills:
     def __init__(self, engine: Engine) -> None:
-        self._room = Room(engine)
+        self._context = JobContext(engine)
         self._catalog = engine.catalog
 
     def __repr__(self) -> str:
@@ -42,8 +83,8 @@ class LakeBackfills:
     # ── history ──
 
     def history(
-        self, name: str, source: Any, tables: str | Sequence[str] | Mapping[str, Any], *, progress: Step | None = None,
-        actor: str | None = None, give_up: str = GIVE_UP, **options: Any,
+        self, name: str, source: GivenSource, tables: GivenTables, *, progress: JobCallback | None = None,
+        actor: str | None = None, give_up: str = GIVE_UP, **options: Unpack[HistoryOptions],
     ) -> BackfillRun:  # fmt: skip
         """Load years of history in chunks, each once: every chunk that is wanted and not done, according to the
         catalog.
@@ -56,25 +97,25 @@ class LakeBackfills:
         from floodmark.backfill.chunks.history import run_history
 
         spec = self.history_spec(name, source, tables, **options)
-        return run_history(self._patient(give_up), spec, actor or self._room.engine.actor, progress)
+        return run_history(self._patient(give_up), spec, actor or self._context.engine.actor, progress)
 
     def history_spec(
         self,
         name: str,
-        source: Any,
-        tables: str | Sequence[str] | Mapping[str, Any],
+        source: GivenSource,
+        tables: GivenTables,
         *,
-        chunk: Any,
-        first: Any,
-        last: Any = None,
-        align: Any = None,
+        chunk: GivenSize,
+        first: GivenValue,
+        last: GivenValue | None = None,
+        align: GivenValue | None = None,
         column: str | None = None,
         order: str = "newest",
         workers: int = 2,
         rows_min: int | None = None,
         rows_max: int | None = None,
         rows_exact: bool = False,
-        expect: Mapping[str, Any] | None = None,
+        expect: Mapping[str, Json] | None = None,
         keep: str | int | None = None,
         follow: bool = False,
         tip_wait: str = "0s",
@@ -92,13 +133,13 @@ class LakeBackfills:
         cancelled. `tip_wait`: how long to wait for a tip that the source has not reached yet. `forget_tip`: ignore how
         far the source came before.
         """
-        from floodmark.backfill.chunks.checks import expected_rows
+        from floodmark.backfill.chunks.chunk_checks import expected_rows
         from floodmark.backfill.chunks.geometry import Geometry
         from floodmark.backfill.chunks.history import HistorySpec
         from floodmark.backfill.chunks.sources import to_source
 
         if order not in ("newest", "oldest"):
-            raise Invalid("chunks come newest or oldest first", order=order, advice="Use newest or oldest.")
+            raise Invalid("the order of chunks must be newest or oldest", order=order, advice="Use newest or oldest.")
         _check_positive(workers=workers, retries=retries)
         expected = expected_rows(expect or {}, column, rows_min, rows_max, rows_exact)
         return HistorySpec(
@@ -121,13 +162,13 @@ class LakeBackfills:
     def redo(
         self,
         name: str,
-        first: Any,
-        last: Any,
+        first: GivenValue,
+        last: GivenValue,
         *,
         force: bool = False,
         all_rows: bool = False,
-        source: Any = None,
-        progress: Step | None = None,
+        source: GivenSource | None = None,
+        progress: JobCallback | None = None,
         actor: str | None = None,
     ) -> BackfillRun:
         """Load chunks of a history again: one publish removes their rows, then they are loaded, with an audit row.
@@ -137,42 +178,52 @@ class LakeBackfills:
         `force`. `source`: for a job whose source the catalog cannot store.
         """
         from floodmark.backfill.chunks.redo import redo
+        from floodmark.backfill.chunks.sources import to_source
 
-        job, options = self._of_kind(name, HISTORY), _redo_options(force, all_rows, source)
-        return redo(self._room, job, first, last, actor or self._room.engine.actor, progress, **options)
+        job, by = self._of_kind(name, HISTORY), actor or self._context.engine.actor
+        given = None if source is None else to_source(source)
+        return redo(self._context, job, first, last, by, progress, source=given, force=force, all_rows=all_rows)
 
     def redo_plan(
-        self, name: str, first: Any, last: Any, *, force: bool = False, all_rows: bool = False, source: Any = None
-    ) -> dict[str, Any]:
+        self,
+        name: str,
+        first: GivenValue,
+        last: GivenValue,
+        *,
+        force: bool = False,
+        all_rows: bool = False,
+        source: GivenSource | None = None,
+    ) -> dict[str, Json]:
         """What `redo` would remove and load; refused if a redo would be. Changes nothing."""
         from floodmark.backfill.chunks.redo import plan
+        from floodmark.backfill.chunks.sources import to_source
 
-        job, options = self._of_kind(name, HISTORY), _redo_options(force, all_rows, source)
-        return plan(self._room, job, first, last, **options)
+        job, given = self._of_kind(name, HISTORY), None if source is None else to_source(source)
+        return plan(self._context, job, first, last, source=given, force=force, all_rows=all_rows)
 
-    def read(self, name: str, first: Any, last: Any, *, table: str | None = None) -> DataFrame:
+    def read(self, name: str, first: GivenValue, last: GivenValue, *, table: str | None = None) -> DataFrame:
         """The rows of a range of a history. BelowRetention or Incomplete if not all of it is loaded."""
         from floodmark.backfill.chunks.coverage import read_range
 
-        return read_range(self._room, self._of_kind(name, HISTORY), first, last, table)
+        return read_range(self._context, self._of_kind(name, HISTORY), first, last, table)
 
-    def check_range(self, name: str, first: Any, last: Any, *, table: str | None = None) -> None:
+    def check_range(self, name: str, first: GivenValue, last: GivenValue, *, table: str | None = None) -> None:
         """BelowRetention or Incomplete if not all of a range is loaded, for a table or for all of the job's."""
         from floodmark.backfill.chunks.coverage import check_range
 
-        check_range(self._room, self._of_kind(name, HISTORY), first, last, table)
+        check_range(self._context, self._of_kind(name, HISTORY), first, last, table)
 
-    def coverage(self, name: str) -> dict[str, Any]:
+    def coverage(self, name: str) -> Coverage:
         """What a history has and lacks, per table: loaded ranges, gaps, and pruned ranges."""
         from floodmark.backfill.chunks.coverage import coverage
 
-        return coverage(self._room, self._of_kind(name, HISTORY))
+        return coverage(self._context, self._of_kind(name, HISTORY))
 
     # ── a column ──
 
     def column(
-        self, table: str, column: str, expression: str, *, progress: Step | None = None, actor: str | None = None,
-        **options: Any,
+        self, table: str, column: str, expression: str, *, progress: JobCallback | None = None,
+        actor: str | None = None, **options: Unpack[ColumnOptions],
     ) -> BackfillRun:  # fmt: skip
         """Add a column and fill it for existing rows, in small batches that block no writer.
 
@@ -182,7 +233,7 @@ class LakeBackfills:
         from floodmark.backfill.columns.column import run_column
 
         spec = self.column_spec(table, column, expression, **options)
-        return run_column(self._room, spec, actor or self._room.engine.actor, progress)
+        return run_column(self._context, spec, actor or self._context.engine.actor, progress)
 
     def column_spec(
         self,
@@ -212,24 +263,24 @@ class LakeBackfills:
         """Stop filling a column by its expression: writers compute nothing, unfilled rows stay null."""
         from floodmark.backfill.columns.unbind import unbind
 
-        return unbind(self._room, table, column, actor or self._room.engine.actor)
+        return unbind(self._context, table, column, actor or self._context.engine.actor)
 
     # ── jobs ──
 
-    def plan(self, spec: HistorySpec | ColumnSpec) -> dict[str, Any]:
+    def plan(self, spec: HistorySpec | ColumnSpec) -> HistoryPlan | ColumnPlan:
         """What a backfill would do now; changes nothing."""
         from floodmark.backfill.chunks import history
         from floodmark.backfill.columns import column
 
         if isinstance(spec, column.ColumnSpec):
-            return column.plan(self._room, spec)
-        return history.plan(self._room, spec)
+            return column.plan(self._context, spec)
+        return history.plan(self._context, spec)
 
     def resume(
         self,
         name: str,
         *,
-        progress: Step | None = None,
+        progress: JobCallback | None = None,
         actor: str | None = None,
         stop: threading.Event | None = None,
         give_up: str = GIVE_UP,
@@ -242,53 +293,47 @@ class LakeBackfills:
         from floodmark.backfill.columns import column
         from floodmark.backfill.columns.unbind import end_unbound
 
-        job, actor = self._catalog.jobs.find(name), actor or self._room.engine.actor
-        room = replace(self._patient(give_up), stop=stop)
+        job, actor = self._catalog.jobs.find(name), actor or self._context.engine.actor
+        context = replace(self._patient(give_up), stop=stop)
         if job.kind == COLUMN:
-            ended = end_unbound(room, job)
-            return ended or column.run_column(room, column.spec_from_job(job), actor, progress)
-        return history.run_history(room, history.spec_from_job(self._of_kind(name, HISTORY)), actor, progress)
+            ended = end_unbound(context, job)
+            return ended or column.run_column(context, column.spec_from_job(job), actor, progress)
+        return history.run_history(context, history.spec_from_job(self._of_kind(name, HISTORY)), actor, progress)
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> Listing[JobFacts]:
         """Every job, newest first."""
         return Listing(JobFacts(job.as_dict()) for job in self._catalog.jobs.all())
 
-    def show(self, name: str) -> dict[str, Any]:
+    def show(self, name: str) -> JobFacts:
         """One job: its progress, its speed, its owner, and why it failed."""
         return JobFacts(self._catalog.jobs.find(name).as_dict())
 
-    def cancel(self, name: str) -> dict[str, Any]:
+    def cancel(self, name: str) -> JobFacts:
         """Ask a job to stop after its current batch or chunk; finished work stays."""
-        self._room.engine.get_ready()
+        self._context.engine.get_ready()
         return JobFacts(self._catalog.jobs.cancel(name).as_dict())
 
-    def ack(self, name: str) -> dict[str, Any]:
+    def ack(self, name: str) -> JobFacts:
         """Acknowledge a failure: the job needs no attention any more."""
-        self._room.engine.get_ready()
+        self._context.engine.get_ready()
         return JobFacts(self._catalog.jobs.acknowledge(name).as_dict())
 
-    def _patient(self, give_up: str) -> Room:
-        return replace(self._room, give_up_s=clock.parse_duration_ms(give_up) / 1000)
+    def _patient(self, give_up: str) -> JobContext:
+        return replace(self._context, give_up_s=clock.parse_duration_ms(give_up) / 1000)
 
     def _of_kind(self, name: str, kind: str) -> Job:
         job = self._catalog.jobs.find(name)
         if job.kind != kind or job.status == UNKNOWN:
-            raise Invalid(f"this is no {kind} backfill", job=name, kind=job.kind, status=job.status)
+            raise Invalid(f"not a {kind} backfill", job=name, kind=job.kind, status=job.status)
         return job
 
 
-def _redo_options(force: bool, all_rows: bool, source: Any) -> dict[str, Any]:
-    from floodmark.backfill.chunks.sources import to_source
-
-    return {"force": force, "all_rows": all_rows, "source": None if source is None else to_source(source)}
-
-
-def _outputs(tables: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+def _outputs(tables: GivenTables) -> dict[str, Definition]:
     if isinstance(tables, str):
         return {tables: None}
-    found = dict(tables) if isinstance(tables, Mapping) else dict.fromkeys(tables)
+    found: dict[str, Definition] = dict(tables) if isinstance(tables, Mapping) else dict.fromkeys(tables)
     if not found:
-        raise Invalid("a history comes into at least one table")
+        raise Invalid("a history needs at least one table")
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from floodmark import clock
 from floodmark.branches.plan import OURS, THEIRS
@@ -17,9 +16,6 @@ from floodmark.commit.branches import Branch
 from floodmark.commit.intent import Intent
 from floodmark.engine import Engine
 from floodmark.errors import Invalid, MergeConflict
-
-if TYPE_CHECKING:
-    pass
 
 # What a merge does about conflicts.
 RAISE, RETURN = "raise", "return"
@@ -86,7 +82,7 @@ class LakeBranches:
         on_conflict="return", and in a dry run, the result holds them instead. `prefer` settles them: `ours` is the
         branch merged into, `theirs` the one merged.
         """
-        from floodmark.branches.merge import KIND, Wish, merge, plan_merge
+        from floodmark.branches.merge import KIND, MergeRequest, merge, plan_merge
 
         _check_limit(limit)
         if prefer not in (None, OURS, THEIRS):
@@ -98,7 +94,7 @@ class LakeBranches:
             raise Invalid(
                 "this branch was not made from another", branch=name, advice="Say where it goes: into=BRANCH."
             )
-        wish = Wish(name, target, prefer, limit)
+        wish = MergeRequest(name, target, prefer, limit)
         if dry_run:
             return plan_merge(self._catalog, wish)
         intent = Intent(KIND, target, actor or self._engine.actor, message)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import pyarrow as pa
 
-from floodmark.branches.records import ADDED, CHANGED, CREATED, GONE, RESHAPED, BranchDiff, TableDiff
+from floodmark.branches.records import ADDED, CHANGED, CREATED, GONE, RESHAPED, BranchDiff, RowDiff, TableDiff
 from floodmark.branches.rows import Counted, KeyedRows, samples
 from floodmark.branches.unkeyed import count_new, find_new, rows_of
 from floodmark.branches.view import SideFiles, TableSides, look, schema_at
-from floodmark.catalog.merge_base import Edge
+from floodmark.catalog.merge_base import MergeBase
 from floodmark.commit.catalog import Catalog
 from floodmark.errors import Invalid
 from floodmark.rows.json.ndjson import dicts
@@ -39,7 +38,7 @@ def diff(catalog: Catalog, branch: str, *, table: str | None = None, limit: int 
     return BranchDiff(branch, parent, view.edge.common_version, view.edge.source_head, tables)
 
 
-def _table(catalog: Catalog, edge: Edge, sides: TableSides, limit: int) -> TableDiff | None:
+def _table(catalog: Catalog, edge: MergeBase, sides: TableSides, limit: int) -> TableDiff | None:
     facts = sides.facts
     if facts.source is None:
         rows = 0 if facts.common is None else facts.common.rows
@@ -60,9 +59,9 @@ def _table(catalog: Catalog, edge: Edge, sides: TableSides, limit: int) -> Table
     return TableDiff(facts.table, change, counted.added, counted.updated, counted.deleted, shown)
 
 
-def _keyed(catalog: Catalog, files: SideFiles, limit: int) -> tuple[Counted, tuple[dict[str, Any], ...]]:
+def _keyed(catalog: Catalog, files: SideFiles, limit: int) -> tuple[Counted, tuple[RowDiff, ...]]:
     counted = Counted()
-    shown: list[dict[str, Any]] = []
+    shown: list[RowDiff] = []
     rows = KeyedRows(catalog.storage, files, against_common=True)
     for part in (rows.rows(), rows.deleted()):
         for judged in part:
@@ -74,7 +73,7 @@ def _keyed(catalog: Catalog, files: SideFiles, limit: int) -> tuple[Counted, tup
     return counted, tuple(shown)
 
 
-def _unkeyed(catalog: Catalog, files: SideFiles, limit: int) -> tuple[Counted, tuple[dict[str, Any], ...]]:
+def _unkeyed(catalog: Catalog, files: SideFiles, limit: int) -> tuple[Counted, tuple[RowDiff, ...]]:
     own = files.sides.facts.own_source
     gone = 0 if own is None else own.rows_deleted
     found = find_new(files)
@@ -82,7 +81,7 @@ def _unkeyed(catalog: Catalog, files: SideFiles, limit: int) -> tuple[Counted, t
     return Counted(added=count_new(catalog, files), deleted=gone), tuple(_added(batches, limit))
 
 
-def _added(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[dict[str, Any]]:
+def _added(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[RowDiff]:
     if limit > 0:
         rows = (row for batch in batches for row in dicts(batch))
-        yield from ({"change": ADDED, "row": row, "before": None} for row in islice(rows, limit))
+        yield from (RowDiff(change=ADDED, row=row, before=None) for row in islice(rows, limit))

@@ -34,7 +34,7 @@ from floodmark.branches.plan import (
     SCHEMA,
     TAKE_TABLE,
     THEIRS,
-    TablePlan,
+    TableMerge,
     plan_table,
 )
 from floodmark.branches.records import (
@@ -52,7 +52,7 @@ from floodmark.branches.records import (
 from floodmark.branches.rows import Conflicts, Counted, KeyedMerge, KeyedRows, Unseen, Writer, written_values
 from floodmark.branches.unkeyed import append_rows, overwrite_rows, replace_rows
 from floodmark.branches.view import BranchView, SideFiles, TableSides, look, same_ground, schema_at
-from floodmark.catalog.merge_base import KEPT, REPLACED, Edge, MergeRider, merged_sequences, since_sequence
+from floodmark.catalog.merge_base import KEPT, REPLACED, MergeBase, MergeRider, merged_sequences, since_sequence
 from floodmark.catalog.riders import PlanAgain
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.fills import fills_of
@@ -81,7 +81,7 @@ REWRITE_EQUAL = WriteOptions(skip_unchanged=False)
 
 
 @dataclass(frozen=True)
-class Wish:
+class MergeRequest:
     """What to merge, and how: `prefer` (ours, theirs) settles conflicts; `limit` of them are returned as data."""
 
     source: str
@@ -90,22 +90,22 @@ class Wish:
     limit: int = 1000
 
 
-def merge(engine: Engine, wish: Wish, intent: Intent) -> Merged:
+def merge(engine: Engine, request: MergeRequest, intent: Intent) -> Merged:
     catalog = engine.catalog
-    plan = _Merge(engine, wish, intent, catalog.branches.edge(wish.source, wish.target))
+    plan = _Merge(engine, request, intent, catalog.branches.merge_base(request.source, request.target))
     with _deletion_is_conflict(catalog, plan.first):
         commit = publish(catalog, intent, plan)
     merged = plan.merged
     return replace(merged, commit=commit) if merged.outcome == MERGED else merged
 
 
-def plan_merge(catalog: Catalog, wish: Wish) -> Merged:
+def plan_merge(catalog: Catalog, request: MergeRequest) -> Merged:
     """What a merge would do now: counted, not done. Writes nothing (I17)."""
-    view = look(catalog, wish.source, wish.target)
+    view = look(catalog, request.source, request.target)
     if _is_known(view):
-        return Merged(UP_TO_DATE, wish.source, wish.target)
+        return Merged(UP_TO_DATE, request.source, request.target)
     with _deletion_is_conflict(catalog, view.edge):
-        return _outcome(PLANNED, wish, *_Stage(catalog, view, wish, None).run())
+        return _outcome(PLANNED, request, *_Stage(catalog, view, request, None).run())
 
 
 # ── one try ──
@@ -115,40 +115,42 @@ class _Merge(PublishPlan):
     stages_again = True
     plans_max = TRIES_MAX
 
-    def __init__(self, engine: Engine, wish: Wish, intent: Intent, first: Edge) -> None:
+    def __init__(self, engine: Engine, request: MergeRequest, intent: Intent, first: MergeBase) -> None:
         self._engine = engine
         self._catalog = engine.catalog
-        self._wish = wish
+        self._request = request
         self._intent = intent
         # The two branches as they were when the merge was requested: later ones with the same names do not count.
         self.first = first
-        self.merged = Merged(UP_TO_DATE, wish.source, wish.target)
+        self.merged = Merged(UP_TO_DATE, request.source, request.target)
         self._view: BranchView
         self._change: Change | None = None
 
     def start(self) -> Start | None:
-        wish, first = self._wish, self.first
-        self._view = view = look(self._catalog, wish.source, wish.target)
+        request, first = self._request, self.first
+        self._view = view = look(self._catalog, request.source, request.target)
         if (view.edge.source.id, view.edge.target.id) != (first.source.id, first.target.id):
-            raise Conflict("a branch was deleted and made again meanwhile", source=wish.source, target=wish.target)
+            raise Conflict(
+                "a branch was deleted and made again meanwhile", source=request.source, target=request.target
+            )
         if _is_known(view):
-            self.merged = Merged(UP_TO_DATE, wish.source, wish.target)
+            self.merged = Merged(UP_TO_DATE, request.source, request.target)
             return None
         table_ids = [one.facts.source.table_id for one in view.tables if one.facts.source is not None]
         return Start(held_version=min(view.edge.common_version, view.edge.source_head), turn=table_ids)
 
     def stage(self, work: Publication) -> None:
-        wish, edge = self._wish, self._view.edge
+        request, edge = self._request, self._view.edge
         # From begin on the versions are held that this view was read at; if it is still true, it stays so.
-        if not same_ground(self._catalog.branches.edge(wish.source, wish.target), edge):
-            raise PlanAgain(wish.source, "the branch moved before the operation was begun")
+        if not same_ground(self._catalog.branches.merge_base(request.source, request.target), edge):
+            raise PlanAgain(request.source, "the branch moved before the operation was begun")
         self._change = change = Change(self._engine, self._intent)
         change.stage(work)
-        stage = _Stage(self._catalog, self._view, wish, change)
+        stage = _Stage(self._catalog, self._view, request, change)
         tables, conflicts = stage.run()
         if not conflicts.total:
             _look_for_orphans(change, conflicts)
-        self.merged = _outcome(MERGED, wish, tables, conflicts)
+        self.merged = _outcome(MERGED, request, tables, conflicts)
         change.ride(
             MergeRider(
                 source=edge.source.id,
@@ -171,8 +173,8 @@ class _Merge(PublishPlan):
     def kept_changing(self) -> Conflict:
         return Conflict(
             "the branches kept changing under this merge",
-            source=self._wish.source,
-            target=self._wish.target,
+            source=self._request.source,
+            target=self._request.target,
             tries=TRIES_MAX,
             advice="Run it again when there are fewer writers.",
         )
@@ -204,22 +206,22 @@ def _look_for_orphans(change: Change, conflicts: Conflicts) -> None:
                 conflicts.add(RowConflict(offence.table, REFERENCE, key, about=offence.other))
 
 
-def _outcome(outcome: str, wish: Wish, tables: list[TableDiff], conflicts: Conflicts) -> Merged:
+def _outcome(outcome: str, request: MergeRequest, tables: list[TableDiff], conflicts: Conflicts) -> Merged:
     if conflicts.total:
         found = tuple(conflicts.found)
-        return Merged(IN_CONFLICT, wish.source, wish.target, conflicts=found, conflicts_total=conflicts.total)
-    return Merged(outcome, wish.source, wish.target, tables=tuple(tables))
+        return Merged(IN_CONFLICT, request.source, request.target, conflicts=found, conflicts_total=conflicts.total)
+    return Merged(outcome, request.source, request.target, tables=tuple(tables))
 
 
 @contextmanager
-def _deletion_is_conflict(catalog: Catalog, edge: Edge) -> Iterator[None]:
+def _deletion_is_conflict(catalog: Catalog, edge: MergeBase) -> Iterator[None]:
     """If a file or a branch is gone, and the branch is gone too, another process deleted the branch meanwhile."""
     try:
         yield
     except (NotFound, Corrupt, FileNotFoundError) as error:
         source, target = edge.source.name, edge.target.name
         try:
-            now = catalog.branches.edge(source, target)
+            now = catalog.branches.merge_base(source, target)
             gone = (now.source.id, now.target.id) != (edge.source.id, edge.target.id)
         except NotFound:
             gone = True
@@ -234,18 +236,18 @@ def _deletion_is_conflict(catalog: Catalog, edge: Edge) -> Iterator[None]:
 class _Stage:
     """Stages all tables of a merge; without a change it only counts."""
 
-    def __init__(self, catalog: Catalog, view: BranchView, wish: Wish, change: Change | None) -> None:
+    def __init__(self, catalog: Catalog, view: BranchView, request: MergeRequest, change: Change | None) -> None:
         self._catalog = catalog
         self._view = view
-        self._wish = wish
+        self._request = request
         self._change = change
-        self._conflicts = Conflicts(wish.limit)
+        self._conflicts = Conflicts(request.limit)
         # By table id, how conflicts of whole tables are settled.
         self.settled: dict[str, str] = {}
 
     def run(self) -> tuple[list[TableDiff], Conflicts]:
         """What each table gets; the staged files are useless once a conflict is found."""
-        plans = [(one, plan_table(one.facts, self._wish.prefer)) for one in self._view.tables]
+        plans = [(one, plan_table(one.facts, self._request.prefer)) for one in self._view.tables]
         for sides, plan in plans:
             if plan.kind == CONFLICT:
                 self._conflicts.add(RowConflict(plan.table, plan.reason))
@@ -254,7 +256,7 @@ class _Stage:
         diffs = [self._table(sides, plan) for sides, plan in plans if plan.kind not in (NOTHING, CONFLICT, KEEP)]
         return [diff for diff in diffs if diff is not None], self._conflicts
 
-    def _table(self, sides: TableSides, plan: TablePlan) -> TableDiff | None:
+    def _table(self, sides: TableSides, plan: TableMerge) -> TableDiff | None:
         if plan.kind == TAKE_TABLE:
             return self._take(sides)
         facts = sides.facts
@@ -289,11 +291,11 @@ class _Stage:
         diff = TableDiff(plan.table, change, counted.added, counted.updated, counted.deleted)
         return diff if counted or plan.theirs_shape else None
 
-    def _look_for_lost(self, sides: TableSides, plan: TablePlan, schema: Schema) -> None:
+    def _look_for_lost(self, sides: TableSides, plan: TableMerge, schema: Schema) -> None:
         """A column that one side dropped, and into which the other wrote: a conflict, unless the drop is preferred."""
         ours = plan.theirs_shape
         head = sides.facts.target if ours else sides.facts.source
-        if head is None or sides.facts.common is None or self._wish.prefer == (THEIRS if ours else OURS):
+        if head is None or sides.facts.common is None or self._request.prefer == (THEIRS if ours else OURS):
             return
         own = schema_at(self._catalog, head)
         filled = fills_of(self._catalog.files.metadata(head.metadata_location).properties, own)
@@ -312,20 +314,20 @@ class _Stage:
         for rows, base in written_values(self._catalog.storage, writer, wrote, common, lost):
             self._conflicts.add_column(plan.table, ", ".join(lost), key, rows, base, ours=ours)
 
-    def _fitting(self, files: SideFiles, target: Head, plan: TablePlan) -> TablePlan:
+    def _fitting(self, files: SideFiles, target: Head, plan: TableMerge) -> TableMerge:
         """The plan, if the target's own files fit into the source's shape. Else it is a conflict, or that side wins."""
         if misfit(self._catalog, files, target, files.target) is None:
             return plan
-        if self._wish.prefer == THEIRS:
+        if self._request.prefer == THEIRS:
             self.settled[target.table_id] = REPLACED
             return replace(plan, kind=OVERWRITE_ALL)
-        if self._wish.prefer == OURS:
+        if self._request.prefer == OURS:
             self.settled[target.table_id] = KEPT
         else:
             self._conflicts.add(RowConflict(plan.table, SCHEMA))
         return replace(plan, kind=KEEP)
 
-    def _keyed(self, files: SideFiles, table: TableChange | None, target: Head, plan: TablePlan) -> Counted:
+    def _keyed(self, files: SideFiles, table: TableChange | None, target: Head, plan: TableMerge) -> Counted:
         """Merge by key. Rows that only the target has may lack what the source's shape requires: then no side wins."""
         if table is None or not plan.theirs_shape:
             return self._by_key(files, table)
@@ -355,18 +357,11 @@ class _Stage:
         head = sides.facts.source
         assert head is not None
         if self._change is not None and not self._conflicts.total:
+            location = self._catalog.files.metadata(head.metadata_location).location
             self._change.give(
-                Edit(
-                    TAKE,
-                    head.table,
-                    head.table_id,
-                    self._catalog.files.metadata(head.metadata_location).location,
-                    head.schema_id,
-                    head.spec_id,
-                    snapshot=new_snapshot_id(),
+                replace(
+                    Edit.at(head, location, new_snapshot_id(), action=TAKE, checked=True),
                     rows_added=head.rows,
-                    checked=True,
-                    base_snapshot=head.snapshot,
                     source_branch=self._view.edge.source.name,
                 ),
                 taken=head,
@@ -377,7 +372,7 @@ class _Stage:
         unseen = self._unseen(files)
         lacking = () if unseen is None else unseen.columns
         rows = KeyedRows(self._catalog.storage, files, unseen=unseen)
-        merge = KeyedMerge(files.head.table, rows, self._wish.prefer, self._conflicts)
+        merge = KeyedMerge(files.head.table, rows, self._request.prefer, self._conflicts)
         if table is None or self._change is None:
             _drain(merge.upserts())
             _drain(merge.deletions())
@@ -386,7 +381,7 @@ class _Stage:
         names = [name for name in schema.names if name not in lacking]
         self._change.write(MERGE, table.name, _reader(schema, names, merge.upserts()), REWRITE_EQUAL)
         self._change.write(DELETE_KEYS, table.name, _reader(schema, list(table.key), merge.deletions()))
-        if self._wish.prefer == OURS:
+        if self._request.prefer == OURS:
             kept = _reader(schema, schema.names, merge.kept(table.tell_deleted))
             self._change.write(MERGE, table.name, kept, REWRITE_EQUAL)
         return merge.counted

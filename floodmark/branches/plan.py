@@ -40,7 +40,7 @@ class Counts(Protocol):
 
 
 @dataclass(frozen=True)
-class TableFacts:
+class MergeFacts:
     """A table on both sides and in the common state, each None where the table does not exist.
 
     own_source, own_target: what each side did by itself; None is nothing. `key`s: the field ids of each side's key.
@@ -68,7 +68,7 @@ class TableFacts:
 
 
 @dataclass(frozen=True)
-class TablePlan:
+class TableMerge:
     """`reason` is that of a conflict. `theirs_shape`: the target takes the source's schema and partitions.
 
     settled: this settles a conflict of the table as a whole: the target's rows are kept, or replaced by the source's.
@@ -81,32 +81,32 @@ class TablePlan:
     settled: str = ""
 
 
-def plan_table(facts: TableFacts, prefer: str | None = None) -> TablePlan:
+def plan_table(facts: MergeFacts, prefer: str | None = None) -> TableMerge:
     """What a merge does to this table. With `prefer`, whole-table conflicts are settled where that can be done."""
     table = facts.table
     if facts.source is None:
         if facts.common is None or facts.target is None:
-            return TablePlan(table, NOTHING)
-        return TablePlan(table, KEEP) if prefer == OURS else TablePlan(table, CONFLICT, DROPPED)
+            return TableMerge(table, NOTHING)
+        return TableMerge(table, KEEP) if prefer == OURS else TableMerge(table, CONFLICT, DROPPED)
     if facts.is_quiet:
-        return TablePlan(table, NOTHING)
+        return TableMerge(table, NOTHING)
     if facts.target is None:
         if facts.common is None:
-            return TablePlan(table, TAKE_TABLE)
+            return TableMerge(table, TAKE_TABLE)
         # Its rows stay behind, so its batch ids do too: else a retry on the target would count as already published.
-        return TablePlan(table, KEEP, settled=KEPT) if prefer == OURS else TablePlan(table, CONFLICT, DROPPED)
+        return TableMerge(table, KEEP, settled=KEPT) if prefer == OURS else TableMerge(table, CONFLICT, DROPPED)
     if facts.source_key != facts.target_key:
         # The key decides which rows are one row: no side can be preferred before the keys agree.
-        return TablePlan(table, CONFLICT, KEY)
+        return TableMerge(table, CONFLICT, KEY)
     theirs_shape = _takes_shape(facts, prefer)
     if theirs_shape is None:
-        return TablePlan(table, CONFLICT, SCHEMA)
+        return TableMerge(table, CONFLICT, SCHEMA)
     if facts.source_key:
-        return TablePlan(table, BY_KEY, theirs_shape=theirs_shape)
+        return TableMerge(table, BY_KEY, theirs_shape=theirs_shape)
     return _plan_unkeyed(facts, prefer, theirs_shape)
 
 
-def _takes_shape(facts: TableFacts, prefer: str | None) -> bool | None:
+def _takes_shape(facts: MergeFacts, prefer: str | None) -> bool | None:
     """Whether the target takes the source's shape; None if both changed it, each in its own way."""
     ours, theirs, common = _shape(facts.target), _shape(facts.source), _shape(facts.common)
     if ours == theirs or theirs == common:
@@ -116,32 +116,32 @@ def _takes_shape(facts: TableFacts, prefer: str | None) -> bool | None:
     return None if prefer is None else prefer == THEIRS
 
 
-def _plan_unkeyed(facts: TableFacts, prefer: str | None, theirs_shape: bool) -> TablePlan:
+def _plan_unkeyed(facts: MergeFacts, prefer: str | None, theirs_shape: bool) -> TableMerge:
     table, source, target = facts.table, facts.own_source, facts.own_target
     still = RESHAPE if theirs_shape else NOTHING
     reason = ""
     if facts.travels:
         # The source was chosen over the target: all of it is merged, unless the target changed since.
         if not _changed(target):
-            return TablePlan(table, OVERWRITE_ALL, theirs_shape=theirs_shape, settled=REPLACED)
+            return TableMerge(table, OVERWRITE_ALL, theirs_shape=theirs_shape, settled=REPLACED)
         reason = OVERWRITTEN
     elif not _changed(source):
-        return TablePlan(table, still, theirs_shape=theirs_shape)
+        return TableMerge(table, still, theirs_shape=theirs_shape)
     elif facts.batch_twice:
         reason = BATCH
     elif _only_added(source):
         if _only_added(target):
-            return TablePlan(table, APPEND_ROWS, theirs_shape=theirs_shape)
+            return TableMerge(table, APPEND_ROWS, theirs_shape=theirs_shape)
         reason = OVERWRITTEN
     elif facts.target_still and not _changed(target) and _same_count(facts):
-        return TablePlan(table, REPLACE, theirs_shape=theirs_shape)
+        return TableMerge(table, REPLACE, theirs_shape=theirs_shape)
     else:
         reason = OVERWRITTEN
     if prefer == OURS:
-        return TablePlan(table, RESHAPE if theirs_shape else KEEP, theirs_shape=theirs_shape, settled=KEPT)
+        return TableMerge(table, RESHAPE if theirs_shape else KEEP, theirs_shape=theirs_shape, settled=KEPT)
     if prefer == THEIRS:
-        return TablePlan(table, OVERWRITE_ALL, theirs_shape=theirs_shape, settled=REPLACED)
-    return TablePlan(table, CONFLICT, reason)
+        return TableMerge(table, OVERWRITE_ALL, theirs_shape=theirs_shape, settled=REPLACED)
+    return TableMerge(table, CONFLICT, reason)
 
 
 def _shape(head: Head | None) -> tuple[int, int] | None:
@@ -156,6 +156,6 @@ def _only_added(own: Counts | None) -> bool:
     return own is None or not (own.rows_updated or own.rows_deleted)
 
 
-def _same_count(facts: TableFacts) -> bool:
+def _same_count(facts: MergeFacts) -> bool:
     """The target has as many rows as the common state: maintenance, which counts as no change, removed none."""
     return facts.common is not None and facts.target is not None and facts.common.rows == facts.target.rows

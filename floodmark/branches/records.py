@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
-from floodmark.model import Commit
+from floodmark.json_form import Json
+from floodmark.model import Commit, Row
 from floodmark.rows.json.ndjson import json_value
-
-Row = dict[str, Any]
 
 MERGED, UP_TO_DATE, IN_CONFLICT, PLANNED = "merged", "up_to_date", "conflict", "planned"
 CREATED, GONE, RESHAPED, CHANGED = "created", "dropped", "reshaped", "changed"
@@ -34,34 +33,42 @@ class RowConflict:
     theirs: Row | None = None
     about: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         rows = {"key": self.key, "base": self.base, "ours": self.ours, "theirs": self.theirs}
-        told = {"table": self.table, "reason": self.reason, **{name: json_value(row) for name, row in rows.items()}}
-        return told if self.about is None else {**told, "about": self.about}
+        shown = {"table": self.table, "reason": self.reason, **{name: json_value(row) for name, row in rows.items()}}
+        return shown if self.about is None else {**shown, "about": self.about}
+
+
+class RowDiff(TypedDict):
+    """What differs in one row. change: added, updated, deleted."""
+
+    change: str
+    row: Row | None
+    before: Row | None
 
 
 @dataclass(frozen=True)
 class TableDiff:
-    """What differs in one table. change: created, dropped, reshaped, changed.
-
-    samples: {"change": "added", "updated" or "deleted", "row": the row now, "before": the row before}.
-    """
+    """What differs in one table. change: created, dropped, reshaped, changed. samples: the first of its rows."""
 
     table: str
     change: str
     rows_added: int = 0
     rows_updated: int = 0
     rows_deleted: int = 0
-    samples: tuple[dict[str, Any], ...] = ()
+    samples: tuple[RowDiff, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "table": self.table,
             "change": self.change,
             "rows_added": self.rows_added,
             "rows_updated": self.rows_updated,
             "rows_deleted": self.rows_deleted,
-            "samples": [json_value(sample) for sample in self.samples],
+            "samples": [
+                {"change": one["change"], "row": json_value(one["row"]), "before": json_value(one["before"])}
+                for one in self.samples
+            ],
         }
 
 
@@ -75,7 +82,7 @@ class BranchDiff:
     head_version: int
     tables: tuple[TableDiff, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "branch": self.branch,
             "parent": self.parent,
@@ -100,7 +107,7 @@ class Merged:
     conflicts: tuple[RowConflict, ...] = ()
     conflicts_total: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "outcome": self.outcome,
             "source": self.source,

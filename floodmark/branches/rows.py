@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +16,16 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from floodmark.branches.plan import CHANGED, COLUMN, DELETED, THEIRS
-from floodmark.branches.records import ADDED, REMOVED, UPDATED, RowConflict
+from floodmark.branches.records import ADDED, REMOVED, UPDATED, RowConflict, RowDiff
 from floodmark.branches.view import SideFiles
 from floodmark.commit.live_files import LiveFile
-from floodmark.model import Head
-from floodmark.rows.compare import Mask, same_rows
+from floodmark.model import Head, Row
+from floodmark.rows.arrays import Mask, Numbers
+from floodmark.rows.compare import same_rows
 from floodmark.rows.json.ndjson import dicts
 from floodmark.rows.reading.changes import plan_changes
 from floodmark.rows.rewriting.three_way import (
     Decisions,
-    Numbers,
     Side,
     changed_rows,
     decide,
@@ -41,7 +40,7 @@ from floodmark.write.prune import key_fields, may_hold_range
 
 
 @dataclass(frozen=True)
-class Judged:
+class ComparedRows:
     """Some keys, what the three sides have for each, and what to do."""
 
     keys: pa.Table
@@ -81,24 +80,24 @@ class KeyedRows:
         head = files.head
         self._plan = plan_changes(files.schema, files.source, files.deletions(), files.sides.since, head.sequence)
 
-    def rows(self) -> Iterator[Judged]:
+    def rows(self) -> Iterator[ComparedRows]:
         """The rows that the source has."""
         for rows in changed_rows(self._storage, self._plan):
             yield self._judge(keys_of(rows, self.fields), Side.of(rows))
 
-    def deleted(self) -> Iterator[Judged]:
+    def deleted(self) -> Iterator[ComparedRows]:
         """The rows that the source deleted."""
         for keys in deleted_keys(self._storage, self._plan, self.fields):
             yield self._judge(keys, Side.absent(keys.num_rows, self._files.schema))
 
-    def _judge(self, keys: pa.Table, source: Side) -> Judged:
+    def _judge(self, keys: pa.Table, source: Side) -> ComparedRows:
         common = self._look_up(self._files.common, keys)
         alike = self._against_common or self._files.target_is_common
         target = common if alike else self._look_up(self._files.target, keys)
         if self._unseen is None:
-            return Judged(keys, source, common, target, decide(source, common, target))
+            return ComparedRows(keys, source, common, target, decide(source, common, target))
         touched = self._touched(self._unseen, keys)
-        return Judged(keys, source, common, target, decide(source, common, target, self._unseen.columns, touched))
+        return ComparedRows(keys, source, common, target, decide(source, common, target, self._unseen.columns, touched))
 
     def _touched(self, unseen: Unseen, keys: pa.Table) -> Mask:
         """Whether the target wrote its row itself since the source last had it."""
@@ -159,7 +158,7 @@ class Conflicts:
         if len(self.found) < self.limit:
             self.found.append(conflict)
 
-    def add_rows(self, table: str, judged: Judged, places: Numbers) -> None:
+    def add_rows(self, table: str, judged: ComparedRows, places: Numbers) -> None:
         self.total += len(places)
         places = places[: max(0, self.limit - len(self.found))]
         sides = (judged.common, judged.target, judged.source)
@@ -242,7 +241,7 @@ class KeyedMerge:
             yield judged.target.take(conflict[there])
 
 
-def samples(judged: Judged, limit: int) -> Iterator[dict[str, Any]]:
+def samples(judged: ComparedRows, limit: int) -> Iterator[RowDiff]:
     """The first differences as data: what changed, the row now, and the row before."""
     take, gone = judged.decisions.take[:limit], judged.decisions.delete[:limit]
     for row, before in zip(_dicts_at(judged.source, take), _dicts_at(judged.common, take), strict=True):
@@ -251,10 +250,10 @@ def samples(judged: Judged, limit: int) -> Iterator[dict[str, Any]]:
         yield {"change": REMOVED, "row": None, "before": before}
 
 
-def _dicts_at(side: Side, places: Numbers) -> list[dict[str, Any] | None]:
+def _dicts_at(side: Side, places: Numbers) -> list[Row | None]:
     rows = _dicts(side.take(places))
     return [row if there else None for row, there in zip(rows, side.there[places], strict=True)]
 
 
-def _dicts(rows: pa.Table) -> list[dict[str, Any]]:
+def _dicts(rows: pa.Table) -> list[Row]:
     return list(chain.from_iterable(dicts(batch) for batch in rows.to_batches()))

@@ -13,11 +13,11 @@ from functools import cached_property
 
 from pyiceberg.schema import Schema
 
-from floodmark.branches.plan import TableFacts
-from floodmark.catalog.lineage import Lines
+from floodmark.branches.plan import MergeFacts
+from floodmark.catalog.lineage import Lineages
 from floodmark.catalog.merge_base import (
-    Edge,
-    Settled,
+    MergeBase,
+    SettledTable,
     doubled_tables,
     merged_sequences,
     merged_tables,
@@ -43,7 +43,7 @@ class TableSides:
     target.
     """
 
-    facts: TableFacts
+    facts: MergeFacts
     since: int
     excluded: frozenset[int]
 
@@ -52,45 +52,45 @@ class TableSides:
 class BranchView:
     """Both branches at one moment. `tables` are those of the source and of the common state, by name."""
 
-    edge: Edge
+    edge: MergeBase
     tables: tuple[TableSides, ...]
 
 
 def look(catalog: Catalog, source: str, target: str) -> BranchView:
     """Read all of it; again while the source moves meanwhile, a limited number of times."""
-    edge = catalog.branches.edge(source, target)
+    edge = catalog.branches.merge_base(source, target)
     for _ in range(LOOKS_MAX):
         theirs, ours = catalog.history.heads(source), catalog.history.heads(target)
-        before, edge = edge, catalog.branches.edge(source, target)
+        before, edge = edge, catalog.branches.merge_base(source, target)
         if same_ground(before, edge):
             return _read(catalog, edge, theirs, ours)
     raise Conflict("the branch that is merged kept changing", source=source, target=target, advice="Run it again.")
 
 
-def same_ground(one: Edge, other: Edge) -> bool:
+def same_ground(one: MergeBase, other: MergeBase) -> bool:
     """Neither has the source moved nor was anything merged between the two."""
     ids = [(edge.source.id, edge.target.id, edge.source_head, edge.common_version) for edge in (one, other)]
     return ids[0] == ids[1]
 
 
-def _read(catalog: Catalog, edge: Edge, source: Sequence[Head], target: Sequence[Head]) -> BranchView:
+def _read(catalog: Catalog, edge: MergeBase, source: Sequence[Head], target: Sequence[Head]) -> BranchView:
     if edge.source_head == edge.source_since:
         return BranchView(edge, ())  # nothing is new
     theirs, ours = ({head.table_id: head for head in heads} for heads in (source, target))
     common = {head.table_id: head for head in catalog.history.tables_at(edge.common_version).values()}
     sides = []
     with catalog.database.read() as tx:
-        lines, settled = Lines.read(tx), settled_tables(tx, edge)
+        lines, settled = Lineages.read(tx), settled_tables(tx, edge)
         replaced = {table_id: one.replaced_source for table_id, one in settled.items()}
         own_source = own_changes(tx, edge, "source", replaced, lines)
         # All that the target did and the source does not have, and what of it still conflicts with the source.
-        unknown = own_changes(tx, edge, "target", lines=lines)
+        unknown = own_changes(tx, edge, "target", lineages=lines)
         after = {table_id: one.target_after for table_id, one in settled.items()}
         own_target = own_changes(tx, edge, "target", after, lines) if after else unknown
         overwritten = {table_id: one.replaced_target for table_id, one in settled.items()}
         merged, doubled = merged_tables(tx, edge), doubled_tables(tx, edge, replaced, overwritten, lines)
         for table_id in sorted({*theirs, *common}, key=lambda one: (theirs.get(one) or common[one]).table):
-            facts = TableFacts(
+            facts = MergeFacts(
                 (theirs.get(table_id) or common[table_id]).table,
                 common.get(table_id),
                 theirs.get(table_id),
@@ -99,7 +99,7 @@ def _read(catalog: Catalog, edge: Edge, source: Sequence[Head], target: Sequence
                 own_target.get(table_id),
                 batch_twice=table_id in doubled,
                 target_still=table_id not in merged and table_id not in unknown,
-                travels=settled.get(table_id, Settled()).travels(edge),
+                travels=settled.get(table_id, SettledTable()).travels(edge),
             )
             asked = table_id in theirs and not facts.is_quiet
             since = since_sequence(tx, edge, table_id, lines) if asked else BEGINNING
@@ -127,7 +127,7 @@ def schema_at(catalog: Catalog, head: Head) -> Schema:
 class SideFiles:
     """The files of a table on both sides and in the common state; each list is read once, when it is needed."""
 
-    def __init__(self, catalog: Catalog, edge: Edge, sides: TableSides, schema: Schema) -> None:
+    def __init__(self, catalog: Catalog, edge: MergeBase, sides: TableSides, schema: Schema) -> None:
         """`schema` is the one that all rows are read in."""
         self._catalog = catalog
         self._edge = edge

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from sqlalchemy import Connection, MetaData, Table, insert, inspect, select, update
 
@@ -23,6 +23,8 @@ from floodmark.catalog.lifecycle import stored_format, upgrade
 from floodmark.catalog.riders import AuditRider
 from floodmark.errors import Corrupt, Invalid, TooNew, TooOld
 from floodmark.failpoints import hit
+from floodmark.json_form import Json
+from floodmark.model import Scalar
 from floodmark.storage import Storage
 
 BACKUP_FORMAT = 1
@@ -31,13 +33,24 @@ NOT_KEPT = frozenset({"fm_processes", "fm_turns", "fm_daemon", "fm_migrations"})
 ROWS_PER_INSERT = 500
 
 
-def backup(database: Database, storage: Storage, location: str) -> dict[str, Any]:
+class Header(TypedDict):
+    """The first line of a backup: which lake it is of, and when it was taken."""
+
+    floodmark_backup: int
+    format: int
+    version: int
+    incarnation: str
+    location: str
+    taken: str
+
+
+def backup(database: Database, storage: Storage, location: str) -> dict[str, Json]:
     """Write the whole catalog to `location`, whole or not at all."""
     digest = hashlib.sha256()
     rows = 0
     with database.read() as tx, storage.writer(location) as stream:
         lake = tx.execute(select(tables.lake)).one()
-        header = {
+        header: dict[str, Json] = {
             "floodmark_backup": BACKUP_FORMAT,
             "format": lake.format,
             "version": lake.version,
@@ -55,7 +68,7 @@ def backup(database: Database, storage: Storage, location: str) -> dict[str, Any
     return {**header, "rows": rows - 1}
 
 
-def _lines(tx: Connection, header: dict[str, Any]) -> Iterator[bytes]:
+def _lines(tx: Connection, header: Mapping[str, Json]) -> Iterator[bytes]:
     yield json.dumps(header).encode() + b"\n"
     for name in sorted(inspect(tx).get_table_names()):
         if name in NOT_KEPT or not name.startswith(("fm_", "iceberg_")):
@@ -69,7 +82,7 @@ def _lines(tx: Connection, header: dict[str, Any]) -> Iterator[bytes]:
 class Backup:
     """A whole backup that this code can restore: its first line, and a line of JSON for each row."""
 
-    header: dict[str, Any]
+    header: Header
     rows: list[bytes]
 
 
@@ -87,7 +100,7 @@ def read_backup(storage: Storage, source: str, location: str) -> Backup:
     return Backup(header, lines[1:-1])
 
 
-def restore(database: Database, backup: Backup) -> dict[str, Any]:
+def restore(database: Database, backup: Backup) -> dict[str, Json]:
     """Create the catalog of the lake from its backup. One transaction: all of it or nothing."""
     header = backup.header
     if stored_format(database) is not None:
@@ -107,12 +120,21 @@ def restore(database: Database, backup: Backup) -> dict[str, Any]:
         _give_up_unfinished(tx, now)
         # Crash here: the transaction is undone; run the restore again.
         hit("restore.stamped")
-    return {**header, "incarnation": incarnation, "backup_incarnation": header["incarnation"], "rows": len(backup.rows)}
+    return {
+        "floodmark_backup": header["floodmark_backup"],
+        "format": header["format"],
+        "version": header["version"],
+        "incarnation": incarnation,
+        "location": header["location"],
+        "taken": header["taken"],
+        "backup_incarnation": header["incarnation"],
+        "rows": len(backup.rows),
+    }
 
 
-def _check(lines: list[bytes], source: str) -> dict[str, Any]:
+def _check(lines: list[bytes], source: str) -> Header:
     try:
-        header: dict[str, Any] = json.loads(lines[0])
+        header: Header = json.loads(lines[0])
         trailer = json.loads(lines[-1])
         known = header["floodmark_backup"]
         whole = hashlib.sha256(b"".join(lines[:-1])).hexdigest() == trailer["sha256"]
@@ -136,7 +158,7 @@ def _check(lines: list[bytes], source: str) -> dict[str, Any]:
 
 def _insert(tx: Connection, lines: list[bytes]) -> None:
     known: dict[str, Table] = {}
-    waiting: dict[str, list[dict[str, Any]]] = {}
+    waiting: dict[str, list[dict[str, Scalar]]] = {}
     for line in lines:
         record = json.loads(line)
         name = record["table"]

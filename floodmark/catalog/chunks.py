@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.jobs import check_job
-from floodmark.catalog.riders import AlreadyCommitted, AuditRider, Rider
+from floodmark.catalog.riders import AlreadyCommitted, AuditRider
 from floodmark.catalog.sink_state import CONSUMER, OPEN
 from floodmark.errors import Conflict, Invalid
+from floodmark.json_form import Json
 
 DONE, PRUNED = "done", "pruned"
 
@@ -100,6 +101,13 @@ class LoadedChunk:
         return sum(one.rows for one in self.tables)
 
 
+class SealedChunk(TypedDict):
+    """A loaded chunk in a seal: of each table its name, its id and the rows."""
+
+    chunk: int
+    tables: list[tuple[str, str, int]]
+
+
 @dataclass(frozen=True)
 class ChunkRider:
     """Chunks of a job are loaded into their tables once: one, or several that were loaded together."""
@@ -154,12 +162,19 @@ class ChunkRider:
     def _numbers(self) -> ColumnElement[bool]:
         return tables.chunks.c.chunk.in_([one.chunk for one in self.chunks])
 
-    def as_dict(self) -> dict[str, Any]:
-        loaded = [
+    def as_dict(self) -> dict[str, Json]:
+        loaded: list[Json] = [
             {"chunk": one.chunk, "tables": [[into.table, into.table_id, into.rows] for into in one.tables]}
             for one in self.chunks
         ]
         return {"type": "chunk", "job": self.job, "chunks": loaded}
+
+    @classmethod
+    def sealed(cls, job: str, chunks: Sequence[SealedChunk]) -> ChunkRider:
+        return cls(
+            job,
+            tuple(LoadedChunk(one["chunk"], tuple(LoadedTable(*loaded) for loaded in one["tables"])) for one in chunks),
+        )
 
 
 @dataclass(frozen=True)
@@ -185,9 +200,13 @@ class PruneRider:
             planned = _of_job(self.job, range(low, high)) & mine & (row.c.version <= self.version)
             tx.execute(update(row).where(planned).values(state=PRUNED))
 
-    def as_dict(self) -> dict[str, Any]:
-        known = {"job": self.job, "table": self.table, "table_id": self.table_id, "version": self.version}
-        return {"type": "prune", **known, "chunks": [list(one) for one in self.chunks]}
+    def as_dict(self) -> dict[str, Json]:
+        known = {"type": "prune", "job": self.job, "table": self.table, "table_id": self.table_id}
+        return {**known, "version": self.version, "chunks": [list(one) for one in self.chunks]}
+
+    @classmethod
+    def sealed(cls, job: str, table: str, table_id: str, version: int, chunks: Sequence[tuple[int, int]]) -> PruneRider:
+        return cls(job, table, table_id, version, tuple((low, high) for low, high in chunks))
 
 
 @dataclass(frozen=True)
@@ -219,7 +238,7 @@ class RedoRider:
     detail: str = ""
 
     def check(self, tx: Connection) -> None:
-        if check_job(tx, self.job).owner_run != self.run:
+        if check_job(tx, self.job).run != self.run:
             raise Conflict("another run has taken this job over", advice="Run the redo again.")
         row = tables.chunks
         for one in self.chunks:
@@ -240,10 +259,23 @@ class RedoRider:
         _count(tx, self.job, -sum(one.rows for one in self.chunks), 0, now_ms)
         AuditRider("redo", DONE, "redone", self.detail).apply(tx, self.id, version, now_ms)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         known = {"id": self.id, "job": self.job, "run": self.run, "detail": self.detail}
-        chunks = [[one.chunk, one.table, one.table_id, one.version, one.rows] for one in self.chunks]
+        chunks: list[Json] = [[one.chunk, one.table, one.table_id, one.version, one.rows] for one in self.chunks]
         return {"type": "redo", **known, "chunks": chunks, "unshipped": [list(one) for one in self.unshipped]}
+
+    @classmethod
+    def sealed(
+        cls,
+        id: str,
+        job: str,
+        run: str,
+        chunks: Sequence[tuple[int, str, str, int, int]],
+        unshipped: Sequence[tuple[str, int]],
+        detail: str,
+    ) -> RedoRider:
+        redone = tuple(RedoneChunk(*one) for one in chunks)
+        return cls(id, job, run, redone, tuple((table_id, sequence) for table_id, sequence in unshipped), detail)
 
 
 def shipped_to(tx: Connection, table_id: str, sequence: int) -> list[str]:
@@ -284,26 +316,8 @@ class FillRider:
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         _count(tx, self.job, self.rows, self.unfilled, now_ms)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"type": "fill", "job": self.job, "run": self.run, "rows": self.rows, "unfilled": self.unfilled}
-
-
-def job_rider_from_dict(data: dict[str, Any]) -> Rider:
-    if data["type"] == "chunk":
-        return ChunkRider(data["job"], tuple(_loaded_chunk(one) for one in data["chunks"]))
-    if data["type"] == "prune":
-        chunks = tuple((int(low), int(high)) for low, high in data["chunks"])
-        return PruneRider(data["job"], data["table"], data["table_id"], int(data["version"]), chunks)
-    if data["type"] == "redo":
-        redone = tuple(RedoneChunk(int(one[0]), one[1], one[2], int(one[3]), int(one[4])) for one in data["chunks"])
-        unshipped = tuple((str(table_id), int(sequence)) for table_id, sequence in data["unshipped"])
-        return RedoRider(data["id"], data["job"], data["run"], redone, unshipped, data["detail"])
-    return FillRider(data["job"], data["run"], int(data["rows"]), int(data["unfilled"]))
-
-
-def _loaded_chunk(data: dict[str, Any]) -> LoadedChunk:
-    loaded = (LoadedTable(str(table), str(table_id), int(rows)) for table, table_id, rows in data["tables"])
-    return LoadedChunk(int(data["chunk"]), tuple(loaded))
 
 
 def _count(tx: Connection, job: str, rows: int, unfilled: int, now_ms: int) -> None:

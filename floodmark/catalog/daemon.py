@@ -8,23 +8,38 @@ that ends normally leaves no row; one that died leaves its last report, until th
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, update
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.processes import Heartbeat, is_dead, this_process
+from floodmark.catalog.leases import DAEMON, Heartbeat, Runs, this_process, to_holder
 from floodmark.errors import Busy, Fenced
+from floodmark.json_form import Json
 
 THE_ONE = 1
+
+
+class SeenDaemon(TypedDict):
+    """The daemon's row. A task has what its daemon reported, which may be of a later version."""
+
+    host: str
+    pid: int
+    since: str
+    address: str | None
+    alive: bool
+    told: str
+    tasks: list[dict[str, Any]]
 
 
 class DaemonHold:
     def __init__(self, database: Database, heartbeat: Heartbeat) -> None:
         self._database = database
         self._heartbeat = heartbeat
+        self._runs = Runs(DAEMON, heartbeat)
         self._run: str | None = None
 
     def take(self, address: str | None) -> None:
@@ -32,46 +47,45 @@ class DaemonHold:
         if self._run is not None:
             raise Busy("this process is the daemon of the lake already", run=self._run)
         run, me = clock.new_id(), this_process()
-        try:
-            with self._database.write() as tx:
-                # A missing row cannot be locked: of two daemons that start at once, one waits here.
-                self._database.lock_lake(tx)
-                now = self._database.now_ms(tx)
-                self._heartbeat.beat(tx, now)
-                found = tx.execute(_LOOKING).first()
-                if found is not None and self._is_alive(found, now):
-                    raise _held(found)
-                tx.execute(delete(tables.daemon))
-                tx.execute(
-                    insert(tables.daemon).values(
-                        id=THE_ONE,
-                        process=self._heartbeat.id,
-                        run=run,
-                        host=me.host,
-                        pid=me.pid,
-                        address=address,
-                        started_ms=now,
-                        updated_ms=now,
-                        tasks="[]",
-                    )
+        with self._runs.taking(run), self._database.write() as tx:
+            # A missing row cannot be locked: of two daemons that start at once, one waits here.
+            self._database.lock_lake(tx)
+            now = self._database.now_ms(tx)
+            self._heartbeat.beat(tx, now)
+            found = tx.execute(_DAEMON).first()
+            if found is not None and self._runs.is_held(to_holder(found), now):
+                raise Busy(
+                    "another daemon runs this lake",
+                    host=found.host,
+                    pid=found.pid,
+                    since=clock.format_time(found.started_ms),
+                    address=found.address,
+                    advice="Stop it first, or leave the work to it.",
                 )
-        except BaseException:
-            # If only the reply was lost, the row exists and no process stands behind it.
-            self._heartbeat.disown(run)
-            self._heartbeat.start()
-            raise
+            tx.execute(delete(tables.daemon))
+            tx.execute(
+                insert(tables.daemon).values(
+                    id=THE_ONE,
+                    host=me.host,
+                    pid=me.pid,
+                    address=address,
+                    started_ms=now,
+                    updated_ms=now,
+                    tasks="[]",
+                    **self._runs.held_by(run),
+                )
+            )
         self._run = run
-        self._heartbeat.start()
 
-    def tell(self, address: str | None = None, tasks: list[dict[str, Any]] | None = None) -> None:
+    def tell(self, address: str | None = None, tasks: Sequence[Mapping[str, Json]] | None = None) -> None:
         """Record where the daemon listens, or the state of its tasks. Fenced if another daemon took over."""
         row = tables.daemon
-        values: dict[str, Any] = {} if address is None else {"address": address}
+        values = {} if address is None else {"address": address}
         if tasks is not None:
             values["tasks"] = json.dumps(tasks)
         with self._database.write() as tx:
-            values["updated_ms"] = self._database.now_ms(tx)
-            told = tx.execute(update(row).where(row.c.run == (self._run or "")).values(**values)).rowcount
+            mine = update(row).where(row.c.run == (self._run or ""))
+            told = tx.execute(mine.values(**values, updated_ms=self._database.now_ms(tx))).rowcount
         if told != 1:
             raise Fenced("another daemon has taken over this lake", run=self._run, advice="Stop this one.")
 
@@ -81,20 +95,20 @@ class DaemonHold:
             return
         run, self._run = self._run, None
         # If the row cannot be deleted now, it must not look as if a process still held it.
-        self._heartbeat.disown(run)
+        self._runs.disown(run)
         with self._database.write() as tx:
             tx.execute(delete(tables.daemon).where(tables.daemon.c.run == run))
 
-    def seen(self) -> dict[str, Any] | None:
+    def seen(self) -> SeenDaemon | None:
         """The daemon as any process sees it, or None if none runs. `alive` is False for one that died."""
         with self._database.read() as tx:
-            row = tx.execute(_LOOKING).first()
+            row = tx.execute(_DAEMON).first()
             if row is None:
                 return None
-            alive = self._is_alive(row, self._database.now_ms(tx))
+            alive = self._runs.is_held(to_holder(row), self._database.now_ms(tx))
         return {
-            "host": row.daemon_host,
-            "pid": row.daemon_pid,
+            "host": row.host,
+            "pid": row.pid,
             "since": clock.format_time(row.started_ms),
             "address": row.address,
             "alive": alive,
@@ -102,28 +116,7 @@ class DaemonHold:
             "tasks": json.loads(row.tasks),
         }
 
-    def _is_alive(self, row: Any, now_ms: int) -> bool:
-        if row.process == self._heartbeat.id:
-            return bool(row.run == self._run)  # this process has the best information
-        return not is_dead(row, now_ms)
 
-
-_DAEMON, _PROCESS = tables.daemon, tables.processes
-_LOOKING = select(
-    *(_DAEMON.c[name] for name in ("process", "run", "address", "started_ms", "updated_ms", "tasks")),
-    _DAEMON.c.host.label("daemon_host"),
-    _DAEMON.c.pid.label("daemon_pid"),
-    # The names that `is_dead` needs: all None if the process has no row any more.
-    *(_PROCESS.c[name] for name in ("boot_id", "pid_namespace", "pid", "started", "beat_ms", "lease_ms")),
-).join(_PROCESS, _PROCESS.c.id == _DAEMON.c.process, isouter=True)
-
-
-def _held(row: Any) -> Busy:
-    return Busy(
-        "another daemon runs this lake",
-        host=row.daemon_host,
-        pid=row.daemon_pid,
-        since=clock.format_time(row.started_ms),
-        address=row.address,
-        advice="Stop it first, or leave the work to it.",
-    )
+_DAEMON = DAEMON.select(
+    *(tables.daemon.c[name] for name in ("host", "pid", "address", "started_ms", "updated_ms", "tasks"))
+)

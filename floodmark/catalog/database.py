@@ -11,25 +11,92 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event, select, text
+from sqlalchemy import Compiled, Connection, Dialect, Engine, Transaction, create_engine, event, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from floodmark.catalog import tables
-from floodmark.catalog.statements import STATEMENTS
 from floodmark.errors import Corrupt, Invalid, TooNew, Unavailable, cause_text
+from floodmark.model import Scalar
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy import ColumnElement, Row
+    from sqlalchemy.engine import ExceptionContext
+    from sqlalchemy.pool import ConnectionPoolEntry
 
 BUSY_TIMEOUT_MS = 10_000
 SQLITE_NAME = "catalog.db"
 # The parts of a URL's query that may be shown: anything else may be a secret.
 SHOWN_QUERY = frozenset({"host", "port", "dbname", "sslmode"})
+
+
+# A row of a query, read by the names of its columns. It becomes a record in the module that runs the query.
+SqlRow: TypeAlias = "Row[*tuple[Scalar, ...]]"
+# A new value of a column: a plain one, or an expression of the row's columns.
+SqlValue: TypeAlias = "Scalar | ColumnElement[Scalar]"
+
+
+@dataclass(frozen=True)
+class LakeRow:
+    """The one row of fm_lake."""
+
+    format: int
+    version: int
+    incarnation: str
+    location: str
+    created_ms: int
+
+
+# Far more than the catalog has: a bound for statements whose text depends on their values.
+STATEMENTS_KEPT_MAX = 2_000
+
+_StatementKey = tuple[Dialect, Hashable]
+
+
+class CompiledStatements(MutableMapping[_StatementKey, Compiled]):
+    """SQLAlchemy's `compiled_cache`, kept for every catalog that this process opens. Threads may share it.
+
+    SQLAlchemy keeps compiled statements with an engine, and each open of a lake makes an engine: a short one would
+    mostly compile.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Compiled] = {}
+
+    def __getitem__(self, key: _StatementKey) -> Compiled:
+        return self._kept[_without_engine(key)]
+
+    def __setitem__(self, key: _StatementKey, compiled: Compiled) -> None:
+        if len(self._kept) >= STATEMENTS_KEPT_MAX:
+            self._kept.clear()
+        self._kept[_without_engine(key)] = compiled
+
+    def __delitem__(self, key: _StatementKey) -> None:
+        del self._kept[_without_engine(key)]
+
+    def __iter__(self) -> Iterator[_StatementKey]:
+        raise NotImplementedError("the engines that statements were compiled for are not kept")
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def _without_engine(key: _StatementKey) -> Hashable:
+    """The first part of a key is the engine's own dialect object: what counts of it is its kind, and the server's."""
+    dialect, *statement = key
+    return (type(dialect), getattr(dialect, "server_version_info", None), *statement)
+
+
+STATEMENTS = CompiledStatements()
 
 
 class ReplyLost(Unavailable):
@@ -92,7 +159,7 @@ class Database:
         )
 
         @event.listens_for(engine, "connect")
-        def _configure(connection: Any, _record: Any) -> None:
+        def _configure(connection: sqlite3.Connection, _record: ConnectionPoolEntry) -> None:
             connection.isolation_level = None  # BEGIN is ours
             cursor = connection.cursor()
             cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
@@ -103,7 +170,7 @@ class Database:
             cursor.close()
 
         @event.listens_for(engine, "handle_error")
-        def _interrupted(context: Any) -> None:
+        def _interrupted(context: ExceptionContext) -> None:
             # An interrupt is not a lost connection: dropping it unclosed would keep the write lock until it is
             # collected. It is rolled back instead, like after any error.
             if not isinstance(context.original_exception, Exception):
@@ -123,7 +190,7 @@ class Database:
             raise Invalid("this PostgreSQL driver is not installed", advice="Use postgresql+psycopg://…") from error
 
         @event.listens_for(engine, "connect")
-        def _configure(connection: Any, _record: Any) -> None:
+        def _configure(connection: psycopg.Connection, _record: ConnectionPoolEntry) -> None:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute("SET synchronous_commit=on")
@@ -199,10 +266,9 @@ class Database:
         finally:
             connection.close()
 
-    def lock_lake(self, tx: Connection) -> Any:
+    def lock_lake(self, tx: Connection) -> LakeRow:
         """Take the total order: until this transaction ends, no other one changes the lake. Returns fm_lake's row."""
-        query = select(tables.lake).where(tables.lake.c.id == 1)
-        row = tx.execute(query.with_for_update()).first()
+        row = tx.execute(_LAKE).first()
         if row is None:
             raise Corrupt("the catalog has no lake row", database=self.shown_url, advice="Restore it from a backup.")
         if row.format > tables.FORMAT:
@@ -213,18 +279,26 @@ class Database:
                 format_known=tables.FORMAT,
                 advice="Nothing was changed. Upgrade Floodmark here and open the lake again.",
             )
-        return row
+        return to_lake(row)
 
     def now_ms(self, tx: Connection) -> int:
         """The database's clock: leases and commit times are compared by this one only."""
-        if self.dialect == "sqlite":
-            statement = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-        else:
-            statement = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
-        return int(tx.execute(text(statement)).scalar_one())
+        return int(tx.execute(_NOW_MS[self.dialect]).scalar_one())
 
 
-def _use_wal(cursor: Any) -> None:
+# Statements of every commit are made once: SQLAlchemy takes longer to make one than the database to run it.
+_LAKE = select(tables.lake).where(tables.lake.c.id == 1).with_for_update()
+_NOW_MS = {
+    "sqlite": text("SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"),
+    "postgresql": text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"),
+}
+
+
+def to_lake(row: SqlRow) -> LakeRow:
+    return LakeRow(row.format, row.version, row.incarnation, row.location, row.created_ms)
+
+
+def _use_wal(cursor: sqlite3.Cursor) -> None:
     """Two processes may open a new database at once: the change to WAL does not wait for the other by itself."""
     end = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
@@ -237,7 +311,7 @@ def _use_wal(cursor: Any) -> None:
             time.sleep(0.02)
 
 
-def _undo(transaction: Any) -> None:
+def _undo(transaction: Transaction) -> None:
     try:
         transaction.rollback()
     except DBAPIError:

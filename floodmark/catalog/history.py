@@ -8,20 +8,32 @@ fm_lake's lock, as expiry does (expiry.py): a version is either held or gone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, insert, select, union_all
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delete, func, insert, select, union_all
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.database import Database
-from floodmark.catalog.lineage import Lines, Part, on_parts
+from floodmark.catalog.database import Database, SqlRow
+from floodmark.catalog.lineage import LineagePart, Lineages, on_parts
 from floodmark.errors import BelowRetention, Corrupt, Invalid, NotFound
 from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, DeletionsFile, Head, TableCommit
 
 LIVE, EXPIRED = "live", "expired"
 # SQLite allows 500 selects in one.
 VERSIONS_PER_STATEMENT = 100
+
+
+def newest_metadata_of(table_id: ColumnElement[str]) -> Select[str]:
+    """Where we put the pointer of a table last. Not a drop on a branch: another one may have the table."""
+    commit = tables.commit_tables
+    return (
+        select(commit.c.metadata_location)
+        .where(commit.c.table_id == table_id, commit.c.metadata_location != "")
+        .order_by(commit.c.version.desc())
+        .limit(1)
+    )
+
+
 # What a reader needs of a deletions file.
 DELETIONS_FILE = (
     tables.deletions.c.location,
@@ -29,6 +41,42 @@ DELETIONS_FILE = (
     tables.deletions.c.rows_total,
     tables.deletions.c.size_bytes,
 )
+
+
+# Statements of every commit, made once.
+_HEAD = select(tables.heads).where(
+    tables.heads.c.branch == bindparam("branch"), tables.heads.c.table_name == bindparam("table")
+)
+_HEADS_OF = select(tables.heads.c.table_id, tables.heads.c.branch, tables.heads.c.snapshot).where(
+    tables.heads.c.table_id.in_(bindparam("table_ids", expanding=True))
+)
+_COMMITTED_MS = select(tables.commits.c.committed_ms).where(tables.commits.c.version == bindparam("version"))
+_BRANCH_HEAD = select(tables.branches.c.head_version).where(tables.branches.c.name == bindparam("branch"))
+_NEWEST_METADATA = newest_metadata_of(bindparam("table_id"))
+# Iceberg's pointer of a head's table.
+_POINTER = and_(
+    tables.iceberg_tables.c.table_name == tables.heads.c.table_name,
+    tables.iceberg_tables.c.catalog_name == tables.CATALOG_NAME,
+    tables.iceberg_tables.c.table_namespace == tables.NAMESPACE,
+)
+_KNOWN = newest_metadata_of(tables.heads.c.table_id).scalar_subquery()
+_CURRENT = (
+    select(
+        tables.heads,
+        tables.iceberg_tables.c.metadata_location.label("pointer"),
+        _KNOWN.label("pointer_known"),
+    )
+    .join(tables.iceberg_tables, _POINTER, isouter=True)
+    .where(
+        tables.heads.c.branch == bindparam("branch"),
+        tables.heads.c.table_name.in_(bindparam("names", expanding=True)),
+    )
+)
+
+
+def branch_head(tx: Connection, branch: str) -> int | None:
+    """The branch's newest version; None if the lake has no such branch."""
+    return tx.execute(_BRANCH_HEAD, {"branch": branch}).scalar()
 
 
 class History:
@@ -47,8 +95,7 @@ class History:
 
     def head(self, table: str, branch: str = MAIN) -> Head:
         with self._database.read() as tx:
-            query = select(tables.heads).where(tables.heads.c.branch == branch, tables.heads.c.table_name == table)
-            row = tx.execute(query).first()
+            row = tx.execute(_HEAD, {"branch": branch, "table": table}).first()
             if row is None:
                 names = tx.execute(select(tables.heads.c.table_name).where(tables.heads.c.branch == branch)).all()
                 _check_branch(tx, branch, names)
@@ -57,33 +104,10 @@ class History:
 
     def current_tables(self, branch: str, names: Sequence[str]) -> dict[str, CurrentTable]:
         """These tables as they are now: head, Iceberg's pointer, and where we put the pointer last."""
-        head, pointer, commit = tables.heads, tables.iceberg_tables, tables.commit_tables
-        newest = (
-            select(commit.c.metadata_location)
-            .where(commit.c.table_id == head.c.table_id, commit.c.metadata_location != "")
-            .order_by(commit.c.version.desc())
-            .limit(1)
-            .scalar_subquery()
-        )
-        query = (
-            select(head, pointer.c.metadata_location.label("pointer"), newest.label("pointer_known"))
-            .join(
-                pointer,
-                and_(
-                    pointer.c.table_name == head.c.table_name,
-                    pointer.c.catalog_name == tables.CATALOG_NAME,
-                    pointer.c.table_namespace == tables.NAMESPACE,
-                ),
-                isouter=True,
-            )
-            .where(head.c.branch == branch, head.c.table_name.in_(names))
-        )
         with self._database.read() as tx:
-            rows = list(tx.execute(query))
+            rows = list(tx.execute(_CURRENT, {"branch": branch, "names": names}))
             ids = [row.table_id for row in rows]
-            found = tx.execute(
-                select(head.c.table_id, head.c.branch, head.c.snapshot).where(head.c.table_id.in_(ids))
-            ).all()
+            found = tx.execute(_HEADS_OF, {"table_ids": ids}).all()
             kept = {(one.table_id, one.snapshot) for one in found}
             if any(one.branch != MAIN for one in found):
                 kept |= compared_snapshots(tx, ids)
@@ -106,15 +130,8 @@ class History:
 
     def newest_metadata(self, table_id: str) -> str:
         """Where we put a table's pointer last, for whichever branch: it names all ids that the table ever assigned."""
-        touched = tables.commit_tables
-        query = (
-            select(touched.c.metadata_location)
-            .where(touched.c.table_id == table_id, touched.c.metadata_location != "")
-            .order_by(touched.c.version.desc())
-            .limit(1)
-        )
         with self._database.read() as tx:
-            found = tx.execute(query).scalar()
+            found = tx.execute(_NEWEST_METADATA, {"table_id": table_id}).scalar()
         if found is None:
             raise NotFound("the lake has no such table", table_id=table_id)
         return str(found)
@@ -134,12 +151,12 @@ class History:
             commit = tables.commits
             if version is not None:
                 row = tx.execute(select(commit).where(commit.c.version == version)).first()
-                facts: dict[str, Any] = {"version": version}
+                facts: dict[str, str | int] = {"version": version}
                 if row is not None:
                     _check_on_line(tx, row, branch)
             else:
-                lines = Lines.read(tx)
-                on_line = on_parts(lines.parts(lines.live(branch)))
+                lineages = Lineages.read(tx)
+                on_line = on_parts(lineages.parts(lineages.live(branch)))
                 row = tx.execute(
                     select(commit)
                     .where(commit.c.committed_ms <= at_ms, on_line)
@@ -149,7 +166,7 @@ class History:
                 facts = {"at": clock.format_time(at_ms or 0)}
             newest = tx.execute(select(tables.lake.c.version)).scalar_one()
         if row is None:
-            raise NotFound("the lake has no such version", **facts, newest=newest)
+            raise NotFound("the lake has no such version", **facts, newest=newest, advice="")
         if row.state != LIVE:
             raise BelowRetention("this version's window has ended", **facts, advice="Read a newer version.")
         return int(row.version)
@@ -176,8 +193,8 @@ class History:
             query = query.where(commit.c.version < before)
         with self._database.read() as tx:
             if branch is not None:
-                lines = Lines.read(tx)
-                query = query.where(on_parts(lines.parts(lines.live(branch))))
+                lineages = Lineages.read(tx)
+                query = query.where(on_parts(lineages.parts(lineages.live(branch))))
             rows = list(tx.execute(query))
             parts = list(tx.execute(select(touched).where(touched.c.version.in_([row.version for row in rows]))))
         return [_commit(row, [part for part in parts if part.version == row.version]) for row in rows]
@@ -192,8 +209,7 @@ class History:
 
     def committed_ms(self, tx: Connection, version: int) -> int:
         """The time of a commit; the next one's is not before it."""
-        query = select(tables.commits.c.committed_ms).where(tables.commits.c.version == version)
-        return tx.execute(query).scalar() or 0
+        return tx.execute(_COMMITTED_MS, {"version": version}).scalar() or 0
 
     def touched(self, version: int) -> list[Head]:
         """The tables that a commit touched, as it left them."""
@@ -265,13 +281,31 @@ class History:
         ]
 
 
+def drifted_tables(database: Database) -> dict[str, list[str]]:
+    """The tables whose pointer is not where the publisher left it, each with the branches that have it; main first."""
+    head, pointer = tables.heads, tables.iceberg_tables
+    query = (
+        select(head.c.table_name, head.c.branch, pointer.c.metadata_location, _KNOWN.label("known"))
+        .join(pointer, _POINTER, isouter=True)
+        .order_by(head.c.table_name)
+    )
+    found: dict[str, list[str]] = {}
+    with database.read() as tx:
+        for row in tx.execute(query):
+            if row.metadata_location != row.known:
+                found.setdefault(row.table_name, []).append(row.branch)
+    return {table: sorted(branches, key=lambda name: (name != MAIN, name)) for table, branches in found.items()}
+
+
 def tables_at_in(tx: Connection, version: int) -> list[Head]:
     """Every table of the lake as it was at this version; none before the first commit."""
     parts = _line_of(tx, version)
-    return states_on(tx, parts, parts[0].line.name) if parts else []
+    return states_on(tx, parts, parts[0].lineage.name) if parts else []
 
 
-def states_on(tx: Connection, parts: Sequence[Part], branch: str, table_ids: Sequence[str] | None = None) -> list[Head]:
+def states_on(
+    tx: Connection, parts: Sequence[LineagePart], branch: str, table_ids: Sequence[str] | None = None
+) -> list[Head]:
     """The newest state of every table (of these ids) in a lineage, without those that were dropped there."""
     commit, touched = tables.commits, tables.commit_tables
     newest = (
@@ -287,24 +321,24 @@ def states_on(tx: Connection, parts: Sequence[Part], branch: str, table_ids: Seq
     return [to_head(row, branch) for row in rows if row.metadata_location]
 
 
-def _line_of(tx: Connection, version: int) -> list[Part]:
+def _line_of(tx: Connection, version: int) -> list[LineagePart]:
     """The lineage of a commit, up to it; empty if the commit does not exist."""
     branch = tx.execute(select(tables.commits.c.branch).where(tables.commits.c.version == version)).scalar()
     if branch is None:
         return []
-    lines = Lines.read(tx)
-    return lines.parts(lines.owner(branch, version), version)
+    lineages = Lineages.read(tx)
+    return lineages.parts(lineages.owner(branch, version), version)
 
 
 def compared_snapshots(tx: Connection, table_ids: Sequence[str]) -> set[tuple[str, int | None]]:
     """The snapshots of these tables that existing branches left, or compare with at their next merge."""
-    lines, commit, touched = Lines.read(tx), tables.commits, tables.commit_tables
-    versions = {one for line in lines.living() for one in (line.base_version, line.common_version)}
+    lineages, commit, touched = Lineages.read(tx), tables.commits, tables.commit_tables
+    versions = {one for lineage in lineages.living() for one in (lineage.base_version, lineage.common_version)}
     made = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.version.in_(versions))).all()
     newest = [
         select(touched.c.table_id, func.max(touched.c.version).label("version"))
         .join(commit, commit.c.version == touched.c.version)
-        .where(on_parts(lines.parts(lines.owner(one.branch, one.version), one.version)))
+        .where(on_parts(lineages.parts(lineages.owner(one.branch, one.version), one.version)))
         .where(touched.c.table_id.in_(table_ids))
         .group_by(touched.c.table_id)
         for one in made
@@ -318,12 +352,12 @@ def compared_snapshots(tx: Connection, table_ids: Sequence[str]) -> set[tuple[st
     return found
 
 
-def _check_on_line(tx: Connection, row: Any, branch: str) -> None:
+def _check_on_line(tx: Connection, row: SqlRow, branch: str) -> None:
     """A version that is requested of a branch must be in its lineage. Main is the default: then no branch was given."""
     if branch == MAIN:
         return
-    lines = Lines.read(tx)
-    if not lines.holds(lines.live(branch), row.branch, row.version):
+    lineages = Lineages.read(tx)
+    if not lineages.holds(lineages.live(branch), row.branch, row.version):
         raise Invalid(
             "this version is not one of the branch",
             version=row.version,
@@ -333,10 +367,10 @@ def _check_on_line(tx: Connection, row: Any, branch: str) -> None:
         )
 
 
-def _check_branch(tx: Connection, branch: str, found: Sequence[Any]) -> None:
+def _check_branch(tx: Connection, branch: str, found: Sequence[SqlRow]) -> None:
     """A branch without rows: check that it exists at all."""
     if not found and branch != MAIN:
-        Lines.read(tx).live(branch)
+        Lineages.read(tx).live(branch)
 
 
 def no_table(table: str, known: Sequence[str]) -> NotFound:
@@ -348,11 +382,11 @@ def no_table(table: str, known: Sequence[str]) -> NotFound:
     )
 
 
-def to_deletions(rows: Iterable[Any]) -> list[DeletionsFile]:
+def to_deletions(rows: Iterable[SqlRow]) -> list[DeletionsFile]:
     return [DeletionsFile(row.location, row.sequence, row.rows_total, row.size_bytes) for row in rows]
 
 
-def to_head(row: Any, branch: str) -> Head:
+def to_head(row: SqlRow, branch: str) -> Head:
     return Head(
         branch=branch,
         table=row.table_name,
@@ -370,7 +404,7 @@ def to_head(row: Any, branch: str) -> Head:
     )
 
 
-def _commit(row: Any, parts: Sequence[Any], outcome: str = "committed") -> Commit:
+def _commit(row: SqlRow, parts: Sequence[SqlRow], outcome: str = "committed") -> Commit:
     return Commit(
         version=row.version,
         outcome=outcome,

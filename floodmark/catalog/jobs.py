@@ -17,18 +17,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy import Connection, insert, or_, select, update
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.database import Database
-from floodmark.catalog.processes import Heartbeat, is_dead
+from floodmark.catalog.database import Database, SqlRow, SqlValue
+from floodmark.catalog.leases import JOB, Heartbeat, Runs, to_holder
 from floodmark.catalog.riders import AuditRider
 from floodmark.errors import Busy, Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
+from floodmark.json_form import Json, StoredError
 
 PENDING, RUNNING, DONE, FAILED, CANCELLED = "pending", "running", "done", "failed", "cancelled"
 STATES = frozenset({PENDING, RUNNING, DONE, FAILED, CANCELLED})
@@ -65,7 +65,7 @@ class Job:
     rows: int
     unfilled: int
     publishes: int
-    error: Mapping[str, Any] | None
+    error: Mapping[str, Json] | None
     actor: str
     created_ms: int
     updated_ms: int
@@ -76,7 +76,7 @@ class Job:
     run: str | None = None
     alive: bool = False
     holder: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Json] = field(default_factory=dict)
     # Two reads of the same job are equal.
     looked_ms: int | None = field(default=None, compare=False)
 
@@ -101,8 +101,8 @@ class Job:
         if self.error is None or self.error.get("kind") not in PASSING:
             return None
         try:
-            return clock.parse_time_ms(str(self.error["facts"][FAILING_SINCE]))
-        except (KeyError, TypeError, Invalid):
+            return clock.parse_time_ms(str(StoredError(self.error).facts.get(FAILING_SINCE)))
+        except Invalid:
             return self.ended_ms
 
     @property
@@ -138,7 +138,7 @@ class Job:
             return False
         return self.ended_ms is None or now_ms < self.ended_ms + SHOWN_MS
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         """The same figures for --json, HTTP and the page."""
         rate, eta_ms = self.rate(), self.eta_ms()
         return {
@@ -187,21 +187,13 @@ def _time(time_ms: int | None) -> str | None:
     return None if time_ms is None else clock.format_time(time_ms)
 
 
-def _looking() -> Any:
-    job, process = tables.jobs, tables.processes
-    columns = [job.c.id.label("job_id"), *(column for column in job.c if column.name != "id")]
-    return (
-        select(*columns, *(column for column in process.c if column.name != "id"))
-        .join(process, process.c.id == job.c.owner_process, isouter=True)
-        .order_by(job.c.id.desc())
-    )
+_JOBS = JOB.select(*tables.jobs.c).order_by(tables.jobs.c.id.desc())
 
 
-LOOKING = _looking()
-
-
-def to_job(row: Any, alive: bool, now_ms: int) -> Job:
-    """A row of LOOKING as a job, read now; Corrupt if it cannot be understood."""
+def _to_job(row: SqlRow, runs: Runs, now_ms: int) -> Job:
+    """A row of _JOBS as a job, read now; Corrupt if it cannot be understood."""
+    holder = to_holder(row)
+    alive = runs.is_held(holder, now_ms)
     try:
         spec = json.loads(row.spec)
         names = tuple(str(name) for name in json.loads(row.table_names))
@@ -210,7 +202,7 @@ def to_job(row: Any, alive: bool, now_ms: int) -> Job:
     except (ValueError, TypeError, KeyError) as problem:
         raise Corrupt("a job's record cannot be understood", job=row.name, cause=problem) from problem
     return Job(
-        row.job_id,
+        row.id,
         row.name,
         row.kind,
         names,
@@ -233,7 +225,7 @@ def to_job(row: Any, alive: bool, now_ms: int) -> Job:
         row.cancel_ms,
         row.owner_run,
         alive,
-        (f"{row.host}:{row.pid}" if row.pid is not None else "this process") if alive else None,
+        holder.shown if alive else None,
         settings,
         now_ms,
     )
@@ -255,8 +247,19 @@ def no_job(tx: Connection, name: str) -> NotFound:
     )
 
 
-def check_job(tx: Connection, job: str, run: str | None = None, *, name: str | None = None, lock: bool = False) -> Any:
-    """The job's row: Corrupt if it is gone, Fenced unless `run`, if given, still holds the job."""
+@dataclass(frozen=True)
+class JobHold:
+    """Which run holds a job, since when, and when an operator asked to cancel it."""
+
+    run: str | None
+    cancel_ms: int | None
+    started_ms: int | None
+
+
+def check_job(
+    tx: Connection, job: str, run: str | None = None, *, name: str | None = None, lock: bool = False
+) -> JobHold:
+    """The job's hold: Corrupt if the job is gone, Fenced unless `run`, if given, still has it."""
     row = tables.jobs
     query = select(row.c.owner_run, row.c.cancel_ms, row.c.started_ms).where(row.c.id == job)
     found = tx.execute(query.with_for_update() if lock else query).first()
@@ -265,7 +268,7 @@ def check_job(tx: Connection, job: str, run: str | None = None, *, name: str | N
     if run is not None and found.owner_run != run:
         advice = "Look at `floodmark backfill show`."
         raise Fenced("another run has taken this job over", job=name or job, advice=advice)
-    return found
+    return JobHold(found.owner_run, found.cancel_ms, found.started_ms)
 
 
 def vanished(job: str) -> Corrupt:
@@ -274,10 +277,12 @@ def vanished(job: str) -> Corrupt:
 
 NAME_CHARACTERS_MAX = 200
 END_TRIES_MAX = 5
+# A job that no run holds: nothing of it is left to cancel.
+_FREE = {**JOB.held_by(None, None), "cancel_ms": None}
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldJob:
     """A job that a run holds. `resumed`: an earlier run of it exists.
 
     `processed`: how far that run got; `failing_since_ms`: since when it failed for a reason that may pass, if it did.
@@ -287,7 +292,7 @@ class Held:
     name: str
     run: str
     resumed: bool
-    pinned: Mapping[str, Any]
+    pinned: Mapping[str, Json]
     processed: int = 0
     failing_since_ms: int | None = None
 
@@ -296,8 +301,7 @@ class Jobs:
     def __init__(self, database: Database, heartbeat: Heartbeat) -> None:
         self._database = database
         self._heartbeat = heartbeat
-        # Runs of this process: its heartbeat vouches for no other.
-        self._running: set[str] = set()
+        self._runs = Runs(JOB, heartbeat)
 
     # ── looking ──
 
@@ -305,7 +309,7 @@ class Jobs:
         """Every job, newest first."""
         with self._database.read() as tx:
             now = self._database.now_ms(tx)
-            return [self._to_job(row, now) for row in tx.execute(LOOKING)]
+            return [_to_job(row, self._runs, now) for row in tx.execute(_JOBS)]
 
     def find(self, name: str) -> Job:
         """The job with this name or, if none has it, with this id."""
@@ -313,7 +317,7 @@ class Jobs:
             known = find_id(tx, name)
             if known is None:
                 raise no_job(tx, name)
-            return self._to_job(tx.execute(LOOKING.where(tables.jobs.c.id == known)).one(), self._database.now_ms(tx))
+            return self._read(tx, known, self._database.now_ms(tx))
 
     # ── one run at a time ──
 
@@ -322,13 +326,13 @@ class Jobs:
         name: str,
         kind: str,
         table_names: Sequence[str],
-        pinned: Mapping[str, Any],
-        settings: Mapping[str, Any],
+        pinned: Mapping[str, Json],
+        settings: Mapping[str, Json],
         unit: str,
         actor: str,
         *,
         anew: bool = False,
-    ) -> Held:
+    ) -> HeldJob:
         """Hold a job for a new run; create it if none has this name. Busy if a living run has it.
 
         Invalid if it is not the same job: `pinned` must be what it was created with, unless it begins `anew` and no row
@@ -339,28 +343,23 @@ class Jobs:
         # Crash here: a job that is pending; the next start takes it.
         hit("job.made")
         run = clock.new_id()
-        # Before it is true: another thread of this process must not take it for a dead one.
-        self._running.add(run)
-        try:
+        with self._runs.taking(run):
             held = self._take(name, kind, table_names, pinned, settings, run, anew, ended_ms)
-        except BaseException:
-            self.disown(run)
-            raise
-        self._heartbeat.start()
         # Crash here: a running job whose owner is dead: interrupted; the next start continues it.
         hit("job.held")
         return held
 
     def _make(
-        self, name: str, kind: str, table_names: Sequence[str], pinned: Mapping[str, Any],
-        settings: Mapping[str, Any], unit: str, actor: str,
+        self, name: str, kind: str, table_names: Sequence[str], pinned: Mapping[str, Json],
+        settings: Mapping[str, Json], unit: str, actor: str,
     ) -> int | None:  # fmt: skip
         """Create the job if none has this name; returns when its last run ended, None if none has."""
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             known = tx.execute(select(tables.jobs.c.ended_ms).where(tables.jobs.c.name == name)).first()
             if known is not None:
-                return known.ended_ms  # type: ignore[no-any-return]
+                ended_ms: int | None = known.ended_ms
+                return ended_ms
             now = self._database.now_ms(tx)
             tx.execute(
                 insert(tables.jobs).values(
@@ -380,9 +379,9 @@ class Jobs:
         return None
 
     def _take(
-        self, name: str, kind: str, table_names: Sequence[str], pinned: Mapping[str, Any],
-        settings: Mapping[str, Any], run: str, anew: bool, ended_ms: int | None,
-    ) -> Held:  # fmt: skip
+        self, name: str, kind: str, table_names: Sequence[str], pinned: Mapping[str, Json],
+        settings: Mapping[str, Json], run: str, anew: bool, ended_ms: int | None,
+    ) -> HeldJob:  # fmt: skip
         with self._database.write() as tx:
             now = self._database.now_ms(tx)
             self._heartbeat.beat(tx, now)
@@ -411,53 +410,55 @@ class Jobs:
                     error=None,
                     acknowledged_ms=None,
                     cancel_ms=None,
-                    owner_process=self._heartbeat.id,
-                    owner_run=run,
+                    **self._runs.held_by(run),
                 )
             )
         since_ms = job.failing_since_ms if job.failed_passing else None
-        return Held(job.id, name, run, job.started_ms is not None, dict(pinned), job.processed, since_ms)
+        return HeldJob(job.id, name, run, job.started_ms is not None, dict(pinned), job.processed, since_ms)
 
     def disown(self, run: str) -> None:
-        """This run is over, whatever the catalog records: the heartbeat writes that as soon as it can."""
-        self._running.discard(run)
-        self._heartbeat.disown(run)
-        self._heartbeat.start()
+        """This run is over, whatever the catalog records."""
+        self._runs.disown(run)
 
     # ── progress and the end ──
 
-    def progress(self, held: Held, processed: int, total: int | None, *, first: bool = False) -> bool:
+    def progress(self, held: HeldJob, processed: int, total: int | None, *, first: bool = False) -> bool:
         """Record how far the run is; False if an operator asked to cancel it. `first`: this run begins there."""
-        values: dict[str, Any] = {"processed": processed, "total": total}
+        values: dict[str, SqlValue] = {"processed": processed, "total": total}
         if first:
             values["resumed_from"] = processed
         with self._database.write() as tx:
             return self._update(tx, held, values).cancel_ms is None
 
-    def keep(self, held: Held, settings: Mapping[str, Any]) -> None:
+    def keep(self, held: HeldJob, settings: Mapping[str, Json]) -> None:
         """Record other settings of the job than its start did: what a run has found out, for example."""
         with self._database.write() as tx:
             self._update(tx, held, {"spec": _spec(held.pinned, settings)})
         # Crash here: the next run finds it, and does the rest.
         hit("job.kept")
 
-    def waits(self, held: Held, error: Mapping[str, Any] | None) -> None:
+    def waits(self, held: HeldJob, error: Mapping[str, Json] | None) -> None:
         """Record what a run waits for, or that it does not wait any more: people see it with the job."""
         with self._database.write() as tx:
             self._update(tx, held, {"error": None if error is None else json.dumps(error)})
 
-    def touch(self, held: Held) -> bool:
+    def touch(self, held: HeldJob) -> bool:
         """Record that the run goes on, though its figures stay; False if an operator asked to cancel it."""
         with self._database.write() as tx:
             return self._update(tx, held, {}).cancel_ms is None
 
-    def wants_cancel(self, held: Held) -> bool:
+    def wants_cancel(self, held: HeldJob) -> bool:
         """Whether an operator asked to cancel this run. Fenced if another run has the job."""
         with self._database.read() as tx:
             return self._held_row(tx, held, lock=False).cancel_ms is not None
 
     def end(
-        self, held: Held, state: str, processed: int | None, total: int | None, error: Mapping[str, Any] | None = None
+        self,
+        held: HeldJob,
+        state: str,
+        processed: int | None,
+        total: int | None,
+        error: Mapping[str, Json] | None = None,
     ) -> Job:
         """End the run; `processed` is None if it never reported progress: then the figures stay as they are.
 
@@ -470,7 +471,7 @@ class Jobs:
             wait=wait_exponential_jitter(multiplier=0.05, max=1, jitter=0.05),
             reraise=True,
         )
-        values: dict[str, Any] = {"state": state, "error": None if error is None else json.dumps(error)}
+        values: dict[str, SqlValue] = {"state": state, "error": None if error is None else json.dumps(error)}
         if processed is not None:
             values |= {"processed": processed, "total": total}
         try:
@@ -483,22 +484,21 @@ class Jobs:
         self.ended(held)
         return job
 
-    def ended(self, held: Held) -> None:
+    def ended(self, held: HeldJob) -> None:
         """The end of the run is recorded, by `end` or by a publish of it (EndRider)."""
-        self._running.discard(held.run)
+        self._runs.ended(held.run)
         hit("job.ended")
 
-    def _end(self, held: Held, values: dict[str, Any], *, again: bool) -> Job:
+    def _end(self, held: HeldJob, values: dict[str, SqlValue], *, again: bool) -> Job:
         with self._database.write() as tx:
             mine = select(tables.jobs).where(tables.jobs.c.id == held.id)
             row = tx.execute(mine.with_for_update()).first()
             # This is a retry: an earlier try may have succeeded.
             if not again or row is None or (row.owner_run, row.state) != (None, values["state"]):
-                free = dict.fromkeys(("owner_process", "owner_run", "cancel_ms"))
-                self._update(tx, held, {**values, **free}, ended=True)
-            return self._to_job(tx.execute(LOOKING.where(tables.jobs.c.id == held.id)).one(), self._database.now_ms(tx))
+                self._update(tx, held, {**values, **_FREE}, ended=True)
+            return self._read(tx, held.id, self._database.now_ms(tx))
 
-    def _update(self, tx: Connection, held: Held, values: dict[str, Any], *, ended: bool = False) -> Any:
+    def _update(self, tx: Connection, held: HeldJob, values: dict[str, SqlValue], *, ended: bool = False) -> JobHold:
         row = self._held_row(tx, held)
         # A clock that was set back must not make a run end before it began.
         now = max(self._database.now_ms(tx), row.started_ms or 0)
@@ -506,7 +506,7 @@ class Jobs:
         tx.execute(update(tables.jobs).where(tables.jobs.c.id == held.id).values(values))
         return row
 
-    def _held_row(self, tx: Connection, held: Held, *, lock: bool = True) -> Any:
+    def _held_row(self, tx: Connection, held: HeldJob, *, lock: bool = True) -> JobHold:
         return check_job(tx, held.id, held.run, name=held.name, lock=lock)
 
     # ── what people ask for ──
@@ -515,26 +515,26 @@ class Jobs:
         """Ask the run to stop after its batch; a job that no process runs is cancelled at once. Finished work stays."""
         return self._change(name, self._cancel)
 
-    def _cancel(self, tx: Connection, job: Job, now: int) -> dict[str, Any]:
+    def _cancel(self, tx: Connection, job: Job, now: int) -> dict[str, SqlValue]:
         _check_known(job)
         if job.is_over:
             return {}
         if job.alive:
             return {"cancel_ms": now}
         if job.state == RUNNING and job.run is not None:
-            self._audit(tx, job, CANCELLED, "its run died, and somebody cancelled it", now)
+            self._audit(tx, job, CANCELLED, "its run died, and an operator cancelled it", now)
         ended_ms = max(now, job.started_ms or 0)
-        return {"state": CANCELLED, "ended_ms": ended_ms, "owner_process": None, "owner_run": None}
+        return {"state": CANCELLED, "ended_ms": ended_ms, **JOB.held_by(None, None)}
 
     def acknowledge(self, name: str) -> Job:
         """An operator has seen that the job failed: it needs no attention any more."""
 
-        def acknowledged(tx: Connection, job: Job, now: int) -> dict[str, Any]:
+        def acknowledged(tx: Connection, job: Job, now: int) -> dict[str, SqlValue]:
             return {"acknowledged_ms": now} if job.state == FAILED and job.acknowledged_ms is None else {}
 
         return self._change(name, acknowledged)
 
-    def _change(self, name: str, change: Callable[[Connection, Job, int], dict[str, Any]]) -> Job:
+    def _change(self, name: str, change: Callable[[Connection, Job, int], dict[str, SqlValue]]) -> Job:
         with self._database.write() as tx:
             now = self._database.now_ms(tx)
             job = self._locked(tx, name, now)
@@ -551,23 +551,16 @@ class Jobs:
         mine = tables.jobs.c.id == known
         if known is None or tx.execute(select(tables.jobs.c.id).where(mine).with_for_update()).first() is None:
             raise no_job(tx, name)
-        return self._to_job(tx.execute(LOOKING.where(mine)).one(), now_ms)
+        return self._read(tx, known, now_ms)
 
     def _audit(self, tx: Connection, job: Job, outcome: str, detail: str, now: int) -> None:
         AuditRider("job", job.state, outcome, f"{job.name}: {detail}").apply(tx, job.run or job.id, None, now)
 
-    def _is_alive(self, row: Any, now_ms: int) -> bool:
-        if row.owner_run is None:
-            return False
-        if row.owner_process == self._heartbeat.id:
-            return row.owner_run in self._running
-        return not is_dead(row, now_ms)
-
-    def _to_job(self, row: Any, now_ms: int) -> Job:
-        return to_job(row, self._is_alive(row, now_ms), now_ms)
+    def _read(self, tx: Connection, job: str, now_ms: int) -> Job:
+        return _to_job(tx.execute(_JOBS.where(tables.jobs.c.id == job)).one(), self._runs, now_ms)
 
 
-def _spec(pinned: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+def _spec(pinned: Mapping[str, Json], settings: Mapping[str, Json]) -> str:
     return json.dumps({"pinned": dict(pinned), "settings": dict(settings)}, sort_keys=True)
 
 
@@ -583,7 +576,7 @@ def _check_known(job: Job) -> None:
         )
 
 
-def _check_same(job: Job, kind: str, pinned: Mapping[str, Any]) -> None:
+def _check_same(job: Job, kind: str, pinned: Mapping[str, Json]) -> None:
     """The same job means the same work: otherwise finished work would be taken for other work."""
     known = {"kind": job.kind, **json.loads(job.spec)["pinned"]}
     wanted = {"kind": kind, **json.loads(json.dumps(dict(pinned)))}
@@ -606,7 +599,7 @@ class EndRider:
     job: str
     run: str
     state: str
-    error: Mapping[str, Any] | None = None
+    error: Mapping[str, Json] | None = None
 
     def check(self, tx: Connection) -> None:
         check_job(tx, self.job, self.run)
@@ -616,20 +609,16 @@ class EndRider:
         started_ms = tx.execute(select(job.c.started_ms).where(job.c.id == self.job)).scalar()
         # A clock that was set back must not make a run end before it began.
         ended_ms = max(now_ms, started_ms or 0)
-        values: dict[str, Any] = {
+        values: dict[str, SqlValue] = {
             "state": self.state,
             "error": None if self.error is None else json.dumps(dict(self.error)),
             "publishes": job.c.publishes + 1,
             "updated_ms": ended_ms,
             "ended_ms": ended_ms,
-            **dict.fromkeys(("owner_process", "owner_run", "cancel_ms")),
+            **_FREE,
         }
         tx.execute(update(job).where(job.c.id == self.job).values(values))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         error = None if self.error is None else dict(self.error)
         return {"type": "job_end", "job": self.job, "run": self.run, "state": self.state, "error": error}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> EndRider:
-        return cls(data["job"], data["run"], data["state"], data["error"])

@@ -18,7 +18,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.processes import is_dead
+from floodmark.catalog.leases import living_processes
 from floodmark.errors import Busy, Corrupt, NotFound, TooNew, TooOld
 from floodmark.failpoints import hit
 from floodmark.model import MAIN
@@ -162,14 +162,12 @@ def _migrate(database: Database) -> None:
 
 def _check_nobody_writes(tx: Connection, now_ms: int) -> None:
     """Refuse while writers of the old format run: they would go on by the old rules."""
-    process = tables.processes
-    for row in tx.execute(select(process)):
-        if not is_dead(row, now_ms):
-            raise Busy(
-                "another process writes to this lake with an older Floodmark",
-                holder=f"{row.host}:{row.pid}",
-                advice="Stop it first: the lake's catalog is about to be brought up to date. Read-only opens work.",
-            )
+    for process in living_processes(tx, now_ms):
+        raise Busy(
+            "another process writes to this lake with an older Floodmark",
+            holder=f"{process.host}:{process.pid}",
+            advice="Stop it first: the lake's catalog is about to be brought up to date. Read-only opens work.",
+        )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ LIVING, ENDED = "live", "ended"
 
 
 @dataclass(frozen=True)
-class Line:
+class Lineage:
     """One branch from creation to deletion. `parent` is the id of its parent's lineage; main's id is its name."""
 
     id: str
@@ -43,47 +43,47 @@ class Line:
         return scope if self.id == MAIN else f"{self.id}/{scope}"
 
 
-MAIN_LINE = Line(MAIN, MAIN, None, 0, -1, 0, 0, 0, 0, "", None, None)
+MAIN_LINEAGE = Lineage(MAIN, MAIN, None, 0, -1, 0, 0, 0, 0, "", None, None)
 
 
 @dataclass(frozen=True)
-class Part:
-    """Commits of `line.name` with after < version <= upto; without `upto`, all after."""
+class LineagePart:
+    """Commits of `lineage.name` with after < version <= upto; without `upto`, all after."""
 
-    line: Line
+    lineage: Lineage
     after: int
     upto: int | None
 
 
-class Lines:
+class Lineages:
     """All lineages, as one transaction saw them."""
 
-    def __init__(self, lines: Sequence[Line], live_names: frozenset[str] = frozenset({MAIN})) -> None:
-        self._by_id = {MAIN: MAIN_LINE, **{line.id: line for line in lines}}
+    def __init__(self, lineages: Sequence[Lineage], live_names: frozenset[str] = frozenset({MAIN})) -> None:
+        self._by_id = {MAIN: MAIN_LINEAGE, **{lineage.id: lineage for lineage in lineages}}
         self._live_names = live_names
-        self._by_name: dict[str, list[Line]] = {}
-        for line in self._by_id.values():
-            self._by_name.setdefault(line.name, []).append(line)
+        self._by_name: dict[str, list[Lineage]] = {}
+        for lineage in self._by_id.values():
+            self._by_name.setdefault(lineage.name, []).append(lineage)
 
     @classmethod
-    def read(cls, tx: Connection) -> Lines:
+    def read(cls, tx: Connection) -> Lineages:
         row = tables.lines
         found = tx.execute(select(row).order_by(row.c.born_version, row.c.id)).mappings()
-        lines = [Line(**{field.name: one[field.name] for field in fields(Line)}) for one in found]
-        return cls(lines, frozenset(tx.execute(select(tables.branches.c.name)).scalars()))
+        lineages = [Lineage(**{field.name: one[field.name] for field in fields(Lineage)}) for one in found]
+        return cls(lineages, frozenset(tx.execute(select(tables.branches.c.name)).scalars()))
 
-    def live(self, name: str) -> Line:
+    def live(self, name: str) -> Lineage:
         """The lineage of the branch that has this name now."""
-        line = next((one for one in self._by_name.get(name, ()) if one.ended_version is None), None)
-        if (line is None) is not (name not in self._live_names):
+        lineage = next((one for one in self._by_name.get(name, ()) if one.ended_version is None), None)
+        if (lineage is None) is not (name not in self._live_names):
             raise Corrupt(
                 "the catalog's rows of this branch disagree",
                 branch=name,
                 advice="Nothing was changed. Restore the catalog from a backup, or ask for help.",
             )
-        if line is None:
+        if lineage is None:
             raise NotFound("there is no such branch", branch=name, branches=",".join(sorted(self._live_names)))
-        return line
+        return lineage
 
     def state(self, name: str) -> str:
         """`live` or `ended`; Corrupt if no row has the name, because then its state is unknown."""
@@ -95,59 +95,59 @@ class Lines:
             return LIVING
         raise Corrupt("no row of the catalog knows this branch", branch=name, advice="It is kept as it is.")
 
-    def get(self, line_id: str) -> Line:
-        line = self._by_id.get(line_id)
-        if line is None:
+    def get(self, line_id: str) -> Lineage:
+        lineage = self._by_id.get(line_id)
+        if lineage is None:
             raise Corrupt("the catalog has no row of a branch's parent", line=line_id)
-        return line
+        return lineage
 
-    def owner(self, name: str, version: int) -> Line:
+    def owner(self, name: str, version: int) -> Lineage:
         """The lineage that had the branch's name at this version."""
-        for line in self._by_name.get(name, ()):
-            lived = line.ended_version is None or version <= line.ended_version
-            if line.born_version < version and lived:
-                return line
+        for lineage in self._by_name.get(name, ()):
+            lived = lineage.ended_version is None or version <= lineage.ended_version
+            if lineage.born_version < version and lived:
+                return lineage
         raise Corrupt("no branch had this name when the version was made", branch=name, version=version)
 
-    def parts(self, line: Line, upto: int | None = None) -> list[Part]:
+    def parts(self, lineage: Lineage, upto: int | None = None) -> list[LineagePart]:
         """The commits of a lineage (up to a version): its own, and its ancestors' up to where it left them."""
-        found: list[Part] = []
+        found: list[LineagePart] = []
         while True:
-            if line.ended_version is not None:
-                upto = line.ended_version if upto is None else min(upto, line.ended_version)
-            found.append(Part(line, line.born_version, upto))
-            if line.parent is None:
+            if lineage.ended_version is not None:
+                upto = lineage.ended_version if upto is None else min(upto, lineage.ended_version)
+            found.append(LineagePart(lineage, lineage.born_version, upto))
+            if lineage.parent is None:
                 return found
-            upto = line.base_version if upto is None else min(upto, line.base_version)
-            line = self.get(line.parent)
+            upto = lineage.base_version if upto is None else min(upto, lineage.base_version)
+            lineage = self.get(lineage.parent)
 
-    def holds(self, line: Line, name: str, version: int) -> bool:
+    def holds(self, lineage: Lineage, name: str, version: int) -> bool:
         """Whether this commit of the branch `name` is in the lineage."""
         return any(
-            part.line.name == name and part.after < version and (part.upto is None or version <= part.upto)
-            for part in self.parts(line)
+            part.lineage.name == name and part.after < version and (part.upto is None or version <= part.upto)
+            for part in self.parts(lineage)
         )
 
-    def children(self, line: Line) -> list[Line]:
+    def children(self, lineage: Lineage) -> list[Lineage]:
         """The existing branches that were created from this one."""
-        return [one for one in self._by_id.values() if one.parent == line.id and one.ended_version is None]
+        return [one for one in self._by_id.values() if one.parent == lineage.id and one.ended_version is None]
 
-    def living(self) -> list[Line]:
+    def living(self) -> list[Lineage]:
         """The lineages of all existing branches; main first."""
         return [one for one in self._by_id.values() if one.ended_version is None]
 
-    def all(self) -> list[Line]:
+    def all(self) -> list[Lineage]:
         """Every lineage, main first, then by creation: a parent comes before its children."""
         return list(self._by_id.values())
 
 
-def on_parts(parts: Sequence[Part]) -> ColumnElement[bool]:
+def on_parts(parts: Sequence[LineagePart]) -> ColumnElement[bool]:
     """The condition that a row of fm_commits is one of these parts'."""
     commit = tables.commits
     return or_(
         *(
             and_(
-                commit.c.branch == part.line.name,
+                commit.c.branch == part.lineage.name,
                 commit.c.version > part.after,
                 *(() if part.upto is None else (commit.c.version <= part.upto,)),
             )

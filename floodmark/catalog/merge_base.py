@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from sqlalchemy import (
     BigInteger,
@@ -37,10 +37,12 @@ from sqlalchemy.sql import FromClause
 from sqlalchemy.sql.elements import ColumnElement
 
 from floodmark.catalog import tables
+from floodmark.catalog.database import SqlRow
 from floodmark.catalog.history import states_on
-from floodmark.catalog.lineage import Line, Lines, Part, on_parts
+from floodmark.catalog.lineage import Lineage, LineagePart, Lineages, on_parts
 from floodmark.catalog.riders import PlanAgain
 from floodmark.errors import Conflict, Invalid
+from floodmark.json_form import Json
 from floodmark.model import BEGINNING, MAIN
 
 # Commits that change no row that a merge would bring: compaction, filled columns, rows that retention removed.
@@ -50,23 +52,23 @@ KEPT, REPLACED = "kept", "replaced"
 
 
 @dataclass(frozen=True)
-class Edge:
+class MergeBase:
     """The merge base of a merge.
 
     `source_since`: the source's version that the target has; `target_since`: the target's version that the source has,
     which a merge this way does not move. `common_version` is compared with.
     """
 
-    source: Line
-    target: Line
-    child: Line
+    source: Lineage
+    target: Lineage
+    child: Lineage
     common_version: int
     source_since: int
     source_head: int
     target_head: int
     target_since: int
 
-    def turned(self) -> Edge:
+    def turned(self) -> MergeBase:
         """The same merge base, for a merge the other way."""
         return replace(
             self,
@@ -90,10 +92,10 @@ class OwnChanges:
     reshaped: bool
 
 
-def find_edge(tx: Connection, source: str, target: str) -> Edge:
+def find_merge_base(tx: Connection, source: str, target: str) -> MergeBase:
     """The merge base of two existing branches. Invalid unless one was created from the other."""
-    lines = Lines.read(tx)
-    ours, theirs = lines.live(target), lines.live(source)
+    lineages = Lineages.read(tx)
+    ours, theirs = lineages.live(target), lineages.live(source)
     if theirs.parent == ours.id:
         child, since, known = theirs, theirs.sent_version, theirs.taken_version
     elif ours.parent == theirs.id:
@@ -103,11 +105,14 @@ def find_edge(tx: Connection, source: str, target: str) -> Edge:
             "a branch merges with the one that it was made from, and back",
             source=source,
             target=target,
-            advice=f"{source} was made from {_parent_name(lines, theirs)}, {target} from {_parent_name(lines, ours)}.",
+            advice=(
+                f"{source} was made from {_parent_name(lineages, theirs)}, "
+                f"{target} from {_parent_name(lineages, ours)}."
+            ),
         )
     head = tables.branches
     heads = dict(tx.execute(select(head.c.name, head.c.head_version).where(head.c.name.in_((source, target)))).all())
-    return Edge(
+    return MergeBase(
         source=theirs,
         target=ours,
         child=child,
@@ -120,7 +125,7 @@ def find_edge(tx: Connection, source: str, target: str) -> Edge:
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledTable:
     """The newest versions (0: none) at which a merge settled a conflict of a table without a key by choice.
 
     kept_target: the target stayed as it was, against the source; replaced_target: it became what the source had. The
@@ -137,14 +142,14 @@ class Settled:
         """Up to here, what the target did conflicts with nothing of the source any more."""
         return max(self.kept_target, self.replaced_target)
 
-    def travels(self, edge: Edge) -> bool:
+    def travels(self, base: MergeBase) -> bool:
         """The source was kept against the target, and the target does not have that decision yet."""
-        return self.kept_source > max(edge.source_since, self.replaced_source)
+        return self.kept_source > max(base.source_since, self.replaced_source)
 
 
-def settled_tables(tx: Connection, edge: Edge) -> dict[str, Settled]:
+def settled_tables(tx: Connection, base: MergeBase) -> dict[str, SettledTable]:
     """By table id, what merges between the two, either way, have chosen."""
-    row, ids = tables.merges, (edge.source.id, edge.target.id)
+    row, ids = tables.merges, (base.source.id, base.target.id)
     query = (
         select(row.c.version, row.c.target, row.c.settled)
         .where(row.c.source.in_(ids), row.c.target.in_(ids), row.c.settled != "")
@@ -152,18 +157,18 @@ def settled_tables(tx: Connection, edge: Edge) -> dict[str, Settled]:
     )
     found: dict[str, dict[str, int]] = {}
     for merge in tx.execute(query):
-        side = "target" if merge.target == edge.target.id else "source"
+        side = "target" if merge.target == base.target.id else "source"
         for table_id, choice in json.loads(merge.settled).items():
             found.setdefault(table_id, {})[f"{choice}_{side}"] = merge.version
-    return {table_id: Settled(**versions) for table_id, versions in found.items()}
+    return {table_id: SettledTable(**versions) for table_id, versions in found.items()}
 
 
 def own_changes(
     tx: Connection,
-    edge: Edge,
+    base: MergeBase,
     side: Literal["source", "target"],
     after: Mapping[str, int] | None = None,
-    lines: Lines | None = None,
+    lineages: Lineages | None = None,
 ) -> dict[str, OwnChanges]:
     """By table id, what a side did since the other last had it; without quiet commits and merges from the other.
 
@@ -171,17 +176,17 @@ def own_changes(
     """
     commit, touched = tables.commits, tables.commit_tables
     if side == "source":
-        line, other, since, upto = edge.source, edge.target, edge.source_since, edge.source_head
+        lineage, other, since, upto = base.source, base.target, base.source_since, base.source_head
     else:
-        line, other, since, upto = edge.target, edge.source, edge.target_since, edge.target_head
-    lines = lines or Lines.read(tx)
-    known = states_on(tx, lines.parts(line, since), line.name)
+        lineage, other, since, upto = base.target, base.source, base.target_since, base.target_head
+    lineages = lineages or Lineages.read(tx)
+    known = states_on(tx, lineages.parts(lineage, since), lineage.name)
     shapes = {head.table_id: (head.schema_id, head.spec_id) for head in known}
-    merged = merge_versions(tx, other, line)
+    merged = merge_versions(tx, other, lineage)
     query = (
         select(touched, commit.c.kind)
         .join(commit, commit.c.version == touched.c.version)
-        .where(on_parts(lines.parts(line, upto)), commit.c.version > since)
+        .where(on_parts(lineages.parts(lineage, upto)), commit.c.version > since)
         .order_by(touched.c.version)
     )
     found: dict[str, OwnChanges] = {}
@@ -200,7 +205,7 @@ def own_changes(
     return found
 
 
-def _sum(before: OwnChanges, row: Any, reshaped: bool) -> OwnChanges:
+def _sum(before: OwnChanges, row: SqlRow, reshaped: bool) -> OwnChanges:
     return OwnChanges(
         before.rows_added + row.rows_added,
         before.rows_updated + row.rows_updated,
@@ -210,17 +215,17 @@ def _sum(before: OwnChanges, row: Any, reshaped: bool) -> OwnChanges:
     )
 
 
-def merge_versions(tx: Connection, source: Line, target: Line) -> frozenset[int]:
+def merge_versions(tx: Connection, source: Lineage, target: Lineage) -> frozenset[int]:
     """The versions of `target` that are merges of `source`."""
     row = tables.merges
     query = select(row.c.version).where(row.c.source == source.id, row.c.target == target.id)
     return frozenset(tx.execute(query).scalars())
 
 
-def merged_tables(tx: Connection, edge: Edge) -> frozenset[str]:
+def merged_tables(tx: Connection, base: MergeBase) -> frozenset[str]:
     """The ids of the tables that some merge between the two, either way, has touched."""
     row, touched = tables.merges, tables.commit_tables
-    ids = (edge.source.id, edge.target.id)
+    ids = (base.source.id, base.target.id)
     query = (
         select(touched.c.table_id)
         .distinct()
@@ -230,45 +235,49 @@ def merged_tables(tx: Connection, edge: Edge) -> frozenset[str]:
     return frozenset(tx.execute(query).scalars())
 
 
-def merged_sequences(tx: Connection, edge: Edge, table_id: str) -> frozenset[int]:
+def merged_sequences(tx: Connection, base: MergeBase, table_id: str) -> frozenset[int]:
     """The sequences that rows of a table have on the source because they came from the target."""
     row, touched = tables.merges, tables.commit_tables
     query = (
         select(touched.c.sequence)
         .join(row, row.c.version == touched.c.version)
-        .where(row.c.source == edge.target.id, row.c.target == edge.source.id, touched.c.table_id == table_id)
+        .where(row.c.source == base.target.id, row.c.target == base.source.id, touched.c.table_id == table_id)
     )
     return frozenset(tx.execute(query).scalars())
 
 
-def since_sequence(tx: Connection, edge: Edge, table_id: str, lines: Lines | None = None) -> int:
+def since_sequence(tx: Connection, base: MergeBase, table_id: str, lineages: Lineages | None = None) -> int:
     """Rows of the source's table above this sequence are new to the target.
 
     If the source took the whole table from the target since, those rows kept the sequences that they had there: only
     later rows are new.
     """
-    lines, commit, touched = lines or Lines.read(tx), tables.commits, tables.commit_tables
-    known = states_on(tx, lines.parts(edge.source, edge.source_since), edge.source.name, [table_id])
+    lineages, commit, touched = lineages or Lineages.read(tx), tables.commits, tables.commit_tables
+    known = states_on(tx, lineages.parts(base.source, base.source_since), base.source.name, [table_id])
     if known:
         return known[0].sequence
     first = tx.execute(
         select(touched.c.version, touched.c.sequence)
         .join(commit, commit.c.version == touched.c.version)
-        .where(on_parts(lines.parts(edge.source, edge.source_head)), commit.c.version > edge.source_since)
+        .where(on_parts(lineages.parts(base.source, base.source_head)), commit.c.version > base.source_since)
         .where(touched.c.table_id == table_id)
         .order_by(touched.c.version)
         .limit(1)
     ).first()
-    taken = first is not None and first.version in merge_versions(tx, edge.target, edge.source)
+    taken = first is not None and first.version in merge_versions(tx, base.target, base.source)
     return int(first.sequence) if first is not None and taken else BEGINNING
 
 
-def _parent_name(lines: Lines, line: Line) -> str:
-    return "nothing" if line.parent is None else lines.get(line.parent).name
+def _parent_name(lineages: Lineages, lineage: Lineage) -> str:
+    return "nothing" if lineage.parent is None else lineages.get(lineage.parent).name
 
 
 def doubled_tables(
-    tx: Connection, edge: Edge, source_after: Mapping[str, int], target_after: Mapping[str, int], lines: Lines
+    tx: Connection,
+    base: MergeBase,
+    source_after: Mapping[str, int],
+    target_after: Mapping[str, int],
+    lineages: Lineages,
 ) -> set[str]:
     """The ids of the tables into which both sides published one batch since their last merge: it would be doubled.
 
@@ -276,18 +285,20 @@ def doubled_tables(
     """
     theirs, ours = tables.sources.alias(), tables.sources.alias()
     brought, had = tables.commit_tables.alias(), tables.commit_tables.alias()
-    from_target, from_source = (merge_versions(tx, *pair) for pair in _ways(edge))
+    from_target, from_source = (merge_versions(tx, *pair) for pair in _ways(base))
     found: set[str] = set()
-    for one in _parts_after(lines, edge.source, edge.source_since):
-        for other in _parts_after(lines, edge.target, edge.target_since):
+    for one in _parts_after(lineages, base.source, base.source_since):
+        for other in _parts_after(lineages, base.target, base.target_since):
             query = (
                 select(brought.c.table_id, theirs.c.version, ours.c.version.label("ours"))
                 .distinct()
                 .select_from(theirs)
-                .join(ours, and_(ours.c.id == theirs.c.id, ours.c.scope == _renamed(theirs, one.line, other.line)))
+                .join(
+                    ours, and_(ours.c.id == theirs.c.id, ours.c.scope == _renamed(theirs, one.lineage, other.lineage))
+                )
                 .join(brought, brought.c.version == theirs.c.version)
                 .join(had, and_(had.c.version == ours.c.version, had.c.table_id == brought.c.table_id))
-                .where(_came(theirs, one, edge.source_since), _came(ours, other, edge.target_since))
+                .where(_came(theirs, one, base.source_since), _came(ours, other, base.target_since))
             )
             for table_id, version, there in tx.execute(query):
                 # Rows that a merge brought are the other side's own.
@@ -299,9 +310,9 @@ def doubled_tables(
 
 def copy_batches(
     tx: Connection,
-    lines: Lines,
-    source: Line,
-    target: Line,
+    lineages: Lineages,
+    source: Lineage,
+    target: Lineage,
     since: int,
     *,
     kept: Collection[str],
@@ -313,13 +324,15 @@ def copy_batches(
     Not those that put rows only into `kept` tables: those rows were not merged.
     """
     row = tables.sources
-    below = lines.parts(target)
-    for part in _parts_after(lines, source, since):
+    below = lineages.parts(target)
+    for part in _parts_after(lineages, source, since):
         new = _came(row, part, since)
         there = row.alias()
-        known = or_(*(and_(there.c.scope == _renamed(row, part.line, one.line), *_upto(there, one)) for one in below))
+        known = or_(
+            *(and_(there.c.scope == _renamed(row, part.lineage, one.lineage), *_upto(there, one)) for one in below)
+        )
         brought = select(
-            _renamed(row, part.line, target),
+            _renamed(row, part.lineage, target),
             row.c.id,
             literal(version, BigInteger),
             literal(operation),
@@ -336,7 +349,7 @@ def copy_batches(
 
 
 def _copy_streams(
-    tx: Connection, source: Line, target: Line, since: int, kept: Collection[str], operation: str, version: int
+    tx: Connection, source: Lineage, target: Lineage, since: int, kept: Collection[str], operation: str, version: int
 ) -> None:
     """Of a stream, the further of both positions."""
     row, there = tables.sources, tables.sources.alias()
@@ -344,10 +357,12 @@ def _copy_streams(
     query = (
         select(scope.label("scope"), row.c.id, row.c.position)
         .join(there, and_(there.c.id == row.c.id, there.c.scope == scope), isouter=True)
-        .where(_came(row, Part(source, since, None), since), row.c.position.is_not(None), _brought_rows(row, kept))
+        .where(
+            _came(row, LineagePart(source, since, None), since), row.c.position.is_not(None), _brought_rows(row, kept)
+        )
         .where(or_(there.c.position.is_(None), there.c.position < row.c.position))
     )
-    moved: list[dict[str, Any]] = [dict(one) for one in tx.execute(query).mappings()]
+    moved = tx.execute(query).mappings().all()
     if not moved:
         return
     names = [{"a_scope": one["scope"], "an_id": one["id"]} for one in moved]
@@ -355,33 +370,33 @@ def _copy_streams(
     tx.execute(insert(row), [{**one, "version": version, "operation": operation} for one in moved])
 
 
-def _ways(edge: Edge) -> tuple[tuple[Line, Line], tuple[Line, Line]]:
-    return (edge.target, edge.source), (edge.source, edge.target)
+def _ways(base: MergeBase) -> tuple[tuple[Lineage, Lineage], tuple[Lineage, Lineage]]:
+    return (base.target, base.source), (base.source, base.target)
 
 
-def _parts_after(lines: Lines, line: Line, since: int) -> Sequence[Part]:
+def _parts_after(lineages: Lineages, lineage: Lineage, since: int) -> Sequence[LineagePart]:
     """A branch's lineage, without the ancestors that it left before this version."""
-    return [part for part in lines.parts(line) if part.upto is None or part.upto > since]
+    return [part for part in lineages.parts(lineage) if part.upto is None or part.upto > since]
 
 
-def _prefix(line: Line) -> str:
-    return line.scope("")
+def _prefix(lineage: Lineage) -> str:
+    return lineage.scope("")
 
 
-def _came(row: FromClause, part: Part, since: int) -> ColumnElement[bool]:
+def _came(row: FromClause, part: LineagePart, since: int) -> ColumnElement[bool]:
     """A row of fm_sources that was written in this part after a version."""
-    prefix = _prefix(part.line)
-    own = row.c.scope.not_like("%/%") if part.line.id == MAIN else row.c.scope.like(f"{prefix}%")
+    prefix = _prefix(part.lineage)
+    own = row.c.scope.not_like("%/%") if part.lineage.id == MAIN else row.c.scope.like(f"{prefix}%")
     return and_(own, row.c.version > since, *_upto(row, part))
 
 
-def _upto(row: FromClause, part: Part) -> list[ColumnElement[bool]]:
+def _upto(row: FromClause, part: LineagePart) -> list[ColumnElement[bool]]:
     return [] if part.upto is None else [row.c.version <= part.upto]
 
 
-def _renamed(row: FromClause, line: Line, other: Line) -> ColumnElement[str]:
+def _renamed(row: FromClause, lineage: Lineage, other: Lineage) -> ColumnElement[str]:
     """A row's scope in one lineage, as another lineage names it."""
-    bare = func.substr(row.c.scope, len(_prefix(line)) + 1)
+    bare = func.substr(row.c.scope, len(_prefix(lineage)) + 1)
     return literal(_prefix(other)).concat(bare) if _prefix(other) else bare
 
 
@@ -411,19 +426,19 @@ class MergeRider:
     settled: dict[str, str] = field(default_factory=dict)
 
     def check(self, tx: Connection) -> None:
-        lines = Lines.read(tx)
-        gone = [line for line in (self.source, self.target) if lines.get(line).ended_version is not None]
+        lineages = Lineages.read(tx)
+        gone = [lineage for lineage in (self.source, self.target) if lineages.get(lineage).ended_version is not None]
         if gone:
-            raise Conflict("the branch was deleted meanwhile", branch=lines.get(gone[0]).name)
+            raise Conflict("the branch was deleted meanwhile", branch=lineages.get(gone[0]).name)
         branch = tables.branches
         head = tx.execute(select(branch.c.head_version).where(branch.c.name == self.source_name)).scalar_one()
         if head != self.source_version:
             raise PlanAgain(self.source_name, "the branch that is merged moved meanwhile")
-        if lines.get(self.child).common_version != self.common_version:
+        if lineages.get(self.child).common_version != self.common_version:
             raise PlanAgain(self.source_name, "the branches were merged by another meanwhile")
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
-        row, lines = tables.lines, Lines.read(tx)
+        row, lineages = tables.lines, Lineages.read(tx)
         tx.execute(
             insert(tables.merges).values(
                 version=version,
@@ -438,18 +453,14 @@ class MergeRider:
         tx.execute(update(row).where(row.c.id == self.child).values(**values))
         copy_batches(
             tx,
-            lines,
-            lines.get(self.source),
-            lines.get(self.target),
+            lineages,
+            lineages.get(self.source),
+            lineages.get(self.target),
             self.source_since,
             kept=[table_id for table_id, choice in self.settled.items() if choice == KEPT],
             operation=operation,
             version=version,
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"type": "branch_merge", **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> MergeRider:
-        return cls(**{name: value for name, value in data.items() if name != "type"})

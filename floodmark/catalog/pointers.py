@@ -9,15 +9,14 @@ written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, delete, insert, select, update
 
 from floodmark.catalog import tables
-from floodmark.model import BEGINNING, MAIN, Head
+from floodmark.model import BEGINNING, MAIN, Head, Scalar
 
 
-def head_values(new: Head, version: int) -> dict[str, Any]:
+def head_values(new: Head, version: int) -> dict[str, Scalar]:
     """A head as columns of fm_heads, except its keys."""
     return {
         "table_name": new.table,
@@ -46,12 +45,10 @@ def move_table(tx: Connection, new: Head, version: int, old_pointer: str, small_
     """Iceberg's pointer, old to new, only if it still is old, and our head. If old is "", another writer dropped it."""
     if not _move_pointer(tx, new, old_pointer):
         return False
-    head, upkeep = tables.heads, tables.upkeep
-    own = and_(head.c.branch == new.branch, head.c.table_id == new.table_id)
-    tx.execute(update(head).where(own).values(**head_values(new, version)))
+    own = {"own_branch": new.branch, "own_table_id": new.table_id}
+    tx.execute(_MOVE_HEAD, {**own, **head_values(new, version)})
     if small_files_change and new.branch == MAIN:
-        counted = {"small_files": upkeep.c.small_files + small_files_change}
-        tx.execute(update(upkeep).where(upkeep.c.table_id == new.table_id).values(counted))
+        tx.execute(_COUNT_SMALL, {"own_table_id": new.table_id, "more": small_files_change})
     return True
 
 
@@ -95,11 +92,7 @@ def _move_pointer(tx: Connection, new: Head, old_pointer: str) -> bool:
             return False
         _insert_pointer(tx, new)
         return True
-    moved = tx.execute(
-        update(table)
-        .where(_named(new.table), table.c.metadata_location == old_pointer)
-        .values(metadata_location=new.metadata_location, previous_metadata_location=old_pointer)
-    )
+    moved = tx.execute(_MOVE_POINTER, {"name": new.table, "old": old_pointer, "new": new.metadata_location})
     return moved.rowcount == 1
 
 
@@ -117,10 +110,26 @@ def _pointer(name: str, metadata_location: str) -> dict[str, str]:
     }
 
 
-def _named(name: str) -> ColumnElement[bool]:
+def _named(name: str | BindParameter[str]) -> ColumnElement[bool]:
     table = tables.iceberg_tables
     return and_(
         table.c.catalog_name == tables.CATALOG_NAME,
         table.c.table_namespace == tables.NAMESPACE,
         table.c.table_name == name,
     )
+
+
+# Statements of every publish, made once.
+_MOVE_HEAD = update(tables.heads).where(
+    tables.heads.c.branch == bindparam("own_branch"), tables.heads.c.table_id == bindparam("own_table_id")
+)
+_COUNT_SMALL = (
+    update(tables.upkeep)
+    .where(tables.upkeep.c.table_id == bindparam("own_table_id"))
+    .values(small_files=tables.upkeep.c.small_files + bindparam("more"))
+)
+_MOVE_POINTER = (
+    update(tables.iceberg_tables)
+    .where(_named(bindparam("name")), tables.iceberg_tables.c.metadata_location == bindparam("old"))
+    .values(metadata_location=bindparam("new"), previous_metadata_location=bindparam("old"))
+)

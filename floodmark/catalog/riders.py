@@ -7,15 +7,17 @@ that rolls it forward carries them too.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy import Connection, delete, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.lineage import Lines
+from floodmark.catalog.lineage import Lineages
 from floodmark.catalog.sink_state import CONSUMER, ROWS_LOST, add_to_note
+from floodmark.json_form import Json
 from floodmark.model import MAIN
 
 
@@ -45,7 +47,8 @@ class Rider(Protocol):
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None: ...
 
-    def as_dict(self) -> dict[str, Any]: ...
+    def as_dict(self) -> dict[str, Json]:
+        """As it is sealed: its type, and the arguments that commit/seal.py makes it from."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class BatchRider:
         scope = own_scope(tx, self.scope, self.branch)
         tx.execute(insert(tables.sources).values(scope=scope, id=self.id, version=version, operation=operation))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"type": "batch", "scope": self.scope, "id": self.id, **_branch(self.branch)}
 
 
@@ -98,9 +101,9 @@ class StreamRider:
             insert(row).values(scope=scope, id=self.id, version=version, operation=operation, position=self.position)
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        told = {"type": "stream", "scope": self.scope, "id": self.id, "position": self.position}
-        return {**told, **_branch(self.branch)}
+    def as_dict(self) -> dict[str, Json]:
+        own = {"type": "stream", "scope": self.scope, "id": self.id}
+        return {**own, "position": self.position, **_branch(self.branch)}
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,8 @@ class AuditRider:
             )
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        raise TypeError("an audit rider belongs to its healer and is never sealed")
+    def as_dict(self) -> dict[str, Json]:
+        raise TypeError("an audit rider belongs to recovery and is never sealed")
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class MarksRider:
             message = "; ".join(part for part in (before, *told) if part)
             tx.execute(update(commit).where(commit.c.version == version).values(message=message))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "type": "marks",
             "table_id": self.table_id,
@@ -205,15 +208,21 @@ class MarksRider:
             "lost": dict(self.lost),
         }
 
+    @classmethod
+    def sealed(
+        cls, table_id: str, seq_max: int, forced: bool, counted: Mapping[str, int], lost: Mapping[str, int]
+    ) -> MarksRider:
+        return cls(table_id, seq_max, forced, tuple(sorted(counted.items())), tuple(sorted(lost.items())))
+
 
 def find_batch(tx: Connection, scope: str, batch: str, branch: str = MAIN) -> int | None:
     """The version that committed this batch on the branch or in its lineage, if any did."""
     row = tables.sources
     if branch == MAIN:
         return tx.execute(select(row.c.version).where(row.c.scope == scope, row.c.id == batch)).scalar()
-    lines = Lines.read(tx)
-    for part in lines.parts(lines.live(branch)):
-        query = select(row.c.version).where(row.c.scope == part.line.scope(scope), row.c.id == batch)
+    lineages = Lineages.read(tx)
+    for part in lineages.parts(lineages.live(branch)):
+        query = select(row.c.version).where(row.c.scope == part.lineage.scope(scope), row.c.id == batch)
         found = tx.execute(query).scalar()
         if found is not None and (part.upto is None or found <= part.upto):
             return int(found)
@@ -222,7 +231,7 @@ def find_batch(tx: Connection, scope: str, batch: str, branch: str = MAIN) -> in
 
 def own_scope(tx: Connection, scope: str, branch: str) -> str:
     """The scope under which a branch records its own batches."""
-    return scope if branch == MAIN else Lines.read(tx).live(branch).scope(scope)
+    return scope if branch == MAIN else Lineages.read(tx).live(branch).scope(scope)
 
 
 def _branch(branch: str) -> dict[str, str]:

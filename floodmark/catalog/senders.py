@@ -20,19 +20,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
 
 from sqlalchemy import Connection, and_, delete, insert, select
 
 from floodmark.catalog import tables
+from floodmark.catalog.database import SqlRow
 from floodmark.catalog.riders import AlreadyCommitted
 from floodmark.errors import Conflict
+from floodmark.json_form import Json
 
 Ranges = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Newest:
+class NewestUnit:
     """The newest unit of a sender that this lake has."""
 
     epoch: int
@@ -43,7 +44,7 @@ class Newest:
 class OtherUnit(Conflict):
     """The sender's units and those of this lake do not follow each other. Nothing was taken."""
 
-    newest: Newest | None = None
+    newest: NewestUnit | None = None
 
     @property
     def kind(self) -> str:
@@ -84,7 +85,7 @@ class SenderRider:
         elif self.since < row.until:
             raise self._refused("this sender is at another unit", unit_newest=f"{row.since}..{row.until}")
 
-    def _check_unit(self, row: Any) -> None:
+    def _check_unit(self, row: SqlRow | None) -> None:
         """Accept this lake's newest unit, or the one that follows it, or the first of a newer epoch."""
         newest = None if row is None or row.epoch < self.epoch else row
         if newest is not None and newest.epoch == self.epoch and newest.unit == self.unit:
@@ -107,8 +108,11 @@ class SenderRider:
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         row, part = self._row(tx), (self.first, self.last)
-        same = row is not None and (row.epoch, row.since, row.until) == (self.epoch, self.since, self.until)
-        same = same and row.unit in (None, self.unit)
+        if row is not None and (row.epoch, row.since, row.until) != (self.epoch, self.since, self.until):
+            row = None
+        if row is not None and row.unit not in (None, self.unit):
+            row = None
+        received, skipped = ([], []) if row is None else (_ranges(row.ranges), _ranges(row.skipped))
         key = (tables.senders.c.sender == self.sender, tables.senders.c.table_id == self.table_id)
         tx.execute(delete(tables.senders).where(*key))
         tx.execute(
@@ -120,20 +124,20 @@ class SenderRider:
                 mark=self.since,
                 since=self.since,
                 until=self.until,
-                ranges=json.dumps(_joined([*(_ranges(row.ranges) if same else []), part])),
+                ranges=json.dumps(_joined([*received, part])),
                 unit=self.unit,
-                skipped=json.dumps(_joined([*(_ranges(row.skipped) if same else []), *([part] if self.skip else [])])),
+                skipped=json.dumps(_joined([*skipped, *([part] if self.skip else [])])),
                 version=version,
                 updated_ms=now_ms,
             )
         )
 
-    def _row(self, tx: Connection) -> Any:
+    def _row(self, tx: Connection) -> SqlRow | None:
         table = tables.senders
         query = select(table).where(table.c.sender == self.sender, table.c.table_id == self.table_id)
         return tx.execute(query).first()
 
-    def _other_unit(self, message: str, row: Any) -> OtherUnit:
+    def _other_unit(self, message: str, row: SqlRow | None) -> OtherUnit:
         error = OtherUnit(
             message,
             sender=self.sender,
@@ -142,10 +146,10 @@ class SenderRider:
             after=self.after,
             advice="The catalog of the sender or of this lake was rolled back: decide at the sender what it is to get.",
         )
-        error.newest = None if row is None else Newest(row.epoch, row.until, row.unit or "")
+        error.newest = None if row is None else NewestUnit(row.epoch, row.until, row.unit or "")
         return error
 
-    def _refused(self, message: str, **facts: Any) -> Conflict:
+    def _refused(self, message: str, **facts: str | int) -> Conflict:
         return Conflict(
             message,
             sender=self.sender,
@@ -155,12 +159,8 @@ class SenderRider:
             advice="Only the newest unit of the newest epoch is taken. Is a copy of the sending lake at work?",
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"type": "sender", **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> SenderRider:
-        return cls(**{name: value for name, value in data.items() if name != "type"})
 
 
 def is_skipped(tx: Connection, part: SenderRider) -> bool:

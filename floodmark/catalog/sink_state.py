@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    FromClause,
+    ScalarSelect,
+    Select,
     String,
     and_,
     bindparam,
@@ -28,9 +30,10 @@ from sqlalchemy import (
 )
 
 from floodmark.catalog import tables
+from floodmark.catalog.database import SqlRow
 from floodmark.catalog.unit import RETRY, ROWS
 from floodmark.errors import Corrupt, NotFound
-from floodmark.model import MAIN
+from floodmark.model import MAIN, Scalar
 
 # Of the whole sink.
 NOT_BEFORE_MS, BODY_BYTES_MAX = "not_before_ms", "body_bytes_max"
@@ -138,7 +141,7 @@ class Sink:
         raise NotFound("the sink does not follow this table", sink=self.name, table=name, tables=known)
 
 
-def _pointer_known() -> Any:
+def _pointer_known() -> ScalarSelect[str]:
     """Where the last publish left a table's pointer, by the newest commit of the table on any branch."""
     commit = tables.commit_tables
     return (
@@ -150,14 +153,14 @@ def _pointer_known() -> Any:
     )
 
 
-def _looking() -> Any:
+def _looking() -> Select[*tuple[Scalar, ...]]:
     """Everything about sinks and their tables in one query, a row per table."""
     sink, lake = tables.sinks, tables.lake
     followed, head, consumer = tables.sink_tables, tables.heads, tables.consumers
     pointer = tables.iceberg_tables
     rows, retry = tables.units.alias("rows_unit"), tables.units.alias("retry_unit")
 
-    def is_open(unit: Any, lane: str) -> Any:
+    def is_open(unit: FromClause, lane: str) -> ColumnElement[bool]:
         same = (unit.c.sink == followed.c.sink) & (unit.c.table_id == followed.c.table_id)
         return same & (unit.c.lane == literal_column(f"'{lane}'")) & (unit.c.state == literal_column(f"'{OPEN}'"))
 
@@ -208,7 +211,7 @@ LOOKING = _looking()
 LOOKING_FOR_ONE = LOOKING.where(tables.sinks.c.name == bindparam("name"))
 
 
-def to_sink(rows: Sequence[Any]) -> Sink:
+def to_sink(rows: Sequence[SqlRow]) -> Sink:
     row = rows[0]
     return Sink(
         row.name,

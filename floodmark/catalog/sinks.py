@@ -11,15 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.database import Database
-from floodmark.catalog.lineage import Lines
-from floodmark.catalog.processes import Heartbeat, is_dead
+from floodmark.catalog.database import Database, SqlRow
+from floodmark.catalog.leases import SINK, Heartbeat, Runs, to_holder
+from floodmark.catalog.lineage import Lineages
 from floodmark.catalog.riders import AuditRider
 from floodmark.catalog.sink_state import (
     ACTIVE,
@@ -46,8 +45,7 @@ class Sinks:
     def __init__(self, database: Database, heartbeat: Heartbeat) -> None:
         self._database = database
         self._heartbeat = heartbeat
-        # Runs of this process: its heartbeat vouches for no other.
-        self._running: set[str] = set()
+        self._runs = Runs(SINK, heartbeat)
 
     # ── looking ──
 
@@ -117,7 +115,7 @@ class Sinks:
                     updated_ms=now,
                 )
             )
-            line = Lines.read(tx).live(heads[0].branch)
+            line = Lineages.read(tx).live(heads[0].branch)
             if line.id != MAIN:
                 tx.execute(insert(tables.sink_lines).values(sink=sink, line=line.id))
             for head in heads:
@@ -129,7 +127,7 @@ class Sinks:
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             if self._locked(tx, name).settings != known:
-                raise Conflict("somebody else changed the sink's settings meanwhile", sink=name, advice="Try again.")
+                raise Conflict("another process changed the sink's settings meanwhile", sink=name, advice="Try again.")
             now = self._database.now_ms(tx)
             mine = tables.sinks.c.name == name
             tx.execute(update(tables.sinks).where(mine).values(settings=settings, updated_ms=now))
@@ -207,18 +205,7 @@ class Sinks:
 
     def take(self, name: str, run: str) -> bool:
         """Hold the sink for this run, or Busy. True if its last holder died; the audit has the units it left open."""
-        # Before it is true: another thread of this process must not take it for a dead one.
-        self._running.add(run)
-        try:
-            died = self._take(name, run)
-        except BaseException:
-            self.disown(run)
-            raise
-        self._heartbeat.start()
-        return died
-
-    def _take(self, name: str, run: str) -> bool:
-        with self._database.write() as tx:
+        with self._runs.taking(run), self._database.write() as tx:
             now = self._database.now_ms(tx)
             self._heartbeat.beat(tx, now)
             row = self._unheld(tx, name)
@@ -227,15 +214,12 @@ class Sinks:
                 left = select(tables.units.c.id).where(tables.units.c.sink == row.id, tables.units.c.state == OPEN)
                 for unit in tx.execute(left).scalars().all():
                     _audit_resumed(tx, unit, name, now)
-            held = {"runner_process": self._heartbeat.id, "runner_run": run}
-            tx.execute(update(tables.sinks).where(tables.sinks.c.id == row.id).values(**held))
+            tx.execute(update(tables.sinks).where(tables.sinks.c.id == row.id).values(self._runs.held_by(run)))
         return died
 
     def disown(self, run: str) -> None:
-        """This run is over, whatever the catalog records: the heartbeat writes that as soon as it can."""
-        self._running.discard(run)
-        self._heartbeat.disown(run)
-        self._heartbeat.start()
+        """This run is over, whatever the catalog records."""
+        self._runs.disown(run)
 
     def release(self, sink: str, run: str, error: str | None, wait_ms: int | None = None) -> None:
         """Release the sink, with the run's result. No-op if another run took it over meanwhile.
@@ -245,13 +229,13 @@ class Sinks:
         row = tables.sinks
         with self._database.write() as tx:
             now = self._database.now_ms(tx)
-            values = {"runner_process": None, "runner_run": None, "error": error, "error_ms": now if error else None}
+            values = {**SINK.held_by(None, None), "error": error, "error_ms": now if error else None}
             mine = update(row).where(row.c.id == sink, row.c.runner_run == run)
             if tx.execute(mine.values(**values)).rowcount == 1 and wait_ms is not None:
                 forget_notes(tx, sink, NOT_BEFORE_MS)
                 if wait_ms:
                     put_note(tx, sink, "", NOT_BEFORE_MS, now + wait_ms, now)
-        self._running.discard(run)
+        self._runs.ended(run)
 
     def refuse(self, sink: str, error: str) -> None:
         """Show why a sink sends nothing, unless a current run has newer information."""
@@ -271,34 +255,31 @@ class Sinks:
     def holder(self, name: str) -> str | None:
         """The current holder of the sink: host and pid, or None."""
         with self._database.read() as tx:
-            row = tx.execute(_with_holder(name)).first()
-            return _holder(row) if row is not None and self._is_held(row, self._database.now_ms(tx)) else None
+            row = tx.execute(_HOLDER.where(tables.sinks.c.name == name)).first()
+            holder = None if row is None else to_holder(row)
+            return holder.shown if holder and self._runs.is_held(holder, self._database.now_ms(tx)) else None
 
-    def _unheld(self, tx: Connection, name: str) -> Any:
+    def _unheld(self, tx: Connection, name: str) -> SqlRow:
         """The sink's row, locked, if no living run holds it; else Busy."""
         row = self._locked(tx, name)
         if row.runner_run is None:
             return row
-        holder = tx.execute(_with_holder(name)).one()
-        if self._is_held(holder, self._database.now_ms(tx)):
-            raise Busy("another run of this sink is at work", sink=name, holder=_holder(holder), advice="Try later.")
+        holder = to_holder(tx.execute(_HOLDER.where(tables.sinks.c.name == name)).one())
+        if self._runs.is_held(holder, self._database.now_ms(tx)):
+            raise Busy("another run of this sink is at work", sink=name, holder=holder.shown, advice="Try later.")
         return row
 
-    def _locked(self, tx: Connection, name: str) -> Any:
+    def _locked(self, tx: Connection, name: str) -> SqlRow:
         row = tx.execute(select(tables.sinks).where(tables.sinks.c.name == name).with_for_update()).first()
         if row is None:
             raise _no_sink(tx, name)
         return row
 
-    def _is_held(self, row: Any, now_ms: int) -> bool:
-        if row.runner_run is None:
-            return False
-        if row.runner_process == self._heartbeat.id:
-            return row.runner_run in self._running
-        return not is_dead(row, now_ms)
+
+_HOLDER = SINK.select()
 
 
-def give_up_units(tx: Connection, which: Any, now_ms: int) -> None:
+def give_up_units(tx: Connection, which: ColumnElement[bool], now_ms: int) -> None:
     """End open units that will never be settled: their pins and parts go, their quarantine waits for another try."""
     unit = tables.units
     for row in tx.execute(select(unit.c.id, unit.c.pin).where(which, unit.c.state == OPEN)).all():
@@ -344,19 +325,6 @@ def _put_mark(tx: Connection, name: str, table_id: str, epoch: int, mark: int, p
             updated_ms=now_ms,
         )
     )
-
-
-def _with_holder(name: str) -> Any:
-    sink, process = tables.sinks, tables.processes
-    return (
-        select(sink.c.runner_run, sink.c.runner_process, process)
-        .join(process, process.c.id == sink.c.runner_process, isouter=True)
-        .where(sink.c.name == name)
-    )
-
-
-def _holder(row: Any) -> str:
-    return f"{row.host}:{row.pid}" if row.pid is not None else "this process"
 
 
 def _no_sink(tx: Connection, name: str) -> NotFound:

@@ -14,15 +14,17 @@ more: a replaced spool would lose its rows, or bring others instead. Only an ope
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypedDict
 
 from sqlalchemy import Connection, delete, insert, select, update
 
 from floodmark.catalog import tables
-from floodmark.catalog.database import Database
-from floodmark.catalog.riders import AlreadyCommitted, Rider
+from floodmark.catalog.database import Database, SqlRow
+from floodmark.catalog.riders import AlreadyCommitted
 from floodmark.errors import Conflict, NotFound
+from floodmark.json_form import Json
 
 HELD = "held"
 RETRIED = "retried"
@@ -63,7 +65,7 @@ class PutAside:
     version: int | None
 
     @property
-    def error(self) -> dict[str, Any]:
+    def error(self) -> dict[str, Json]:
         """Why the first of them did not fit, in the form of every error."""
         return {name: value for name, value in json.loads(self.reason).items() if name != "records"}
 
@@ -187,7 +189,7 @@ def _find(tx: Connection, table_id: str) -> SpoolRow | None:
     return None if found is None else _to_spool(found)
 
 
-def _to_spool(row: Any) -> SpoolRow:
+def _to_spool(row: SqlRow) -> SpoolRow:
     return SpoolRow(
         row.table_id,
         row.table_name,
@@ -203,7 +205,7 @@ def _to_spool(row: Any) -> SpoolRow:
     )
 
 
-def _to_aside(row: Any) -> PutAside:
+def _to_aside(row: SqlRow) -> PutAside:
     return PutAside(
         row.id,
         row.table_id,
@@ -232,8 +234,18 @@ def replaced(known: SpoolRow, spool_id: str) -> Conflict:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldRows:
     """Rows in quarantine, in an object that exists and is durable. `reason` is JSON."""
+
+    id: str
+    record: int
+    rows: int
+    reason: str
+    location: str
+
+
+class SealedHeld(TypedDict):
+    """`Held` in a seal."""
 
     id: str
     record: int
@@ -251,7 +263,7 @@ class SpoolRider:
     since: int
     until: int
     rows: int
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldRows, ...] = ()
 
     @property
     def quarantined(self) -> int:
@@ -298,7 +310,7 @@ class SpoolRider:
                 )
             )
 
-    def _refused(self, message: str, **facts: Any) -> Conflict:
+    def _refused(self, message: str, **facts: str | int) -> Conflict:
         return Conflict(
             message,
             table_id=self.table_id,
@@ -308,8 +320,14 @@ class SpoolRider:
             advice="Is a copy of the spool at work? `floodmark spool list` shows the known one.",
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"type": "spool", **asdict(self)}
+
+    @classmethod
+    def sealed(
+        cls, table_id: str, spool_id: str, since: int, until: int, rows: int, held: Sequence[SealedHeld]
+    ) -> SpoolRider:
+        return cls(table_id, spool_id, since, until, rows, tuple(HeldRows(**one) for one in held))
 
 
 @dataclass(frozen=True)
@@ -332,12 +350,5 @@ class RetryRider:
         found = tx.execute(select(row.c.table_id, row.c.rows_held).where(row.c.id == self.id)).one()
         count_out(tx, found.table_id, found.rows_held)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"type": "spool_retry", "id": self.id}
-
-
-def spool_rider_from_dict(data: dict[str, Any]) -> Rider:
-    if data["type"] == "spool_retry":
-        return RetryRider(data["id"])
-    values = {name: value for name, value in data.items() if name not in ("type", "held")}
-    return SpoolRider(**values, held=tuple(Held(**one) for one in data["held"]))

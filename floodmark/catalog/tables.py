@@ -10,180 +10,6 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
 
-
-def _whole(name: str, nullable: bool = False) -> Column[int]:
-    return Column(name, BigInteger, nullable=nullable)
-
-
-def make_lines(metadata: MetaData) -> Table:
-    """One row for every branch that ever existed, except main. A name may be used again; an id never is."""
-    return Table(
-        "fm_lines",
-        metadata,
-        Column("id", String(26), primary_key=True),
-        Column("name", String(255), nullable=False, index=True),
-        # The id of a lineage, or `main`.
-        Column("parent", String(26), nullable=False),
-        # Where it left its parent: the newest of the parent's versions in its lineage.
-        _whole("base_version"),
-        # The lake's version when it was created: its own commits are above this one.
-        _whole("born_version"),
-        # What its next merge with its parent compares with, which of its versions the parent has, and it of the
-        # parent's.
-        _whole("common_version"),
-        _whole("sent_version"),
-        _whole("taken_version"),
-        _whole("created_ms"),
-        # The lake's version when it was deleted: its own commits are not above this one. None while it exists.
-        _whole("ended_version", nullable=True),
-        _whole("ended_ms", nullable=True),
-        Column("actor", Text, nullable=False),
-    )
-
-
-def make_merges(metadata: MetaData) -> Table:
-    """The commits that are merges of branches: `version` in lineage `target` holds all that `source` had."""
-    return Table(
-        "fm_merges",
-        metadata,
-        Column("version", BigInteger, primary_key=True, autoincrement=False),
-        Column("source", String(26), nullable=False),
-        _whole("source_version"),
-        Column("target", String(26), nullable=False),
-        # JSON: by table id, how a conflict of the table as a whole was settled (kept, replaced); empty if none was.
-        Column("settled", Text, nullable=False),
-    )
-
-
-def make_sink_lines(metadata: MetaData) -> Table:
-    """The sinks that follow another branch than main: by its lineage, since its name may be used again."""
-    return Table(
-        "fm_sink_lines",
-        metadata,
-        Column("sink", String(26), primary_key=True),
-        Column("line", String(26), nullable=False),
-    )
-
-
-def make_jobs(metadata: MetaData) -> Table:
-    """Long work: what it does, how far it is, and by `owner_process` and `owner_run` the lease of the current run."""
-    return Table(
-        "fm_jobs",
-        metadata,
-        Column("id", String(26), primary_key=True),
-        Column("name", String(300), nullable=False, unique=True),
-        Column("kind", String(16), nullable=False),
-        # A JSON list.
-        Column("table_names", Text, nullable=False),
-        # JSON: `pinned` is what it was created with for good, `settings` those of the newest start.
-        Column("spec", Text, nullable=False),
-        # pending, running, done, failed, cancelled
-        Column("state", String(16), nullable=False),
-        # For people, at most once a second; rows_done, fm_chunks and the tables record what is done.
-        _whole("processed"),
-        _whole("total", nullable=True),
-        Column("unit", String(16), nullable=False),
-        _whole("resumed_from"),
-        # Exact: riders of the publishes.
-        _whole("rows_done"),
-        _whole("unfilled"),
-        _whole("publishes"),
-        # Why it failed, as JSON.
-        Column("error", Text),
-        Column("actor", Text, nullable=False),
-        _whole("created_ms"),
-        _whole("started_ms", nullable=True),
-        _whole("updated_ms"),
-        _whole("ended_ms", nullable=True),
-        _whole("acknowledged_ms", nullable=True),
-        _whole("cancel_ms", nullable=True),
-        Column("owner_process", String(26)),
-        Column("owner_run", String(26)),
-    )
-
-
-def make_chunks(metadata: MetaData) -> Table:
-    """A chunk of history that a table has: once (I5). state: done, pruned."""
-    return Table(
-        "fm_chunks",
-        metadata,
-        Column("job", String(26), primary_key=True),
-        Column("chunk", BigInteger, primary_key=True, autoincrement=False),
-        Column("table_name", String(255), primary_key=True),
-        Column("table_id", String(36), nullable=False),
-        Column("state", String(16), nullable=False),
-        _whole("rows_total"),
-        _whole("version"),
-        Column("operation", String(26), nullable=False),
-        _whole("done_ms"),
-    )
-
-
-def make_spools(metadata: MetaData) -> Table:
-    """One row per table that received rows over HTTP. It changes in the publish of the rows, and by no other step."""
-    return Table(
-        "fm_spools",
-        metadata,
-        Column("table_id", String(36), primary_key=True),
-        Column("table_name", String(255), nullable=False),
-        # The spool that the position belongs to: another one at its place is refused.
-        Column("spool_id", String(26), nullable=False),
-        # Its folder. A spool is on the local disk of one machine.
-        Column("host", Text, nullable=False),
-        Column("folder", Text, nullable=False),
-        # The records below are in the table, or in quarantine.
-        _whole("position"),
-        # The version of the last feed; None before the first.
-        _whole("version", nullable=True),
-        # Rows that feeds published, ever; and rows that are in quarantine now.
-        _whole("rows_fed"),
-        _whole("quarantined"),
-        _whole("registered_ms"),
-        _whole("updated_ms"),
-    )
-
-
-def make_spool_quarantine(metadata: MetaData) -> Table:
-    """Rows that were accepted, and then did not fit their table: one object of JSON lines per group with such rows."""
-    return Table(
-        "fm_spool_quarantine",
-        metadata,
-        Column("id", String(26), primary_key=True),
-        Column("table_id", String(36), nullable=False, index=True),
-        Column("table_name", String(255), nullable=False),
-        Column("spool_id", String(26), nullable=False),
-        # The first record that its rows belong to.
-        _whole("record"),
-        _whole("rows_held"),
-        # JSON: the first error, in the form of every error.
-        Column("reason", Text, nullable=False),
-        Column("location", Text, nullable=False),
-        _whole("at_ms"),
-        # held, retried, dropped
-        Column("state", String(16), nullable=False),
-        # The version in which a retry published them.
-        _whole("version", nullable=True),
-    )
-
-
-def make_daemon(metadata: MetaData) -> Table:
-    """At most one row: the process that runs the lake's tasks, and their state. A lease like that of any process."""
-    return Table(
-        "fm_daemon",
-        metadata,
-        Column("id", Integer, primary_key=True, autoincrement=False),
-        Column("process", String(26), nullable=False),
-        Column("run", String(26), nullable=False),
-        Column("host", Text, nullable=False),
-        Column("pid", Integer, nullable=False),
-        Column("address", Text),
-        _whole("started_ms"),
-        _whole("updated_ms"),
-        # A JSON list: every task, as the daemon reports it.
-        Column("tasks", Text, nullable=False),
-    )
-
-
 # The format that this code reads and writes. A migration that changes the tables raises it.
 FORMAT = 10
 # The format of the first release. An older one is refused; those from here on are migrated.
@@ -574,11 +400,155 @@ sink_notes = Table(
     Column("updated_ms", BigInteger, nullable=False),
 )
 
-lines = make_lines(metadata)
-merges = make_merges(metadata)
-sink_lines = make_sink_lines(metadata)
-jobs = make_jobs(metadata)
-chunks = make_chunks(metadata)
-spools = make_spools(metadata)
-spool_quarantine = make_spool_quarantine(metadata)
-daemon = make_daemon(metadata)
+# One row for every branch that ever existed, except main. A name may be used again; an id never is.
+lines = Table(
+    "fm_lines",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("name", String(255), nullable=False, index=True),
+    # The id of a lineage, or `main`.
+    Column("parent", String(26), nullable=False),
+    # Where it left its parent: the newest of the parent's versions in its lineage.
+    Column("base_version", BigInteger, nullable=False),
+    # The lake's version when it was created: its own commits are above this one.
+    Column("born_version", BigInteger, nullable=False),
+    # What its next merge with its parent compares with, which of its versions the parent has, and it of the
+    # parent's.
+    Column("common_version", BigInteger, nullable=False),
+    Column("sent_version", BigInteger, nullable=False),
+    Column("taken_version", BigInteger, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    # The lake's version when it was deleted: its own commits are not above this one. None while it exists.
+    Column("ended_version", BigInteger),
+    Column("ended_ms", BigInteger),
+    Column("actor", Text, nullable=False),
+)
+
+# The commits that are merges of branches: `version` in lineage `target` holds all that `source` had.
+merges = Table(
+    "fm_merges",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("source", String(26), nullable=False),
+    Column("source_version", BigInteger, nullable=False),
+    Column("target", String(26), nullable=False),
+    # JSON: by table id, how a conflict of the table as a whole was settled (kept, replaced); empty if none was.
+    Column("settled", Text, nullable=False),
+)
+
+# The sinks that follow another branch than main: by its lineage, since its name may be used again.
+sink_lines = Table(
+    "fm_sink_lines",
+    metadata,
+    Column("sink", String(26), primary_key=True),
+    Column("line", String(26), nullable=False),
+)
+
+# Long work: what it does, how far it is, and by `owner_process` and `owner_run` the lease of the current run.
+jobs = Table(
+    "fm_jobs",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("name", String(300), nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),
+    # A JSON list.
+    Column("table_names", Text, nullable=False),
+    # JSON: `pinned` is what it was created with for good, `settings` those of the newest start.
+    Column("spec", Text, nullable=False),
+    # pending, running, done, failed, cancelled
+    Column("state", String(16), nullable=False),
+    # For people, at most once a second; rows_done, fm_chunks and the tables record what is done.
+    Column("processed", BigInteger, nullable=False),
+    Column("total", BigInteger),
+    Column("unit", String(16), nullable=False),
+    Column("resumed_from", BigInteger, nullable=False),
+    # Exact: riders of the publishes.
+    Column("rows_done", BigInteger, nullable=False),
+    Column("unfilled", BigInteger, nullable=False),
+    Column("publishes", BigInteger, nullable=False),
+    # Why it failed, as JSON.
+    Column("error", Text),
+    Column("actor", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("started_ms", BigInteger),
+    Column("updated_ms", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger),
+    Column("acknowledged_ms", BigInteger),
+    Column("cancel_ms", BigInteger),
+    Column("owner_process", String(26)),
+    Column("owner_run", String(26)),
+)
+
+# A chunk of history that a table has: once (I5). state: done, pruned.
+chunks = Table(
+    "fm_chunks",
+    metadata,
+    Column("job", String(26), primary_key=True),
+    Column("chunk", BigInteger, primary_key=True, autoincrement=False),
+    Column("table_name", String(255), primary_key=True),
+    Column("table_id", String(36), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("rows_total", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("operation", String(26), nullable=False),
+    Column("done_ms", BigInteger, nullable=False),
+)
+
+# One row per table that received rows over HTTP. It changes in the publish of the rows, and by no other step.
+spools = Table(
+    "fm_spools",
+    metadata,
+    Column("table_id", String(36), primary_key=True),
+    Column("table_name", String(255), nullable=False),
+    # The spool that the position belongs to: another one at its place is refused.
+    Column("spool_id", String(26), nullable=False),
+    # Its folder. A spool is on the local disk of one machine.
+    Column("host", Text, nullable=False),
+    Column("folder", Text, nullable=False),
+    # The records below are in the table, or in quarantine.
+    Column("position", BigInteger, nullable=False),
+    # The version of the last feed; None before the first.
+    Column("version", BigInteger),
+    # Rows that feeds published, ever; and rows that are in quarantine now.
+    Column("rows_fed", BigInteger, nullable=False),
+    Column("quarantined", BigInteger, nullable=False),
+    Column("registered_ms", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+)
+
+# Rows that were accepted, and then did not fit their table: one object of JSON lines per group with such rows.
+spool_quarantine = Table(
+    "fm_spool_quarantine",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("table_id", String(36), nullable=False, index=True),
+    Column("table_name", String(255), nullable=False),
+    Column("spool_id", String(26), nullable=False),
+    # The first record that its rows belong to.
+    Column("record", BigInteger, nullable=False),
+    Column("rows_held", BigInteger, nullable=False),
+    # JSON: the first error, in the form of every error.
+    Column("reason", Text, nullable=False),
+    Column("location", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    # held, retried, dropped
+    Column("state", String(16), nullable=False),
+    # The version in which a retry published them.
+    Column("version", BigInteger),
+)
+
+# At most one row: the process that runs the lake's tasks, and their state. A lease like that of any process.
+daemon = Table(
+    "fm_daemon",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("process", String(26), nullable=False),
+    Column("run", String(26), nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("address", Text),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+    # A JSON list: every task, as the daemon reports it.
+    Column("tasks", Text, nullable=False),
+)

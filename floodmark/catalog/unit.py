@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from floodmark.errors import Corrupt, FloodmarkError
 
@@ -81,7 +81,7 @@ class Unit:
     @classmethod
     def from_json(cls, text: str) -> Unit:
         try:
-            values: dict[str, Any] = json.loads(text)
+            values = json.loads(text)
             rules = dict(values.pop("rules"))
             columns = rules.pop("columns")
             key = tuple(values.pop("key"))
@@ -205,7 +205,3 @@ class Watch(Protocol):
 
     def wait(self, seconds: float) -> bool:
         """Sleep; returns True at once if this run should end."""
-
-
-class Stopped(Exception):
-    """An operator stopped the run or paused the sink. Not an error: the unit is resumed at its first open part."""

@@ -16,15 +16,14 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.database import Database
+from floodmark.catalog.database import Database, SqlRow, SqlValue
 from floodmark.catalog.history import LIVE
-from floodmark.catalog.lineage import Lines, on_parts
+from floodmark.catalog.lineage import Lineages, on_parts
 from floodmark.catalog.sink_state import (
     BODY_BYTES_MAX,
     CONSUMER,
@@ -39,9 +38,10 @@ from floodmark.catalog.sink_state import (
     put_note,
     read_notes,
 )
-from floodmark.catalog.unit import ACKNOWLEDGED, QUARANTINED, RETRY, ROWS, SEALED, Part, Rules, Settled, Stopped, Unit
+from floodmark.catalog.unit import ACKNOWLEDGED, QUARANTINED, RETRY, ROWS, SEALED, Part, Rules, Settled, Unit
 from floodmark.errors import BelowRetention, Conflict, Corrupt, Fenced, NotFound
 from floodmark.model import BEGINNING, MAIN
+from floodmark.runs import Stopped
 
 
 def check_held(tx: Connection, sink: str, run: str, *, paused: bool = False) -> None:
@@ -53,10 +53,10 @@ def check_held(tx: Connection, sink: str, run: str, *, paused: bool = False) -> 
         raise Stopped
 
 
-def open_row(tx: Connection, unit: Unit) -> Any:
+def open_row(tx: Connection, unit: Unit) -> SqlRow:
     row = tx.execute(select(tables.units).where(tables.units.c.id == unit.id)).first()
     if row is None or row.state != OPEN:
-        raise Fenced("this unit was ended by somebody else", unit=unit.id)
+        raise Fenced("another process ended this unit", unit=unit.id)
     return row
 
 
@@ -171,7 +171,7 @@ class Log:
             self._doubt(tx, doubtful)
             unit = tables.units
             rows = part.last - part.first
-            more: dict[str, Any] = {"quarantined": unit.c.quarantined + rows}
+            more: dict[str, SqlValue] = {"quarantined": unit.c.quarantined + rows}
             if passed:
                 more["passed"] = func.coalesce(unit.c.passed, 0) + rows
             tx.execute(update(unit).where(unit.c.id == self._unit.id).values(**more))
@@ -238,7 +238,7 @@ class Log:
 
 def stranger(unit: Unit, known: str | None, found: str | None) -> Corrupt:
     return Corrupt(
-        "somebody else is at the other end than before: it was made again, or restored from a backup",
+        "another destination answers than before: it was created again, or restored from a backup",
         sink=unit.sink,
         table=unit.table,
         known=known,
@@ -247,7 +247,7 @@ def stranger(unit: Unit, known: str | None, found: str | None) -> Corrupt:
     )
 
 
-def rolled_back(unit: Unit, has: str, **facts: Any) -> Corrupt:
+def rolled_back(unit: Unit, has: str, **facts: str | int | None) -> Corrupt:
     """The destination has a unit that this catalog has no record of opening."""
     return Corrupt(
         "the destination has a unit that this catalog does not know: the catalog was rolled back, or is a copy",
@@ -303,7 +303,7 @@ IDS_PER_STATEMENT = 500
 
 
 @dataclass(frozen=True)
-class Bad:
+class RefusedRow:
     """A row that its destination refused for good."""
 
     id: str
@@ -331,6 +331,12 @@ class UnitLimit:
 
     rows: int
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class _Mark:
+    mark: int
+    epoch: int
 
 
 class Units:
@@ -454,7 +460,7 @@ class Units:
 
     # ── quarantine ──
 
-    def quarantined(self, sink: Sink, table: str | None = None, limit: int | None = None) -> list[Bad]:
+    def quarantined(self, sink: Sink, table: str | None = None, limit: int | None = None) -> list[RefusedRow]:
         """Oldest first."""
         row, followed = tables.quarantine, tables.sink_tables
         named = and_(followed.c.sink == row.c.sink, followed.c.table_id == row.c.table_id)
@@ -468,7 +474,7 @@ class Units:
         query = query if table is None else query.where(followed.c.table_name == table)
         with self._database.read() as tx:
             return [
-                Bad(
+                RefusedRow(
                     one.id, one.table_name or "", one.table_id, one.unit, one.position, one.line, one.reason,
                     one.tries, one.first_ms, one.last_ms, one.retry_unit,
                 )
@@ -542,13 +548,13 @@ class Units:
 
     # ── inside ──
 
-    def _mark(self, tx: Connection, sink: Sink, followed: Followed) -> Any:
+    def _mark(self, tx: Connection, sink: Sink, followed: Followed) -> _Mark:
         consumer = tables.consumers
         mine = and_(consumer.c.name == sink.consumer, consumer.c.table_id == followed.table_id)
         row = tx.execute(select(consumer).where(mine)).first()
         if row is None:
             raise Corrupt("the sink's mark is gone", sink=sink.name, table=followed.table)
-        return row
+        return _Mark(row.mark, row.epoch)
 
     def _new_id(self, tx: Connection, sink: Sink, followed: Followed) -> str:
         """Above every earlier id of the table: a destination compares ids to find which units are past (I10)."""
@@ -623,7 +629,7 @@ class Units:
         state = tables.sink_tables
         named = {"unit": unit.id, "since": unit.since, "until": unit.until, "version": unit.version}
         last = {**named, **brought, "settled_ms": now_ms}
-        values: dict[str, Any] = {
+        values: dict[str, SqlValue] = {
             "rows_sent": state.c.rows_sent + brought["rows"],
             "deletions_sent": state.c.deletions_sent + brought["deletions"],
             "bytes_sent": state.c.bytes_sent + brought["bytes"],
@@ -691,5 +697,5 @@ def _commits_of(tx: Connection, branch: str) -> ColumnElement[bool]:
     """The commits in a branch's lineage."""
     if branch == MAIN:
         return tables.commits.c.branch == MAIN
-    lines = Lines.read(tx)
+    lines = Lineages.read(tx)
     return on_parts(lines.parts(lines.live(branch)))

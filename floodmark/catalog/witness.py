@@ -19,7 +19,6 @@ import json
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy import and_, select
 
@@ -30,6 +29,7 @@ from floodmark.catalog.sink_state import CONSUMER, Sink
 from floodmark.catalog.unit import RETRY, ROWS, Unit
 from floodmark.catalog.units import after_rollback
 from floodmark.errors import Corrupt, FloodmarkError
+from floodmark.json_form import Json
 from floodmark.storage import Storage, join
 
 FOLDER = "witnesses"
@@ -58,7 +58,7 @@ class Witness:
         return self.epoch, self.until
 
 
-def place_digest(*place: Any) -> str:
+def place_digest(*place: Json) -> str:
     """Distinguishes destinations without their address: that may hold a secret (I18)."""
     return hashlib.sha256(json.dumps(place, sort_keys=True).encode()).hexdigest()
 

@@ -1,1 +1,1 @@
-"""The command line: one file per command, one place for output."""
+"""The command line: a module per group of commands, and what they share: context, output, progress; the demo."""

@@ -21,19 +21,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from floodmark.catalog.jobs import CHUNKS, COLUMN, HISTORY, INTERRUPTED, PENDING, ROWS, RUNNING
+from floodmark.cli.context import STOPPED_CODE
 from floodmark.cli.output import size_text
 from floodmark.cli.progress import job_progress
-from floodmark.cli.sink_opening import STOPPED_CODE
-from floodmark.cli.sink_settings import parse_size
 from floodmark.cli.sink_text import age_text, error_text
 from floodmark.errors import FloodmarkError, Incomplete, Invalid, NotFound
-from floodmark.jobs.progress import Step
-from floodmark.jobs.record import CANCELLED, DONE, NOTHING_TO_DO, REDONE, TIMED_OUT, BackfillRun
+from floodmark.jobs.record import BackfillRun
 from floodmark.json_form import Json, StoredError, as_json
-from floodmark.report.jobs import JobLine, JobReport, ack_outcome, cancel_outcome, job_report, report_of, shown_jobs
+from floodmark.report.jobs import (
+    JobLine,
+    JobReport,
+    ack_outcome,
+    cancel_outcome,
+    job_report,
+    progress_of,
+    rate_of,
+    report_of,
+    shown_jobs,
+)
+from floodmark.runs import CANCELLED, DONE, NOTHING_TO_DO, REDONE, TIMED_OUT, JobCallback
 from floodmark.shown import count_of
+from floodmark.sinks.settings import parse_size
 
 if TYPE_CHECKING:
+    from floodmark.backfill.chunks.coverage import Coverage
+    from floodmark.backfill.chunks.sources import CallSource, PathSource, TableSource
+    from floodmark.backfill.chunks.spec import HistorySpec
+    from floodmark.backfill.columns.column import ColumnSpec
     from floodmark.lake import Lake
 
 
@@ -53,7 +67,7 @@ class SourceOptions:
     call: str | None = None
     tip: str | None = None
 
-    def source(self) -> Any:
+    def source(self) -> PathSource | TableSource | CallSource:
         """The source; Invalid if the options name none, several, or do not go together."""
         from floodmark.backfill.chunks.sources import CallSource, PathSource, TableSource
 
@@ -69,23 +83,24 @@ class SourceOptions:
     def _check(self) -> None:
         if sum(one is not None for one in (self.path, self.from_table, self.call)) != 1:
             raise Invalid(
-                "a history has one source", advice="Use --path TEMPLATE, --from-table TABLE or --call module:function."
+                "a history needs exactly one source",
+                advice="Use --path TEMPLATE, --from-table TABLE or --call module:function.",
             )
         for name in _OF_PATHS:
             if getattr(self, name) is not None and self.path is None:
-                raise Invalid(f"--{name} goes with --path")
+                raise Invalid(f"--{name} needs --path")
         if (self.range_column is None) != (self.from_table is None):
-            raise Invalid("--from-table and --range-column go together")
+            raise Invalid("--from-table and --range-column need each other")
 
 
 def find_functions_here() -> None:
-    """Functions are looked for in the present folder too, as a person expects it."""
+    """Find functions in the current folder too, as a user expects."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
-def needs_functions(settings: Mapping[str, Any]) -> bool:
+def needs_functions(settings: Mapping[str, Json]) -> bool:
     """Whether a job's kept source is a function."""
     source = settings.get("source")
     return isinstance(source, Mapping) and source.get("kind") == "call"
@@ -98,20 +113,20 @@ def outputs(tables: Sequence[str]) -> dict[str, str | None]:
         name, has_query, query = given.partition("=")
         name = name.strip()
         if not name or (has_query and not query.strip()):
-            raise Invalid("this is no table", table=given, advice='Write NAME, or "NAME=select … from chunk".')
+            raise Invalid("invalid table", table=given, advice='Write NAME, or "NAME=select … from chunk".')
         if name in found:
-            raise Invalid("this table is named twice", table=name)
+            raise Invalid("this table is given twice", table=name)
         found[name] = query.strip() if has_query else None
     return found
 
 
-def expectations(given: Sequence[str]) -> dict[str, Any]:
+def expectations(given: Sequence[str]) -> dict[str, str | int]:
     """What a chunk must be, as options say it: every_number, or NAME=VALUE."""
-    found: dict[str, Any] = {}
+    found: dict[str, str | int] = {}
     for one in given:
         name, has_value, value = one.partition("=")
         if has_value and name in ("rows", "min_rows") and not value.isdecimal():
-            raise Invalid("an expectation of rows is a whole number", given=one)
+            raise Invalid("an expected number of rows must be a whole number", given=one)
         found[name] = (int(value) if name in ("rows", "min_rows") else value) if has_value else True
     return found
 
@@ -124,27 +139,19 @@ _WRAPPER = TextWrapper(90, break_long_words=False, break_on_hyphens=False)
 # ── jobs ──
 
 
-def progress_text(job: JobLine | JobReport) -> str:
-    """How far it is: 3 of 9 chunks (33.3 %). Whoever follows a range without an end is never done."""
-    if job.total is None:
-        return f"{job.processed:,} {job.unit}"
-    if job.percent is None:
-        return f"{job.processed:,} {job.unit}, follows"
-    return f"{job.processed:,} of {job.total:,} {job.unit} ({job.percent:.1f} %)"
+def progress_text(job: JobLine) -> str:
+    """How far a job is: 3 of 9 chunks (33.3 %)."""
+    known = job.total is not None and job.percent is not None
+    return f"{progress_of(job)} ({job.percent:.1f} %)" if known else progress_of(job)
 
 
-def pace_text(job: JobLine | JobReport) -> str:
-    """How fast it is, and how long it will take; nothing if that cannot be told."""
-    parts = [] if job.rate is None else [f"{rate_text(job.rate)} {job.unit}/s"]
-    parts += [] if job.eta_s is None else [f"{age_text(round(job.eta_s * 1000))} left"]
-    return ", ".join(parts)
+def pace_text(job: JobLine) -> str:
+    """The rate of a job, and how long it will take; empty if that is unknown."""
+    left = None if job.eta_s is None else f"{age_text(round(job.eta_s * 1000))} left"
+    return ", ".join(part for part in (rate_of(job), left) if part is not None)
 
 
-def rate_text(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def job_line(job: JobLine | JobReport) -> str:
+def job_line(job: JobLine) -> str:
     """A job in a list of the lake's state."""
     parts = [f"{job.job} {job.status}", progress_text(job)]
     parts += [pace_text(job)] if job.status == RUNNING and pace_text(job) else []
@@ -201,11 +208,11 @@ def _history_settings(settings: Mapping[str, Any], coverage: Mapping[str, Any] |
 
 
 def next_step(job: JobReport) -> str | None:
-    """What somebody may do about a job that is not at work and not done."""
+    """What an operator can do about a job that is neither running nor done."""
     if job.status in (PENDING, INTERRUPTED, CANCELLED, "failed"):
-        return f"go on with `{resume_command(job.job)}`"
+        return f"continue with `{resume_command(job.job)}`"
     if job.stalled_since:
-        return f"no progress since {job.stalled_since}: look at {job.holder}; if it hangs, end it, then resume"
+        return f"no progress since {job.stalled_since}: check {job.holder}; if it hangs, kill it, then resume"
     return None
 
 
@@ -222,12 +229,12 @@ def run_text(run: BackfillRun) -> str:
     if run.outcome == DONE:
         return f"done: {job.job}, {_counts(job)}"
     if run.outcome == REDONE:
-        rest = "" if job.status == DONE else f"; more is missing: {next_step(job) or 'it goes on'}"
+        rest = "" if job.status == DONE else f"; more is missing: {next_step(job) or 'it continues'}"
         return f"redone: {job.job}, {progress_text(job)} done{rest}"
     if run.outcome == NOTHING_TO_DO:
         return f"nothing to do: {job.job} is complete, {_counts(job)}"
     word = "timed out" if run.outcome == TIMED_OUT else run.outcome
-    return f"{word}: {job.job}, {progress_text(job)} done; what is done stays; {next_step(job) or 'it goes on'}"
+    return f"{word}: {job.job}, {progress_text(job)} done; finished work is kept; {next_step(job) or 'it continues'}"
 
 
 def _counts(job: JobReport) -> str:
@@ -250,11 +257,11 @@ def _column_plan(plan: Mapping[str, Any]) -> list[str]:
     name = f"{plan['table']}.{plan['column']}"
     added = [f"would add {name} {plan['type']}: {plan['expression']}"] if plan["adds_column"] else []
     if not plan["files"]:
-        return [*added, f"nothing to do: no row lacks {name}"]
+        return [*added, f"nothing to do: every row has {name}"]
     where = f"{count_of(plan['files'], 'file')} of {size_text(plan['bytes'])}"
     how = "1 batch" if plan["batches"] == 1 else f"{plan['batches']} batches"
-    cuts = f", {count_of(plan['cuts'], 'file')} cut first" if plan["cuts"] else ""
-    announced = "; consumers will see them" if plan["announce"] else ""
+    cuts = f", {count_of(plan['cuts'], 'file')} split first" if plan["cuts"] else ""
+    announced = "; consumers will see them as changes" if plan["announce"] else ""
     return [*added, f"would fill {count_of(plan['rows'], 'row')} in {where}, in {how}{cuts}{announced}"]
 
 
@@ -275,12 +282,12 @@ def redo_lines(redone: Mapping[str, Any], *, would: bool = False) -> list[str]:
     """What a redo took out, or would; and the rows of others in its range."""
     lines = []
     for table, one in redone["tables"].items():
-        verb, rows = "would take" if would else "took", count_of(one["rows_out"], "row")
-        went = f"{verb} {rows} of {redone['range']} out of {table}"
+        verb, rows = "would delete" if would else "deleted", count_of(one["rows_out"], "row")
+        went = f"{verb} {rows} of {redone['range']} from {table}"
         if one["rows_since"]:
             more = ", …" if one["rows_since"] > len(one["since"]) else ""
-            went += f"; {count_of(one['rows_since'], 'row')} came since: {'; '.join(one['since'])}{more}"
-        lines.append(went + (f"; shipped before to {', '.join(one['shipped_to'])}" if one["shipped_to"] else ""))
+            went += f"; {count_of(one['rows_since'], 'row')} added since: {'; '.join(one['since'])}{more}"
+        lines.append(went + (f"; already shipped to {', '.join(one['shipped_to'])}" if one["shipped_to"] else ""))
     return lines or [f"nothing of {redone['range']} is loaded"]
 
 
@@ -288,7 +295,7 @@ def redo_lines(redone: Mapping[str, Any], *, would: bool = False) -> list[str]:
 
 
 def is_complete(coverage: Mapping[str, Any]) -> bool:
-    """Whether every table has all of the history that can be told; of one where nothing is loaded, nothing can.
+    """Whether every table has all of the known history; a table without any chunk has no known history.
 
     Unless all of it is below the floor: then there is nothing to load.
     """
@@ -316,7 +323,7 @@ def _ranges(ranges: Sequence[Sequence[str]]) -> str:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Load history and fill columns, in small steps.")
 
 Name = Annotated[str, typer.Argument(help="The job, by its name or id.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 _HISTORY_OPTIONS = (
     *("chunk", "first", "last", "align", "column", "order", "workers", "rows_min", "rows_max", "rows_exact"),
     *("keep", "follow", "tip_wait", "call_deadline", "retries", "forget_tip"),
@@ -329,47 +336,51 @@ _HISTORY_OPTIONS = (
 @app.command()
 def history(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A name for the job; the same name goes on with it.")],
+    name: Annotated[str, typer.Argument(help="Name of the job; use the same name to continue it.")],
     table: Annotated[list[str], typer.Option(help='A table, or "NAME=select … from chunk"; may be repeated.')],
-    first: Annotated[str, typer.Option(help="Where the range begins: a number, or a time like 2024-01-01.")],
-    chunk: Annotated[str, typer.Option(help="The size of a chunk: a number, or a span of time like 1d.")],
+    first: Annotated[str, typer.Option(help="Start of the range: a number, or a time like 2024-01-01.")],
+    chunk: Annotated[str, typer.Option(help="Size of a chunk: a number, or a duration like 1d.")],
     path: Annotated[str | None, typer.Option(help="Files, like data/{start:%Y/%m/%d}.jsonl.")] = None,
-    step: Annotated[str | None, typer.Option(help="With --path: a file for every part of a chunk, like 1h.")] = None,
+    step: Annotated[str | None, typer.Option(help="With --path: a chunk has one file per step, like 1h.")] = None,
     format: Annotated[str | None, typer.Option(help="With --path: jsonl, csv or parquet.")] = None,
-    missing: Annotated[str | None, typer.Option(help="With --path: missing files are error or empty.")] = None,
+    missing: Annotated[str | None, typer.Option(help="With --path: treat missing files as error or empty.")] = None,
     unfinished: Annotated[
-        str | None, typer.Option(help="With --path: a CSV file whose last line has no end is error or accept.")
+        str | None, typer.Option(help="With --path: error or accept for a CSV file whose last line has no line break.")
     ] = None,
-    columns: Annotated[str | None, typer.Option(help='With --path: what the files have, like "id long".')] = None,
-    from_table: Annotated[str | None, typer.Option(help="Another table of the lake.")] = None,
-    range_column: Annotated[str | None, typer.Option(help="With --from-table: where a row is in the range.")] = None,
-    call: Annotated[str | None, typer.Option(help="A function of a chunk, like package.module:function.")] = None,
-    tip: Annotated[str | None, typer.Option(help="How far the source goes: a value, now-10m, or @FILE.")] = None,
-    last: Annotated[str | None, typer.Option(help="Where the range ends, exclusive (default: at the tip).")] = None,
-    align: Annotated[str | None, typer.Option(help="A value at which a chunk begins (default: 0, or 1970).")] = None,
-    column: Annotated[str | None, typer.Option(help="Where a row is in the range; others are refused.")] = None,
-    order: Annotated[str, typer.Option(help="newest or oldest chunks first.")] = "newest",
-    workers: Annotated[int, typer.Option(min=1, help="Chunks under way at once.")] = 2,
-    rows_min: Annotated[int | None, typer.Option(min=0, help="A chunk with fewer rows is refused.")] = None,
-    rows_max: Annotated[int | None, typer.Option(min=0, help="A chunk with more rows is refused.")] = None,
+    columns: Annotated[str | None, typer.Option(help='With --path: columns of the files, like "id long".')] = None,
+    from_table: Annotated[str | None, typer.Option(help="Load from this table of the lake.")] = None,
+    range_column: Annotated[str | None, typer.Option(help="With --from-table: column with a row's position.")] = None,
+    call: Annotated[
+        str | None, typer.Option(help="Function that returns a chunk's rows, like package:function.")
+    ] = None,
+    tip: Annotated[str | None, typer.Option(help="How far the source is complete: a value, now-10m, or @FILE.")] = None,
+    last: Annotated[str | None, typer.Option(help="End of the range, exclusive (default: the tip).")] = None,
+    align: Annotated[str | None, typer.Option(help="A value at which a chunk starts (default: 0, or 1970).")] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column with the position of a row; rows outside of their chunk are refused.")
+    ] = None,
+    order: Annotated[str, typer.Option(help="Order: newest or oldest chunks first.")] = "newest",
+    workers: Annotated[int, typer.Option(min=1, help="Number of chunks to load in parallel.")] = 2,
+    rows_min: Annotated[int | None, typer.Option(min=0, help="Refuse a chunk with fewer rows.")] = None,
+    rows_max: Annotated[int | None, typer.Option(min=0, help="Refuse a chunk with more rows.")] = None,
     rows_exact: Annotated[
-        bool, typer.Option("--rows-exact", help="A chunk with more or fewer rows than numbers is refused.")
+        bool, typer.Option("--rows-exact", help="Refuse a chunk that does not have one row per number.")
     ] = False,
     expect: Annotated[
         list[str] | None,
-        typer.Option(help="What a chunk must be: rows=N, min_rows=N, every_number or manifest=FILE; may be repeated."),
+        typer.Option(help="Check of a chunk: rows=N, min_rows=N, every_number or manifest=FILE; may be repeated."),
     ] = None,
-    keep: Annotated[str | None, typer.Option(help="Older chunks are skipped and pruned: 90d, or a number.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with new chunks until it is cancelled.")] = False,
-    tip_wait: Annotated[str, typer.Option(help="How long to wait for a tip that is not there yet.")] = "0s",
-    call_deadline: Annotated[str, typer.Option(help="How long one call of the source may take.")] = "60s",
-    retries: Annotated[int, typer.Option(min=1, help="How often a chunk is tried, with waits that double.")] = 5,
+    keep: Annotated[str | None, typer.Option(help="Skip and prune older chunks: 90d, or a number.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep loading new chunks until cancelled.")] = False,
+    tip_wait: Annotated[str, typer.Option(help="How long to wait until the source has a tip.")] = "0s",
+    call_deadline: Annotated[str, typer.Option(help="Timeout of one call of the source.")] = "60s",
+    retries: Annotated[int, typer.Option(min=1, help="Attempts per chunk, with exponential backoff.")] = 5,
     forget_tip: Annotated[
-        bool, typer.Option("--forget-tip", help="How far the source came before was wrong: it does not count.")
+        bool, typer.Option("--forget-tip", help="Ignore the recorded tip of earlier runs: it was wrong.")
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Load history in chunks, each once: all that is wanted and not done. Started again, it goes on."""
+    """Load history in chunks, each exactly once. Run it again to continue."""
     given = context.params
     source = SourceOptions(**{one.name: given[one.name] for one in fields(SourceOptions)}).source()
     tables, options = outputs(table), {key: given[key] for key in _HISTORY_OPTIONS if given[key] is not None}
@@ -378,7 +389,7 @@ def history(
         _plan(context, lambda lake: lake.backfill.history_spec(name, source, tables, **options))
         return
 
-    def load(lake: Lake, tell: Step | None) -> BackfillRun:
+    def load(lake: Lake, tell: JobCallback | None) -> BackfillRun:
         give_up = context.obj.settings.jobs.give_up
         return lake.backfill.history(name, source, tables, progress=tell, give_up=give_up, **options)
 
@@ -390,16 +401,20 @@ def column(
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="The table.")],
     column: Annotated[str, typer.Argument(help="The new column.")],
-    expression: Annotated[str, typer.Argument(help="Its value, in Spark SQL over the row.")],
-    join: Annotated[str | None, typer.Option(help='From rows of another table that match, like "orders o".')] = None,
-    on: Annotated[str | None, typer.Option(help='With --join: which match, like "o.user_id = users.id".')] = None,
-    announce: Annotated[bool, typer.Option("--announce", help="Consumers see the filled rows as changed.")] = False,
-    batch_rows: Annotated[int | None, typer.Option(min=1, help="Rows of one batch (default: 2000000).")] = None,
-    batch_bytes: Annotated[str | None, typer.Option(help="Bytes of one batch, like 256MB.")] = None,
+    expression: Annotated[str, typer.Argument(help="Its value: a Spark SQL expression over the row.")],
+    join: Annotated[str | None, typer.Option(help='Join another table, like "orders o".')] = None,
+    on: Annotated[
+        str | None, typer.Option(help='With --join: the join condition, like "o.user_id = users.id".')
+    ] = None,
+    announce: Annotated[
+        bool, typer.Option("--announce", help="Report the filled rows to consumers as changed.")
+    ] = False,
+    batch_rows: Annotated[int | None, typer.Option(min=1, help="Maximum rows per batch (default: 2000000).")] = None,
+    batch_bytes: Annotated[str | None, typer.Option(help="Maximum bytes per batch, like 256MB.")] = None,
     pause: Annotated[str, typer.Option(help="How long to wait between two batches.")] = "100ms",
     dry_run: DryRun = False,
 ) -> None:
-    """Add a column and fill it for the rows that are there, batch by batch. Started again, it goes on."""
+    """Add a column and fill it for existing rows, batch by batch. Run it again to continue."""
     options: dict[str, Any] = {"join": join, "on": on, "announce": announce, "pause": pause}
     options |= {} if batch_rows is None else {"batch_rows": batch_rows}
     options |= {} if batch_bytes is None else {"batch_bytes": parse_size("batch_bytes", batch_bytes)}
@@ -407,7 +422,7 @@ def column(
         _plan(context, lambda lake: lake.backfill.column_spec(table, column, expression, **options))
         return
 
-    def fill(lake: Lake, tell: Step | None) -> BackfillRun:
+    def fill(lake: Lake, tell: JobCallback | None) -> BackfillRun:
         return lake.backfill.column(table, column, expression, progress=tell, **options)
 
     _run(context, f"{table}.{column}", ROWS, fill)
@@ -415,14 +430,14 @@ def column(
 
 @app.command()
 def resume(context: typer.Context, name: Name) -> None:
-    """Go on with a job that was cancelled, failed, or whose process died, as it was started."""
+    """Continue a job that was cancelled, failed, or whose process died, with the same options."""
     with context.obj.open() as lake:
         job = lake.backfill.show(name)
     if needs_functions(job["settings"]):
         find_functions_here()
     follows = job["settings"].get("follow") is True and job["settings"].get("last") is None
 
-    def go_on(lake: Lake, tell: Step | None) -> BackfillRun:
+    def go_on(lake: Lake, tell: JobCallback | None) -> BackfillRun:
         return lake.backfill.resume(job["id"], progress=tell, give_up=context.obj.settings.jobs.give_up)
 
     _run(context, job["job"], job["unit"], go_on, follows=follows)
@@ -432,36 +447,35 @@ def resume(context: typer.Context, name: Name) -> None:
 def redo(
     context: typer.Context,
     name: Name,
-    range: Annotated[str, typer.Option(help="Whole chunks, like 1000..2000 or 2024-01-01..2024-01-03.")],
+    range: Annotated[str, typer.Option(help="Range of whole chunks, like 1000..2000 or 2024-01-01..2024-01-03.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Also if a consumer has shipped rows of a table without a key.")
+        bool, typer.Option("--force", help="Also if a consumer has already shipped rows of a table without a key.")
     ] = False,
     all_rows: Annotated[
-        bool, typer.Option("--all-rows", help="Take out all rows of the range, also what others wrote there.")
+        bool, typer.Option("--all-rows", help="Delete all rows of the range, also rows that others wrote.")
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Load chunks again: one commit takes their rows out, then they come anew. Rows merged since stay and are named."""
+    """Load chunks again: one commit deletes their rows, then they are loaded. Rows merged since stay and are listed."""
     first, dots, last = range.partition("..")
     if not (first and dots and last):
-        raise Invalid("a range has two ends", range=range, advice="Write it like 1000..2000 or 2024-01-01..2024-01-03.")
-    options: dict[str, Any] = {"force": force, "all_rows": all_rows}
+        raise Invalid("invalid range", range=range, advice="Write it like 1000..2000 or 2024-01-01..2024-01-03.")
     with context.obj.open() as lake:
         job = lake.backfill.show(name)
         if needs_functions(job["settings"]):
             find_functions_here()
         if dry_run:
-            plan = lake.backfill.redo_plan(job["id"], first, last, **options)
+            plan = lake.backfill.redo_plan(job["id"], first, last, force=force, all_rows=all_rows)
             context.obj.output.result({"outcome": "planned", **plan}, text="\n".join(redo_lines(plan, would=True)))
             return
 
-    def again(lake: Lake, tell: Step | None) -> BackfillRun:
-        return lake.backfill.redo(job["id"], first, last, progress=tell, **options)
+    def again(lake: Lake, tell: JobCallback | None) -> BackfillRun:
+        return lake.backfill.redo(job["id"], first, last, progress=tell, force=force, all_rows=all_rows)
 
     _run(context, job["job"], job["unit"], again)
 
 
-def _plan(context: typer.Context, make: Callable[[Lake], Any]) -> None:
+def _plan(context: typer.Context, make: Callable[[Lake], HistorySpec | ColumnSpec]) -> None:
     with context.obj.open() as lake:
         plan = lake.backfill.plan(make(lake))
     context.obj.output.result({"outcome": "planned", **plan}, text="\n".join(plan_lines(plan)))
@@ -471,13 +485,13 @@ def _run(
     context: typer.Context,
     name: str,
     unit: str,
-    act: Callable[[Lake, Step | None], BackfillRun],
+    act: Callable[[Lake, JobCallback | None], BackfillRun],
     *,
     follows: bool = False,
 ) -> None:
     output = context.obj.output
-    # Every run heals by itself first.
-    with context.obj.open(read_only=False, heal=False) as lake, _interruptible():
+    # Every run recovers first.
+    with context.obj.open(read_only=False, recover=False) as lake, _interruptible():
         try:
             with job_progress(output, name, unit, follows=follows) as tell:
                 run = act(lake, tell)
@@ -487,7 +501,7 @@ def _run(
     output.result(run.as_dict(), text="\n".join([*redone, run_text(run)]))
     if run.error is not None:
         sys.stderr.write(f"floodmark: {error_text(StoredError(run.error))}\n")
-    # One that somebody stopped is not done: a script that goes on must not take it for that.
+    # A stopped job is not done: a script must be able to tell them apart.
     code = STOPPED_CODE if run.outcome == CANCELLED else run.exit_code
     if code:
         raise typer.Exit(code)
@@ -526,9 +540,9 @@ def _interruptible() -> Iterator[None]:
 
 @app.command("list")
 def list_jobs(
-    context: typer.Context, every: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False
+    context: typer.Context, every: Annotated[bool, typer.Option("--all", help="Also finished jobs.")] = False
 ) -> None:
-    """List jobs: those at work, those that died, and failures that nobody has seen yet."""
+    """List jobs that run, were interrupted, or failed and are not acknowledged."""
     output = context.obj.output
     with context.obj.open() as lake:
         known = lake.catalog.jobs.all()
@@ -537,14 +551,14 @@ def list_jobs(
         output.result({"jobs": [as_json(job) for job in shown]})
         return
     rows = [job_row(job) for job in shown]
-    output.rows(rows, rows[0] if rows else (), name="jobs", empty="no jobs" if every or not known else "no jobs now")
+    output.rows(rows, rows[0] if rows else (), name="jobs", empty="no jobs" if every or not known else "no active jobs")
     if len(known) > len(shown):
         output.note(f"{count_of(len(known) - len(shown), 'job')} more with --all")
 
 
 @app.command()
 def show(context: typer.Context, name: Name) -> None:
-    """Show a job: how far it is, its settings, how it failed, and what a history has and lacks."""
+    """Show a job: progress, settings, last error, and the coverage of a history."""
     output = context.obj.output
     with context.obj.open() as lake:
         job = job_report(lake.catalog.jobs.find(name))
@@ -559,8 +573,8 @@ def show(context: typer.Context, name: Name) -> None:
         output.note(step)
 
 
-def _coverage(lake: Lake, job: JobReport) -> tuple[dict[str, Any] | None, str | None]:
-    """What a history has; if that cannot be told, why not: the job itself can still be shown."""
+def _coverage(lake: Lake, job: JobReport) -> tuple[Coverage | None, str | None]:
+    """What a history has, or why that is unknown: the job itself can still be shown."""
     if job.kind != HISTORY:
         return None, None
     try:
@@ -573,13 +587,13 @@ def _coverage(lake: Lake, job: JobReport) -> tuple[dict[str, Any] | None, str | 
 def coverage(
     context: typer.Context,
     name: Name,
-    first: Annotated[str | None, typer.Option(help="With --last: only this range has to be there.")] = None,
-    last: Annotated[str | None, typer.Option(help="With --first: where the range ends, exclusive.")] = None,
+    first: Annotated[str | None, typer.Option(help="With --last: check only this range.")] = None,
+    last: Annotated[str | None, typer.Option(help="With --first: end of the range, exclusive.")] = None,
     table: Annotated[str | None, typer.Option(help="With a range: only this table.")] = None,
 ) -> None:
-    """Say what a history has and lacks. Ends well only if nothing is missing: else Incomplete or BelowRetention."""
+    """Show which parts of a history are loaded. Fails with Incomplete or BelowRetention if a part is missing."""
     if (first is None) != (last is None) or (table is not None and first is None):
-        raise Invalid("a range has both ends", advice="Use --first and --last together.")
+        raise Invalid("a range needs both ends", advice="Use --first and --last together.")
     output = context.obj.output
     with context.obj.open() as lake:
         if first is not None:
@@ -600,13 +614,13 @@ def coverage(
 
 @app.command()
 def cancel(context: typer.Context, name: Name) -> None:
-    """Ask a job to stop after its batch or chunk; what is done stays, and `resume` goes on with it."""
-    with context.obj.open(read_only=False, heal=False) as lake:
+    """Stop a job after its current batch or chunk. Finished work is kept; `resume` continues the job."""
+    with context.obj.open(read_only=False, recover=False) as lake:
         before = job_report(lake.catalog.jobs.find(name))
         job = report_of(lake.backfill.cancel(before.id))
     outcome = cancel_outcome(before, job)
     text = {
-        "asked": f"asked {job.job} to stop; {job.holder} does after what it is at",
+        "asked": f"asked {job.job} to stop; {job.holder} stops after its current step",
         CANCELLED: f"cancelled {job.job}: {progress_text(job)} done",
     }.get(outcome, f"nothing to do: {job.job} is {job.status}")
     context.obj.output.result({"outcome": outcome, **as_json(job)}, text=text)
@@ -614,8 +628,8 @@ def cancel(context: typer.Context, name: Name) -> None:
 
 @app.command()
 def ack(context: typer.Context, name: Name) -> None:
-    """Say that a failure was seen: the job needs no attention any more."""
-    with context.obj.open(read_only=False, heal=False) as lake:
+    """Acknowledge a failed job: it needs no attention any more."""
+    with context.obj.open(read_only=False, recover=False) as lake:
         before = job_report(lake.catalog.jobs.find(name))
         job = report_of(lake.backfill.ack(before.id))
     outcome = ack_outcome(before, job)
@@ -629,10 +643,10 @@ def unbind(
     table: Annotated[str, typer.Argument(help="The table.")],
     column: Annotated[str, typer.Argument(help="The column that an expression fills.")],
 ) -> None:
-    """Let a column be filled by its expression no more: writers compute nothing, and what is unfilled stays null."""
-    with context.obj.open(read_only=False, heal=False) as lake:
+    """Stop filling a column by its expression. Writers leave it out, and unfilled rows stay null."""
+    with context.obj.open(read_only=False, recover=False) as lake:
         commit = lake.backfill.unbind(table, column)
-    text = f"unbound {table}.{column}: writers leave it out, and what is filled stays"
+    text = f"unbound {table}.{column}: writers leave it out; filled values stay"
     context.obj.output.result(
         {"outcome": "unbound", "table": table, "column": column, "version": commit.version}, text=text
     )

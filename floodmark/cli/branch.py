@@ -7,14 +7,15 @@ Deleting shows first what was never merged, and wants --apply.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from floodmark import clock
 from floodmark.cli.output import Output
 from floodmark.json_form import Json
+from floodmark.model import Row
 
 if TYPE_CHECKING:
     from floodmark.branches.records import Merged, TableDiff
@@ -34,9 +35,11 @@ def create(
     name: Annotated[str, typer.Argument(help="The new branch.")],
     source: Annotated[str | None, typer.Option("--from", help="The branch to start from (default: main).")] = None,
     version: Annotated[int | None, typer.Option(help="Start from this version.")] = None,
-    at: Annotated[str | None, typer.Option(help="Start from how it was then, like 2026-11-15T10:00:00Z.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Start from the version at this time, like 2026-11-15T10:00:00Z.")
+    ] = None,
 ) -> None:
-    """Make a branch of the whole lake; no data is copied."""
+    """Create a branch of the whole lake; no data is copied."""
     with context.obj.open(read_only=False) as lake:
         branch = lake.branches.create(name, source=source, version=version, at=at)
     text = f"branch {branch.name} starts from version {branch.base_version} of {branch.parent}"
@@ -45,7 +48,7 @@ def create(
 
 @app.command("list")
 def list_branches(context: typer.Context) -> None:
-    """List the branches, with what was done on each."""
+    """List the branches and how much each of them changed."""
     with context.obj.open() as lake:
         branches = lake.branches.list()
     output = context.obj.output
@@ -61,9 +64,9 @@ def diff(
     context: typer.Context,
     name: Name,
     table: Annotated[str | None, typer.Option(help="Only this table.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Show at most this many rows of each table.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of sample rows per table.")] = 20,
 ) -> None:
-    """Show what a branch changed since it and its parent were last the same: per table, with samples."""
+    """Show what a branch changed since its merge base with its parent: per table, with sample rows."""
     with context.obj.open() as lake:
         found = lake.branches.diff(name, table=table, limit=limit)
     output = context.obj.output
@@ -77,16 +80,16 @@ def diff(
 @app.command()
 def merge(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The branch whose changes come in.")],
-    into: Annotated[str | None, typer.Option(help="Where they come in (default: the branch's parent).")] = None,
+    name: Annotated[str, typer.Argument(help="The branch to merge.")],
+    into: Annotated[str | None, typer.Option(help="The branch to merge into (default: its parent).")] = None,
     prefer: Annotated[
-        str | None, typer.Option(help="In a conflict take ours (the side merged into) or theirs.")
+        str | None, typer.Option(help="Resolve conflicts with ours (the branch merged into) or theirs.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    message: Annotated[str, typer.Option(help="What the history will say.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="List at most this many conflicts.")] = 1000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
+    message: Annotated[str, typer.Option(help="Commit message.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of conflicts to list.")] = 1000,
 ) -> None:
-    """Bring a branch's changes in as one version. Conflicts change nothing and are listed (exit code 3)."""
+    """Merge a branch as one version. If there are conflicts, list them and change nothing (exit code 3)."""
     with context.obj.open(read_only=dry_run) as lake:
         merged = lake.branches.merge(
             name, into=into, prefer=prefer, dry_run=dry_run, message=message, limit=limit, on_conflict="return"
@@ -104,14 +107,14 @@ def merge(
 def delete(
     context: typer.Context,
     name: Name,
-    apply: Annotated[bool, typer.Option("--apply", help="Really delete.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Apply the change (default: only show it).")] = False,
 ) -> None:
-    """Delete a branch; what was only on it goes with the versions' window."""
+    """Delete a branch. Data that only it has is deleted after its versions expire."""
     output = context.obj.output
     with context.obj.open(read_only=not apply) as lake:
         unmerged = _unmerged(lake, name)
         branch = lake.branches.delete(name) if apply else lake.catalog.branches.check_delete(name)
-    lost = f"{unmerged} of its commits never merged" if unmerged else "everything on it was merged"
+    lost = f"{unmerged} of its commits are not merged" if unmerged else "all of its commits are merged"
     data = {"outcome": "deleted" if apply else "planned", **branch.as_dict(), "unmerged": unmerged}
     output.result(data, text=f"{'deleted' if apply else 'would delete'} branch {name}: {lost}")
     if not apply:
@@ -123,7 +126,7 @@ def _unmerged(lake: Lake, name: str) -> int:
     branch = lake.catalog.branches.get(name)
     if branch.parent is None:
         return 0
-    edge = lake.catalog.branches.edge(name, branch.parent)
+    edge = lake.catalog.branches.merge_base(name, branch.parent)
     taken = lake.catalog.branches.taken_versions(edge)
     own = lake.history(limit=max(1, branch.commits), branch=name)
     return sum(1 for one in own if one.branch == name and one.version > edge.source_since and one.version not in taken)
@@ -145,26 +148,26 @@ def _advice(merged: Merged, into: str | None, prefer: str | None) -> Iterator[st
     """What can be done about conflicts; that a side is preferred only where that would settle them all."""
     reasons = {one.reason for one in merged.conflicts}
     if "reference" in reasons:
-        yield "Rows would refer to keys that one side deleted: --prefer does not decide that."
-        yield "Bring these keys back, or delete the rows that refer to them, on one side, and merge again."
+        yield "Rows would refer to keys that one side deleted; --prefer cannot resolve this."
+        yield "On one side, restore these keys or delete the rows that refer to them, then merge again."
     elif "column" in reasons:
         yield "A column that one side dropped has new values on the other."
-        yield "--prefer with the side that dropped it lets these values go; else drop or copy the column on both sides."
+        yield "--prefer with the side that dropped it discards these values; or drop or copy the column on both sides."
     elif "key" in reasons:
-        yield "A table has a key on one side only; --prefer does not decide that."
+        yield "A table has a key on one side only; --prefer cannot resolve this."
     elif "dropped" in reasons and prefer is None:
-        yield "A table is there on one side only: `--prefer ours` keeps it as it is where it is merged into."
+        yield "A table exists on one side only: `--prefer ours` keeps it as it is on the branch merged into."
     elif prefer is not None:
-        yield "--prefer does not decide these: change the rows or the shape on one side, and merge again."
+        yield "--prefer cannot resolve these: change the rows or columns on one side, then merge again."
     else:
         command = f"floodmark branch merge {merged.source}" + ("" if into is None else f" --into {into}")
-        yield f"`{command} --prefer ours` or `--prefer theirs` decides all of them."
+        yield f"`{command} --prefer ours` or `--prefer theirs` resolves all of them."
 
 
 def _show_merged(output: Output, merged: Merged, into: str | None, prefer: str | None) -> None:
     way = f"{merged.source} into {merged.target}"
     if merged.outcome == "up_to_date":
-        output.result({}, text=f"up to date: nothing of {merged.source} is new to {merged.target}")
+        output.result({}, text=f"up to date: {merged.target} already has all changes of {merged.source}")
         return
     if merged.outcome == "conflict":
         conflicts = [
@@ -180,7 +183,7 @@ def _show_merged(output: Output, merged: Merged, into: str | None, prefer: str |
             for one in merged.conflicts
         ]
         output.rows(conflicts, conflicts[0] if conflicts else (), name="conflicts", empty="")
-        output.note(f"{merged.conflicts_total} conflict(s) of {way}; nothing was changed.")
+        output.note(f"{merged.conflicts_total} conflict(s) merging {way}; nothing was changed.")
         for line in _advice(merged, into, prefer):
             output.note(line)
         return
@@ -214,7 +217,7 @@ def _show_tables(output: Output, tables: Iterable[TableDiff], *, empty: str) -> 
             output.rows(samples, samples[0], name="samples", empty="")
 
 
-def _text(row: Mapping[str, Any] | None) -> str | None:
+def _text(row: Row | None) -> str | None:
     from floodmark.rows.json.text_files import json_value
 
     return None if row is None else json.dumps(json_value(row), ensure_ascii=False)

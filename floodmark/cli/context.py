@@ -1,4 +1,4 @@
-"""What every command gets: which lake, where output goes, and `--branch` in the same words for all of them."""
+"""What every command gets: the lake to use, where output goes, and options and exit codes that commands share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from floodmark.lake import Lake
 from floodmark.opening import open as open_lake
 from floodmark.settings.settings import Settings, find_catalog, find_lake, load_settings
 
-OnBranch = Annotated[str, typer.Option("--branch", help="The branch that is meant.")]
+OnBranch = Annotated[str, typer.Option("--branch", help="Branch to use.")]
+
+# Like a command that a person interrupted.
+STOPPED_CODE = 130
 
 
 @dataclass
-class Context:
+class CommandContext:
     lake: str | None
     catalog: str | None
     config: Path | None
@@ -36,13 +39,19 @@ class Context:
     def catalog_url(self) -> str | None:
         return find_catalog(self.catalog, self.settings, named=self.config is not None)
 
-    def open(self, *, read_only: bool = True, create: bool = False, heal: bool = True) -> Lake:
+    def open(self, *, read_only: bool = True, create: bool = False, recover: bool = True) -> Lake:
         return open_lake(
             self.path,
             read_only=read_only,
             create=create,
-            heal=heal,
+            recover=recover,
             catalog=self.catalog_url,
             settings=self.settings.spark,
             storage_options=self.settings.storage,
         )
+
+
+def open_without_recovery(context: typer.Context, *, read_only: bool = True) -> Lake:
+    """The lake for verbs that recover by themselves before they write."""
+    opened: Lake = context.obj.open(read_only=read_only, recover=False)
+    return opened

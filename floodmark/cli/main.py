@@ -18,36 +18,21 @@ from typer._completion_shared import get_completion_script
 
 from floodmark import __version__
 from floodmark.cli import (
-    adopt,
-    apply,
-    audit,
     backfill,
-    backup,
     branch,
-    changes,
-    delete,
     demo,
-    doctor,
-    drop,
-    export,
-    history,
-    init,
-    load,
+    lifecycle,
     maintain,
-    plan,
-    query,
-    recover,
-    repair,
-    restore,
+    reading,
+    recovery,
     run,
-    show,
+    schema,
     sink,
     spool,
-    status,
-    tables,
-    undrop,
+    state,
+    writing,
 )
-from floodmark.cli.context import Context
+from floodmark.cli.context import CommandContext
 from floodmark.cli.output import Output
 from floodmark.errors import FloodmarkError, cause_text, read_on_the_command_line
 
@@ -60,17 +45,29 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_READ = (init, status, doctor, tables, show, history, query, changes, export, plan)
-_WRITE = (load, delete, adopt, apply, drop, undrop, recover, repair, audit, backup, restore, demo, run)
-
-for command in (*_READ, *_WRITE):
-    app.command(command.__name__.rpartition(".")[2])(command.run)
+# In the order in which --help lists them.
+_COMMANDS = (
+    lifecycle.init,
+    *(state.status, state.doctor, state.tables, state.show, state.history),
+    *(reading.query, reading.changes, reading.export),
+    schema.plan,
+    *(writing.load, writing.delete),
+    lifecycle.adopt,
+    *(schema.apply, schema.drop, schema.undrop),
+    *(recovery.recover, recovery.repair),
+    state.audit,
+    *(lifecycle.backup, lifecycle.restore),
+    demo.demo,
+    run.run,
+)
+for command in _COMMANDS:
+    app.command(command.__name__)(command)
 app.add_typer(maintain.app, name="maintain")
 app.add_typer(sink.app, name="sink")
 app.add_typer(spool.app, name="spool")
 app.add_typer(backfill.app, name="backfill")
 app.add_typer(branch.app, name="branch")
-CONFIG_HELP = "Settings file; its [lake] wins over the environment (default: floodmark.toml here, which does not)."
+CONFIG_HELP = "Settings file; its [lake] section overrides the environment (default: ./floodmark.toml, which does not)."
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 # No address of a database looks like this: it is a property of the catalog that a sink ships to.
 _PROPERTY = re.compile(r"[\w.-]+=")
@@ -93,7 +90,7 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    context.obj = Context(lake, catalog, config, Output(json))
+    context.obj = CommandContext(lake, catalog, config, Output(json))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -138,8 +135,8 @@ def _hear_interrupts() -> None:
 
 
 def _open_streams() -> None:
-    """Streams that whoever started this process has closed: else the next file that is opened becomes one of them, and
-    gets what is meant for people."""
+    """Open the standard streams that the parent process has closed: otherwise the next file that is opened becomes one
+    of them, and gets the output of the command."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             while (opened := os.open(os.devnull, os.O_RDWR)) < number:

@@ -1,8 +1,8 @@
-"""`floodmark maintain`: table health. Alone it does everything in order; each part is a command of its own too.
+"""`floodmark maintain`: maintenance of tables. Alone it does everything in order; each part is also a command.
 
 Every run ends in a named outcome per table, as a sentence, in JSON and in the exit code (I12). A dry run opens the lake
-read-only and changes nothing (I17). A run that healing refuses is recorded as refused, so it is the keeper that heals
-here, not the opening. What a forced retention takes away from consumers is said before and after.
+read-only and changes nothing (I17). A run that recovery refuses is recorded as refused, so recovery is a part of
+the run here, not of the opening. What a forced retention takes from consumers is shown before and after.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from floodmark.catalog.upkeep import Maintenance, Policy
+from floodmark.catalog.maintenance_state import Maintenance, Policy
+from floodmark.cli.context import open_without_recovery
 from floodmark.cli.output import size_text
-from floodmark.cli.progress import upkeep_progress
-from floodmark.cli.sink_opening import open_sinks
+from floodmark.cli.progress import maintenance_progress
 from floodmark.errors import Invalid
-from floodmark.maintenance.keeper import Keeper
-from floodmark.maintenance.record import (
+from floodmark.maintenance.maintenance import LakeMaintenance
+from floodmark.maintenance.record import COMPACT, EXPIRE, RETAIN, SINK_COMPACT, SINK_EXPIRE, SINK_VERBS, MaintenanceRun
+from floodmark.report.maintenance import DEFAULTS
+from floodmark.runs import (
     BELOW_THRESHOLD,
-    COMPACT,
     CONFLICT,
-    EXPIRE,
     FAILED,
     FORCED,
     NOTHING_TO_DO,
@@ -32,13 +32,7 @@ from floodmark.maintenance.record import (
     PLANNED,
     PROTECTED,
     REFUSED,
-    RETAIN,
-    SINK_COMPACT,
-    SINK_EXPIRE,
-    SINK_VERBS,
-    Upkept,
 )
-from floodmark.report.maintenance import DEFAULTS
 from floodmark.shown import count_of
 
 T = TypeVar("T")
@@ -48,36 +42,35 @@ app = typer.Typer(invoke_without_command=True, no_args_is_help=False, rich_marku
 Table = Annotated[str | None, typer.Argument(help="Only this table.")]
 Files = Annotated[
     int | None,
-    typer.Option(min=2, help=f"Small files of a partition that are worth it (default: {DEFAULTS.compact_files})."),
+    typer.Option(min=2, help=f"Compact a partition with this many small files (default: {DEFAULTS.compact_files})."),
 ]
-Keep = Annotated[
-    str | None, typer.Option(help=f"Versions younger than this stay readable (default: {DEFAULTS.keep_versions}).")
-]
+Keep = Annotated[str | None, typer.Option(help=f"Keep versions younger than this (default: {DEFAULTS.keep_versions}).")]
 Grace = Annotated[
-    str | None, typer.Option(help=f"How long readers of expired versions have (default: {DEFAULTS.grace}).")
+    str | None,
+    typer.Option(help=f"How long to keep files of expired versions for running readers (default: {DEFAULTS.grace})."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 
 @app.callback()
 def everything(
     context: typer.Context,
-    table: Annotated[str | None, typer.Option(help="Only this table; versions expire for all of them.")] = None,
+    table: Annotated[str | None, typer.Option(help="Only this table; versions always expire for all tables.")] = None,
     files: Files = None,
     keep: Keep = None,
     grace: Grace = None,
     sink: Annotated[
-        str | None, typer.Option(help="Instead: the tables that this Iceberg sink ships to, in their own catalog.")
+        str | None, typer.Option(help="Maintain the destination tables of this Iceberg sink instead.")
     ] = None,
     compact_sink: Annotated[bool, typer.Option("--compact", help="With --sink: only compact.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Keep tables healthy: retain, compact, expire and sweep, in this order, or one of them."""
+    """Maintain tables: retain, compact, expire and sweep, in this order, or only one of them."""
     if context.invoked_subcommand is not None:
         if dry_run or compact_sink or any(option is not None for option in (table, files, keep, grace, sink)):
             raise Invalid(
-                "this option stands before the part of maintenance that it is for",
-                advice=f"Write it behind: floodmark maintain {context.invoked_subcommand} …",
+                "options must follow the subcommand",
+                advice=f"Write: floodmark maintain {context.invoked_subcommand} …",
             )
         return
     if sink is not None or compact_sink:
@@ -90,8 +83,8 @@ def everything(
         return
     chosen = context.obj.settings.maintain
     files_min = _given(files, chosen.compact_files)
-    with _keeper(context, dry_run) as keeper, upkeep_progress(context.obj.output) as progress:
-        done = keeper.run(
+    with _maintenance(context, dry_run) as maintenance, maintenance_progress(context.obj.output) as progress:
+        done = maintenance.run(
             table,
             files_min=files_min,
             keep=_given(keep, chosen.keep_versions),
@@ -105,10 +98,10 @@ def everything(
 
 @app.command()
 def compact(context: typer.Context, table: Table = None, files: Files = None, dry_run: DryRun = False) -> None:
-    """Put small files together; rows and their sequences stay as they are."""
+    """Compact small files into larger ones; rows and sequences do not change."""
     files_min = _given(files, context.obj.settings.maintain.compact_files)
-    with _keeper(context, dry_run) as keeper, upkeep_progress(context.obj.output) as progress:
-        done = keeper.compact(table, files_min=files_min, dry_run=dry_run, progress=progress)
+    with _maintenance(context, dry_run) as maintenance, maintenance_progress(context.obj.output) as progress:
+        done = maintenance.compact(table, files_min=files_min, dry_run=dry_run, progress=progress)
     _end(context, done, [sentence(record, files_min) for record in done.records])
 
 
@@ -117,23 +110,26 @@ def retain(
     context: typer.Context,
     table: Table = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also rows that a protected consumer has not had: they are lost to it.")
+        bool,
+        typer.Option("--force", help="Also delete rows that a protected consumer has not read; it never gets them."),
     ] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="With --force: really do it.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="With --force: apply the change (default: only show it).")
+    ] = False,
     dry_run: DryRun = False,
-    now: Annotated[str | None, typer.Option(help="As if it were this time, like 2026-11-15T10:00:00Z.")] = None,
+    now: Annotated[str | None, typer.Option(help="Use this as the current time, like 2026-11-15T10:00:00Z.")] = None,
 ) -> None:
-    """Let go of rows that the tables' policies do not keep; what a protected consumer has not had stays."""
+    """Delete rows by the tables' retention policies. Rows that a protected consumer has not read stay."""
     if apply and dry_run:
-        raise Invalid("--apply and --dry-run do not go together")
+        raise Invalid("--apply and --dry-run exclude each other")
     output = context.obj.output
     only_shown = dry_run or (force and not apply)
-    with _keeper(context, only_shown) as keeper, upkeep_progress(output) as progress:
+    with _maintenance(context, only_shown) as maintenance, maintenance_progress(output) as progress:
         if force and apply:
-            for record in keeper.retain(table, force=True, dry_run=True, now=now).records:
+            for record in maintenance.retain(table, force=True, dry_run=True, now=now).records:
                 for line in _losses(record):
                     output.note(line)
-        done = keeper.retain(table, force=force, dry_run=only_shown, now=now, progress=progress)
+        done = maintenance.retain(table, force=force, dry_run=only_shown, now=now, progress=progress)
     lines = [line for record in done.records for line in (sentence(record), *_losses(record))]
     if force and not apply and any(record.outcome == PLANNED for record in done.records):
         output.note("Add --apply to do it.")
@@ -142,9 +138,9 @@ def retain(
 
 @app.command()
 def expire(context: typer.Context, keep: Keep = None, dry_run: DryRun = False) -> None:
-    """Give up versions older than the window that nothing holds; their files stay until a sweep."""
-    with _keeper(context, dry_run) as keeper:
-        done = keeper.expire(keep=_given(keep, context.obj.settings.maintain.keep_versions), dry_run=dry_run)
+    """Expire versions older than the window that nothing holds; a sweep deletes their files later."""
+    with _maintenance(context, dry_run) as maintenance:
+        done = maintenance.expire(keep=_given(keep, context.obj.settings.maintain.keep_versions), dry_run=dry_run)
     _end(context, done, [sentence(record) for record in done.records])
 
 
@@ -153,13 +149,13 @@ def sweep(
     context: typer.Context,
     table: Table = None,
     grace: Grace = None,
-    deep: Annotated[bool, typer.Option("--deep", help="List the lake for files that no record leads to.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also list the storage to find files without a record.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete files that nothing can refer to any more."""
+    """Delete files that no version refers to any more."""
     chosen = _given(grace, context.obj.settings.maintain.grace)
-    with _keeper(context, dry_run) as keeper, upkeep_progress(context.obj.output) as progress:
-        done = keeper.sweep(table, grace=chosen, deep=deep, dry_run=dry_run, progress=progress)
+    with _maintenance(context, dry_run) as maintenance, maintenance_progress(context.obj.output) as progress:
+        done = maintenance.sweep(table, grace=chosen, deep=deep, dry_run=dry_run, progress=progress)
     lines = [line for record in done.records for line in (sentence(record), *_listing(record))]
     if dry_run:
         files, size = (sum(int(record.detail.get(name, 0)) for record in done.records) for name in ("files", "bytes"))
@@ -174,19 +170,19 @@ def policy(
     retention: Annotated[
         str | None, typer.Option(help='An age (90d, also m, h, w, y), a count ("1000000 rows") or a size ("10 GB").')
     ] = None,
-    column: Annotated[str | None, typer.Option(help="Of an age: the time column.")] = None,
+    column: Annotated[str | None, typer.Option(help="For an age: the time column.")] = None,
     none: Annotated[bool, typer.Option("--none", help="Keep everything.")] = False,
 ) -> None:
-    """Show what a table keeps, or set it."""
+    """Show or set the retention policy of a table."""
     if none and retention is not None:
-        raise Invalid("--none and --retention do not go together")
+        raise Invalid("--none and --retention exclude each other")
     if column is not None and retention is None:
-        raise Invalid("--column goes with --retention")
-    with _keeper(context, retention is None and not none) as keeper:
+        raise Invalid("--column needs --retention")
+    with _maintenance(context, retention is None and not none) as maintenance:
         if retention is None and not none:
-            found = keeper.policy(table)
+            found = maintenance.policy(table)
         else:
-            found = keeper.set_policy(table, retention, column=column)
+            found = maintenance.set_policy(table, retention, column=column)
     data = {"table": table, "retention": found.retention, "column": found.column}
     context.obj.output.result(data, text=_policy_text(table, found))
 
@@ -195,11 +191,11 @@ def policy(
 def history(
     context: typer.Context,
     table: Table = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of results, newest first.")] = 20,
 ) -> None:
-    """List what maintenance did, newest first."""
-    with _keeper(context, read_only=True) as keeper:
-        records = keeper.history(table, limit=limit)
+    """List maintenance runs, newest first."""
+    with _maintenance(context, read_only=True) as maintenance:
+        records = maintenance.history(table, limit=limit)
     if context.obj.output.as_json:
         context.obj.output.result({"records": [record.as_dict() for record in records]})
         return
@@ -227,7 +223,10 @@ def _maintain_destinations(
     only_compact: bool,
 ) -> None:
     """Maintain what an Iceberg sink ships to. Rows of the lake are not changed, and a run of the sink may go on."""
-    with open_sinks(context, read_only=dry_run) as lake, upkeep_progress(context.obj.output) as progress:
+    with (
+        open_without_recovery(context, read_only=dry_run) as lake,
+        maintenance_progress(context.obj.output) as progress,
+    ):
         done = lake.sinks.maintain(
             name,
             table=table,
@@ -244,8 +243,8 @@ def _maintain_destinations(
 
 
 @contextmanager
-def _keeper(context: typer.Context, read_only: bool) -> Iterator[Keeper]:
-    with context.obj.open(read_only=read_only, heal=False) as lake:
+def _maintenance(context: typer.Context, read_only: bool) -> Iterator[LakeMaintenance]:
+    with context.obj.open(read_only=read_only, recover=False) as lake:
         yield lake.maintain
 
 
@@ -253,14 +252,14 @@ def _given(option: T | None, setting: T) -> T:
     return setting if option is None else option
 
 
-def _end(context: typer.Context, done: Upkept, lines: Sequence[str]) -> None:
+def _end(context: typer.Context, done: MaintenanceRun, lines: Sequence[str]) -> None:
     """Show what was done, and end with the exit code of the gravest record."""
-    context.obj.output.result(done.as_dict(), text="\n".join(lines) or "nothing to do: there is no table yet")
+    context.obj.output.result(done.as_dict(), text="\n".join(lines) or "nothing to do: no tables yet")
     if done.exit_code:
         raise typer.Exit(done.exit_code)
 
 
-def _summary(done: Upkept) -> str:
+def _summary(done: MaintenanceRun) -> str:
     """The overall outcome, and how many records have which, unless nothing was to do at all."""
     if done.outcome == NOTHING_TO_DO:
         return "nothing to do"
@@ -291,7 +290,7 @@ def sentence(record: Maintenance, files_min: int | None = None, *, made: str = "
 def _compacted(record: Maintenance, files_min: int | None, made: str) -> str:
     detail = record.detail
     if not detail.keys() - {"sink"}:
-        return "nothing to do: the table is not there yet"
+        return "nothing to do: the table does not exist yet"
     if record.outcome == PLANNED:
         size = size_text(detail["bytes_in"])
         return (
@@ -300,7 +299,7 @@ def _compacted(record: Maintenance, files_min: int | None, made: str) -> str:
         )
     if record.outcome == BELOW_THRESHOLD:
         files_min = detail.get("files_min", files_min)
-        enough = "" if files_min is None else f", {files_min} are worth a rewrite"
+        enough = "" if files_min is None else f", compaction starts at {files_min}"
         return f"below threshold: {count_of(detail['below_threshold'], 'small file')}{enough}"
     conflict = f"{count_of(detail.get('conflicts', 0), 'group')} of files changed meanwhile; run it again"
     if record.outcome == CONFLICT:
@@ -325,7 +324,7 @@ def _at_destination(record: Maintenance) -> str:
         return f"protected: {detail['reason']}"
     planned = record.outcome == PLANNED
     if not {"snapshots", "files"} & detail.keys():
-        return "nothing to do: the table is not there yet"
+        return "nothing to do: the table does not exist yet"
     if record.verb == SINK_EXPIRE:
         if record.outcome == NOTHING_TO_DO:
             reason = detail.get("reason", "no snapshot of this sink is older than its window")
@@ -333,7 +332,7 @@ def _at_destination(record: Maintenance) -> str:
         gone, kept = count_of(detail["snapshots"], "snapshot"), detail["snapshots_kept"]
         return f"{'would expire' if planned else 'expired'} {gone}, kept {kept}"
     if record.outcome == NOTHING_TO_DO:
-        return "nothing to do: no file of this sink may go"
+        return "nothing to do: no files of this sink to delete"
     verb = "would delete" if planned else "deleted"
     return f"{verb} {count_of(detail['files'], 'file')} ({size_text(detail['bytes'])})"
 
@@ -343,7 +342,7 @@ def _retained(record: Maintenance) -> str:
     if record.outcome == FORCED:
         return f"forced, version {detail['version']}: {'; '.join(_losses(record))}"
     policy = f"policy {detail['policy']}" + (f" by {detail['column']}" if detail.get("column") else "")
-    waiting = f"{count_of(detail['rows_protected'], 'due row')} stay: a protected consumer has not had them"
+    waiting = f"{count_of(detail['rows_protected'], 'due row')} stay: a protected consumer has not read them"
     if record.outcome == NOTHING_TO_DO:
         return f"nothing to do: no row is due ({policy})"
     if record.outcome == PROTECTED:
@@ -351,15 +350,15 @@ def _retained(record: Maintenance) -> str:
     files = f"{count_of(detail['files_dropped'], 'file')} dropped, {detail['files_rewritten']} rewritten"
     kept = f"; {waiting}" if detail["rows_protected"] else ""
     if record.outcome == PLANNED:
-        return f"would let go of {count_of(detail['rows_going'], 'row')} ({policy}): {files}{kept}"
-    return f"let go of {count_of(detail['rows_removed'], 'row')} ({policy}): {files}, version {detail['version']}{kept}"
+        return f"would delete {count_of(detail['rows_going'], 'row')} ({policy}): {files}{kept}"
+    return f"deleted {count_of(detail['rows_removed'], 'row')} ({policy}): {files}, version {detail['version']}{kept}"
 
 
 def _losses(record: Maintenance) -> list[str]:
     """What a forced retention takes away, a line for each consumer that has not had all of it."""
     verb = "will lose" if record.outcome == PLANNED else "has lost"
     return [
-        f"{record.table}: {consumer} {verb} {count_of(rows, 'row')} that it has not had"
+        f"{record.table}: {consumer} {verb} {count_of(rows, 'row')} that it has not read"
         for consumer, rows in record.detail.get("lost", {}).items()
         if rows
     ]
@@ -368,7 +367,7 @@ def _losses(record: Maintenance) -> list[str]:
 def _expired(record: Maintenance) -> str:
     detail = record.detail
     if record.outcome == NOTHING_TO_DO:
-        return f"nothing to do: no version from before {detail['before']} that nothing holds"
+        return f"nothing to do: no version before {detail['before']} can expire"
     verb = "would expire" if record.outcome == PLANNED else "expired"
     span = f"{detail['first']} to {detail['last']}" if detail["versions"] > 1 else str(detail["first"])
     return f"{verb} {count_of(detail['versions'], 'version')} ({span})"
@@ -377,9 +376,9 @@ def _expired(record: Maintenance) -> str:
 def _swept(record: Maintenance) -> str:
     detail = record.detail
     kept = detail.get("unknown_files", 0)
-    unknown = f"; {count_of(kept, 'file')} of which nobody can tell whose they are, kept" if kept else ""
+    unknown = f"; {count_of(kept, 'file')} of unknown origin kept" if kept else ""
     if record.outcome == NOTHING_TO_DO:
-        return f"nothing to do: no file that may go{unknown}"
+        return f"nothing to do: no files to delete{unknown}"
     verb = "would delete" if record.outcome == PLANNED else "deleted"
     states = f" of {count_of(detail['states'], 'expired state')}" if detail["states"] else ""
     what = count_of(detail["files"], "file" if record.table else "leftover file")

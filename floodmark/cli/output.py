@@ -105,7 +105,7 @@ class Output:
 
     def error(self, error: FloodmarkError) -> None:
         if isinstance(error, Cut):
-            error = error.failure  # in JSON it is told already
+            error = error.failure  # the JSON object has it already
         elif self.as_json:
             sys.stdout.write(json.dumps({"error": error.as_dict()}) + "\n")
         sys.stderr.write(f"floodmark: {error.kind}: {error}\n")
@@ -124,7 +124,7 @@ class Output:
 
 
 class Cut(FloodmarkError):
-    """The command failed after a part of its result was written, which tells it too."""
+    """The command failed after a part of its result was written; that part ends with the error too."""
 
     def __init__(self, failure: FloodmarkError) -> None:
         self.failure = failure

@@ -1,4 +1,4 @@
-"""Progress of long work, on stderr, only where a person is looking."""
+"""Progress of long work, on stderr, only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from floodmark.cli.output import Output, size_text
 
 @contextmanager
 def staging_progress(output: Output) -> Iterator[Callable[[int, int], None] | None]:
-    """A line with the files and bytes staged so far. Gives None when nobody would see it."""
+    """A line with the files and bytes staged so far. None without a terminal."""
     with _line(output, "staging") as update:
         yield (
             None
@@ -37,14 +37,14 @@ def _line(output: Output, text: str) -> Iterator[Callable[[str], None] | None]:
 
 @contextmanager
 def rows_progress(output: Output) -> Iterator[Callable[[int], None] | None]:
-    """A line with the rows written so far. Gives None when nobody would see it."""
+    """A line with the rows written so far. None without a terminal."""
     with _line(output, "writing") as update:
         yield None if update is None else lambda rows: update(f"writing: {rows:,} rows")
 
 
 @contextmanager
-def upkeep_progress(output: Output) -> Iterator[Callable[[str, str, int, int], None] | None]:
-    """A line with the verb and table at work, and how far it is. Gives None when nobody would see it."""
+def maintenance_progress(output: Output) -> Iterator[Callable[[str, str, int, int], None] | None]:
+    """A line with the verb and table at work, and how far it is. None without a terminal."""
     with _line(output, "maintaining") as update:
         yield (
             None
@@ -55,7 +55,7 @@ def upkeep_progress(output: Output) -> Iterator[Callable[[str, str, int, int], N
 
 @contextmanager
 def units_progress(output: Output) -> Iterator[Callable[[str, int, int, int], None] | None]:
-    """A bar of the rows of the unit that is being shipped. Gives None when nobody would see it."""
+    """A bar of the rows of the unit that is being shipped. None without a terminal."""
     if output.as_json or not sys.stderr.isatty():
         yield None
         return
@@ -77,9 +77,9 @@ def units_progress(output: Output) -> Iterator[Callable[[str, int, int, int], No
 def job_progress(
     output: Output, name: str, unit: str, *, follows: bool = False
 ) -> Iterator[Callable[[int, int | None], None] | None]:
-    """A bar of a job: how much of how much, how fast, and how long it will take. None when nobody would see it.
+    """A bar of a job: how much of how much, how fast, and how long it will take. None without a terminal.
 
-    `follows`: it has no end, so one that has all there is now is not shown as done.
+    `follows`: the job has no end, so it is not shown as done when it has caught up.
     """
     if output.as_json or not sys.stderr.isatty():
         yield None
@@ -90,7 +90,7 @@ def job_progress(
     said = TextColumn("{task.fields[said]}")
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), said, TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None, said="looking what is done")
+        task = bar.add_task(name, total=None, said="checking what is done")
         begun: list[tuple[float, int]] = []
 
         def show(processed: int, total: int | None) -> None:

@@ -24,22 +24,21 @@ ROLES = ("read", "write", "admin")
 def run(
     context: typer.Context,
     bind: Annotated[
-        str | None, typer.Option(help="Address, like 127.0.0.1:8787 (the default); port 0 is any free one.")
+        str | None,
+        typer.Option(help="Address to listen on, like 127.0.0.1:8787 (the default); port 0 picks a free port."),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the lake, declared tables and drop folders that are not there.")
+        bool, typer.Option("--create", help="Create the lake, declared tables and drop folders if they do not exist.")
     ] = False,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check", help="Check the settings, also against the lake, its store and a Spark cluster, and end."
-        ),
+        typer.Option("--check", help="Check the settings, the lake, its storage and the Spark cluster, then exit."),
     ] = False,
-    new_token: Annotated[bool, typer.Option("--new-token", help="Print a new token and its hash, and end.")] = False,
+    new_token: Annotated[bool, typer.Option("--new-token", help="Print a new token and its hash, then exit.")] = False,
     role: Annotated[str, typer.Option(help="With --new-token: read, write or admin.")] = "write",
-    name: Annotated[str | None, typer.Option(help="With --new-token: a name for it, in the settings.")] = None,
+    name: Annotated[str | None, typer.Option(help="With --new-token: its name in the settings.")] = None,
 ) -> None:
-    """Run the lake: HTTP API and page, drop folders, sinks, maintenance and jobs on schedule."""
+    """Run the daemon: HTTP API and page; drop folders, sinks, maintenance and jobs on schedule."""
     if new_token:
         _print_token(context, role, name)
         return
@@ -96,7 +95,7 @@ def _check_only(context: typer.Context, declaration: Declaration, create: bool) 
     figures = {name: len(getattr(declaration, name)) for name in ("tables", "sources", "sinks")}
     said = ", ".join(f"{count} {name if count != 1 else name[:-1]}" for name, count in figures.items())
     data: dict[str, Json] = {"outcome": "checked", "file": declaration.text.file or None, **figures}
-    context.obj.output.result(data, text=f"the settings are right: {said}")
+    context.obj.output.result(data, text=f"the settings are valid: {said}")
 
 
 def _check_store(context: typer.Context) -> None:
@@ -120,7 +119,7 @@ def _check_cluster(context: typer.Context, lake: Lake) -> None:
     bad = [check for check in found if not check.passed]
     if bad:
         raise Unavailable(
-            "Spark cannot work for this lake",
+            "Spark executors cannot use this lake",
             problems="; ".join(f"{check.name}: {check.detail}" for check in bad),
             advice="`floodmark doctor --deep` lists every executor.",
         )
@@ -139,20 +138,20 @@ def _announce(context: typer.Context, address: str, lake: str, differences: list
         context.obj.output.result(found)
         sys.stdout.flush()
     else:
-        caller = "whoever has a token" if has_token else "anybody on this machine"
-        context.obj.output.note(f"floodmark: serving {lake} at {address}; {caller} may write")
+        caller = "a token is required" if has_token else "anyone on this machine may write"
+        context.obj.output.note(f"floodmark: serving {lake} at {address}; {caller}")
 
 
 def _print_token(context: typer.Context, role: str, name: str | None) -> None:
     from floodmark.serve.http.access import new_token, token_hash
 
     if role not in ROLES:
-        raise Invalid("there is no such role", role=role, advice=f"Use {', '.join(ROLES)}.")
+        raise Invalid("unknown role", role=role, advice=f"Use {', '.join(ROLES)}.")
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
-        raise Invalid("this is no name for a token", name=repr(name)[:80], advice="Use letters, digits, - and _.")
+        raise Invalid("invalid token name", name=repr(name)[:80], advice="Use letters, digits, - and _.")
     token = new_token()
     digest = token_hash(token)
     lines = [f"[serve.tokens.{name or role}]", f'sha256 = "{digest}"', f'role = "{role}"']
-    text = f"{token}\n\nIts hash belongs into floodmark.toml; the token itself is kept nowhere:\n\n" + "\n".join(lines)
+    text = f"{token}\n\nAdd its hash to floodmark.toml. The token itself is not stored:\n\n" + "\n".join(lines)
     data = {"token": token, "token_sha256": digest, "role": role, "name": name or role}
     context.obj.output.result(data, text=text)

@@ -9,19 +9,9 @@ from floodmark.cli.output import size_text
 from floodmark.json_form import Json, StoredError
 from floodmark.model import BEGINNING
 from floodmark.report.sinks import SinkLine
+from floodmark.runs import BUSY, FAILED, NOTHING_TO_DO, PAUSED, PLANNED, REFUSED, STOPPED, WAITING
 from floodmark.shown import count_of
-from floodmark.sinks.record import (
-    BUSY,
-    FAILED,
-    NOTHING_TO_DO,
-    PAUSED,
-    PLANNED,
-    REFUSED,
-    STOPPED,
-    WAITING,
-    SinkRun,
-    TableRun,
-)
+from floodmark.sinks.outcome import SinkRun, TableRun
 from floodmark.sinks.status import LastUnit, SinkReport, SinkTable
 
 # Settings that are written down with a unit (catalog/unit.py, Rules), or that say how large the next one is.
@@ -61,7 +51,7 @@ def run_lines(run: SinkRun, *, named: bool = False) -> list[str]:
 def table_text(sink: str, run: TableRun) -> str:
     """One table of a run, and what retention took before it."""
     lost = run.detail.get("rows_lost", 0)
-    gone = f"; up to {count_of(lost, 'row')} went by retention before it had them" if lost else ""
+    gone = f"; retention deleted up to {count_of(lost, 'row')} before they were sent" if lost else ""
     return _outcome_text(sink, run) + gone
 
 
@@ -76,9 +66,9 @@ def _outcome_text(sink: str, run: TableRun) -> str:
         return f"paused: nothing is sent until `floodmark sink resume {sink}`{done}"
     if run.outcome == STOPPED:
         done = f"; before that {_shipped(run)}" if run.units else ""
-        return f"stopped: the next run goes on from here{done}"
+        return f"stopped: the next run continues from here{done}"
     if run.outcome == NOTHING_TO_DO:
-        at = "" if run.until is None else f": nothing is newer than sequence {run.until}"
+        at = "" if run.until is None else f": no changes after sequence {run.until}"
         return f"nothing to do{at}"
     return _shipped(run) + _refused_rows(sink, run)
 
@@ -99,7 +89,7 @@ def _refused_rows(sink: str, run: TableRun) -> str:
 
 
 def _planned(run: TableRun) -> str:
-    first = "; the unit that is open comes first" if run.detail.get("open_unit") else ""
+    first = "; the open unit comes first" if run.detail.get("open_unit") else ""
     files = count_of(run.detail["files"], "file")
     return (
         f"would ship up to {count_of(run.detail['rows_max'], 'row')} of {files}, "
@@ -119,7 +109,7 @@ def retry_lines(run: SinkRun) -> list[str]:
         else:
             text = f"{count_of(one.rows, 'refused row')} arrived, {one.quarantined} refused again"
         replaced = one.detail.get("replaced", 0)
-        newer = f", {replaced} let go because something newer replaced them" if replaced else ""
+        newer = f", {replaced} removed because newer changes replaced them" if replaced else ""
         lines.append(f"{one.table}: {text}{newer}")
     return lines or ["nothing to do: no row is in quarantine"]
 
@@ -139,7 +129,7 @@ def set_text(changed: Iterable[str]) -> str:
     """From when on changed settings count: a unit that is open keeps what decides its rows and parts."""
     sealed = [name for name in changed if name in _SEALED]
     others = [name for name in changed if name not in _SEALED]
-    later, now = "from its next unit on", "from its next run on, also for a unit that is open"
+    later, now = "from the next unit on", "from the next run on, also for an open unit"
     if not sealed or not others:
         return later if sealed else now
     return f"{', '.join(sealed)} {later}; {', '.join(others)} {now}"
@@ -246,12 +236,12 @@ def removal_lines(about: SinkReport) -> list[str]:
     lines = [f"  {_mark_line(one)}" for one in about.tables]
     if about.quarantined:
         lines.append(f"  {count_of(about.quarantined, 'refused row')} in quarantine")
-    return [*lines, "What it sent stays where it is; a new sink of this name knows nothing of that."]
+    return [*lines, "The rows it sent stay at the destination; a new sink of this name does not know about them."]
 
 
 def _mark_line(table: SinkTable) -> str:
     behind = f", {count_of(table.lag_rows, 'change')} not sent" if table.lag_rows else ""
-    half = "; its open unit, which may be half sent" if table.open_unit else ""
+    half = "; its open unit, which may be partly sent" if table.open_unit else ""
     return f"{table.table}: the mark {place_text(table.mark)} of {table.head}{behind}{half}"
 
 
@@ -264,8 +254,8 @@ def _replay_line(plan: Mapping[str, Any], done: bool) -> str:
     place = place_text(plan["start"])
     text = "from the beginning" if place == "beginning" else f"after sequence {place}"
     again = f", {plan['again']} of them again" if plan["again"] else ""
-    never = f"; {count_of(plan['skipped'], 'change')} that it has not had will never be sent" if plan["skipped"] else ""
-    half = "; the open unit is given up" if plan["open_unit"] else ""
+    never = f"; {count_of(plan['skipped'], 'change')} not sent yet will never be sent" if plan["skipped"] else ""
+    half = "; the open unit is abandoned" if plan["open_unit"] else ""
     verb = "begins" if done else "would begin"
     return (
         f"{plan['table']}: a new epoch {verb} {text} (mark: {place_text(plan['mark'])}): "

@@ -6,53 +6,51 @@ Questions and plans open the lake read-only and change nothing (I17); what canno
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from floodmark import clock
 from floodmark.catalog.spools import HELD, PutAside
+from floodmark.cli.context import open_without_recovery
 from floodmark.errors import Invalid
 from floodmark.json_form import Json, as_json
 from floodmark.shown import count_of
 from floodmark.spool.accept import BEGIN_ANEW, GIVE_UP, GO_ON, MEND, NOTHING, Acceptance
 
 if TYPE_CHECKING:
-    from floodmark.lake import Lake
+    from floodmark.ingest.quarantine import Retried
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Rows on their way in over HTTP.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Rows received over HTTP that wait for their table."
+)
 quarantine = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Rows that were taken, and then did not fit."
+    no_args_is_help=True, rich_markup_mode=None, help="Received rows that did not fit their table."
 )
 app.add_typer(quarantine, name="quarantine")
 
 Table = Annotated[str, typer.Argument(help="The table.")]
 Id = Annotated[str, typer.Argument(help="The id, as `list` shows it.")]
-Apply = Annotated[bool, typer.Option("--apply", help="Really do it.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Apply the change (default: only show it).")]
 COLUMNS = ("table", "state", "waiting_records", "waiting_rows", "waiting_bytes", "fed_rows", "quarantined", "version")
 SHOWN = ("id", "record", "rows", "at", "reason")
 DOING = {
-    GO_ON: "go on with spool {spool} from record {position}",
-    MEND: "keep what is damaged aside, in the same folder, and go on with all of spool {spool} that can be read",
-    BEGIN_ANEW: "begin a new spool with the next rows",
-    GIVE_UP: "give the spool up, and delete its folder",
+    GO_ON: "continue with spool {spool} from record {position}",
+    MEND: "move damaged files aside in the same folder, and continue with all readable records of spool {spool}",
+    BEGIN_ANEW: "start a new spool with the next rows",
+    GIVE_UP: "discard the spool and delete its folder",
 }
-
-
-def _open(context: typer.Context, *, read_only: bool = True) -> Lake:
-    opened: Lake = context.obj.open(read_only=read_only, heal=False)
-    return opened
 
 
 @app.command("list")
 def list_spools(context: typer.Context) -> None:
-    """Show each table's spool: what waits in it, what came in by it, and what is wrong with it."""
-    from floodmark.report.spools import see_spools
+    """Show each table's spool: rows waiting, rows loaded, and problems."""
+    from floodmark.report.spools import read_spools
 
-    with _open(context) as lake:
-        found = see_spools(lake.catalog, thorough=True)
+    with open_without_recovery(context) as lake:
+        found = read_spools(lake.catalog, thorough=True)
     output = context.obj.output
-    output.rows([as_json(one) for one in found], COLUMNS, name="spools", empty="no table took rows over HTTP")
+    output.rows([as_json(one) for one in found], COLUMNS, name="spools", empty="no rows received over HTTP yet")
     if not output.as_json:
         for one in found:
             if one.error is not None:
@@ -62,21 +60,21 @@ def list_spools(context: typer.Context) -> None:
 @app.command()
 def accept(
     context: typer.Context,
-    table: Annotated[str, typer.Argument(help="The table; one that is gone by its id.")],
+    table: Annotated[str, typer.Argument(help="The table; a dropped table by its id.")],
     spools: Annotated[
-        Path | None, typer.Option(help="The folder of all spools, if it is not known (default: beside the lake).")
+        Path | None, typer.Option(help="Folder of all spools, if it is not recorded (default: next to the lake).")
     ] = None,
     apply: Apply = False,
 ) -> None:
-    """Settle a refused spool: replaced, lost, damaged, put back, of before a restore, or of a table that is gone.
+    """Accept a refused spool: replaced, lost, damaged, rolled back, older than a restore, or of a dropped table.
 
-    Shows first what may be lost and what may come twice. A running daemon goes on by itself afterwards.
+    First shows what may be lost or duplicated. A running daemon continues by itself afterwards.
     """
     from floodmark.ingest.intake import default_folder
     from floodmark.spool.accept import accept as accept_spool
     from floodmark.spool.accept import plan
 
-    with _open(context, read_only=not apply) as lake:
+    with open_without_recovery(context, read_only=not apply) as lake:
         configured = context.obj.settings.serve.spool
         root = spools or (Path(configured) if configured else default_folder(lake.location))
         planned = plan(lake.catalog, table, root)
@@ -97,9 +95,9 @@ def _acceptance(planned: Acceptance, *, applied: bool) -> list[str]:
     return [
         f"{planned.table}: {planned.why}",
         f"{'accepted' if applied else 'would'}: {doing}",
-        f"rows that wait in it: {rows}",
+        f"rows waiting: {rows}",
         f"may be lost: {planned.lost}",
-        f"may come twice: {planned.twice}",
+        f"may be duplicated: {planned.twice}",
     ]
 
 
@@ -110,10 +108,10 @@ def _acceptance(planned: Acceptance, *, applied: bool) -> list[str]:
 def list_aside(
     context: typer.Context,
     table: Table,
-    every: Annotated[bool, typer.Option("--all", help="Also those that were retried or dropped.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also entries that were retried or dropped.")] = False,
 ) -> None:
-    """List what was put aside, oldest first: how many rows, and why the first of them did not fit."""
-    with _open(context) as lake:
+    """List entries in quarantine, oldest first: number of rows, and why the first row did not fit."""
+    with open_without_recovery(context) as lake:
         ids = {head.table_id for head in lake.catalog.history.heads() if head.table == table}
         found = [
             one
@@ -151,7 +149,7 @@ def show(context: typer.Context, id: Id) -> None:
     """Show the rows of one entry as they were sent, each with its reason."""
     from floodmark.ingest.quarantine import read_aside
 
-    with _open(context) as lake:
+    with open_without_recovery(context) as lake:
         aside = lake.catalog.spools.put_aside(id)
         if aside.state != HELD:
             raise Invalid("these rows are not in quarantine any more", id=id, state=aside.state, version=aside.version)
@@ -164,7 +162,7 @@ def show(context: typer.Context, id: Id) -> None:
     if output.as_json:
         output.result({**_told(aside), "lines": rows})
         return
-    output.rows(rows, ("record", "line", "reason", "row"), name="lines", empty="it holds no row")
+    output.rows(rows, ("record", "line", "reason", "row"), name="lines", empty="no rows")
 
 
 @quarantine.command()
@@ -173,44 +171,52 @@ def retry(
     ids: Annotated[list[str], typer.Argument(help="The ids, as `list` shows them.")],
     evolve: Annotated[bool, typer.Option("--evolve", help="Add columns that the table does not have.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Also rows whose key was written or deleted since.")
+        bool, typer.Option("--overwrite", help="Also write rows whose key was written or deleted since.")
     ] = False,
     keep_newer: Annotated[
-        bool, typer.Option("--keep-newer", help="Leave rows out, for good, whose key was written or deleted since.")
+        bool, typer.Option("--keep-newer", help="Discard rows whose key was written or deleted since.")
     ] = False,
 ) -> None:
-    """Bring rows into their table after all: all rows of an entry, or none. Doing it twice brings them in once.
+    """Load quarantined rows into their table: all rows of an entry, or none. Repeating it loads them once.
 
-    If a key of them was written or deleted since they were put aside, it is refused: say which shall count.
+    If a key was written or deleted since, the retry is refused: choose --overwrite or --keep-newer.
     """
     from floodmark.ingest.quarantine import retry as retry_entry
 
     if overwrite and keep_newer:
-        raise Invalid("these two say the opposite", options="--overwrite, --keep-newer", advice="Give one of them.")
+        raise Invalid("these options exclude each other", options="--overwrite, --keep-newer", advice="Choose one.")
     output = context.obj.output
-    done: list[dict[str, Any]] = []
-    with _open(context, read_only=False) as lake:
+    done: list[tuple[str, Retried]] = []
+    with open_without_recovery(context, read_only=False) as lake:
         for entry in ids:
             retried = retry_entry(lake.engine, entry, evolve=evolve, overwrite=overwrite, keep_newer=keep_newer)
-            commit = retried.commit
-            told = {"outcome": commit.outcome, "version": commit.version, "rows": commit.rows_added}
-            done.append({"id": entry, **told, "left_out": retried.left_out})
-    words = [
-        f"{one['id']}: {one['outcome']} in version {one['version']}"
-        + (f", {count_of(one['left_out'], 'row')} left out for newer ones" if one["left_out"] else "")
-        for one in done
+            done.append((entry, retried))
+    entries = [
+        {
+            "id": entry,
+            "outcome": one.commit.outcome,
+            "version": one.commit.version,
+            "rows": one.commit.rows_added,
+            "left_out": one.left_out,
+        }
+        for entry, one in done
     ]
-    output.result({"retried": done}, text="\n".join(words))
+    lines = [
+        f"{entry}: {one.commit.outcome} in version {one.commit.version}"
+        + (f", {count_of(one.left_out, 'row')} discarded for newer ones" if one.left_out else "")
+        for entry, one in done
+    ]
+    output.result({"retried": entries}, text="\n".join(lines))
 
 
 @quarantine.command()
 def drop(
     context: typer.Context, ids: Annotated[list[str], typer.Argument(help="The ids.")], apply: Apply = False
 ) -> None:
-    """Give rows up for good: they are in no table, and nowhere else."""
+    """Delete quarantined rows for good. No other copy exists."""
     from floodmark.ingest.quarantine import drop as drop_entry
 
-    with _open(context, read_only=not apply) as lake:
+    with open_without_recovery(context, read_only=not apply) as lake:
         found = [lake.catalog.spools.put_aside(entry) for entry in ids]
         held = [one for one in found if one.state == HELD]
         if apply:

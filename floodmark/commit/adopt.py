@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from pyiceberg.manifest import (
     DataFileContent,
@@ -185,7 +185,13 @@ def _read_metadata(storage: Storage, location: str) -> TableMetadataV2:
         return TableMetadataV2.model_validate(metadata)
 
 
-def _listed_snapshots(raw: dict[str, Any], location: str) -> list[dict[str, Any]]:
+_Snapshot = TypedDict("_Snapshot", {"snapshot-id": int, "manifest-list": NotRequired[str]})
+_Metadata = TypedDict(
+    "_Metadata", {"snapshots": NotRequired[list[_Snapshot] | None], "current-snapshot-id": NotRequired[int | None]}
+)
+
+
+def _listed_snapshots(raw: _Metadata, location: str) -> list[_Snapshot]:
     """The snapshots that have a manifest list; early v1 writers named manifests in the metadata itself."""
     snapshots = raw.get("snapshots") or []
     unlisted = {snapshot["snapshot-id"] for snapshot in snapshots if not snapshot.get("manifest-list")}

@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
@@ -22,19 +21,27 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
 from floodmark.catalog.history import LIVE, tables_at_in
-from floodmark.catalog.lineage import ENDED, MAIN_LINE, Line, Lines, on_parts
-from floodmark.catalog.merge_base import Edge, find_edge, merge_versions, merged_sequences, own_changes, since_sequence
+from floodmark.catalog.lineage import MAIN_LINEAGE, Lineage, Lineages, on_parts
+from floodmark.catalog.merge_base import (
+    MergeBase,
+    find_merge_base,
+    merge_versions,
+    merged_sequences,
+    own_changes,
+    since_sequence,
+)
 from floodmark.catalog.merge_base import OwnChanges as OwnChanges
 from floodmark.catalog.pointers import forget_pointers, head_values, put_pointer
 from floodmark.commit.dropped import copy_parked, last_state, newest_metadata, taken_by
 from floodmark.errors import BelowRetention, Busy, CommitUnknown, Conflict, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
+from floodmark.json_form import Json
 from floodmark.model import MAIN, Head
 
 __all__ = [
     "Branch",
     "Branches",
-    "Edge",
+    "MergeBase",
     "OwnChanges",
     "merged_sequences",
     "own_changes",
@@ -58,7 +65,7 @@ class Branch:
     tables_changed: int
     commits: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return asdict(self)
 
 
@@ -79,20 +86,20 @@ class Branches:
         check_branch_name(name)
         if version is not None and at_ms is not None:
             raise Invalid("give a version or a time, not both", branch=name)
-        line = clock.new_id()
+        lineage = clock.new_id()
 
         def make(tx: Connection) -> Branch:
-            version_now, lines = self._database.lock_lake(tx).version, Lines.read(tx)
-            _check_free(tx, lines, name)
-            parent, base = _find_base(tx, lines, source, version, at_ms)
+            version_now, lineages = self._database.lock_lake(tx).version, Lineages.read(tx)
+            _check_free(tx, lineages, name)
+            parent, base = _find_base(tx, lineages, source, version, at_ms)
             now = self._database.now_ms(tx)
-            _insert(tx, Line(line, name, parent.id, base, version_now, base, base, base, now, actor, None, None))
-            _copy_positions(tx, parent, line, base)
+            _insert(tx, Lineage(lineage, name, parent.id, base, version_now, base, base, base, now, actor, None, None))
+            _copy_positions(tx, parent, lineage, base)
             # Crash here: COMMIT was not sent, so the branch does not exist.
             hit("branch.creating")
-            return Branch(name, line, parent.name, base, base, now, 0, 0)
+            return Branch(name, lineage, parent.name, base, base, now, 0, 0)
 
-        made = self._once(line, make, lambda tx: _line_row(tx, line) is not None)
+        made = self._once(lineage, make, lambda tx: _has_row(tx, lineage))
         # Crash here: the branch exists.
         hit("branch.created")
         return made
@@ -103,20 +110,20 @@ class Branches:
         Its unfinished operations find no branch when they publish; recovery discards dead ones.
         """
         with self._database.read() as tx:
-            line = _to_delete(Lines.read(tx), name)
+            lineage = _to_delete(Lineages.read(tx), name)
 
         def end(tx: Connection) -> Branch:
-            version_now, lines = self._database.lock_lake(tx).version, Lines.read(tx)
-            if lines.live(name).id != line.id:
+            version_now, lineages = self._database.lock_lake(tx).version, Lineages.read(tx)
+            if lineages.live(name).id != lineage.id:
                 raise Conflict("the branch was deleted and made again meanwhile", branch=name)
-            _to_delete(lines, name)
-            ended = _describe(tx, lines, line)
-            _end(tx, line, version_now, self._database.now_ms(tx))
+            _to_delete(lineages, name)
+            ended = _describe(tx, lineages, lineage)
+            _end(tx, lineage, version_now, self._database.now_ms(tx))
             # Crash here: COMMIT was not sent, so the branch exists as it was.
             hit("branch.deleting")
             return ended
 
-        ended = self._once(line.id, end, lambda tx: _line_row(tx, line.id).ended_version is not None)
+        ended = self._once(lineage.id, end, lambda tx: _has_ended(tx, lineage.id))
         # Crash here: the branch is gone.
         hit("branch.deleted")
         return ended
@@ -124,29 +131,29 @@ class Branches:
     def check_delete(self, name: str) -> Branch:
         """The branch as `delete` would end it now; refused as `delete` would be. Changes nothing."""
         with self._database.read() as tx:
-            lines = Lines.read(tx)
-            return _describe(tx, lines, _to_delete(lines, name))
+            lineages = Lineages.read(tx)
+            return _describe(tx, lineages, _to_delete(lineages, name))
 
     def list(self) -> list[Branch]:
         """Every existing branch; main first, then by creation."""
         with self._database.read() as tx:
-            lines = Lines.read(tx)
-            return [_describe(tx, lines, lines.live(line.name)) for line in lines.living()]
+            lineages = Lineages.read(tx)
+            return [_describe(tx, lineages, lineages.live(lineage.name)) for lineage in lineages.living()]
 
     def get(self, name: str) -> Branch:
         with self._database.read() as tx:
-            lines = Lines.read(tx)
-            return _describe(tx, lines, lines.live(name))
+            lineages = Lineages.read(tx)
+            return _describe(tx, lineages, lineages.live(name))
 
-    def taken_versions(self, edge: Edge) -> frozenset[int]:
+    def taken_versions(self, base: MergeBase) -> frozenset[int]:
         """The versions of a merge base's source that brought the target's news to it, and nothing of its own."""
         with self._database.read() as tx:
-            return merge_versions(tx, edge.target, edge.source)
+            return merge_versions(tx, base.target, base.source)
 
-    def edge(self, source: str, target: str) -> Edge:
+    def merge_base(self, source: str, target: str) -> MergeBase:
         """The merge base of a merge of `source` into `target`. Invalid unless one was created from the other."""
         with self._database.read() as tx:
-            return find_edge(tx, source, target)
+            return find_merge_base(tx, source, target)
 
     def _once(
         self, line_id: str, change: Callable[[Connection], Branch], is_done: Callable[[Connection], bool]
@@ -182,21 +189,21 @@ def check_branch_name(name: str) -> None:
         )
 
 
-def _to_delete(lines: Lines, name: str) -> Line:
+def _to_delete(lineages: Lineages, name: str) -> Lineage:
     """The lineage of a branch that may be deleted."""
     if name == MAIN:
         raise Invalid("main cannot be deleted", branch=name)
-    line = lines.live(name)
-    children = lines.children(line)
+    lineage = lineages.live(name)
+    children = lineages.children(lineage)
     if children:
         names = ",".join(child.name for child in children)
         advice = "Delete those first, or merge them."
         raise Invalid("other branches were made from this one", branch=name, branches=names, advice=advice)
-    return line
+    return lineage
 
 
-def _check_free(tx: Connection, lines: Lines, name: str) -> None:
-    if any(line.name == name for line in lines.living()):
+def _check_free(tx: Connection, lineages: Lineages, name: str) -> None:
+    if any(lineage.name == name for lineage in lineages.living()):
         raise Invalid("there is a branch of this name", branch=name)
     operation = tables.operations
     query = select(operation.c.id).where(
@@ -213,62 +220,65 @@ def _check_free(tx: Connection, lines: Lines, name: str) -> None:
 
 
 def _find_base(
-    tx: Connection, lines: Lines, source: str | None, version: int | None, at_ms: int | None
-) -> tuple[Line, int]:
+    tx: Connection, lineages: Lineages, source: str | None, version: int | None, at_ms: int | None
+) -> tuple[Lineage, int]:
     """The lineage that a new branch is created from, and its base version. Called under the lake's lock."""
     if version is None and at_ms is None:
-        line = lines.live(source or MAIN)
-        query = select(tables.branches.c.head_version).where(tables.branches.c.name == line.name)
-        return line, int(tx.execute(query).scalar_one())
+        lineage = lineages.live(source or MAIN)
+        query = select(tables.branches.c.head_version).where(tables.branches.c.name == lineage.name)
+        return lineage, int(tx.execute(query).scalar_one())
     commit = tables.commits
     if at_ms is not None:
-        line = lines.live(source or MAIN)
+        lineage = lineages.live(source or MAIN)
         row = tx.execute(
             select(commit)
-            .where(commit.c.committed_ms <= at_ms, on_parts(lines.parts(line)))
+            .where(commit.c.committed_ms <= at_ms, on_parts(lineages.parts(lineage)))
             .order_by(commit.c.version.desc())
             .limit(1)
         ).first()
-        facts: dict[str, Any] = {"branch": line.name, "at": clock.format_time(at_ms)}
+        facts: dict[str, str | int | None] = {"branch": lineage.name, "at": clock.format_time(at_ms)}
     else:
         if version == 0:
-            return (MAIN_LINE if source is None else lines.live(source)), 0  # the empty lake
+            return (MAIN_LINEAGE if source is None else lineages.live(source)), 0  # the empty lake
         row = tx.execute(select(commit).where(commit.c.version == version)).first()
         facts = {"version": version}
     if row is None:
-        raise NotFound("the lake has no such version", **facts)
+        raise NotFound("the lake has no such version", **facts, advice="")
     if row.state != LIVE:
         raise BelowRetention("this version's window has ended", **facts, advice="Take a newer version.")
     if at_ms is None:
-        line = lines.owner(row.branch, row.version) if source is None else lines.live(source)
-    if line.ended_version is not None:
-        raise Invalid("the branch of this version was deleted", **facts, branch=line.name)
-    if not lines.holds(line, row.branch, row.version):
-        raise Invalid("this version is not one of the branch", **facts, branch=line.name, made_on=row.branch)
-    return line, int(row.version)
+        lineage = lineages.owner(row.branch, row.version) if source is None else lineages.live(source)
+    if lineage.ended_version is not None:
+        raise Invalid("the branch of this version was deleted", **facts, branch=lineage.name, advice="")
+    if not lineages.holds(lineage, row.branch, row.version):
+        facts |= {"branch": lineage.name, "made_on": row.branch}
+        raise Invalid("this version is not one of the branch", **facts, advice="")
+    return lineage, int(row.version)
 
 
-def _insert(tx: Connection, line: Line) -> None:
+def _insert(tx: Connection, lineage: Lineage) -> None:
     """The rows of a new branch: its lineage, its name, and the heads of its base."""
-    heads = tables_at_in(tx, line.base_version)
-    _bring_back(tx, line, heads)
-    tx.execute(insert(tables.lines).values(asdict(line)))
-    parent = Lines.read(tx).get(line.parent or MAIN)
+    heads = tables_at_in(tx, lineage.base_version)
+    _bring_back(tx, lineage, heads)
+    tx.execute(insert(tables.lines).values(asdict(lineage)))
+    parent = Lineages.read(tx).get(lineage.parent or MAIN)
     tx.execute(
         insert(tables.branches).values(
-            name=line.name,
+            name=lineage.name,
             parent=parent.name,
-            base_version=line.base_version,
-            head_version=line.base_version,
-            created_ms=line.created_ms,
+            base_version=lineage.base_version,
+            head_version=lineage.base_version,
+            created_ms=lineage.created_ms,
         )
     )
     if heads:
-        rows = [{"branch": line.name, "table_id": head.table_id, **head_values(head, head.version)} for head in heads]
+        rows = [
+            {"branch": lineage.name, "table_id": head.table_id, **head_values(head, head.version)} for head in heads
+        ]
         tx.execute(insert(tables.heads), rows)
 
 
-def _bring_back(tx: Connection, line: Line, heads: Sequence[Head]) -> None:
+def _bring_back(tx: Connection, lineage: Lineage, heads: Sequence[Head]) -> None:
     """Bring back tables of the base that main has dropped since: on this branch, with their batch ids.
 
     Their files exist, because the base can be read, and so does the newest metadata of each (table_states.py).
@@ -280,9 +290,9 @@ def _bring_back(tx: Connection, line: Line, heads: Sequence[Head]) -> None:
         found, newest = last_state(tx, head.table_id), newest_metadata(tx, head.table_id)
         kept = found is not None and found.batches_kept and not taken_by(tx, head.table, head.table_id)
         if kept and newest is not None:
-            if line.parent == MAIN:
+            if lineage.parent == MAIN:
                 # A branch of a branch finds them with its parent, up to where that one left main.
-                copy_parked(tx, head, line.id, line.base_version)
+                copy_parked(tx, head, lineage.id, lineage.base_version)
             if head.table_id not in there:
                 put_pointer(tx, head.table, newest)
         elif head.table_id not in there:
@@ -291,12 +301,12 @@ def _bring_back(tx: Connection, line: Line, heads: Sequence[Head]) -> None:
         raise Invalid(
             "the version has tables that were dropped since, and cannot be on a branch any more",
             tables=",".join(sorted(lost)),
-            version=line.base_version,
+            version=lineage.base_version,
             advice="A table of the same name may have been made since: drop it first. Else take a newer version.",
         )
 
 
-def _copy_positions(tx: Connection, parent: Line, line_id: str, base: int) -> None:
+def _copy_positions(tx: Connection, parent: Lineage, line_id: str, base: int) -> None:
     """A stream has one row, which moves on: a branch copies the positions that its base had."""
     row = tables.sources
     scope = row.c.scope.not_like("%/%") if parent.id == MAIN else row.c.scope.like(f"{parent.id}/%")
@@ -307,37 +317,43 @@ def _copy_positions(tx: Connection, parent: Line, line_id: str, base: int) -> No
         tx.execute(insert(row), renamed)
 
 
-def _end(tx: Connection, line: Line, version: int, now_ms: int) -> None:
+def _end(tx: Connection, lineage: Lineage, version: int, now_ms: int) -> None:
     """Delete a branch's name and heads, and the pointers of tables that no other branch has."""
     row, head = tables.lines, tables.heads
-    tx.execute(update(row).where(row.c.id == line.id).values(ended_version=version, ended_ms=now_ms))
-    tx.execute(delete(tables.branches).where(tables.branches.c.name == line.name))
-    own = dict(tx.execute(select(head.c.table_id, head.c.table_name).where(head.c.branch == line.name)).all())
-    tx.execute(delete(head).where(head.c.branch == line.name))
+    tx.execute(update(row).where(row.c.id == lineage.id).values(ended_version=version, ended_ms=now_ms))
+    tx.execute(delete(tables.branches).where(tables.branches.c.name == lineage.name))
+    own = dict(tx.execute(select(head.c.table_id, head.c.table_name).where(head.c.branch == lineage.name)).all())
+    tx.execute(delete(head).where(head.c.branch == lineage.name))
     left = set(tx.execute(select(head.c.table_id).where(head.c.table_id.in_(list(own)))).scalars())
     forget_pointers(tx, [name for table_id, name in own.items() if table_id not in left])
-    tx.execute(delete(tables.sources).where(tables.sources.c.scope.like(f"{line.id}/%")))
+    tx.execute(delete(tables.sources).where(tables.sources.c.scope.like(f"{lineage.id}/%")))
 
 
-def _line_row(tx: Connection, line_id: str) -> Any:
-    return tx.execute(select(tables.lines).where(tables.lines.c.id == line_id)).first()
+def _has_row(tx: Connection, line_id: str) -> bool:
+    return tx.execute(select(tables.lines.c.id).where(tables.lines.c.id == line_id)).first() is not None
 
 
-def _describe(tx: Connection, lines: Lines, line: Line) -> Branch:
+def _has_ended(tx: Connection, line_id: str) -> bool:
+    query = select(tables.lines.c.ended_version).where(tables.lines.c.id == line_id)
+    return tx.execute(query).scalar_one() is not None
+
+
+def _describe(tx: Connection, lineages: Lineages, lineage: Lineage) -> Branch:
     commit, touched, branch = tables.commits, tables.commit_tables, tables.branches
-    own = on_parts(lines.parts(line)[:1])
-    row = tx.execute(select(branch).where(branch.c.name == line.name)).one()
+    own = on_parts(lineages.parts(lineage)[:1])
+    row = tx.execute(select(branch).where(branch.c.name == lineage.name)).one()
     commits = tx.execute(select(func.count()).select_from(commit).where(own)).scalar_one()
     changed = tx.execute(
         select(func.count(touched.c.table_id.distinct())).join(commit, commit.c.version == touched.c.version).where(own)
     ).scalar_one()
-    parent = None if line.parent is None else lines.get(line.parent).name
+    parent = None if lineage.parent is None else lineages.get(lineage.parent).name
     return Branch(
-        line.name, line.id, parent, line.base_version, row.head_version, row.created_ms, int(changed), int(commits)
+        lineage.name,
+        lineage.id,
+        parent,
+        lineage.base_version,
+        row.head_version,
+        row.created_ms,
+        int(changed),
+        int(commits),
     )
-
-
-def is_ended(database: Database, name: str) -> bool:
-    """Whether the branch of this name is certainly gone; Corrupt if the catalog does not show it."""
-    with database.read() as tx:
-        return Lines.read(tx).state(name) == ENDED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import func, select
 
@@ -13,14 +13,14 @@ from floodmark import log
 from floodmark.catalog import tables
 from floodmark.catalog.chunks import Chunks
 from floodmark.catalog.daemon import DaemonHold
-from floodmark.catalog.database import Database
+from floodmark.catalog.database import Database, LakeRow, to_lake
 from floodmark.catalog.history import History
 from floodmark.catalog.jobs import Jobs
-from floodmark.catalog.processes import LEASE_MS, Heartbeat
+from floodmark.catalog.leases import LEASE_MS, Heartbeat
+from floodmark.catalog.maintenance_state import MaintenanceState
 from floodmark.catalog.sinks import Sinks
 from floodmark.catalog.spools import Spools
 from floodmark.catalog.units import Units
-from floodmark.catalog.upkeep import Upkeep
 from floodmark.catalog.witness import Witnesses
 from floodmark.commit.branches import Branches
 from floodmark.commit.expiry import Expiry
@@ -46,7 +46,7 @@ class Catalog:
         self.journal = Journal(database, storage, self.heartbeat, location)
         self.history = History(database)
         self.expiry = Expiry(database)
-        self.upkeep = Upkeep(database)
+        self.maintenance = MaintenanceState(database)
         self.sinks = Sinks(database, self.heartbeat)
         self.units = Units(database)
         self.witnesses = Witnesses(database, storage, location)
@@ -82,9 +82,9 @@ class Catalog:
                     raise
         raise Conflict("the table kept changing while it was read", table=table, advice="Run it again.")
 
-    def lake_row(self) -> Any:
+    def lake_row(self) -> LakeRow:
         with self.database.read() as tx:
-            return tx.execute(select(tables.lake)).one()
+            return to_lake(tx.execute(select(tables.lake)).one())
 
     def note_rollback(self) -> None:
         """Compare the units in storage with the catalog; a sink that must not go on shows why.

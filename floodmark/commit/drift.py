@@ -24,7 +24,10 @@ from pyiceberg.manifest import (
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot, ancestors_of
+from sqlalchemy import select
 
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database
 from floodmark.commit.metadata import (
     GC_ENABLED,
     MetadataFiles,
@@ -298,7 +301,7 @@ def _line_since(metadata: TableMetadata, newest: Snapshot | None, ours: int | No
 
 def drift_text(drift: Drift) -> str:
     """What happened, and what a repair would do; for errors, `doctor` and the preview."""
-    text, table = f"moved past Floodmark's door: {happened_text(drift)}", drift.table
+    text, table = f"changed by another writer: {happened_text(drift)}", drift.table
     if drift.elsewhere:
         return f"{text}; `floodmark repair {table}` says what came there, and what can be done"
     if drift.unclear:
@@ -313,7 +316,7 @@ def drift_text(drift: Drift) -> str:
         return f"{back}; {other_names_text(drift)}" if drift.other_names else back
     return (
         f"{text}; `floodmark repair {table} --apply` would take that in as a commit of `external`, if its rows fit, "
-        "with --put-back it would put the table back as Floodmark left it"
+        "with --revert it would revert the table to the state that Floodmark left"
     )
 
 
@@ -326,11 +329,11 @@ def other_names_text(drift: Drift) -> str:
 
 def ways_text(drift: Drift) -> str:
     table = drift.table
-    back = f"`floodmark repair {table} --put-back --apply` goes back to Floodmark's state"
+    back = f"`floodmark repair {table} --revert --apply` goes back to Floodmark's state"
     if drift.takeable:
-        return f"{back}, `floodmark repair {table} --take-in --apply` makes the other state Floodmark's"
+        return f"{back}, `floodmark repair {table} --accept --apply` makes the other state Floodmark's"
     return (
-        f"{back}; the other state cannot be taken in as it is: change it back with the engine that made it, "
+        f"{back}; the other state cannot be accepted as it is: change it back with the engine that made it, "
         f"or put the table back and bring it in anew, its shape by `floodmark apply`, its rows by `floodmark load`"
     )
 
@@ -374,15 +377,30 @@ def check_not_drifted(files: MetadataFiles, current: CurrentTable) -> None:
         kind = None if drift is None else drift.happened
     except FloodmarkError as error:
         # Only the description is missing; that the table drifted is certain.
-        happened, kind = f"what happened cannot be told now ({error.kind})", UNCLEAR
+        happened, kind = f"what happened cannot be found out now ({error.kind})", UNCLEAR
     raise Corrupt(
-        "the table was changed by another writer, past Floodmark's door",
+        "another writer changed the table",
         table=current.head.table,
         happened=kind,
         pointer=current.pointer or "none",
         pointer_expected=current.pointer_known,
         advice=(
-            f"Nothing was read or written. It was {happened}. Have whoever commits to this catalog directly stop, "
+            f"Nothing was read or written. It was {happened}. Stop the writer that commits to this catalog directly, "
             "then repair it (docs/operations.md)."
         ),
     )
+
+
+def with_names(database: Database, drift: Drift, location: str) -> Drift:
+    """Of a table that was dropped: under which other names the catalog has it. `location` is its folder."""
+    if drift.happened != DROPPED:
+        return drift
+    row = tables.iceberg_tables
+    query = select(row.c.table_namespace, row.c.table_name, row.c.metadata_location)
+    with database.read() as tx:
+        rows = [one for one in tx.execute(query) if str(one.metadata_location or "").startswith(location + "/")]
+    names = (
+        one.table_name if one.table_namespace == tables.NAMESPACE else f"{one.table_namespace}.{one.table_name}"
+        for one in rows
+    )
+    return replace(drift, other_names=tuple(sorted(names)))

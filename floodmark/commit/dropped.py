@@ -20,8 +20,8 @@ from sqlalchemy import Connection, and_, delete, exists, func, insert, literal, 
 
 from floodmark.catalog import tables
 from floodmark.catalog.history import LIVE, compared_snapshots, tables_at_in, to_head
-from floodmark.catalog.lineage import Lines
-from floodmark.commit.table_states import CONDEMNED_MS, Held, by_line, place_of
+from floodmark.catalog.lineage import Lineages
+from floodmark.commit.table_states import CONDEMNED_MS, HeldVersions, by_lineage, place_of
 from floodmark.errors import BelowRetention, Conflict, Invalid, NotFound
 from floodmark.model import MAIN, CurrentTable, Head
 
@@ -33,7 +33,7 @@ _PARKED = f"{'_' * 8}-____-____-____-{'_' * 12}/%"
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedTable:
     """A table that main does not have any more. `state`: its last one there; `dropped_version`: the one that ended it.
 
     held_version: the newest readable version that has this state. metadata_location: the newest metadata of the table,
@@ -52,7 +52,7 @@ class Dropped:
 # ── looking ──
 
 
-def find_dropped(tx: Connection, table: str, version: int | None = None) -> Dropped:
+def find_dropped(tx: Connection, table: str, version: int | None = None) -> DroppedTable:
     """The table of this name that was dropped last, or the one that a version had; as it was when it was dropped."""
     ids = _dropped_ids(tx, table)
     if version is not None:
@@ -101,7 +101,7 @@ def check_chunks(tx: Connection, table: str, table_id: str) -> None:
         )
 
 
-def last_state(tx: Connection, table_id: str) -> Dropped | None:
+def last_state(tx: Connection, table_id: str) -> DroppedTable | None:
     """A table as main had it last; None if main has it, or never dropped it."""
     head, commit, touched = tables.heads, tables.commits, tables.commit_tables
     if tx.execute(select(head.c.version).where(head.c.branch == MAIN, head.c.table_id == table_id)).first():
@@ -124,7 +124,7 @@ def last_state(tx: Connection, table_id: str) -> Dropped | None:
         commit.c.version < tombstone.version,
     )
     marker = select(tables.sources.c.version).where(tables.sources.c.scope == _parked(table_id, MARKER))
-    return Dropped(
+    return DroppedTable(
         state=to_head(row, MAIN),
         dropped_version=tombstone.version,
         held_version=tx.execute(held).scalar(),
@@ -199,7 +199,7 @@ def _id_at(tx: Connection, table: str, version: int) -> str:
     return there[table].table_id
 
 
-def _check_last(tx: Connection, found: Dropped, table: str, version: int) -> None:
+def _check_last(tx: Connection, found: DroppedTable, table: str, version: int) -> None:
     """A version selects the table; it comes back as it was when it was dropped, or its marks would be wrong."""
     at = next(head for head in tables_at_in(tx, version) if head.table == table)
     if at.version != found.state.version:
@@ -215,7 +215,7 @@ def _check_last(tx: Connection, found: Dropped, table: str, version: int) -> Non
         )
 
 
-def _check_free(tx: Connection, found: Dropped) -> None:
+def _check_free(tx: Connection, found: DroppedTable) -> None:
     name = found.state.table
     if (taken := taken_by(tx, name, found.state.table_id)) is not None:
         raise Invalid(
@@ -301,9 +301,9 @@ def forget_dropped(tx: Connection) -> None:
     known -= set(tx.execute(select(tables.heads.c.table_id).distinct()).scalars())
     if not known:
         return
-    lines = Lines.read(tx)
+    lineages = Lineages.read(tx)
     live = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.state == LIVE))
-    held = Held(lines.all(), [place_of(lines, one) for one in live])
+    held = HeldVersions(lineages.all(), [place_of(lineages, one.branch, one.version) for one in live])
     for table_id in sorted(known):
         states = list(
             tx.execute(
@@ -313,7 +313,7 @@ def forget_dropped(tx: Connection) -> None:
                 .order_by(touched.c.version)
             )
         )
-        seen = held.seen(by_line([place_of(lines, one) for one in states]))
+        seen = held.seen(by_lineage([place_of(lineages, one.branch, one.version) for one in states]))
         if any(one.version in seen and one.metadata_location for one in states):
             continue
         tx.execute(delete(row).where(row.c.scope.like(f"{table_id}/%")))

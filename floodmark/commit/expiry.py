@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, literal, select, update
 
@@ -23,12 +23,12 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import EXPIRED, LIVE, tables_at_in, to_head
-from floodmark.catalog.lineage import Line, Lines
+from floodmark.catalog.lineage import Lineage, Lineages
 from floodmark.commit.dropped import forget_dropped
 from floodmark.commit.journal import STAGED, STAGING
-from floodmark.commit.table_states import CONDEMNED_MS, Held, Looking, Place, TableStates, by_line, place_of
+from floodmark.commit.table_states import CONDEMNED_MS, HeldVersions, Looking, Place, TableStates, by_lineage, place_of
 from floodmark.failpoints import hit
-from floodmark.model import BEGINNING, Head
+from floodmark.model import BEGINNING, Head, Scalar
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Expiry:
     def __init__(self, database: Database) -> None:
         self._database = database
         # By grace: the catalog state behind the result, when it was computed, and the result.
-        self._counted: dict[int, tuple[tuple[Any, ...], float, int]] = {}
+        self._counted: dict[int, tuple[tuple[Scalar, ...], float, int]] = {}
 
     def expirable(self, before_ms: int) -> list[int]:
         """The versions that `expire` would mark now."""
@@ -192,10 +192,10 @@ class Expiry:
         """Every table with its readable states; without tables that have none."""
         touched, commit = tables.commit_tables, tables.commits
         with self._database.read() as tx:
-            lines = Lines.read(tx)
+            lineages = Lineages.read(tx)
             live = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.state == LIVE))
-            places = [place_of(lines, row) for row in live]
-            held = Held(lines.all(), places)
+            places = [place_of(lineages, row.branch, row.version) for row in live]
+            held = HeldVersions(lineages.all(), places)
             head = tables.heads
             heads = {(row.table_id, row.version) for row in tx.execute(select(head.c.table_id, head.c.version))}
             query = (
@@ -207,7 +207,7 @@ class Expiry:
         found = []
         for table_id, some in groupby(rows, key=lambda row: str(row.table_id)):
             states = {row.version: to_head(row, row.branch) for row in some}
-            starts = by_line([place_of(lines, state) for state in states.values()])
+            starts = by_lineage([place_of(lineages, state.branch, state.version) for state in states.values()])
             seen = [states[version] for version in sorted(held.seen(starts)) if states[version].metadata_location]
             now = frozenset(version for one, version in heads if one == table_id)
             if seen:
@@ -219,9 +219,9 @@ class Expiry:
         """How many states of a table readable versions see."""
         touched, commit = tables.commit_tables, tables.commits
         with self._database.read() as tx:
-            lines = Lines.read(tx)
+            lineages = Lineages.read(tx)
             live = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.state == LIVE))
-            held = Held(lines.all(), [place_of(lines, row) for row in live])
+            held = HeldVersions(lineages.all(), [place_of(lineages, row.branch, row.version) for row in live])
             query = (
                 select(touched.c.version, touched.c.metadata_location, commit.c.branch)
                 .join(commit, commit.c.version == touched.c.version)
@@ -229,7 +229,7 @@ class Expiry:
                 .order_by(touched.c.version)
             )
             rows = list(tx.execute(query))
-            seen = held.seen(by_line([place_of(lines, row) for row in rows]))
+            seen = held.seen(by_lineage([place_of(lineages, row.branch, row.version) for row in rows]))
         return sum(row.version in seen and row.metadata_location != "" for row in rows)
 
     def count_dead(self, grace_ms: int, *, age_s_max: float = 0.0) -> int:
@@ -255,18 +255,18 @@ class Expiry:
         return dead
 
 
-def _look_from(held: Held, starts: Mapping[str, list[int]], places: Iterable[Place]) -> dict[int, int | None]:
+def _look_from(held: HeldVersions, starts: Mapping[str, list[int]], places: Iterable[Place]) -> dict[int, int | None]:
     return {place[1]: held.look(starts, place) for place in places}
 
 
 def _unheld(tx: Connection, before_ms: int) -> list[int]:
     commit, operation = tables.commits, tables.operations
-    lines = Lines.read(tx)
+    lineages = Lineages.read(tx)
     held = {
         *tx.execute(select(tables.branches.c.head_version)).scalars(),
         *tx.execute(select(tables.branches.c.base_version)).scalars(),
         *tx.execute(select(tables.pins.c.version)).scalars(),
-        *(version for line in lines.living() for version in _needed_to_merge(line)),
+        *(version for lineage in lineages.living() for version in _needed_to_merge(lineage)),
     }
     # A running operation plans on the head that it finds, and again on newer ones: it holds its base and all since.
     at_work = tx.execute(
@@ -278,14 +278,14 @@ def _unheld(tx: Connection, before_ms: int) -> list[int]:
         .order_by(commit.c.version)
     ).all()
     # Without the newest of every existing branch: the branch was in that state when the window began.
-    newest = {lines.owner(row.branch, row.version).id: row.version for row in old}
-    held |= {newest[line.id] for line in lines.living() if line.id in newest}
+    newest = {lineages.owner(row.branch, row.version).id: row.version for row in old}
+    held |= {newest[lineage.id] for lineage in lineages.living() if lineage.id in newest}
     return [row.version for row in old if row.version not in held and (at_work is None or row.version < at_work)]
 
 
-def _needed_to_merge(line: Line) -> set[int]:
+def _needed_to_merge(lineage: Lineage) -> set[int]:
     """The versions that a branch's next merge with its parent, either way, starts from."""
-    return {line.base_version, line.common_version, line.sent_version, line.taken_version}
+    return {lineage.base_version, lineage.common_version, lineage.sent_version, lineage.taken_version}
 
 
 def _raise_floors(tx: Connection, now_ms: int) -> None:
@@ -328,8 +328,8 @@ def _raise_floors(tx: Connection, now_ms: int) -> None:
 
 def _merge_marks(tx: Connection) -> Iterable[tuple[str, int]]:
     """Tables and their sequences at the versions that merges of branches start from."""
-    lines = [line for line in Lines.read(tx).living() if line.parent is not None]
-    for version in {version for line in lines for version in _needed_to_merge(line)}:
+    lineages = [lineage for lineage in Lineages.read(tx).living() if lineage.parent is not None]
+    for version in {version for lineage in lineages for version in _needed_to_merge(lineage)}:
         yield from ((head.table_id, head.sequence) for head in tables_at_in(tx, version))
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.database import Database
-from floodmark.catalog.processes import Heartbeat
+from floodmark.catalog.database import Database, SqlRow
+from floodmark.catalog.history import branch_head
+from floodmark.catalog.leases import OPERATION, Heartbeat, Holder, Runs, end_turns, to_holder
 from floodmark.catalog.riders import AuditRider, Rider
 from floodmark.catalog.tables import CLEANED, LOOK_ONCE_MORE
 from floodmark.commit.seal import INLINE_BYTES_MAX, Seal, seal_hash
@@ -49,18 +49,40 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Judged:
+class UnfinishedOperation:
+    """The journal's row of an operation that has not ended, or that may have files left; with its holder.
+
+    `folders` is the column's text: recovery must get past a row that cannot be understood.
+    """
+
+    id: str
+    kind: str
+    state: str
+    branch: str
+    actor: str
+    message: str
+    base_version: int
+    folders: str
+    version: int | None
+    cleaned: int
+    ended_ms: int | None
+    seal_hash: str | None
+    holder: Holder
+
+    @property
+    def judged(self) -> JudgedState:
+        return JudgedState(self.state, self.seal_hash)
+
+
+@dataclass(frozen=True)
+class JudgedState:
     """What a recovering process judged: the operation's state, and the seal it had then (each seal is distinct)."""
 
     state: str
     seal_hash: str | None
 
-    @classmethod
-    def of(cls, row: Any) -> Judged:
-        return cls(row.state, row.seal_hash)
 
-
-class Moved(Exception):
+class OperationChanged(Exception):
     """The operation changed after it was judged: its writer lives, or another process settles it. Judge it again."""
 
 
@@ -70,9 +92,9 @@ class Journal:
         self._storage = storage
         self._heartbeat = heartbeat
         self._location = location
-        # Operations that run in this process right now. One of this process that is missing here ended without an
-        # answer (CommitUnknown), and is as dead as one of a killed process.
-        self.active: set[str] = set()
+        self._runs = Runs(OPERATION, heartbeat)
+        # Operations that run in this process right now.
+        self.active = self._runs.active
 
     def begin(
         self,
@@ -102,31 +124,30 @@ class Journal:
                 self._heartbeat.beat(tx, now)
                 base = self._branch_head(tx, branch)
                 base = base if held_version is None else min(base, held_version)
-                tx.execute(
-                    insert(tables.operations).values(
-                        id=operation,
-                        kind=kind,
-                        state=STAGING,
-                        branch=branch,
-                        actor=actor,
-                        message=message,
-                        process=self._heartbeat.id,
-                        base_version=base,
-                        begun_ms=now,
-                        folders=json.dumps(folders),
-                        cleaned=0,
-                    )
-                )
+                begun = {
+                    "id": operation,
+                    "kind": kind,
+                    "state": STAGING,
+                    "branch": branch,
+                    "actor": actor,
+                    "message": message,
+                    "process": self._heartbeat.id,
+                    "base_version": base,
+                    "begun_ms": now,
+                    "folders": json.dumps(folders),
+                    "cleaned": 0,
+                }
+                tx.execute(_BEGIN, begun)
         except BaseException:
             self.active.discard(operation)
             raise
         return Operation(operation, kind, STAGING, branch, actor, message, base, folders)
 
     def _branch_head(self, tx: Connection, branch: str) -> int:
-        head = tx.execute(select(tables.branches.c.head_version).where(tables.branches.c.name == branch)).scalar()
+        head = branch_head(tx, branch)
         if head is None:
             raise NotFound("there is no such branch", branch=branch)
-        return int(head)
+        return head
 
     def add_table(self, operation: Operation, table_location: str) -> Operation:
         """Record the folders that the operation is about to write into, so that recovery finds them."""
@@ -148,22 +169,20 @@ class Journal:
         Returns whether the seal is a separate object, which must be deleted when the operation ends.
         """
         text = seal.to_text()
-        values: dict[str, Any] = {"state": STAGED, "seal_hash": seal_hash(text), "seal": text}
-        if len(text) > INLINE_BYTES_MAX:
+        values: dict[str, str | None] = {"state": STAGED, "seal_hash": seal_hash(text), "seal": text}
+        sealed_apart = len(text) > INLINE_BYTES_MAX
+        if sealed_apart:
             # A name of its own: the record that it replaces stays whole until it is replaced.
-            values["seal"], values["seal_location"] = None, join(operation.folders[0], f"seal-{clock.new_id()}.json")
+            location = join(operation.folders[0], f"seal-{clock.new_id()}.json")
+            values |= {"seal": None, "seal_location": location}
             # Crash here: the object is in the operation's own folder, which recovery deletes.
             with self._storage.batch():
-                self._storage.put(values["seal_location"], text.encode())
+                self._storage.put(location, text.encode())
         with self._database.write() as tx:
-            changed = tx.execute(
-                update(tables.operations)
-                .where(tables.operations.c.id == operation.id, tables.operations.c.state.in_((STAGING, STAGED)))
-                .values(**values)
-            ).rowcount
+            changed = tx.execute(_SEAL, {"operation": operation.id, **values}).rowcount
         if changed == 0:
             raise fenced(operation.id)
-        return values["seal"] is None
+        return sealed_apart
 
     def read_seal(self, operation: str) -> Seal | None:
         """What a staged operation will do; None if it is not staged any more, because another process settled it."""
@@ -182,7 +201,7 @@ class Journal:
                 ) from error
         return Seal.from_text(operation, text or "", row.seal_hash or "")
 
-    def _sealed_row(self, operation: str) -> Any:
+    def _sealed_row(self, operation: str) -> SqlRow | None:
         query = select(tables.operations).where(
             tables.operations.c.id == operation, tables.operations.c.state == STAGED
         )
@@ -206,28 +225,28 @@ class Journal:
         audit: AuditRider | None = None,
         *,
         given_up: bool = False,
-        judged: Judged | None = None,
+        judged: JudgedState | None = None,
     ) -> tuple[Operation | None, bool]:
         """Fence an operation that is not published: from now on its writer cannot publish it. Idempotent.
 
         Returns its row after that (None: it was never begun; `published`: the writer was quicker), and whether this
         call fenced it. `given_up`: an operator gives it up, even if its row cannot be understood. `judged`: what the
-        caller judged; raises Moved if the operation changed since.
+        caller judged; raises OperationChanged if the operation changed since.
         """
         with self._database.write() as tx:
             query = select(tables.operations).where(tables.operations.c.id == operation)
             row = tx.execute(query.with_for_update()).first()
             if row is None or row.state in (PUBLISHED, ABANDONED):
                 return (None if row is None else to_operation(row)), False
-            if judged is not None and judged != Judged.of(row):
-                raise Moved(operation)
+            if judged is not None and judged != JudgedState(row.state, row.seal_hash):
+                raise OperationChanged(operation)
             now = self._database.now_ms(tx)
             tx.execute(
                 update(tables.operations)
                 .where(tables.operations.c.id == operation)
                 .values(state=ABANDONED, ended_ms=now, seal=None)
             )
-            tx.execute(delete(tables.turns).where(tables.turns.c.operation == operation))
+            end_turns(tx, operation)
             if audit is not None:
                 audit.apply(tx, operation, None, now)
             return to_operation(row, state=ABANDONED, given_up=given_up), True
@@ -239,11 +258,8 @@ class Journal:
 
     def mark_published(self, tx: Connection, operation: str, version: int, ended_ms: int, *, cleaned: bool) -> None:
         """Inside the publish transaction only: the operation is true from its COMMIT on."""
-        tx.execute(
-            update(tables.operations)
-            .where(tables.operations.c.id == operation)
-            .values(state=PUBLISHED, version=version, ended_ms=ended_ms, seal=None, cleaned=int(cleaned))
-        )
+        ended = {"state": PUBLISHED, "version": version, "ended_ms": ended_ms, "seal": None, "cleaned": int(cleaned)}
+        tx.execute(_CHANGE, {"operation": operation, **ended})
 
     def mark_restless(self, operation: str, now_ms: int) -> None:
         """Files appeared again in an abandoned operation's folders: its quiet time starts again."""
@@ -276,30 +292,44 @@ class Journal:
                 found.update({row.id: row.state for row in tx.execute(some)})
         return found
 
-    def unfinished(self) -> tuple[list[Any], int]:
+    def unfinished(self) -> tuple[list[UnfinishedOperation], int]:
         """Every operation that has not ended, with its holder's heartbeat, and the database's time: one query."""
-        table, process = tables.operations, tables.processes
-        query = (
-            select(
-                table,
-                process.c.host,
-                process.c.boot_id,
-                process.c.pid_namespace,
-                process.c.pid,
-                process.c.started,
-                process.c.beat_ms,
-                process.c.lease_ms,
-            )
-            .join(process, process.c.id == table.c.process, isouter=True)
-            .where(tables.unfinished)
-            .order_by(table.c.id)
-        )
         with self._database.read() as tx:
-            rows = list(tx.execute(query))
+            rows = [_to_unfinished(row) for row in tx.execute(_UNFINISHED)]
             return rows, self._database.now_ms(tx) if rows else 0
 
-    def is_own(self, row: Any) -> bool:
-        return bool(row.process == self._heartbeat.id)
+    def is_own(self, operation: UnfinishedOperation) -> bool:
+        """Whether this process began it."""
+        return self._runs.is_own(operation.holder)
+
+    def is_dead(self, operation: UnfinishedOperation, now_ms: int) -> bool:
+        """Whether no process works on it any more."""
+        return not self._runs.is_held(operation.holder, now_ms)
+
+
+# Statements of every commit, made once. Other parameters than the row's id are its new values.
+_BEGIN = insert(tables.operations)
+_CHANGE = update(tables.operations).where(tables.operations.c.id == bindparam("operation"))
+_SEAL = _CHANGE.where(tables.operations.c.state.in_((STAGING, STAGED)))
+_UNFINISHED = OPERATION.select(*tables.operations.c).where(tables.unfinished).order_by(tables.operations.c.id)
+
+
+def _to_unfinished(row: SqlRow) -> UnfinishedOperation:
+    return UnfinishedOperation(
+        row.id,
+        row.kind,
+        row.state,
+        row.branch,
+        row.actor,
+        row.message,
+        row.base_version,
+        row.folders,
+        row.version,
+        row.cleaned,
+        row.ended_ms,
+        row.seal_hash,
+        to_holder(row),
+    )
 
 
 def all_files(storage: Storage, folder: str) -> Iterator[Entry]:
@@ -315,13 +345,13 @@ def own_folders(operation: str, table_locations: Sequence[str]) -> tuple[str, ..
 
 def fenced(operation: str) -> Fenced:
     return Fenced(
-        "this operation was taken over and undone by a healer",
+        "this operation was undone by recovery",
         operation=operation,
         advice="Nothing of it is left; run it again if its rows are still wanted.",
     )
 
 
-def to_operation(row: Any, state: str | None = None, *, given_up: bool = False) -> Operation:
+def to_operation(row: SqlRow | UnfinishedOperation, state: str | None = None, *, given_up: bool = False) -> Operation:
     try:
         folders = tuple(str(folder) for folder in json.loads(row.folders))
     except (ValueError, TypeError) as error:

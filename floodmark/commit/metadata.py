@@ -11,7 +11,7 @@ import secrets
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TypedDict
 
 from cachetools import LRUCache
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile, read_manifest_list
@@ -35,6 +35,18 @@ SNAPSHOT_ID_MAX = 2**63 - 1
 # Iceberg's switch for clean-up by other engines, and what the table had there before it was the lake's ("": nothing).
 GC_ENABLED, GC_OFF = "gc.enabled", "false"
 GC_BEFORE = "floodmark.gc-enabled-before"
+
+
+class _Changes(TypedDict, total=False):
+    """Fields of a table's metadata that a commit changes."""
+
+    last_sequence_number: int | None
+    last_updated_ms: int
+    current_snapshot_id: int | None
+    snapshots: list[Snapshot]
+    snapshot_log: list[SnapshotLogEntry]
+    metadata_log: list[MetadataLogEntry]
+    refs: dict[str, SnapshotRef]
 
 
 def new_snapshot_id() -> int:
@@ -73,7 +85,7 @@ def add_snapshot(
             for name, ref in metadata.refs.items()
             if (name == MAIN and MAIN in live_refs) or live_refs.get(name) == ref.snapshot_id
         }
-        without: dict[str, Any] = {"refs": living, "snapshots": _without_gone(metadata, living, keep)}
+        without: _Changes = {"refs": living, "snapshots": _without_gone(metadata, living, keep)}
         if MAIN not in live_refs:
             # Main dropped the table, and a branch that was created before goes on with it.
             without |= {"current_snapshot_id": None, "snapshot_log": []}
@@ -91,7 +103,7 @@ def add_snapshot(
     log = [entry for entry in metadata.snapshot_log if entry.snapshot_id in ids]
     if branch == MAIN:
         log.append(SnapshotLogEntry(snapshot_id=snapshot.snapshot_id, timestamp_ms=snapshot.timestamp_ms))
-    changed: dict[str, Any] = {
+    changed: _Changes = {
         "last_sequence_number": snapshot.sequence_number,
         "last_updated_ms": snapshot.timestamp_ms,
         "snapshots": [_without_lost_parent(one, ids) for one in kept],

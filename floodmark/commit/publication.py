@@ -276,7 +276,7 @@ class Publication:
             # For any reason: it was not abandoned, or it is published and cannot be read.
             catalog.heartbeat.disown(self.operation.id)
             raise CommitUnknown(
-                "the outcome of this operation cannot be told", operation=self.operation.id, cause=error
+                "the outcome of this operation is unknown", operation=self.operation.id, cause=error
             ) from unreachable
         if commit is not None:
             if isinstance(error, Exception):
@@ -308,7 +308,7 @@ class Publication:
                 self._catalog.journal.mark_cleaned(operation.id)
         except Unavailable as error:
             # Fenced and journalled: the next recovery deletes them.
-            log.get(operation.id).warning("files of an abandoned operation stay for healing", cause=str(error))
+            log.get(operation.id).warning("files of an abandoned operation stay for recovery", cause=str(error))
 
     def _end(self) -> None:
         self._catalog.journal.active.discard(self.operation.id)

@@ -13,26 +13,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
 from floodmark import log
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
-from floodmark.catalog.history import History
-from floodmark.catalog.lineage import ENDED, Lines
+from floodmark.catalog.history import History, branch_head
+from floodmark.catalog.leases import NotYourTurn, Turns, end_turns
+from floodmark.catalog.lineage import ENDED, Lineages
 from floodmark.catalog.pointers import drop_table, insert_table, move_table, take_table
 from floodmark.catalog.riders import AuditRider, PlanAgain, Rider
 from floodmark.commit.build import Attempt, Builder, BuiltTable, Recheck
 from floodmark.commit.dropped import current_dropped, taken_by
-from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGED, Journal, Judged, Moved, Operation, all_files, fenced
+from floodmark.commit.journal import (
+    ABANDONED,
+    PUBLISHED,
+    STAGED,
+    Journal,
+    JudgedState,
+    Operation,
+    OperationChanged,
+    all_files,
+    fenced,
+)
 from floodmark.commit.metadata import MetadataFiles, small_files_change
 from floodmark.commit.seal import CREATE, DROP, TAKE, UNDROP, Seal
-from floodmark.commit.turns import NotYourTurn, Turns
 from floodmark.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, CurrentTable, TableCommit
 from floodmark.storage import Storage
+
+# Statements of every publish, made once. Parameters that no condition has are new values.
+_COMMIT = insert(tables.commits)
+_COMMIT_TABLES = insert(tables.commit_tables)
+_BRANCH = update(tables.branches).where(tables.branches.c.name == bindparam("branch"))
+_LAKE = update(tables.lake).where(tables.lake.c.id == 1)
+_OPERATION = (
+    select(tables.operations.c.state, tables.operations.c.version, tables.operations.c.seal_hash)
+    .where(tables.operations.c.id == bindparam("operation"))
+    .with_for_update()
+)
+_HEAD = select(tables.heads.c.snapshot, tables.heads.c.schema_id, tables.heads.c.spec_id).where(
+    tables.heads.c.branch == bindparam("branch"), tables.heads.c.table_id == bindparam("table_id")
+)
 
 
 def record_commit(
@@ -44,19 +68,18 @@ def record_commit(
     committed_ms: int,
 ) -> None:
     """The history, the branch's head, and the lake's version. A dropped table's row has no metadata location."""
-    tx.execute(
-        insert(tables.commits).values(
-            version=version,
-            parent=parent,
-            branch=operation.branch,
-            operation=operation.id,
-            kind=operation.kind,
-            actor=operation.actor,
-            message=operation.message,
-            committed_ms=committed_ms,
-            state="live",
-        )
-    )
+    commit = {
+        "version": version,
+        "parent": parent,
+        "branch": operation.branch,
+        "operation": operation.id,
+        "kind": operation.kind,
+        "actor": operation.actor,
+        "message": operation.message,
+        "committed_ms": committed_ms,
+        "state": "live",
+    }
+    tx.execute(_COMMIT, commit)
     rows = [
         {
             "version": version,
@@ -78,12 +101,12 @@ def record_commit(
         for built in built_tables
     ]
     if rows:
-        tx.execute(insert(tables.commit_tables), rows)
+        tx.execute(_COMMIT_TABLES, rows)
     # Also if no table moved: writers that wait for the turn must not wait for its lease.
-    tx.execute(delete(tables.turns).where(tables.turns.c.operation == operation.id))
+    end_turns(tx, operation.id)
     _record_deletions(tx, built_tables, version)
-    tx.execute(update(tables.branches).where(tables.branches.c.name == operation.branch).values(head_version=version))
-    tx.execute(update(tables.lake).where(tables.lake.c.id == 1).values(version=version))
+    tx.execute(_BRANCH, {"branch": operation.branch, "head_version": version})
+    tx.execute(_LAKE, {"version": version})
 
 
 def _record_deletions(tx: Connection, built_tables: Sequence[BuiltTable], version: int) -> None:
@@ -143,14 +166,14 @@ class Publisher:
         audit: AuditRider | None = None,
         leftovers: bool = False,
         recheck: Recheck | None = None,
-        judged: Judged | None = None,
+        judged: JudgedState | None = None,
     ) -> Commit:
         """Build and publish a sealed operation; again from the new heads if it lost a race. Bounded, then Conflict.
 
         `points` prefixes the failpoints: the operation's kind, or `heal`. `leftovers`: the operation may have files
         that the seal does not name. `recheck` checks whether a checked edit fits a head that moved; without `recheck`
-        it does not fit. `judged`: a recovering process publishes this seal only; raises Moved if the writer has sealed
-        another since. Returns the commit, also if another process published the same operation meanwhile. Raises
+        it does not fit. `judged`: a recovering process publishes this seal only; raises OperationChanged if the writer
+        has sealed another since. Returns the commit, also if another process published the operation meanwhile. Raises
         AlreadyCommitted for a batch that another operation published, and PlanAgain if an edit must be planned again;
         then nothing has happened.
         """
@@ -220,7 +243,7 @@ class Publisher:
         attempt: Attempt,
         points: str,
         audit: AuditRider | None,
-        judged: Judged | None,
+        judged: JudgedState | None,
         *,
         cleaned: bool,
     ) -> Commit:
@@ -257,25 +280,21 @@ class Publisher:
             tables=tuple(table_commit(built) for built in attempt.moved),
         )
 
-    def _check_operation(self, tx: Connection, operation: Operation, judged: Judged | None) -> int:
+    def _check_operation(self, tx: Connection, operation: Operation, judged: JudgedState | None) -> int:
         """The operation may still be published, and its branch exists. Returns the branch's head version."""
-        table = tables.operations
-        query = select(table.c.state, table.c.version, table.c.seal_hash).where(table.c.id == operation.id)
-        row = tx.execute(query.with_for_update()).first()
+        row = tx.execute(_OPERATION, {"operation": operation.id}).first()
         if row is None:
             raise Corrupt("the operation vanished from the journal", operation=operation.id)
         if row.state != STAGED:
             raise _Settled(replace(operation, state=row.state, version=row.version))
-        if judged is not None and judged != Judged.of(row):
-            raise Moved(operation.id)
-        head = tx.execute(
-            select(tables.branches.c.head_version).where(tables.branches.c.name == operation.branch)
-        ).scalar()
+        if judged is not None and judged != JudgedState(row.state, row.seal_hash):
+            raise OperationChanged(operation.id)
+        head = branch_head(tx, operation.branch)
         if head is None:
-            if Lines.read(tx).state(operation.branch) == ENDED:
+            if Lineages.read(tx).state(operation.branch) == ENDED:
                 raise Conflict("the branch was deleted meanwhile", branch=operation.branch)
             raise Corrupt("the branch has no row in the catalog", branch=operation.branch)
-        return int(head)
+        return head
 
     def _check_table(self, tx: Connection, built: BuiltTable) -> None:
         if built.edit.action == CREATE:
@@ -292,11 +311,7 @@ class Publisher:
             if tx.execute(mine).scalar() is not None:
                 raise PlanAgain(built.edit.table, "the branch got the table meanwhile")
             branch = old.branch
-        row = tx.execute(
-            select(head.c.snapshot, head.c.schema_id, head.c.spec_id).where(
-                head.c.branch == branch, head.c.table_id == built.edit.table_id
-            )
-        ).first()
+        row = tx.execute(_HEAD, {"branch": branch, "table_id": built.edit.table_id}).first()
         if row is None or old is None or tuple(row) != (old.snapshot, old.schema_id, old.spec_id):
             raise _HeadMoved()
 
@@ -369,7 +384,7 @@ class Publisher:
             self._journal.mark_cleaned(operation.id, look_once_more=not last)
         except (Unavailable, NotFound) as error:
             # Not found: another process has cleaned it, and then swept the state of its commit.
-            log.get(operation.id).warning("files of lost attempts stay for healing", cause=str(error))
+            log.get(operation.id).warning("files of lost attempts stay for recovery", cause=str(error))
             return 0
         return len(extra)
 

@@ -13,18 +13,26 @@ finds it by its row (`cleaned` is 0) and deletes them.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from floodmark import log
-from floodmark.catalog.lineage import ENDED, Lines
-from floodmark.catalog.processes import is_dead
+from floodmark.catalog.lineage import ENDED, Lineages
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain
 from floodmark.commit.catalog import Catalog
-from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGED, STAGING, STATES, Judged, Moved, to_operation
+from floodmark.commit.journal import (
+    ABANDONED,
+    PUBLISHED,
+    STAGED,
+    STAGING,
+    STATES,
+    OperationChanged,
+    UnfinishedOperation,
+    to_operation,
+)
+from floodmark.commit.seal import Seal
 from floodmark.errors import Busy, Conflict, Corrupt, Incomplete, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
-from floodmark.model import Commit, HealReport
+from floodmark.model import Commit, RecoveryReport
 
 # Executors may outlive their driver and write into an abandoned folder: recovery checks it again for this long.
 QUIET_MS = 10 * 60_000
@@ -34,12 +42,14 @@ JUDGEMENTS_MAX = 5
 BRANCH_GONE = "its branch is gone"
 
 
-class Healer:
+class Recovery:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._looked: dict[str, float] = {}
 
-    def heal(self, *, look_again: bool = False, discard: Collection[str] = (), pass_drifted: bool = True) -> HealReport:
+    def recover(
+        self, *, look_again: bool = False, discard: Collection[str] = (), pass_drifted: bool = True
+    ) -> RecoveryReport:
         """Settle every dead operation. One that cannot be understood is kept, named, and refused with Corrupt.
 
         An operation on a table that another writer moved waits until the table is repaired. Writes to this table are
@@ -54,10 +64,10 @@ class Healer:
             moved: set[str] = set()
             for row in rows:
                 try:
-                    self._heal_row(row, now, report, look_again=look_again, given_up=row.id in discard)
+                    self._recover_operation(row, now, report, look_again=look_again, given_up=row.id in discard)
                 except Corrupt as error:
                     report.refused[row.id] = error
-                except Moved:
+                except OperationChanged:
                     moved.add(row.id)
             if not moved:
                 break
@@ -69,12 +79,14 @@ class Healer:
             raise next(iter(report.refused.values()))
         return report.done()
 
-    def _heal_row(self, row: Any, now: int, report: _Report, *, look_again: bool, given_up: bool) -> None:
+    def _recover_operation(
+        self, row: UnfinishedOperation, now: int, report: _Report, *, look_again: bool, given_up: bool
+    ) -> None:
         if row.state == ABANDONED:
             self._look(row, now, report, look_again)
         elif row.state == PUBLISHED:
-            if self._is_dead(row, now):
-                commit = self._catalog.history.commit(row.version)
+            if self._catalog.journal.is_dead(row, now):
+                commit = self._catalog.history.commit(row.version or 0)
                 report.files_deleted += self._catalog.publisher.clean(to_operation(row), commit)
         elif given_up:
             self._roll_back(row, "discarded", "given up by an operator", report, given_up=True)
@@ -85,11 +97,11 @@ class Healer:
                 state=row.state,
                 advice="It is kept as it is. Upgrade Floodmark, or `floodmark recover --discard OPERATION --apply`.",
             )
-        elif self._is_dead(row, now):
+        elif self._catalog.journal.is_dead(row, now):
             hit("heal.found")
             self._settle(row, report)
 
-    def _check_discard(self, rows: list[Any], now: int, discard: Collection[str]) -> None:
+    def _check_discard(self, rows: Sequence[UnfinishedOperation], now: int, discard: Collection[str]) -> None:
         """Only a stuck operation may be given up: not one that still runs, and not one that has ended."""
         unfinished = {row.id: row for row in rows if row.state not in (ABANDONED, PUBLISHED)}
         for operation in discard:
@@ -98,15 +110,11 @@ class Healer:
                 raise NotFound(
                     "no unfinished operation has this id", operation=operation, advice="`floodmark status` lists them."
                 )
-            if not self._is_dead(row, now):
-                raise Busy("this operation is still at work", operation=operation, pid=row.pid, host=row.host)
+            if not self._catalog.journal.is_dead(row, now):
+                pid, host = (None, None) if row.holder.row is None else (row.holder.row.pid, row.holder.row.host)
+                raise Busy("this operation is still at work", operation=operation, pid=pid, host=host)
 
-    def _is_dead(self, row: Any, now: int) -> bool:
-        if self._catalog.journal.is_own(row):
-            return row.id not in self._catalog.journal.active
-        return is_dead(row, now)
-
-    def _settle(self, row: Any, report: _Report) -> None:
+    def _settle(self, row: UnfinishedOperation, report: _Report) -> None:
         if self._branch_is_gone(row):
             self._roll_back(row, "discarded", BRANCH_GONE, report)
             return
@@ -124,7 +132,7 @@ class Healer:
             return
         self._roll_forward(row, seal, report)
 
-    def _waits_for_repair(self, row: Any, seal: Any, report: _Report) -> bool:
+    def _waits_for_repair(self, row: UnfinishedOperation, seal: Seal, report: _Report) -> bool:
         """Whether a table of the operation drifted. Checked before anything is built: every write checks again."""
         # Imported late: finding that nothing is dead does not need Iceberg's code.
         from floodmark.commit.drift import check_not_drifted
@@ -137,12 +145,12 @@ class Healer:
             report.waiting.append(row.id)
         return bool(drifted)
 
-    def _roll_forward(self, row: Any, seal: Any, report: _Report) -> None:
+    def _roll_forward(self, row: UnfinishedOperation, seal: Seal, report: _Report) -> None:
         operation = to_operation(row)
-        audit = AuditRider(row.kind, STAGED, "rolled_forward", "sealed with an identity; published by a healer")
+        audit = AuditRider(row.kind, STAGED, "rolled_forward", "sealed with an identity; published by recovery")
         try:
             commit = self._catalog.publisher.publish(
-                operation, seal, points="heal", audit=audit, leftovers=True, judged=Judged.of(row)
+                operation, seal, points="heal", audit=audit, leftovers=True, judged=row.judged
             )
         except AlreadyCommitted as already:
             self._roll_back(row, "rolled_back", f"its batch came in as version {already.version}", report)
@@ -164,11 +172,13 @@ class Healer:
             self._roll_back(row, "rolled_back", f"it does not fit the tables any more: {again.reason}", report)
             return
         report.rolled_forward.append(row.id)
-        log.get(row.id).warning("healed", outcome="rolled_forward", version=commit.version, kind=row.kind)
+        log.get(row.id).warning("recovered", outcome="rolled_forward", version=commit.version, kind=row.kind)
 
-    def _roll_back(self, row: Any, outcome: str, detail: str, report: _Report, *, given_up: bool = False) -> None:
+    def _roll_back(
+        self, row: UnfinishedOperation, outcome: str, detail: str, report: _Report, *, given_up: bool = False
+    ) -> None:
         operation, was_us = self._catalog.journal.abandon(
-            row.id, AuditRider(row.kind, row.state, outcome, detail), given_up=given_up, judged=Judged.of(row)
+            row.id, AuditRider(row.kind, row.state, outcome, detail), given_up=given_up, judged=row.judged
         )
         # Crash here: fenced, with its audit row; the next recovery deletes its files.
         hit("heal.fenced")
@@ -178,9 +188,9 @@ class Healer:
         hit("heal.files_deleted")
         if was_us:
             (report.discarded if outcome == "discarded" else report.rolled_back).append(row.id)
-            log.get(row.id).warning("healed", outcome=outcome, detail=detail, kind=row.kind)
+            log.get(row.id).warning("recovered", outcome=outcome, detail=detail, kind=row.kind)
 
-    def _look(self, row: Any, now: int, report: _Report, look_again: bool) -> None:
+    def _look(self, row: UnfinishedOperation, now: int, report: _Report, look_again: bool) -> None:
         """Delete the files that appeared in an abandoned operation's folders. Age only ends the checks."""
         if not look_again and time.monotonic() - self._looked.get(row.id, float("-inf")) < LOOK_EVERY_S:
             return
@@ -194,14 +204,14 @@ class Healer:
             self._catalog.journal.mark_cleaned(row.id, look_once_more=True)
             self._looked.pop(row.id, None)
 
-    def _branch_is_gone(self, row: Any) -> bool:
+    def _branch_is_gone(self, row: UnfinishedOperation) -> bool:
         """Whether the branch ended, by its row. No row, or rows that disagree: Corrupt, and the operation is kept."""
         try:
             with self._catalog.database.read() as tx:
-                return Lines.read(tx).state(row.branch) == ENDED
+                return Lineages.read(tx).state(row.branch) == ENDED
         except Corrupt as error:
             raise Corrupt(
-                "nobody can tell whether the branch of this operation is there",
+                "the catalog does not show whether the branch of this operation exists",
                 operation=row.id,
                 branch=row.branch,
                 cause=error.message,
@@ -219,8 +229,8 @@ class _Report:
         self.refused: dict[str, Corrupt] = {}
         self.files_deleted = 0
 
-    def done(self) -> HealReport:
-        return HealReport(
+    def done(self) -> RecoveryReport:
+        return RecoveryReport(
             rolled_forward=tuple(self.rolled_forward),
             rolled_back=tuple(self.rolled_back),
             discarded=tuple(self.discarded),
@@ -233,14 +243,14 @@ class _Report:
 # ── one operation, for its caller ──
 
 
-def resolve(catalog: Catalog, healer: Healer | None, operation: str) -> Commit | None:
+def resolve(catalog: Catalog, recovery: Recovery | None, operation: str) -> Commit | None:
     """After CommitUnknown: its commit, or None if it never happened and never will (I13).
 
-    Without a healer, nothing is settled first.
+    Without `recovery`, nothing is settled first.
     """
     found = catalog.journal.find(operation)
-    if found is not None and found.state not in (PUBLISHED, ABANDONED) and healer is not None:
-        healer.heal()
+    if found is not None and found.state not in (PUBLISHED, ABANDONED) and recovery is not None:
+        recovery.recover()
         found = catalog.journal.find(operation)
     if found is None or found.state == ABANDONED:
         return None

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, TypedDict
 
-from floodmark.catalog.chunks import job_rider_from_dict
+from floodmark.catalog.chunks import ChunkRider, FillRider, PruneRider, RedoRider
 from floodmark.catalog.jobs import EndRider
 from floodmark.catalog.merge_base import MergeRider
 from floodmark.catalog.riders import BatchRider, MarksRider, Rider, StreamRider
 from floodmark.catalog.senders import SenderRider
-from floodmark.catalog.spools import spool_rider_from_dict
-from floodmark.commit.shape_riders import shape_rider_from_dict
+from floodmark.catalog.spools import RetryRider, SpoolRider
+from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider, UndropRider
 from floodmark.errors import Corrupt
-from floodmark.model import MAIN, FileRecord
+from floodmark.json_form import Json
+from floodmark.model import FileRecord, Head
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.sorting import SortOrder
+
+    from floodmark.commit.live_files import LiveFile
 
 SEAL_FORMAT = 1
 INLINE_BYTES_MAX = 64 * 1024
@@ -42,6 +52,24 @@ class RemovedFile:
     path: str
     rows: int
     size_bytes: int
+
+
+class SealedFile(TypedDict):
+    """`RemovedFile` in a seal."""
+
+    path: str
+    rows: int
+    size_bytes: int
+
+
+class SealedEdit(TypedDict):
+    """`Edit` in a seal: what is not a plain value. Its other keys are the other fields of Edit, as they are."""
+
+    action: str
+    added: list[dict[str, Json]]
+    removed: list[SealedFile]
+    needed: list[str]
+    deletions: list[dict[str, Json]]
 
 
 @dataclass(frozen=True)
@@ -91,6 +119,65 @@ class Edit:
     # Of a take: the branch that has the table; base_snapshot is that branch's head.
     source_branch: str | None = None
 
+    @classmethod
+    def create(cls, table: str, metadata: TableMetadata) -> Edit:
+        """Create the table as its first metadata describes it."""
+        return cls(
+            CREATE,
+            table,
+            str(metadata.table_uuid),
+            metadata.location,
+            metadata.current_schema_id,
+            metadata.default_spec_id,
+            metadata=metadata.model_dump_json(exclude_none=True),
+        )
+
+    @classmethod
+    def at(
+        cls, head: Head, location: str, snapshot: int | None = None, *, action: str = WRITE, checked: bool = False
+    ) -> Edit:
+        """An edit of the table at this head, in the shape that it has there.
+
+        As it is, it only depends on the table: the methods below, and `dataclasses.replace`, say what it does.
+        """
+        return cls(
+            action,
+            head.table,
+            head.table_id,
+            location,
+            head.schema_id,
+            head.spec_id,
+            snapshot=snapshot,
+            checked=checked,
+            base_snapshot=head.snapshot,
+        )
+
+    def exchange(self, added: Iterable[FileRecord], removed: Iterable[LiveFile], *, same_rows: bool = False) -> Edit:
+        """The edit with these files added and removed; `same_rows`: the same rows are in both."""
+        gone = tuple(RemovedFile(file.path, file.rows, file.size_bytes) for file in removed)
+        return replace(self, added=tuple(added), removed=gone, same_rows=same_rows)
+
+    def reshape(
+        self,
+        schema: Schema | None = None,
+        *,
+        spec: PartitionSpec | None = None,
+        sort: SortOrder | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Edit:
+        """The edit with a new shape of the table, whose parts have their ids. None: that part stays as it is."""
+        return replace(
+            self,
+            schema_id=self.schema_id if schema is None else schema.schema_id,
+            schema=None if schema is None else schema.model_dump_json(),
+            base_schema_id=None if schema is None else self.schema_id,
+            spec_id=self.spec_id if spec is None else spec.spec_id,
+            spec=None if spec is None else spec.model_dump_json(),
+            base_spec_id=None if spec is None else self.spec_id,
+            sort=None if sort is None else sort.model_dump_json(),
+            properties=dict(properties or {}),
+        )
+
     @property
     def shape_before(self) -> tuple[int, int]:
         """The table's schema and partition spec that this edit was made for."""
@@ -109,19 +196,21 @@ class Edit:
         shaped = any(one is not None for one in (self.schema, self.spec, self.sort, self.pointer_found))
         return self.action != WRITE or self.changes_rows or shaped or bool(self.deletions or self.properties)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Edit:
-        values = dict(data)
-        if values["action"] not in ACTIONS:
+    def from_dict(cls, data: SealedEdit) -> Edit:
+        if data["action"] not in ACTIONS:
             raise ValueError(f"unknown action {data['action']!r}")
-        for name in ("added", "deletions"):
-            values[name] = tuple(FileRecord.from_dict(record) for record in data[name])
-        values["removed"] = tuple(RemovedFile(**file) for file in data["removed"])
-        values["needed"] = tuple(data["needed"])
-        return cls(**values)
+        parts = {
+            "added": tuple(FileRecord.from_dict(record) for record in data["added"]),
+            "removed": tuple(RemovedFile(**file) for file in data["removed"]),
+            "needed": tuple(data["needed"]),
+            "deletions": tuple(FileRecord.from_dict(record) for record in data["deletions"]),
+        }
+        made: Callable[..., Edit] = cls
+        return made(**{**data, **parts})
 
 
 @dataclass(frozen=True)
@@ -169,26 +258,29 @@ def seal_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def rider_from_dict(data: dict[str, Any]) -> Rider:
-    if data["type"] == "batch":
-        return BatchRider(scope=data["scope"], id=data["id"], branch=data.get("branch", MAIN))
-    if data["type"] == "stream":
-        return StreamRider(data["scope"], data["id"], data["position"], data.get("branch", MAIN))
-    if data["type"] == "marks":
-        counted, lost = (
-            tuple(sorted((str(one), int(data[part][one])) for one in data[part])) for part in ("counted", "lost")
-        )
-        return MarksRider(data["table_id"], data["seq_max"], data["forced"], counted, lost)
-    if data["type"] == "sender":
-        return SenderRider.from_dict(data)
-    if data["type"] in ("chunk", "prune", "redo", "fill"):
-        return job_rider_from_dict(data)
-    if data["type"] == "branch_merge":
-        return MergeRider.from_dict(data)
-    if data["type"] in ("policy", "names", "drop", "undrop"):
-        return shape_rider_from_dict(data)
-    if data["type"] == "job_end":
-        return EndRider.from_dict(data)
-    if data["type"] in ("spool", "spool_retry"):
-        return spool_rider_from_dict(data)
-    raise ValueError(f"unknown rider {data['type']!r}")
+# How each rider is made from the keys that it is sealed with, by its type.
+_RIDERS: Mapping[str, Callable[..., Rider]] = {
+    "batch": BatchRider,
+    "stream": StreamRider,
+    "marks": MarksRider.sealed,
+    "sender": SenderRider,
+    "chunk": ChunkRider.sealed,
+    "prune": PruneRider.sealed,
+    "redo": RedoRider.sealed,
+    "fill": FillRider,
+    "branch_merge": MergeRider,
+    "policy": PolicyRider.sealed,
+    "names": NamesRider.sealed,
+    "drop": DropRider,
+    "undrop": UndropRider,
+    "job_end": EndRider,
+    "spool": SpoolRider.sealed,
+    "spool_retry": RetryRider,
+}
+
+
+def rider_from_dict(data: Mapping[str, Json]) -> Rider:
+    kind = str(data["type"])
+    if kind not in _RIDERS:
+        raise ValueError(f"unknown rider {kind!r}")
+    return _RIDERS[kind](**{name: value for name, value in data.items() if name != "type"})

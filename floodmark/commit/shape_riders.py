@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from floodmark.catalog import tables
-from floodmark.catalog.riders import PlanAgain, Rider, own_scope
+from floodmark.catalog.riders import PlanAgain, own_scope
 from floodmark.commit.dropped import check_chunks, last_state, park_batches, unpark_batches
 from floodmark.errors import BelowRetention, Conflict
+from floodmark.json_form import Json
 from floodmark.model import BEGINNING, MAIN
 
 
@@ -36,7 +37,7 @@ class PolicyRider:
         if tx.execute(update(row).where(row.c.table_id == self.table_id).values(**values)).rowcount == 0:
             tx.execute(insert(row).values(table_id=self.table_id, deletions_floor=BEGINNING, **values))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "type": "policy",
             "table_id": self.table_id,
@@ -44,6 +45,10 @@ class PolicyRider:
             "column": self.column,
             "was": list(self.was),
         }
+
+    @classmethod
+    def sealed(cls, table_id: str, retention: str | None, column: str | None, was: Sequence[str | None]) -> PolicyRider:
+        return cls(table_id, retention, column, _policy(was))
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class NamesRider:
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         """No effect: it only checks."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "type": "names",
             "table_id": self.table_id,
@@ -80,6 +85,17 @@ class NamesRider:
             "was": list(self.was),
             "sinks": [list(one) for one in self.sinks],
         }
+
+    @classmethod
+    def sealed(
+        cls, table_id: str, table: str, was: Sequence[str | None], sinks: Sequence[tuple[str, str]]
+    ) -> NamesRider:
+        return cls(table_id, table, _policy(was), tuple((name, digest) for name, digest in sinks))
+
+
+def _policy(was: Sequence[str | None]) -> tuple[str | None, str | None]:
+    retention, column = was
+    return retention, column
 
 
 def settings_digest(settings: str) -> str:
@@ -116,7 +132,7 @@ class DropRider:
             .order_by(sink.c.name)
         ).scalars()
         _refuse("a sink follows the table", self.table, sinks=list(sinks), advice="Remove the sink first.")
-        jobs = [one.name for one in tx.execute(_at_work()) if self._is_of(one)]
+        jobs = [one.name for one in tx.execute(_at_work()) if self._is_of(one.spec, one.table_names)]
         _refuse("a job works on the table", self.table, jobs=jobs, advice="Cancel it, or wait for it.")
         branches = tx.execute(
             select(head.c.branch).where(head.c.table_id == self.table_id, head.c.branch != self.branch)
@@ -128,9 +144,10 @@ class DropRider:
             advice="Merge or delete the branch first.",
         )
 
-    def _is_of(self, job: Any) -> bool:
-        pinned = json.loads(job.spec).get("pinned") or {}
-        return self.table in json.loads(job.table_names) or pinned.get("table_id") == self.table_id
+    def _is_of(self, spec: str, table_names: str) -> bool:
+        """Whether a job of this spec is one of the table."""
+        pinned = json.loads(spec).get("pinned") or {}
+        return self.table in json.loads(table_names) or pinned.get("table_id") == self.table_id
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         tx.execute(delete(tables.turns).where(tables.turns.c.table_id == self.table_id))
@@ -142,7 +159,7 @@ class DropRider:
         scopes = [own_scope(tx, f"{kind}:{self.table}", self.branch) for kind in ("table", "stream")]
         tx.execute(delete(tables.sources).where(tables.sources.c.scope.in_(scopes)))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"type": "drop", "table_id": self.table_id, "table": self.table, "branch": self.branch}
 
 
@@ -166,11 +183,11 @@ class UndropRider:
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         unpark_batches(tx, self.table_id, self.table)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"type": "undrop", **asdict(self)}
 
 
-def _at_work() -> Any:
+def _at_work() -> Select[str, str, str]:
     job = tables.jobs
     query = select(job.c.name, job.c.table_names, job.c.spec)
     return query.where(job.c.state.in_(("pending", "running"))).order_by(job.c.name)
@@ -180,16 +197,3 @@ def _refuse(why: str, table: str, *, advice: str, **names: list[str]) -> None:
     found = {role: ",".join(some) for role, some in names.items() if some}
     if found:
         raise Conflict(f"this table cannot be dropped: {why}", table=table, **found, advice=advice)
-
-
-def shape_rider_from_dict(data: dict[str, Any]) -> Rider:
-    if data["type"] == "policy":
-        retention, column = data["was"]
-        return PolicyRider(data["table_id"], data["retention"], data["column"], (retention, column))
-    if data["type"] == "names":
-        retention, column = data["was"]
-        sinks = tuple((str(name), str(digest)) for name, digest in data["sinks"])
-        return NamesRider(data["table_id"], data["table"], (retention, column), sinks)
-    if data["type"] == "undrop":
-        return UndropRider(**{name: value for name, value in data.items() if name != "type"})
-    return DropRider(data["table_id"], data["table"], data["branch"])

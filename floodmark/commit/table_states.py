@@ -19,13 +19,13 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy import Connection, and_, func, select
 
 from floodmark.catalog import tables
 from floodmark.catalog.history import DELETIONS_FILE, LIVE, to_deletions, to_head
-from floodmark.catalog.lineage import Lines
+from floodmark.catalog.lineage import Lineages
 from floodmark.catalog.tables import CLEANED
 from floodmark.model import MAIN, SNAPSHOTS_KEPT, DeletionsFile, Head
 
@@ -35,7 +35,7 @@ Place = tuple[str, int]
 NOW = 2**63 - 1
 
 
-class LineShape(Protocol):
+class LineageShape(Protocol):
     """What is needed of a lineage: its parent, and where it left it. Main has no parent."""
 
     @property
@@ -46,21 +46,21 @@ class LineShape(Protocol):
     def base_version(self) -> int: ...
 
 
-class Held:
+class HeldVersions:
     """All held versions, as places in lineages: built once, used for every table."""
 
-    def __init__(self, lines: Iterable[LineShape], held: Iterable[Place]) -> None:
-        self._lines = {line.id: line for line in lines}
+    def __init__(self, lineages: Iterable[LineageShape], held: Iterable[Place]) -> None:
+        self._lines = {lineage.id: lineage for lineage in lineages}
         # Children before their parents: a state that a lineage lacks is looked up in its parent.
         self._order = sorted(self._lines, key=self._depth, reverse=True)
-        by_line: dict[str, set[int]] = defaultdict(set)
-        for line, version in held:
+        by_lineage: dict[str, set[int]] = defaultdict(set)
+        for lineage, version in held:
             # An unknown lineage must not hide a version: looking it up raises KeyError.
-            by_line[self._lines[line].id].add(version)
-        self._held = {line: sorted(versions) for line, versions in by_line.items()}
+            by_lineage[self._lines[lineage].id].add(version)
+        self._held = {lineage: sorted(versions) for lineage, versions in by_lineage.items()}
 
-    def _depth(self, line: str) -> int:
-        depth, parent = 0, self._lines[line].parent
+    def _depth(self, lineage: str) -> int:
+        depth, parent = 0, self._lines[lineage].parent
         while parent is not None:
             depth, parent = depth + 1, self._lines[parent].parent
         return depth
@@ -68,34 +68,34 @@ class Held:
     def seen(self, states: Mapping[str, Sequence[int]]) -> set[int]:
         """Of a table's states, by lineage and ascending in each, those that a held version sees."""
         if unknown := set(states) - set(self._lines):
-            raise KeyError(f"states of lines that nobody knows: {sorted(unknown)}")
+            raise KeyError(f"states of unknown lineages: {sorted(unknown)}")
         found: set[int] = set()
         asked: dict[str, set[int]] = defaultdict(set)
-        for line in self._order:
-            starts = states.get(line, ())
-            places = self._held.get(line, [])
-            if asked[line]:
-                places = sorted({*places, *asked[line]})
+        for lineage in self._order:
+            starts = states.get(lineage, ())
+            places = self._held.get(lineage, [])
+            if asked[lineage]:
+                places = sorted({*places, *asked[lineage]})
             found.update(_between(starts, places))
             # Places before the lineage's first state see what its parent had.
             early = places if not starts else places[: bisect_left(places, starts[0])]
-            parent, base = self._lines[line].parent, self._lines[line].base_version
+            parent, base = self._lines[lineage].parent, self._lines[lineage].base_version
             if parent is not None:
                 asked[parent].update(min(place, base) for place in early)
         return found
 
     def look(self, states: Mapping[str, Sequence[int]], place: Place) -> int | None:
         """The state of a table that one place sees; None if the table does not exist yet."""
-        line, version = place
+        lineage, version = place
         while True:
-            starts = states.get(line, ())
+            starts = states.get(lineage, ())
             at = bisect_right(starts, version)
             if at:
                 return starts[at - 1]
-            shape = self._lines[line]
+            shape = self._lines[lineage]
             if shape.parent is None:
                 return None
-            line, version = shape.parent, min(version, shape.base_version)
+            lineage, version = shape.parent, min(version, shape.base_version)
 
 
 def _between(starts: Sequence[int], places: Sequence[int]) -> Iterable[int]:
@@ -150,24 +150,24 @@ class Looking:
     def __init__(self, tx: Connection, over_ms: int) -> None:
         self._tx = tx
         self._over_ms = over_ms
-        self._lines = Lines.read(tx)
+        self._lines = Lineages.read(tx)
         # Per table the versions whose grace is over.
         self.gone: dict[str, set[int]] = defaultdict(set)
         commit, row, operation = tables.commits, tables.expired, tables.operations
         live = tx.execute(select(commit.c.version, commit.c.branch).where(commit.c.state == LIVE))
-        held = {place_of(self._lines, one) for one in live}
+        held = {place_of(self._lines, one.branch, one.version) for one in live}
         waiting = select(row, commit.c.branch).join(commit, commit.c.version == row.c.version)
         for one in tx.execute(waiting):
             if one.expired_ms <= over_ms:
                 self.gone[one.table_id].add(one.version)
             else:
-                held.add(place_of(self._lines, one))
+                held.add(place_of(self._lines, one.branch, one.version))
         # What existing branches see now, and what they began with, is needed whatever the rows of versions record.
-        for line in self._lines.living():
-            held.add((line.id, NOW))
-            if line.parent is not None:
-                held.add((line.parent, line.base_version))
-        self._held = Held(self._lines.all(), held)
+        for lineage in self._lines.living():
+            held.add((lineage.id, NOW))
+            if lineage.parent is not None:
+                held.add((lineage.parent, lineage.base_version))
+        self._held = HeldVersions(self._lines.all(), held)
         self._condemned = _condemned(tx)
         self._busy = set(tx.execute(select(operation.c.version).where(operation.c.cleaned != CLEANED)).scalars())
         self._with_heads = set(tx.execute(select(tables.heads.c.table_id)).scalars())
@@ -179,12 +179,12 @@ class Looking:
             return None
         condemned, gone = self._condemned.get(table_id, set()), self.gone.get(table_id, set()) - self._busy
         places = [(self._lines.owner(state.branch, state.version).id, state.version) for state in states]
-        unseen = {state.version for state in states} - self._held.seen(by_line(places))
+        unseen = {state.version for state in states} - self._held.seen(by_lineage(places))
         deletions = _deletions(self._tx, table_id, self._over_ms)
         pointed = None
         if table_id in self._with_heads:
-            living = {line.id for line in self._lines.living()}
-            dead = unseen & gone - _newest_few(states, {version for line, version in places if line in living})
+            living = {lineage.id for lineage in self._lines.living()}
+            dead = unseen & gone - _newest_few(states, {version for lineage, version in places if lineage in living})
             newest = max((state for state in states if state.metadata_location), key=lambda state: state.version)
             if newest.version in dead | condemned:
                 pointed = newest.metadata_location
@@ -242,15 +242,15 @@ def _is_tangled(tx: Connection, table_id: str) -> bool:
     return tx.execute(query).first() is not None
 
 
-def place_of(lines: Lines, row: Any) -> Place:
-    """Where a commit is: a row with its version and the name of its branch."""
-    return lines.owner(row.branch, row.version).id, row.version
+def place_of(lineages: Lineages, branch: str, version: int) -> Place:
+    """Where a commit is, by its version and the name of its branch."""
+    return lineages.owner(branch, version).id, version
 
 
-def by_line(places: Iterable[Place]) -> dict[str, list[int]]:
+def by_lineage(places: Iterable[Place]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = defaultdict(list)
-    for line, version in places:
-        found[line].append(version)
+    for lineage, version in places:
+        found[lineage].append(version)
     return found
 
 

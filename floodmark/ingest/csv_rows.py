@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +36,7 @@ from pyarrow import types
 from floodmark.errors import Invalid, Unavailable
 from floodmark.failpoints import hit
 from floodmark.ingest.files import CORRECT_ADVICE, missing_columns, unknown_column
+from floodmark.json_form import Json
 from floodmark.rows.convert import NULL_IN_REQUIRED, Column
 from floodmark.storage import local_path
 
@@ -51,7 +52,8 @@ _ARROW_ROW = re.compile(r"Row #(\d+): (.*)", re.DOTALL)
 # A time that has a zone ends like this.
 _ZONE = r"([Zz]|[+-]\d{2}(:?\d{2})?)$"
 _NOT_TEXT = "the value is not UTF-8"
-_ENDINGS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".zst": zstandard.open}
+# Compressions that are read here, by the ends of names.
+_ENDINGS = (".gz", ".bz2", ".zst")
 
 
 # ── reading ──
@@ -286,7 +288,7 @@ class BadRecords(Invalid):
     def kind(self) -> str:
         return Invalid.__name__  # the name that callers know
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {**super().as_dict(), "mistakes": [asdict(one) for one in self.mistakes], "rows": self.rows}
 
 
@@ -399,13 +401,24 @@ class CsvFiles:
 
 @contextmanager
 def _opened(path: str) -> Iterator[IO[str]]:
-    opener = _ENDINGS.get(os.path.splitext(path)[1])
     try:
-        with open(path, "rb") if opener is None else opener(path, "rb") as raw:
+        with _open_bytes(path) as raw:
             # Bytes that are not text stay as they are: the error names their row, and it is set aside unchanged.
             yield io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="")
     except (OSError, EOFError, zstandard.ZstdError) as error:
         raise Unavailable("a file cannot be read", path=path, cause=error) from error
+
+
+def _open_bytes(path: str) -> IO[bytes] | gzip.GzipFile | bz2.BZ2File:
+    match os.path.splitext(path)[1]:
+        case ".gz":
+            return gzip.open(path, "rb")
+        case ".bz2":
+            return bz2.open(path, "rb")
+        case ".zst":
+            unpacked: IO[bytes] = zstandard.open(path, "rb")
+            return unpacked
+    return open(path, "rb")
 
 
 def _rows(path: str, records: CsvRecords) -> Iterator[CsvRow]:

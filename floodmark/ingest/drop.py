@@ -22,13 +22,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from floodmark import clock, log
 from floodmark.errors import CommitUnknown, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.file_rows import NeedsSpark, read_rows
 from floodmark.ingest.files import escaped, explain, format_of, read_files
+from floodmark.ingest.small_files import NeedsSpark, read_rows
+from floodmark.json_form import Json, JsonObject
 from floodmark.model import Commit
 from floodmark.write.prune import key_fields
 
@@ -150,7 +151,7 @@ class DropFolder:
         found = os.walk(self.path / FAILED)
         return sum(1 for _, _, names in found for name in names if f"{name}{REASON}" in names)
 
-    def bad_files(self, limit: int) -> list[dict[str, Any]]:
+    def bad_files(self, limit: int) -> list[JsonObject]:
         """The newest of them: which file, the line if one is known, why, and where it is now."""
         found = []
         for folder, _, names in os.walk(self.path / FAILED):
@@ -162,10 +163,10 @@ class DropFolder:
     def put_loaded(self, found: DropFile) -> Path:
         return self._move(found, LOADED, None)
 
-    def put_failed(self, found: DropFile, reason: Mapping[str, Any]) -> Path:
+    def put_failed(self, found: DropFile, reason: Mapping[str, Json]) -> Path:
         return self._move(found, FAILED, reason)
 
-    def _move(self, found: DropFile, into: str, reason: Mapping[str, Any] | None) -> Path:
+    def _move(self, found: DropFile, into: str, reason: Mapping[str, Json] | None) -> Path:
         wanted = self.path / into / found.name
         _make_folders(wanted.parent, self.path)
         target = next(path for path in _numbered(wanted) if not os.path.lexists(path))
@@ -179,16 +180,11 @@ class DropFolder:
         return target
 
 
-def _bad_file(reason: Path) -> dict[str, Any]:
+def _bad_file(reason: Path) -> JsonObject:
     """The content of a file with a reason; if it cannot be read, that is the reason shown."""
     path = str(reason).removesuffix(REASON).encode(errors="backslashreplace").decode()
-    shown: dict[str, Any] = {
-        "file": Path(path).name,
-        "line": None,
-        "reason": "the reason cannot be read",
-        "advice": "",
-        "path": path,
-    }
+    unknown = "the reason cannot be read"
+    shown = JsonObject({"file": Path(path).name, "line": None, "reason": unknown, "advice": "", "path": path})
     try:
         data = json.loads(reason.read_text(encoding="utf-8"))
         error = data["error"]
@@ -196,9 +192,10 @@ def _bad_file(reason: Path) -> dict[str, Any]:
         facts = {name: value for name, value in error["facts"].items() if name not in ("line", "count")}
         listed = f" [{' '.join(f'{name}={value}' for name, value in facts.items())}]" if facts else ""
         shown |= {"file": data["file"], "line": None if line is None else int(line), "at": data["at"]}
-        return shown | {"reason": f"{error['message']}{listed}"[:REASON_CHARACTERS_MAX], "advice": error["advice"]}
+        shown |= {"reason": f"{error['message']}{listed}"[:REASON_CHARACTERS_MAX], "advice": error["advice"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return shown
+    return shown
 
 
 def look_at(path: Path) -> Stat | None:
@@ -225,7 +222,7 @@ def _make_folders(folder: Path, root: Path) -> None:
     _sync(folder.parent)
 
 
-def _write(path: Path, reason: Mapping[str, Any]) -> None:
+def _write(path: Path, reason: Mapping[str, Json]) -> None:
     temporary = path.with_name(f".tmp-{path.name}")
     with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(reason, file, ensure_ascii=False, indent=2)
@@ -244,7 +241,7 @@ def _sync(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DropRun:
     """What a run did: how many files and rows it loaded, how many files were moved aside, and how many wait.
 
     `set_aside` counts also those that earlier runs refused, for as long as they stay in the folder.
@@ -256,7 +253,7 @@ class Dropped:
     waiting: int = 0
     set_aside: int = 0
     # The newest of those: file, line, reason, advice, path. For people: what a run did is in the counts.
-    bad_files: tuple[dict[str, Any], ...] = field(default=(), compare=False)
+    bad_files: tuple[JsonObject, ...] = field(default=(), compare=False)
 
 
 class Drop:
@@ -287,10 +284,10 @@ class Drop:
         """The folder for dropped files, and the table that they are loaded into."""
         return {"path": str(self._folder.path), "table": self._table}
 
-    def run(self, is_stopped: Callable[[], bool] = lambda: False) -> Dropped:
+    def run(self, is_stopped: Callable[[], bool] = lambda: False) -> DropRun:
         """Load the complete files, one after the other, each in a commit of its own."""
         if not self._folder.path.is_dir():
-            raise NotFound("the drop folder is not there", path=self._folder.path, source=self._name)
+            raise NotFound("the drop folder does not exist", path=self._folder.path, source=self._name)
         ready, waiting = self._folder.complete(time.monotonic())
         loaded = rows = failed = 0
         trouble: FloodmarkError | None = None
@@ -298,7 +295,7 @@ class Drop:
             mode = self._chosen_mode()
         for number, found in enumerate(ready):
             if is_stopped():
-                return Dropped(loaded, rows, failed, waiting + len(ready) - number)
+                return DropRun(loaded, rows, failed, waiting + len(ready) - number)
             try:
                 commit = self._take(found, mode)
             except FloodmarkError:
@@ -317,7 +314,7 @@ class Drop:
             raise trouble
         aside = self._folder.set_aside()
         bad = tuple(self._folder.bad_files(BAD_FILES_MAX)) if aside else ()
-        return Dropped(loaded, rows, failed, waiting, aside, bad)
+        return DropRun(loaded, rows, failed, waiting, aside, bad)
 
     def _trouble(self, found: DropFile, error: Exception) -> FloodmarkError:
         if isinstance(error, OSError):
@@ -327,7 +324,7 @@ class Drop:
             "a file could not be loaded, and stays where it is",
             file=found.shown,
             cause=error,
-            advice="The log has more. Take it out of the folder, or mend it; the others were loaded.",
+            advice="The log has more. Remove it from the folder, or correct it; the others were loaded.",
         )
 
     def _chosen_mode(self) -> str:
@@ -361,7 +358,7 @@ class Drop:
     def _refuse(self, found: DropFile, digest: str, refusal: Invalid) -> None:
         # Crash before the move: the next run refuses the file again, in the same way.
         hit("drop.refused")
-        reason = {
+        reason: dict[str, Json] = {
             "file": found.shown,
             "source": self._name,
             "table": self._table,
@@ -385,7 +382,7 @@ class Drop:
         except CommitUnknown as unknown:
             commit = self._lake.resolve(unknown.operation)
             if commit is None:
-                raise Unavailable("the file did not come in", file=found.shown, cause=unknown) from unknown
+                raise Unavailable("the file was not loaded", file=found.shown, cause=unknown) from unknown
             return commit
 
     def _rows(self, found: DropFile, data: bytes | None, *, merged: bool) -> tuple[pa.Table | DataFrame, Explain]:

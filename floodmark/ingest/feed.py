@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from floodmark import clock, log
 from floodmark.catalog.spools import SpoolRow
@@ -24,9 +24,11 @@ from floodmark.commit.recovery import resolve
 from floodmark.engine import Engine
 from floodmark.errors import Busy, CommitUnknown, Conflict, Corrupt, FloodmarkError, NotFound, TooNew, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.feed_group import Memory, Seen, same_kind, table_gone
+from floodmark.ingest.feed_group import Memory, same_kind, table_gone
 from floodmark.ingest.feed_publish import Fed, Feeder, Landed, await_others, landed_before
+from floodmark.ingest.judge import JudgedRows
 from floodmark.ingest.quarantine import clean
+from floodmark.json_form import Json
 from floodmark.spool.segments import Record
 from floodmark.spool.spool import IntakeLimits, Spool, Taken
 from floodmark.spool.state import is_fed, look, misfit, missing, missing_row, note_closed, note_opened
@@ -37,6 +39,27 @@ IDLE_S = 5.0
 LANDED_KEPT = 20_000
 # Only an operator's action ends these; everything else may pass by itself.
 REFUSALS = (Conflict, Corrupt, NotFound, TooNew, Busy)
+
+
+class FeedState(TypedDict):
+    """A spool, as the process that feeds its table knows it. Counts are None while the spool cannot be read."""
+
+    table: str
+    spool: str | None
+    host: str
+    folder: str
+    state: str
+    waiting_records: int | None
+    waiting_rows: int | None
+    waiting_bytes: int | None
+    oldest_ms: int | None
+    fed_records: int
+    fed_rows: int
+    quarantined: int
+    version: int | None
+    fed_at: str | None
+    error: dict[str, Json] | None
+    failures: int
 
 
 class Feed:
@@ -141,10 +164,17 @@ class Feed:
     # ── in ──
 
     def take(
-        self, text: bytes, rows: int, *, key: str | None, evolve: bool, seen: Seen | None = None, actor: str = ""
+        self,
+        text: bytes,
+        rows: int,
+        *,
+        key: str | None,
+        evolve: bool,
+        judged: JudgedRows | None = None,
+        actor: str = "",
     ) -> Future[Taken]:
         if self._draining or self._stopped:
-            raise Unavailable("rows are not taken any more: the server is stopping", advice="Retry in a moment.")
+            raise Unavailable("the server is stopping, and takes no more rows", advice="Retry in a moment.")
         spool = self._spool
         if spool is None:
             if isinstance(self._error, REFUSALS):
@@ -165,12 +195,12 @@ class Feed:
                 advice="Send more slowly, and retry.",
             )
         future = spool.append(text, rows, key=key, evolve=evolve, actor=actor)
-        future.add_done_callback(lambda done: self._taken(spool.id, seen, done))
+        future.add_done_callback(lambda done: self._taken(spool.id, judged, done))
         return future
 
-    def _taken(self, spool: str, seen: Seen | None, done: Future[Taken]) -> None:
-        if seen is not None and done.exception() is None and done.result().outcome == "taken":
-            self._memory.put(spool, done.result().record, seen)
+    def _taken(self, spool: str, judged: JudgedRows | None, done: Future[Taken]) -> None:
+        if judged is not None and done.exception() is None and done.result().outcome == "taken":
+            self._memory.put(spool, done.result().record, judged)
         self._wake()
 
     @property
@@ -232,7 +262,7 @@ class Feed:
         if isinstance(error, FloodmarkError):
             self._error = error
         else:
-            self._error = Unavailable("the feed met a defect", cause=error)
+            self._error = Unavailable("the feed failed unexpectedly", cause=error)
         if isinstance(error, Corrupt | NotFound):
             # A spool that cannot be read, or is gone, takes nothing more: it is refused until it can be opened again.
             self._shut()
@@ -248,7 +278,7 @@ class Feed:
         if spool is None:
             return IDLE_S
         if self._unknown is not None:
-            resolve(self._engine.catalog, self._engine.healer, self._unknown)
+            resolve(self._engine.catalog, self._engine.recovery, self._unknown)
             self._unknown = None
         if self._stale:
             self._learn(spool)
@@ -365,7 +395,7 @@ class Feed:
 
     # ── state ──
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> FeedState:
         spool, row, error = self._spool, self._row, self._error or self._unforgotten
         waiting = None
         with contextlib.suppress(FloodmarkError):

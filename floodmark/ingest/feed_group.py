@@ -17,23 +17,20 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.schema import Schema
 
 from floodmark.commit.catalog import Catalog
 from floodmark.errors import Conflict, Invalid
-from floodmark.ingest.judge import Judge, shape_at
-from floodmark.model import SEQ_COLUMN, Head
-from floodmark.rows.convert import Shape, table_shape
+from floodmark.ingest.judge import Judge, JudgedRows, deletions_of, with_all_columns
+from floodmark.json_form import Json
+from floodmark.model import SEQ_COLUMN, Head, Value
 from floodmark.rows.json.json_lines import parse_lines
-from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE, UPSERT
+from floodmark.rows.reading.changes import CHANGE_COLUMN
 from floodmark.rows.staging.duplicates import last_of_table
 from floodmark.spool.segments import Record
-from floodmark.write.prune import key_fields
 from floodmark.write.refusals import Offence
 
 # How often the actor may change in one read of a spool before the records are published together.
@@ -43,22 +40,22 @@ MEMORY_BYTES_MAX = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Bad:
+class BadRow:
     """A row that does not fit its table any more, as it was sent, and why."""
 
     record: int
     line: int
     text: str
     evolve: bool
-    error: dict[str, Any]
+    error: dict[str, Json]
 
 
 @dataclass(frozen=True)
-class Rows:
+class SpooledRows:
     """Rows to be put into a table: an Arrow table, or dicts with JSON's forms of values. `judged`: all of them, before
     folding, in the types that they come in; `kept`: the places of those that are left, if not all are."""
 
-    data: pa.Table | list[dict[str, Any]]
+    data: pa.Table | list[dict[str, Value]]
     judged: pa.Table
     kept: list[int] | None = None
 
@@ -88,59 +85,46 @@ def actor_of(records: Sequence[Record], own: str) -> str:
     return ", ".join(dict.fromkeys(record.actor or own for record in records))
 
 
-class Group:
-    """How the records of one table are read, for as long as it has this shape."""
+class RecordReader:
+    """How the records of one table are read, for as long as it has the shape that its judge knows."""
 
-    def __init__(self, schema: Schema, filled: Sequence[str]) -> None:
-        self.schema = schema
-        self.filled = tuple(filled)
-        self.shape: Shape = table_shape(schema.model_dump_json())
-        self.key = [field.name for field in key_fields(schema)]
-        self._judge = Judge(schema, filled)
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.key = judge.key
 
-    def read(self, texts: Sequence[bytes], rows_max: int, *, evolve: bool) -> Rows:
+    def read(self, texts: Sequence[bytes], rows_max: int, *, evolve: bool) -> SpooledRows:
         """All rows of these texts, folded; `Invalid` if one of them does not fit."""
         text = b"\n".join(texts)
         judged = self._judge.read(text, rows_max, evolve=evolve)
-        data: Any = parse_lines(text, rows_max) if evolve or self.filled else self._whole(judged.table)
+        if evolve or self._judge.filled:
+            data = parse_lines(text, rows_max)
+        else:
+            data = with_all_columns(judged.table, self._judge.shape.columns)
         # By the keys as they were judged: rows that may widen a key's type have keys that its old one cannot hold.
-        kept = last_of_each(judged.table.select(self.key), self.key) if self.key and judged.rows > 1 else None
-        return Rows(taken(data, kept), judged.table, kept)
+        return self._folded(data, judged.table)
 
     def is_judged_by(self, judge: Judge) -> bool:
         """Whether `read` would return what this one judged. Defaults are filled row by row, from dicts."""
-        return not self.filled and not judge.filled and judge.schema == self.schema
+        return not self._judge.filled and not judge.filled and judge.schema == self._judge.schema
 
-    def join(self, tables: Sequence[pa.Table]) -> Rows:
+    def join(self, tables: Sequence[pa.Table]) -> SpooledRows:
         """The same as `read`, for rows that were judged before."""
-        with_changes = any(CHANGE_COLUMN in table.schema.names for table in tables)
-        data = pa.concat_tables([self._whole(table, with_changes) for table in tables])
-        kept = last_of_each(data.select(self.key), self.key) if self.key and data.num_rows > 1 else None
-        return Rows(taken(data, kept), data, kept)
+        changes = any(CHANGE_COLUMN in table.schema.names for table in tables)
+        columns = self._judge.shape.columns
+        data = pa.concat_tables([with_all_columns(table, columns, changes=changes) for table in tables])
+        return self._folded(data, data)
 
-    def _whole(self, table: pa.Table, with_changes: bool = False) -> pa.Table:
-        """With nulls for columns that no line brings."""
-        arrays, fields = [], []
-        for column in self.shape.columns:
-            there = column.name in table.schema.names
-            array = table.column(column.name) if there else pa.nulls(table.num_rows, column.field.type)
-            arrays.append(array)
-            fields.append(pa.field(column.name, array.type))
-        if with_changes or CHANGE_COLUMN in table.schema.names:
-            there = CHANGE_COLUMN in table.schema.names
-            arrays.append(table.column(CHANGE_COLUMN) if there else pa.repeat(UPSERT, table.num_rows))
-            fields.append(pa.field(CHANGE_COLUMN, pa.string()))
-        return pa.table(arrays, schema=pa.schema(fields))
+    def _folded(self, data: pa.Table | list[dict[str, Value]], judged: pa.Table) -> SpooledRows:
+        kept = last_of_each(judged.select(self.key), self.key) if self.key and judged.num_rows > 1 else None
+        return SpooledRows(taken(data, kept), judged, kept)
 
     # ── rows that do not fit ──
 
-    def offending(self, rows: Rows, offences: Sequence[Offence]) -> dict[int, tuple[str, str]]:
+    def offending(self, rows: SpooledRows, offences: Sequence[Offence]) -> dict[int, tuple[str, str]]:
         """Which rows other tables refuse, by their places before folding: the column and the value in it."""
         table, found = rows.judged, dict[int, tuple[str, str]]()
         kept = None if rows.kept is None else set(rows.kept)
-        deleted = pa.array(np.zeros(table.num_rows, bool))
-        if CHANGE_COLUMN in table.schema.names:
-            deleted = pc.fill_null(pc.equal(table.column(CHANGE_COLUMN).combine_chunks(), DELETE), False)
+        deleted = deletions_of(table)
         for offence in offences:
             if offence.column not in table.schema.names:
                 continue
@@ -153,15 +137,15 @@ class Group:
                     found.setdefault(place, (offence.column, str(values[place].as_py())))
         return found
 
-    def sift(self, record: Record) -> tuple[list[tuple[int, str]], list[Bad]]:
+    def sift(self, record: Record) -> tuple[list[tuple[int, str]], list[BadRow]]:
         """The lines of a record that fit by themselves, with their numbers, and those that do not."""
         good: list[tuple[int, str]] = []
-        bad: list[Bad] = []
+        bad: list[BadRow] = []
         for number, line in lines_of(record.text):
             try:
                 self.read([line.encode(errors="surrogateescape")], 1, evolve=record.evolve)
             except Invalid as error:
-                bad.append(Bad(record.number, number, line, record.evolve, _at_line(error, number)))
+                bad.append(BadRow(record.number, number, line, record.evolve, _at_line(error, number)))
             else:
                 good.append((number, line))
         return good, bad
@@ -183,19 +167,7 @@ def table_gone(table_id: str) -> Conflict:
     )
 
 
-def group_of(catalog: Catalog, head: Head, known: Group | None = None) -> Group:
-    """The reader of this table's records; the known one if the table still has its shape."""
-
-    def read(head: Head) -> Group:
-        schema, filled = shape_at(catalog, head)
-        if known is not None and (known.schema, known.filled) == (schema, filled):
-            return known
-        return Group(schema, filled)
-
-    return catalog.at_head(head.table, read)
-
-
-def _at_line(error: Invalid, number: int) -> dict[str, Any]:
+def _at_line(error: Invalid, number: int) -> dict[str, Json]:
     """The error of a line that was read by itself, with its number in its record."""
     shown = {**error.as_dict(), "message": error.message.replace("line 1,", f"line {number},", 1)}
     if "line" in shown["facts"]:
@@ -211,7 +183,7 @@ def lines_of(text: bytes) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(lines, start=1) if line.strip(" \t\r")]
 
 
-def taken(data: Any, places: list[int] | None) -> Any:
+def taken(data: pa.Table | list[dict[str, Value]], places: list[int] | None) -> pa.Table | list[dict[str, Value]]:
     """Rows by their places; all of them if that is None."""
     if places is None:
         return data
@@ -235,29 +207,21 @@ def last_of_each(keys: pa.Table, names: Sequence[str]) -> list[int] | None:
 # ── rows in memory ──
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The rows of a record, and the judge that read them."""
-
-    judge: Judge
-    table: pa.Table
-
-
 class Memory:
     """Judged rows of one table. The spool's id is part of the key: another spool counts from 0 again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, int], Seen] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int], JudgedRows] = OrderedDict()
         self._bytes = 0
 
-    def put(self, spool: str, record: int, seen: Seen) -> None:
+    def put(self, spool: str, record: int, rows: JudgedRows) -> None:
         with self._lock:
-            if self._bytes + seen.table.nbytes <= MEMORY_BYTES_MAX and (spool, record) not in self._kept:
-                self._kept[spool, record] = seen
-                self._bytes += seen.table.nbytes
+            if self._bytes + rows.table.nbytes <= MEMORY_BYTES_MAX and (spool, record) not in self._kept:
+                self._kept[spool, record] = rows
+                self._bytes += rows.table.nbytes
 
-    def find(self, spool: str, records: Sequence[Record]) -> list[Seen] | None:
+    def find(self, spool: str, records: Sequence[Record]) -> list[JudgedRows] | None:
         """The rows of all these records, in their order; None if those of one are not kept."""
         with self._lock:
             found = [self._kept.get((spool, record.number)) for record in records]

@@ -14,6 +14,7 @@ operation. After it: the position is above these records. Nothing is decided by 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,8 @@ from floodmark.commit.catalog import Catalog
 from floodmark.engine import Engine
 from floodmark.errors import Invalid, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.feed_group import Bad, Group, Memory, Rows, actor_of, group_of, head_of, lines_of
+from floodmark.ingest.feed_group import BadRow, Memory, RecordReader, SpooledRows, actor_of, head_of, lines_of
+from floodmark.ingest.judge import Judges
 from floodmark.ingest.quarantine import clean, put_aside
 from floodmark.ingest.receive import receive, try_receive
 from floodmark.model import Head
@@ -89,7 +91,7 @@ class Feeder:
         self._memory = memory or Memory()
         # Waits for rows of these tables that came before that time; returns whether there were any.
         self._await_older = await_older
-        self._group: Group | None = None
+        self._judges = Judges(engine.catalog)
         # Objects were written that perhaps nothing refers to.
         self._objects = False
 
@@ -108,7 +110,7 @@ class Feeder:
             self.feed(records[:half], fed)
             self.feed(records[half:], fed)
 
-    def _feed_together(self, table: str, group: Group, records: Sequence[Record]) -> Fed:
+    def _feed_together(self, table: str, group: RecordReader, records: Sequence[Record]) -> Fed:
         """One publish of all that fits. Others may refer to rows that are removed, or removed rows may have hidden
         older ones of their key: so the rest is checked again, so many times."""
         rows, bad = self._sorted(group, records)
@@ -124,7 +126,7 @@ class Feeder:
 
     # ── what fits ──
 
-    def _sorted(self, group: Group, records: Sequence[Record]) -> tuple[Rows, list[Bad]]:
+    def _sorted(self, group: RecordReader, records: Sequence[Record]) -> tuple[SpooledRows, list[BadRow]]:
         evolve, rows_max = records[0].evolve, sum(record.rows for record in records)
         seen = self._memory.find(self._spool_id, records)
         if seen is not None and all(map(group.is_judged_by, {one.judge for one in seen})):
@@ -148,7 +150,7 @@ class Feeder:
 
     # ── one publish ──
 
-    def _publish(self, table: str, records: Sequence[Record], rows: Rows, bad: Sequence[Bad]) -> Fed:
+    def _publish(self, table: str, records: Sequence[Record], rows: SpooledRows, bad: Sequence[BadRow]) -> Fed:
         since, until = records[0].number, records[-1].number + 1
         self._objects |= bool(bad)
         held = put_aside(self._catalog, self._table_id, self._spool_id, bad)
@@ -166,10 +168,7 @@ class Feeder:
         )
         # Crash here: the catalog's position is above these records; the spool still has them.
         hit("feed.fed")
-        counts: dict[int, int] = {}
-        for one in bad:
-            counts[one.record] = counts.get(one.record, 0) + 1
-        return Fed(since, until, commit.version, rows.count, counts)
+        return Fed(since, until, commit.version, rows.count, Counter(one.record for one in bad))
 
     def clean(self) -> None:
         """After a publish: delete objects of earlier tries, which nothing can refer to any more."""
@@ -177,15 +176,15 @@ class Feeder:
             clean(self._catalog, self._table_id)
             self._objects = False
 
-    def _group_of(self, head: Head) -> Group:
-        self._group = group_of(self._catalog, head, self._group)
-        return self._group
+    def _group_of(self, head: Head) -> RecordReader:
+        """The reader of the records of the table that has this name now."""
+        return RecordReader(self._judges.of(head.table)[1])
 
 
-def _sifted(group: Group, records: Sequence[Record]) -> tuple[list[bytes], list[Bad]]:
+def _sifted(group: RecordReader, records: Sequence[Record]) -> tuple[list[bytes], list[BadRow]]:
     """The texts of the lines that fit, record by record, and the rows that do not."""
     texts: list[bytes] = []
-    bad: list[Bad] = []
+    bad: list[BadRow] = []
     for record in records:
         try:
             group.read([record.text], record.rows, evolve=record.evolve)
@@ -198,8 +197,8 @@ def _sifted(group: Group, records: Sequence[Record]) -> tuple[list[bytes], list[
 
 
 def _without(
-    group: Group, records: Sequence[Record], rows: Rows, bad: Sequence[Bad], error: Offends
-) -> tuple[Rows, list[Bad]]:
+    group: RecordReader, records: Sequence[Record], rows: SpooledRows, bad: Sequence[BadRow], error: Offends
+) -> tuple[SpooledRows, list[BadRow]]:
     """The rest without the rows that other tables refuse. Raises the error if none of the rows is one of them."""
     wrong, out = group.offending(rows, error.offences), {(one.record, one.line) for one in bad}
     lines = [
@@ -214,7 +213,7 @@ def _without(
     for place, (column, value) in wrong.items():
         record, number, line = lines[place]
         facts = {**reason["facts"], "column": column, "values": "1", "examples": f"{column}={value}"}
-        found.append(Bad(record.number, number, line, record.evolve, {**reason, "facts": facts}))
+        found.append(BadRow(record.number, number, line, record.evolve, {**reason, "facts": facts}))
     left = [line.encode() for place, (_, _, line) in enumerate(lines) if place not in wrong]
     found.sort(key=lambda one: (one.record, one.line))
     return group.read(left, len(left), evolve=records[0].evolve), found
@@ -223,7 +222,7 @@ def _without(
 class _Trial:
     """Which rows of one record can be published together. `good` are tried as a whole after each that is added."""
 
-    def __init__(self, engine: Engine, table: str, table_id: str, group: Group, record: Record) -> None:
+    def __init__(self, engine: Engine, table: str, table_id: str, group: RecordReader, record: Record) -> None:
         self._engine = engine
         self._table = table
         self._table_id = table_id
@@ -231,9 +230,9 @@ class _Trial:
         self._record = record
         self._tries = 0
         self.good: list[tuple[int, str]] = []
-        self.bad: list[Bad] = []
+        self.bad: list[BadRow] = []
 
-    def read(self, lines: Sequence[tuple[int, str]]) -> Rows:
+    def read(self, lines: Sequence[tuple[int, str]]) -> SpooledRows:
         texts = [line.encode() for _, line in lines]
         return self._group.read(texts, len(texts), evolve=self._record.evolve)
 
@@ -258,7 +257,7 @@ class _Trial:
         except Invalid as error:
             if len(lines) == 1 or self._tries > TRIES_MAX:
                 evolve = self._record.evolve
-                self.bad += [Bad(self._record.number, at, line, evolve, error.as_dict()) for at, line in lines]
+                self.bad += [BadRow(self._record.number, at, line, evolve, error.as_dict()) for at, line in lines]
                 return
             half = len(lines) // 2
             self.sift(lines[:half])

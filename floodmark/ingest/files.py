@@ -5,7 +5,7 @@ the load (FAILFAST), and a column that the table does not have, or a required on
 row is staged. CSV is that of RFC 4180: quotes inside a quoted value are doubled, and a value may have line breaks;
 empty text and no text are both null. Reading changes nothing, so a failure leaves nothing.
 
-Files of this machine are read without Spark where that is enough, with the same meaning: small ones by file_rows.py,
+Files of this machine are read without Spark where that is enough, with the same meaning: small ones by small_files.py,
 CSV whose rows are judged one by one by csv_rows.py.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from floodmark.errors import Invalid, NotFound
 from floodmark.rows.convert import MISSING
 from floodmark.rows.failures import DIGITS_ADVICE, INEXACT, spark_job
-from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.schema import nearest
 from floodmark.rows.session import Sessions
 from floodmark.rows.staging.incoming import LEFT_OUT_ADVICE, PARTS_MAX, Parts
@@ -57,13 +57,13 @@ def format_of(paths: Sequence[str], given: str | None) -> str:
     """The one format of all these files: as given, or by the ends of their names."""
     if given is not None:
         if given not in FORMATS:
-            raise Invalid("this format is not known", format=given, advice=f"Use one of {', '.join(FORMATS)}.")
+            raise Invalid("unknown format", format=given, advice=f"Use one of {', '.join(FORMATS)}.")
         return FORMATS[given]
     found = set()
     for path in paths:
         parts = [part for part in path.rstrip("/").lower().split(".") if part not in COMPRESSIONS]
         if parts[-1] not in FORMATS:
-            raise Invalid("the format cannot be told from this name", path=path, advice="Say it with --format.")
+            raise Invalid("the name does not show the format", path=path, advice="Use --format.")
         found.add(FORMATS[parts[-1]])
     if len(found) != 1:
         raise Invalid("these files have several formats", formats=",".join(sorted(found)), advice="Load them apart.")
@@ -162,14 +162,13 @@ def read_files(
     filled: Collection[str] = (),
     found: StructType | None = None,
     merged: Collection[str] = (),
-    partial: bool = False,
-) -> Any:
+) -> DataFrame:
     """The rows of the files with the table's columns and types; a value that does not fit is an error, never a null.
 
     all_needed=False: columns that a CSV file does not have are left out and not an error. `filled`: so are these
     columns always, if no file has them: the table fills them by itself. `found`: the columns that Spark would find in
     Parquet files, if they are known. `merged`: columns that every line of JSON must have, because its row replaces
-    another; `partial`: lines that leave columns out are returned separately (`Parts`), by the columns that they have.
+    another.
     """
     if file_format == "parquet":
         return _read(spark, paths, "parquet", found)
@@ -181,6 +180,23 @@ def read_files(
         types = type(columns)([columns[name] for name in header])
         _check_times(spark, paths, "csv", types, enforceSchema="false", **options)
         return _typed(spark, paths, "csv", types, enforceSchema="false", **options)
+    columns = _json_columns(spark, paths, columns, filled)
+    if merged:
+        _check_lines(spark, paths, [name for name in merged if name not in filled])
+    return _typed(spark, paths, "json", columns)
+
+
+def read_parts(
+    spark: SparkSession, paths: Sequence[str], columns: StructType, *, filled: Collection[str] = ()
+) -> Parts:
+    """The rows of JSON files for a partial merge: lines that leave columns out are apart, by the columns they have."""
+    return _by_columns(spark, paths, _json_columns(spark, paths, columns, filled))
+
+
+def _json_columns(
+    spark: SparkSession, paths: Sequence[str], columns: StructType, filled: Collection[str]
+) -> StructType:
+    """The table's columns that JSON files bring; Invalid if a name or a type of them cannot be read from JSON."""
     # Names only: every value as text, so the pass is cheap and no type is guessed.
     names = _read(spark, paths, "json", primitivesAsString="true", mode="FAILFAST").columns
     _check_names(names, columns.names, all_needed=False)
@@ -190,11 +206,7 @@ def read_files(
         if _OTHER_KEYS.search(columns[name].dataType.json()):
             raise Invalid("in JSON the keys of a map are text", column=name, advice="Load this column from Parquet.")
     _check_times(spark, paths, "json", columns)
-    if partial:
-        return _by_columns(spark, paths, columns)
-    if merged:
-        _check_lines(spark, paths, [name for name in merged if name not in filled])
-    return _typed(spark, paths, "json", columns)
+    return columns
 
 
 def unfinished_csv(sessions: Sessions, paths: Sequence[str]) -> str | None:
@@ -254,12 +266,12 @@ def _check_lines(spark: SparkSession, paths: Sequence[str], needed: Sequence[str
     lacking = [f.sum(f.when(f.array_contains("names", name), 0).otherwise(1)) for name in needed]
     with spark_job(spark, "these files cannot be read"):
         counts = _json_lines(spark, paths).agg(*lacking).collect()[0]
-    Problems(
+    Misfits(
         Problem(name, MISSING, int(count), LEFT_OUT_ADVICE) for name, count in zip(needed, counts, strict=True) if count
     ).raise_invalid()
 
 
-def _by_columns(spark: SparkSession, paths: Sequence[str], columns: StructType) -> Any:
+def _by_columns(spark: SparkSession, paths: Sequence[str], columns: StructType) -> Parts:
     """The lines of JSON files by the columns that they have, a frame for each set of them."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructField
@@ -418,7 +430,7 @@ def _check_times(
         frame = _read(spark, paths, file_format, texts, **options)
         cut = [f.when(f.col(_quoted(name)).rlike(_NANOSECONDS), f.col(_quoted(name))) for name in times]
         counts = frame.agg(*(f.count(one) for one in cut), *(f.max(one) for one in cut)).collect()[0]
-    Problems(
+    Misfits(
         Problem(name, f"a time has digits beyond microseconds, for example {example}", int(count), DIGITS_ADVICE)
         for name, count, example in zip(times, counts[: len(times)], counts[len(times) :], strict=True)
         if count
@@ -434,7 +446,9 @@ def _check_names(found: Sequence[str], known: Sequence[str], *, all_needed: bool
         raise missing_columns(missing)
 
 
-def _read(spark: SparkSession, paths: Sequence[str], file_format: str, schema: Any = None, **options: str) -> DataFrame:
+def _read(
+    spark: SparkSession, paths: Sequence[str], file_format: str, schema: StructType | None = None, **options: str
+) -> DataFrame:
     _check_seen(paths)
     reader = spark.read.format(file_format).options(**options)
     if schema is not None:

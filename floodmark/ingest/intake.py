@@ -10,14 +10,13 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 from floodmark import log
 from floodmark.engine import Engine
 from floodmark.errors import FloodmarkError, NotFound, Unavailable
-from floodmark.ingest.feed import Feed
-from floodmark.ingest.feed_group import Seen
+from floodmark.ingest.feed import Feed, FeedState
 from floodmark.ingest.feed_publish import Landed
+from floodmark.ingest.judge import JudgedRows
 from floodmark.spool.folder import is_spool
 from floodmark.spool.spool import IntakeLimits, Taken
 from floodmark.storage.location import split
@@ -70,7 +69,7 @@ class Intake:
     def _feed(self, table_id: str, table: str) -> Feed:
         with self._lock:
             if self._draining or self._closed:
-                raise Unavailable("rows are not taken any more: the server is stopping", advice="Retry in a moment.")
+                raise Unavailable("the server is stopping, and takes no more rows", advice="Retry in a moment.")
             if table_id not in self._feeds:
                 feed = Feed(self._engine, self._folder / table_id, table_id, table, self._limits, self._older_waits)
                 self._feeds[table_id] = feed
@@ -90,16 +89,16 @@ class Intake:
         *,
         key: str | None = None,
         evolve: bool = False,
-        seen: Seen | None = None,
+        judged: JudgedRows | None = None,
         actor: str = "",
     ) -> Future[Taken]:
         """Take rows, which fit their table now, as JSON lines; the answer comes when they are durable.
 
         Busy: too much waits already. Conflict or Corrupt: the table's spool is refused. Invalid: the key was used for
-        other rows. Then nothing was taken. `seen`: these rows as they were judged, if they were. `actor`: who sends
+        other rows. Then nothing was taken. `judged`: these rows as they were judged, if they were. `actor`: who sends
         them; the lake's own actor if empty.
         """
-        return self._feed(table_id, table).take(text, rows, key=key, evolve=evolve, seen=seen, actor=actor)
+        return self._feed(table_id, table).take(text, rows, key=key, evolve=evolve, judged=judged, actor=actor)
 
     def is_open(self, table_id: str) -> bool:
         """Whether taking rows of this table waits only for its own disk."""
@@ -118,7 +117,7 @@ class Intake:
             raise NotFound("nothing was taken for this table", table_id=table_id)
         return feed.wait(record, timeout_s)
 
-    def states(self) -> list[dict[str, Any]]:
+    def states(self) -> list[FeedState]:
         """Each spool, as this process knows it."""
         return sorted((feed.state() for feed in list(self._feeds.values())), key=lambda one: str(one["table"]))
 

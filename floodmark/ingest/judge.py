@@ -9,12 +9,13 @@ column, which is quick; and only if the rows have an error, value by value, to f
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from cachetools import LRUCache
 from pyiceberg.schema import Schema
 
@@ -22,12 +23,11 @@ from floodmark.commit.catalog import Catalog
 from floodmark.commit.fills import fills_of
 from floodmark.commit.metadata import schema_of
 from floodmark.errors import Invalid
-from floodmark.model import SEQ_COLUMN, Head
+from floodmark.model import SEQ_COLUMN, Head, Row, Value
 from floodmark.rows.convert import NULL_IN_REQUIRED, Column, Conformer, Shape, table_shape
 from floodmark.rows.evolve import evolve_schema
-from floodmark.rows.json.json_lines import python_values
-from floodmark.rows.json.json_rows import PROBLEMS_MAX, LineProblem, Lines, WrongRows, read_lines
-from floodmark.rows.misfits import Problems
+from floodmark.rows.json.json_lines import PROBLEMS_MAX, LineProblem, NumberedRows, WrongRows, python_values, read_lines
+from floodmark.rows.misfits import Misfits
 from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE, UPSERT
 from floodmark.rows.schema import nearest
 from floodmark.rows.staging.dicts import rows_schema, rows_to_table
@@ -35,20 +35,70 @@ from floodmark.write.prune import key_fields
 
 JUDGES_MAX = 256
 _PREFIX = "the rows do not fit the table: "
+NO_SUCH_COLUMN = "the table has no such column"
 # The columns that a row may have besides the table's. The sequence is the sender's own, and is ignored here.
 NOT_COLUMNS = frozenset({CHANGE_COLUMN, SEQ_COLUMN})
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRows:
     """Rows that fit: the columns that some line brings, in the table's types, all nullable, in the order of lines.
 
     If any line has a change, the column `_change` is upsert or delete in every row; a deletion has its key, all else of
-    it is null.
+    it is null. `judge` is the one that read them: of the table, or of the table as these rows would evolve it.
     """
 
     rows: int
     table: pa.Table
+    judge: Judge
+
+
+# ── changes that rows carry ──
+
+
+def change_of(row: Row) -> str | None:
+    """What a row does, by its `_change`: upsert or delete; None if it is neither."""
+    change = row.get(CHANGE_COLUMN)
+    if change is None or change == UPSERT:
+        return UPSERT
+    return DELETE if change == DELETE else None
+
+
+def columns_of(row: Row) -> dict[str, Value]:
+    """The values of a row that are for columns of the table."""
+    return {name: value for name, value in row.items() if name not in NOT_COLUMNS}
+
+
+def deletions_of(table: pa.Table) -> pa.Array:
+    """Which rows of an Arrow table are deletions."""
+    if CHANGE_COLUMN not in table.column_names:
+        return pa.array(np.zeros(table.num_rows, bool))
+    changes = table.column(CHANGE_COLUMN).cast(pa.string()).combine_chunks()
+    return pc.fill_null(pc.equal(changes, DELETE), False)
+
+
+def with_all_columns(table: pa.Table, columns: Iterable[Column], *, changes: bool = False) -> pa.Table:
+    """These columns in their order, null where no row brings one. `_change` is last, if the table has it; with
+    `changes` always."""
+    arrays, fields = [], []
+    for column in columns:
+        there = column.name in table.column_names
+        array = table.column(column.name) if there else pa.nulls(table.num_rows, column.field.type)
+        arrays.append(array)
+        fields.append(pa.field(column.name, array.type))
+    there = CHANGE_COLUMN in table.column_names
+    if there or changes:
+        arrays.append(table.column(CHANGE_COLUMN) if there else pa.repeat(UPSERT, table.num_rows))
+        fields.append(pa.field(CHANGE_COLUMN, pa.string()))
+    return pa.table(arrays, schema=pa.schema(fields))
+
+
+def leave_out_advice(name: str, known: Iterable[str]) -> str:
+    """What to do about a column that the table does not have."""
+    return nearest(name, sorted(known)) + " Leave it out, or add the column to the table first."
+
+
+# ── the judge ──
 
 
 @dataclass(frozen=True)
@@ -56,8 +106,8 @@ class _Row:
     """A line: its values, those of them that count as columns, and its change; None if that is no valid change."""
 
     line: int
-    given: dict[str, Any]
-    columns: dict[str, Any]
+    given: dict[str, Value]
+    columns: dict[str, Value]
     change: str | None
 
 
@@ -75,13 +125,13 @@ class Judge:
         self.schema = schema
         self.filled = frozenset(filled)
         self.key = tuple(one.name for one in key_fields(schema))
-        self._shape = table_shape(schema.model_dump_json())
-        self._names = frozenset(column.name for column in self._shape.columns)
+        self.shape = table_shape(schema.model_dump_json())
+        self._names = frozenset(column.name for column in self.shape.columns)
         self._needed = self._names - self.filled if whole else frozenset()
-        self._alone = {column.name: _alone(self._shape, column) for column in self._shape.columns}
-        self._deep = [column for column in self._shape.columns if column.required_inside]
+        self._alone = {column.name: _alone(self.shape, column) for column in self.shape.columns}
+        self._deep = [column for column in self.shape.columns if column.required_inside]
 
-    def read(self, text: bytes, rows_max: int, *, evolve: bool = False) -> Judged:
+    def read(self, text: bytes, rows_max: int, *, evolve: bool = False) -> JudgedRows:
         """The rows of a text. `NotJson`, `TooManyRows`, or `Invalid` with the first of the wrong lines."""
         try:
             lines = read_lines(text, rows_max)
@@ -94,14 +144,14 @@ class Judge:
             raise Invalid("a value is nested too deeply", advice="Send it as text.") from error
         return judged
 
-    def _evolved(self, lines: Lines) -> Judge:
+    def _evolved(self, lines: NumberedRows) -> Judge:
         """The judge of the table as these rows would evolve it."""
         rows = [row.columns for row in self._changes(lines) if row.change == UPSERT]
         _check_new(set().union(*rows) - self._names)
         try:
-            found = rows_schema(rows, self._shape)
+            found = rows_schema(rows, self.shape)
             if (count := sum(map(_fields_of, found.types))) > FIELDS_MAX:
-                raise Invalid("these are more columns than a table may get by its rows", columns=count, most=FIELDS_MAX)
+                raise Invalid("rows may not add so many columns to a table", columns=count, most=FIELDS_MAX)
             evolved = evolve_schema(self.schema, found, self.schema.highest_field_id, 0)
             return self if evolved is None else Judge(evolved, tuple(self.filled))
         except (ValueError, pa.ArrowException) as error:
@@ -109,7 +159,7 @@ class Judge:
             advice = "Use names that are text, and nest values less deeply."
             raise Invalid("these rows cannot add columns", cause=error, advice=advice) from error
 
-    def _judged(self, lines: Lines, evolve: bool) -> Judged | None:
+    def _judged(self, lines: NumberedRows, evolve: bool) -> JudgedRows | None:
         """None if something is wrong with some row."""
         carries_changes = any(not NOT_COLUMNS.isdisjoint(row) for row in lines.rows)
         changes = self._changes(lines) if carries_changes else None
@@ -121,33 +171,29 @@ class Judge:
             return None
         return self._shown(table, columns, changes)
 
-    def _changes(self, lines: Lines) -> list[_Row]:
+    def _changes(self, lines: NumberedRows) -> list[_Row]:
         return [self._row(line, row) for line, row in zip(lines.numbers, lines.rows, strict=True)]
 
-    def _row(self, line: int, given: dict[str, Any]) -> _Row:
-        change = given.get(CHANGE_COLUMN)
-        if change is None or change == UPSERT:
-            columns = (
-                given if NOT_COLUMNS.isdisjoint(given) else {n: v for n, v in given.items() if n not in NOT_COLUMNS}
-            )
-            return _Row(line, given, columns, UPSERT)
-        if change == DELETE:
-            # Only the key of a deletion counts.
-            return _Row(line, given, {name: given[name] for name in self.key if name in given}, DELETE)
-        return _Row(line, given, {}, None)
+    def _row(self, line: int, given: dict[str, Value]) -> _Row:
+        change = change_of(given)
+        if change == UPSERT:
+            return _Row(line, given, given if NOT_COLUMNS.isdisjoint(given) else columns_of(given), UPSERT)
+        # Only the key of a deletion counts.
+        key = {name: given[name] for name in self.key if name in given} if change == DELETE else {}
+        return _Row(line, given, key, change)
 
     # ── all rows at once ──
 
-    def _table(self, rows: list[dict[str, Any]]) -> pa.Table | None:
+    def _table(self, rows: list[dict[str, Value]]) -> pa.Table | None:
         """None if a name or a value does not fit."""
         try:
-            python_values(rows, self._shape.columns)
-            return rows_to_table(rows, self._shape)
+            python_values(rows, self.shape.columns)
+            return rows_to_table(rows, self.shape)
         except Invalid:
             return None
 
     def _is_whole(
-        self, table: pa.Table, columns: list[dict[str, Any]], changes: list[_Row] | None, evolve: bool
+        self, table: pa.Table, columns: list[dict[str, Value]], changes: list[_Row] | None, evolve: bool
     ) -> bool:
         """Whether nothing is missing: changes that are known, keys, and what is required of rows."""
         if changes is not None and not all(self._is_change(row, evolve) for row in changes):
@@ -158,7 +204,7 @@ class Judge:
                 return False
             upserts = table.filter(pa.array([row.change == UPSERT for row in changes], pa.bool_()))
             columns = [row.columns for row in changes if row.change == UPSERT]
-        for column in self._shape.columns:
+        for column in self.shape.columns:
             nulls = upserts.column(column.name).null_count if column.required else 0
             if nulls and (column.name not in self.filled or nulls != sum(column.name not in row for row in columns)):
                 return False
@@ -174,22 +220,22 @@ class Judge:
         given = table.select([column.name]).combine_chunks()
         nullable = replace(column, field=column.field.with_nullable(True))
         shape = replace(self._alone[column.name], columns=(nullable,), file_schema=pa.schema([nullable.field]))
-        problems = Problems()
+        problems = Misfits()
         for batch in given.to_batches():
             Conformer(shape, given.schema).conform(batch, problems)
         found = problems.all()
         return LineProblem(0, found[0].column, None, found[0].problem, found[0].advice) if found else None
 
-    def _shown(self, table: pa.Table, columns: list[dict[str, Any]], changes: list[_Row] | None) -> Judged:
+    def _shown(self, table: pa.Table, columns: list[dict[str, Value]], changes: list[_Row] | None) -> JudgedRows:
         names = set().union(*columns)
         shown = table.select([name for name in table.column_names if name in names])
         if changes is not None and any(CHANGE_COLUMN in row.given for row in changes):
             shown = shown.append_column(CHANGE_COLUMN, pa.array([row.change for row in changes], pa.string()))
-        return Judged(len(columns), shown)
+        return JudgedRows(len(columns), shown, self)
 
     # ── value by value ──
 
-    def _wrong(self, lines: Lines, evolve: bool) -> Invalid:
+    def _wrong(self, lines: NumberedRows, evolve: bool) -> Invalid:
         found = self._problems(self._changes(lines), evolve)
         first = list(islice(found, PROBLEMS_MAX))
         if not first:  # not known to happen; refused all the same
@@ -198,14 +244,13 @@ class Judge:
 
     def _problems(self, rows: list[_Row], evolve: bool) -> Iterator[LineProblem]:
         """All that is wrong, line by line. Only columns with something wrong are looked at value by value."""
-        suspects = [column for column in self._shape.columns if not self._all_fit(rows, column)]
+        suspects = [column for column in self.shape.columns if not self._all_fit(rows, column)]
         for row in rows:
             if row.change is None or (row.change == DELETE and not self.key):
                 yield _wrong_change(row)
             if not (evolve and row.change == DELETE):
                 for name in row.given.keys() - self._names - NOT_COLUMNS:
-                    advice = nearest(name, sorted(self._names)) + " Leave it out, or add the column to the table first."
-                    yield LineProblem(row.line, name, None, "the table has no such column", advice)
+                    yield LineProblem(row.line, name, None, NO_SUCH_COLUMN, leave_out_advice(name, self._names))
             for name in sorted(self._needed - row.columns.keys()) if row.change == UPSERT else ():
                 yield LineProblem(row.line, name, None, "a column is missing", "Send it in every row, null if need be.")
             if row.change is not None:
@@ -227,7 +272,7 @@ class Judge:
             elif name not in self.filled:
                 yield LineProblem(row.line, name, None, "a required column is missing", "Send it in every row.")
 
-    def _value_problems(self, values: Sequence[Any], column: Column) -> list[LineProblem]:
+    def _value_problems(self, values: Sequence[Value], column: Column) -> list[LineProblem]:
         """What is wrong with values of one column; the lines are not known here."""
         rows = [{column.name: value} for value in values]
         try:
@@ -256,7 +301,7 @@ def _wrong_change(row: _Row) -> LineProblem:
 def _check_new(names: set[str]) -> None:
     """Bound the columns that rows may add to a table by themselves."""
     if len(names) > NEW_MAX:
-        raise Invalid("these are more new columns than may come at once", columns=len(names), most=NEW_MAX)
+        raise Invalid("too many new columns at once", columns=len(names), most=NEW_MAX)
     if long := next((name for name in names if len(name) > NAME_CHARACTERS_MAX), None):
         raise Invalid("a new column's name is too long", column=f"{long[:40]}…", characters_most=NAME_CHARACTERS_MAX)
 

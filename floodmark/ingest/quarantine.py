@@ -16,21 +16,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
 from floodmark import clock, log
-from floodmark.catalog.spools import HELD, Held, PutAside, RetryRider
+from floodmark.catalog.spools import HELD, HeldRows, PutAside, RetryRider
 from floodmark.commit.catalog import Catalog
 from floodmark.engine import Engine
 from floodmark.errors import BelowRetention, Conflict, Corrupt, NotFound, Unavailable
 from floodmark.failpoints import hit
-from floodmark.ingest.feed_group import Bad, Group, Rows, group_of, head_of
+from floodmark.ingest.feed_group import BadRow, RecordReader, SpooledRows, head_of
+from floodmark.ingest.judge import Judges
 from floodmark.ingest.receive import receive
 from floodmark.model import Commit, Head
-from floodmark.reading import Moment
+from floodmark.reading import ReadMoment
 from floodmark.rows.keys import render_keys
 from floodmark.storage import Storage, join
 
@@ -42,7 +44,7 @@ _PLACE = "_pos"
 _NAME = re.compile(r"([0-9A-Z]{26})\.(\d{20})\.([0-9A-Z]{26})\.jsonl")
 
 
-def put_aside(catalog: Catalog, table_id: str, spool_id: str, bad: Sequence[Bad]) -> tuple[Held, ...]:
+def put_aside(catalog: Catalog, table_id: str, spool_id: str, bad: Sequence[BadRow]) -> tuple[HeldRows, ...]:
     """Write rows that do not fit into an object; returns what the publish records of it. Empty if there are none."""
     if not bad:
         return ()
@@ -52,17 +54,15 @@ def put_aside(catalog: Catalog, table_id: str, spool_id: str, bad: Sequence[Bad]
     catalog.storage.put(location, b"".join(lines))
     # Crash here: an object that nothing refers to. The records are fed again, and it is deleted after that.
     hit("feed.quarantined")
-    counts: dict[str, int] = {}
-    for one in bad:
-        counts[str(one.record)] = counts.get(str(one.record), 0) + 1
+    counts = Counter(str(one.record) for one in bad)
     shown = dict(list(counts.items())[:RECORDS_SHOWN_MAX])
-    return (Held(entry, record, len(bad), json.dumps({**bad[0].error, "records": shown}), location),)
+    return (HeldRows(entry, record, len(bad), json.dumps({**bad[0].error, "records": shown}), location),)
 
 
-def read_aside(storage: Storage, location: str) -> list[Bad]:
+def read_aside(storage: Storage, location: str) -> list[BadRow]:
     """The rows of an object, in their order."""
     try:
-        return [Bad(**json.loads(line)) for line in storage.read(location).splitlines()]
+        return [BadRow(**json.loads(line)) for line in storage.read(location).splitlines()]
     except (ValueError, TypeError) as error:
         raise Corrupt("an object of the quarantine cannot be read", location=location, cause=error) from error
 
@@ -129,7 +129,7 @@ def retry(
         return Retried(catalog.history.commit(aside.version, outcome="already_committed"))
     head = head_of(catalog, aside.table_id)
     lines = read_aside(catalog.storage, aside.location)
-    evolve, group = evolve or _may_evolve(lines), group_of(catalog, head)
+    evolve, group = evolve or _may_evolve(lines), RecordReader(Judges(catalog).of(head.table)[1])
     rows = _read(group, lines, evolve)
     older = set[int]() if overwrite or not group.key else _older(engine, head, aside, rows, group.key)
     if older and not keep_newer:
@@ -152,11 +152,11 @@ def retry(
     return Retried(commit, len(older))
 
 
-def _read(group: Group, lines: Sequence[Bad], evolve: bool) -> Rows:
+def _read(group: RecordReader, lines: Sequence[BadRow], evolve: bool) -> SpooledRows:
     return group.read([line.text.encode(errors="surrogateescape") for line in lines], len(lines), evolve=evolve)
 
 
-def _older(engine: Engine, head: Head, aside: PutAside, rows: Rows, key: Sequence[str]) -> set[int]:
+def _older(engine: Engine, head: Head, aside: PutAside, rows: SpooledRows, key: Sequence[str]) -> set[int]:
     """The places of rows whose key was written or deleted in the publish that set them aside, or after it."""
     keys = rows.judged.select(key).append_column(_PLACE, pa.array(range(rows.count), pa.int64()))
     try:
@@ -164,7 +164,7 @@ def _older(engine: Engine, head: Head, aside: PutAside, rows: Rows, key: Sequenc
         before = engine.catalog.history.tables_at(engine.catalog.history.resolve(at_ms=aside.at_ms - 1))
         since = next(old.sequence for old in before.values() if old.table_id == aside.table_id)
         found = set[int]()
-        for batch in engine.reader.changes(head.table, since, None, Moment()).arrow():
+        for batch in engine.reader.changes(head.table, since, None, ReadMoment()).arrow():
             changed = pa.Table.from_batches([batch]).select(key).cast(keys.select(key).schema)
             found.update(keys.join(changed, keys=list(key), join_type="left semi").column(_PLACE).to_pylist())
     except (BelowRetention, NotFound, StopIteration) as error:
@@ -176,7 +176,7 @@ def _older(engine: Engine, head: Head, aside: PutAside, rows: Rows, key: Sequenc
     return found
 
 
-def _superseded(aside: PutAside, rows: Rows, key: Sequence[str], older: Collection[int]) -> Conflict:
+def _superseded(aside: PutAside, rows: SpooledRows, key: Sequence[str], older: Collection[int]) -> Conflict:
     examples = rows.judged.select(key).take(pa.array(sorted(older)[:EXAMPLES_MAX]))
     return Conflict(
         "keys of these rows were written or deleted since they were put aside",
@@ -195,6 +195,6 @@ def drop(catalog: Catalog, entry: str) -> PutAside:
     return aside
 
 
-def _may_evolve(lines: list[Bad]) -> bool:
+def _may_evolve(lines: list[BadRow]) -> bool:
     """True only if the sender of each row allowed it."""
     return all(line.evolve for line in lines)

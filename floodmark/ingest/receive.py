@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,14 +24,13 @@ from floodmark.commit.metadata import schema_of
 from floodmark.commit.publication import publish, rehearse
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
-from floodmark.ingest.judge import NOT_COLUMNS
-from floodmark.model import MAIN, Commit, Head
+from floodmark.ingest.judge import NO_SUCH_COLUMN, NOT_COLUMNS, change_of, columns_of, deletions_of, leave_out_advice
+from floodmark.model import MAIN, Commit, Head, Row, Value
 from floodmark.rows.convert import Shape, table_shape
 from floodmark.rows.json.json_lines import python_values
 from floodmark.rows.keys import render_keys
-from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE, UPSERT
-from floodmark.rows.schema import nearest
 from floodmark.rows.staging.dicts import rows_to_table
 from floodmark.rows.staging.stage import in_memory_batches
 from floodmark.storage import join
@@ -40,13 +39,12 @@ from floodmark.write.options import WriteOptions
 from floodmark.write.prune import key_fields
 from floodmark.write.step import APPEND, DELETE_KEYS, MERGE
 
-if TYPE_CHECKING:
-    pass
-
 SENDER_CHARACTERS_MAX = 200
 NUMBER_MAX = 2**63 - 1
 EXAMPLES_MAX = 3
 SKIPPED = "skipped"
+# Rows as dicts, or as Arrow data in memory.
+ReceivedRows: TypeAlias = Sequence[Row] | pa.Table
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Sender:
         plain = self.name.isascii() and self.name.isprintable() and self.name == self.name.strip()
         numbers = (self.epoch, self.since, self.until, self.first, self.last)
         if not (plain and 0 < len(self.name) <= SENDER_CHARACTERS_MAX):
-            raise Invalid("this is no name of a sender", sender=repr(self.name)[:80])
+            raise Invalid("invalid name of a sender", sender=repr(self.name)[:80])
         if not (self.since < self.until and 0 <= self.first < self.last) or any(abs(n) > NUMBER_MAX for n in numbers):
             raise Invalid(
                 "a unit is a range (since, until], and a part a range [first, last) of its rows",
@@ -83,11 +81,11 @@ class Sender:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Received:
     """The received rows, split: rows to put in, and keys to delete."""
 
-    upserts: Any
-    deletes: Any
+    upserts: list[dict[str, Value]] | pa.Table
+    deletes: list[dict[str, Value]] | pa.Table | None
     rows: int
     deletions: int
 
@@ -96,7 +94,7 @@ def receive(
     engine: Engine,
     actor: str,
     table: str,
-    rows: Any,
+    rows: ReceivedRows,
     *,
     sender: Sender | None = None,
     key: str | None = None,
@@ -114,14 +112,11 @@ def receive(
     """
     engine.get_ready()
     catalog = engine.catalog
-    head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
+    head, kind, part = _prepared(catalog, table, rows, sender, evolve=evolve, from_json=from_json)
     if sender is not None:
         rider = sender.rider(head.table_id)
     elif rider is None:
         rider = batch_rider(table, key)
-    part = _taken_apart(rows, schema, evolve=evolve, from_json=from_json)
-    _check_part(part, schema, table, sender)
-    kind = MERGE if schema.identifier_field_ids else APPEND
     note = message or ("received" if sender is None else f"received from {sender.name}")
     intent = Intent(kind, MAIN, actor, note, rider)
 
@@ -156,7 +151,7 @@ def try_receive(
     engine: Engine,
     actor: str,
     table: str,
-    rows: Any,
+    rows: ReceivedRows,
     *,
     table_id: str | None = None,
     evolve: bool = False,
@@ -164,10 +159,7 @@ def try_receive(
 ) -> None:
     """Raise the error with which `receive` would refuse these rows. They are staged and undone, not published."""
     catalog = engine.catalog
-    head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
-    part = _taken_apart(rows, schema, evolve=evolve, from_json=from_json)
-    _check_part(part, schema, table, None)
-    kind = MERGE if schema.identifier_field_ids else APPEND
+    head, kind, part = _prepared(catalog, table, rows, None, evolve=evolve, from_json=from_json)
     intent = Intent(kind, MAIN, actor, "tried")
 
     def fill(change: Change) -> None:
@@ -176,10 +168,20 @@ def try_receive(
     rehearse(catalog, intent, Change(engine, intent, fill, [table]))
 
 
-def _write(change: Change, table: str, table_id: str, kind: str, part: _Part, *, evolve: bool) -> None:
+def _prepared(
+    catalog: Catalog, table: str, rows: ReceivedRows, sender: Sender | None, *, evolve: bool, from_json: bool
+) -> tuple[Head, str, _Received]:
+    """The table's head, the kind of the write, and the rows, checked and split."""
+    head, schema = catalog.at_head(table, lambda head: (head, _schema(catalog, head)))
+    part = _taken_apart(rows, schema, evolve=evolve, from_json=from_json)
+    _check_part(part, schema, table, sender)
+    return head, MERGE if schema.identifier_field_ids else APPEND, part
+
+
+def _write(change: Change, table: str, table_id: str, kind: str, part: _Received, *, evolve: bool) -> None:
     # Marks belong to one table: they must not be recorded for another one that took its name.
     if change.table_id(table) != table_id:
-        raise Conflict("the table was made again meanwhile", table=table)
+        raise Conflict("the table was created again meanwhile", table=table)
     if part.rows or not part.deletions:
         # A sender's rows are whole by contract: a column that it leaves out is null (docs/http.md).
         change.write(kind, table, part.upserts, WriteOptions(evolve=evolve, whole_rows=False))
@@ -191,11 +193,11 @@ def _schema(catalog: Catalog, head: Head) -> Schema:
     return schema_of(catalog.files.metadata(head.metadata_location), head)
 
 
-def _check_part(part: _Part, schema: Schema, table: str, sender: Sender | None) -> None:
+def _check_part(part: _Received, schema: Schema, table: str, sender: Sender | None) -> None:
     rows_said = 0 if sender is None or sender.skip else sender.last - sender.first
     if sender is not None and rows_said != part.rows + part.deletions:
         raise Invalid(
-            "these are not the rows of the part that they are said to be",
+            "the part has another number of rows than its header says",
             part=f"{sender.first}-{sender.last}",
             rows=part.rows + part.deletions,
         )
@@ -210,7 +212,7 @@ def _check_part(part: _Part, schema: Schema, table: str, sender: Sender | None) 
         _check_apart(part, schema, table)
 
 
-def _check_apart(part: _Part, schema: Schema, table: str) -> None:
+def _check_apart(part: _Received, schema: Schema, table: str) -> None:
     """No key is both put in and deleted: their order is unknown."""
     names = [field.name for field in key_fields(schema)]
     upserts, deletes = (_keys(rows, schema) for rows in (part.upserts, part.deletes))
@@ -229,7 +231,7 @@ def _key_shape(schema: Schema) -> Shape:
     return table_shape(Schema(*key_fields(schema)).model_dump_json())
 
 
-def _keys(rows: Any, schema: Schema) -> pa.Table:
+def _keys(rows: list[dict[str, Value]] | pa.Table, schema: Schema) -> pa.Table:
     """The key columns of rows, in the types of the table."""
     names = [field.name for field in key_fields(schema)]
     if isinstance(rows, pa.Table):
@@ -240,7 +242,7 @@ def _keys(rows: Any, schema: Schema) -> pa.Table:
 # ── rows and deletions apart ──
 
 
-def _taken_apart(rows: Any, schema: Schema, *, evolve: bool, from_json: bool) -> _Part:
+def _taken_apart(rows: ReceivedRows, schema: Schema, *, evolve: bool, from_json: bool) -> _Received:
     shape = table_shape(schema.model_dump_json())
     if not isinstance(rows, list | tuple):
         return _tables_apart(rows, shape)
@@ -251,50 +253,47 @@ def _taken_apart(rows: Any, schema: Schema, *, evolve: bool, from_json: bool) ->
     if from_json:
         python_values(upserts, shape.columns)
         python_values(keys, [column for column in shape.columns if column.name in names])
-    return _Part(upserts, keys, len(upserts), len(keys))
+    return _Received(upserts, keys, len(upserts), len(keys))
 
 
-def _dicts_apart(rows: Sequence[Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _dicts_apart(rows: Sequence[Row]) -> tuple[list[dict[str, Value]], list[dict[str, Value]]]:
     """The rows and the deletions, as dicts of their own, with only their columns."""
-    apart: dict[Any, list[dict[str, Any]]] = {UPSERT: [], DELETE: []}
+    apart: dict[str, list[dict[str, Value]]] = {UPSERT: [], DELETE: []}
     for row in rows:
         if not isinstance(row, dict):
             raise Invalid("a row is not a dict", given=type(row).__name__, advice="Send a list of dicts.")
-        change = row.get(CHANGE_COLUMN)
-        if change is not None and (not isinstance(change, str) or change not in apart):
-            raise _unknown_change([change])
-        columns = {name: value for name, value in row.items() if name not in NOT_COLUMNS}
-        apart[UPSERT if change is None else change].append(columns)
+        change = change_of(row)
+        if change is None:
+            raise _unknown_change([row[CHANGE_COLUMN]])
+        apart[change].append(columns_of(row))
     return apart[UPSERT], apart[DELETE]
 
 
-def _tables_apart(rows: Any, shape: Shape) -> _Part:
+def _tables_apart(rows: pa.Table, shape: Shape) -> _Received:
     schema, batches = in_memory_batches(rows, shape)
     table = pa.Table.from_batches(batches, schema)
     columns = table.drop_columns([name for name in schema.names if name in NOT_COLUMNS])
     if CHANGE_COLUMN not in schema.names:
-        return _Part(columns, None, columns.num_rows, 0)
-    change = table.column(CHANGE_COLUMN)
-    wrong = set(change.unique().to_pylist()) - {UPSERT, DELETE, None}
+        return _Received(columns, None, columns.num_rows, 0)
+    wrong = set(table.column(CHANGE_COLUMN).unique().to_pylist()) - {UPSERT, DELETE, None}
     if wrong:
         raise _unknown_change(wrong)
-    deleted = pc.fill_null(pc.equal(change.cast(pa.string()), DELETE), False)
+    deleted = deletions_of(table)
     upserts, deletes = columns.filter(pc.invert(deleted)), columns.filter(deleted)
     key = [name for name in columns.schema.names if name in {field.name for field in key_fields(shape.schema)}]
-    return _Part(upserts, deletes.select(key), upserts.num_rows, deletes.num_rows)
+    return _Received(upserts, deletes.select(key), upserts.num_rows, deletes.num_rows)
 
 
-def _unknown_change(found: Iterable[Any]) -> Invalid:
+def _unknown_change(found: Iterable[Value]) -> Invalid:
     shown = ", ".join(repr(one)[:40] for one in found)
     return Invalid(f"a change is not {UPSERT} or {DELETE}", change=shown[:200], advice=f"Leave it out for {UPSERT}.")
 
 
-def _check_names(deletes: Sequence[dict[str, Any]], shape: Shape, *, evolve: bool) -> None:
+def _check_names(deletes: Sequence[Row], shape: Shape, *, evolve: bool) -> None:
     """Only the key of a deletion counts, but a name that the table does not have is an error there too."""
     names = {column.name for column in shape.columns}
-    problems = Problems()
+    problems = Misfits()
     for row in deletes:
         for name in row.keys() - names if not evolve else ():
-            advice = nearest(str(name), sorted(names)) + " Leave it out, or add the column to the table first."
-            problems.add(Problem(str(name), "the table has no such column", 1, advice))
+            problems.add(Problem(str(name), NO_SUCH_COLUMN, 1, leave_out_advice(str(name), names)))
     problems.raise_invalid()

@@ -7,8 +7,8 @@ driver is still alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from floodmark.errors import Invalid
 from floodmark.model import Commit
@@ -30,10 +30,10 @@ class StreamWriter:
 
     def __init__(
         self,
-        write: Callable[[Any, str, int], Commit],
+        write: Callable[[DataFrame, str, int], Commit],
         mode: str,
         query: str | None,
-        options: Mapping[str, Any],
+        options: Collection[str],
     ) -> None:
         if mode not in MODES:
             raise Invalid(

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from floodmark import log
-from floodmark.catalog.jobs import Held, Jobs
+from floodmark.catalog.jobs import HeldJob, Jobs
 from floodmark.errors import Unavailable
+from floodmark.runs import JobCallback, Progress, Stopped, for_job
 
-Step = Callable[[int, int | None], None]
 WRITE_EVERY_S = 1.0
 LOOK_EVERY_S = 0.25
 TOUCH_EVERY_S = 60.0
 
 
-class Cancelled(Exception):
+class Cancelled(Stopped):
     """A request to cancel stops the run here; finished work stays."""
 
 
@@ -40,32 +39,30 @@ class CallbackFailed(Exception):
         self.error = error
 
 
-class Progress:
+class JobProgress:
     """Safe for several threads: steps of workers are reported in the order of their calls."""
 
     def __init__(
         self,
         jobs: Jobs,
-        held: Held,
-        callback: Step | None = None,
+        held: HeldJob,
+        callback: JobCallback | None = None,
         every_s: float = WRITE_EVERY_S,
         stop: threading.Event | None = None,
     ) -> None:
         self._jobs = jobs
         self._held = held
-        self._callback = callback
+        self._report = for_job(callback)
         self._every_s = every_s
         self._stop = stop
         self._lock = threading.RLock()
-        self._told: tuple[int, int | None] | None = None
-        self._written: tuple[int, int | None] | None = None
+        # The last report, None until the first step; and the last one that the catalog has.
+        self._now: Progress | None = None
+        self._written: Progress | None = None
         self._tried_s = float("-inf")
         self._looked_s = float("-inf")
         # The catalog has recorded the start of the run a moment ago.
         self._touched_s = time.monotonic()
-        # None until the first step is reported.
-        self.processed: int | None = None
-        self.total: int | None = None
         # How often the catalog was written to, and how often it did not answer.
         self.writes = 0
         self.errors = 0
@@ -73,14 +70,22 @@ class Progress:
     def step(self, processed: int, total: int | None) -> None:
         """Report progress. Raises Cancelled after a request to cancel, CallbackFailed if the callback raises."""
         with self._lock:
-            self.processed, self.total = processed, total
-            if self._callback is not None and self._told != (processed, total):
+            before, self._now = self._now, Progress(processed, total)
+            if self._report is not None and self._now != before:
                 try:
-                    self._callback(processed, total)
+                    self._report(self._now)
                 except Exception as error:
                     raise CallbackFailed(error) from error
-            self._told = (processed, total)
             self.check()
+
+    @property
+    def processed(self) -> int | None:
+        """None until the first step is reported."""
+        return None if self._now is None else self._now.done
+
+    @property
+    def total(self) -> int | None:
+        return None if self._now is None else self._now.total
 
     def check(self) -> None:
         """Raise Cancelled after a request to cancel; asks the catalog at most a few times a second."""
@@ -88,7 +93,7 @@ class Progress:
             raise LeftOff
         with self._lock:
             now_s = time.monotonic()
-            is_due = self._told != self._written and now_s - self._tried_s >= self._every_s
+            is_due = self._now != self._written and now_s - self._tried_s >= self._every_s
             if not is_due and now_s - self._looked_s < LOOK_EVERY_S:
                 return
             self._looked_s = now_s
@@ -105,10 +110,10 @@ class Progress:
 
     def _write(self, now_s: float) -> bool:
         """Write the last report; False after a request to cancel."""
-        assert self._told is not None
+        assert self._now is not None
         self._tried_s = now_s
-        goes_on = self._jobs.progress(self._held, *self._told, first=self._written is None)
-        self._written = self._told
+        goes_on = self._jobs.progress(self._held, self._now.done, self._now.total, first=self._written is None)
+        self._written = self._now
         self._touched_s = now_s
         self.writes += 1
         return goes_on

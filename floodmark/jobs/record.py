@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from floodmark.json_form import Json
+from floodmark.runs import CANCELLED, DONE, LEFT_OFF, NOTHING_TO_DO, REDONE
 from floodmark.shown import JobFacts
-
-DONE, NOTHING_TO_DO, CANCELLED, FAILED, TIMED_OUT = "done", "nothing_to_do", "cancelled", "failed", "timed_out"
-# Chunks were loaded again; other chunks of the job may be missing.
-REDONE = "redone"
-# The process was about to end: the job is interrupted, and any process may resume it.
-LEFT_OFF = "left_off"
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,9 +19,9 @@ class BackfillRun:
     """
 
     outcome: str
-    job: Mapping[str, Any]
-    error: Mapping[str, Any] | None = None
-    redone: Mapping[str, Any] | None = None
+    job: Mapping[str, Json]
+    error: Mapping[str, Json] | None = None
+    redone: Mapping[str, Json] | None = None
 
     def __repr__(self) -> str:
         return f"<BackfillRun {self.outcome}: {JobFacts(self.job)!r}>"
@@ -38,9 +33,10 @@ class BackfillRun:
     def exit_code(self) -> int:
         if self.outcome in (DONE, NOTHING_TO_DO, REDONE, CANCELLED, LEFT_OFF):
             return 0
-        return int((self.error or {}).get("exit_code", 1))
+        code = (self.error or {}).get("exit_code")
+        return code if isinstance(code, int) else 1
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         error = None if self.error is None else dict(self.error)
         redone = {} if self.redone is None else {"redone": dict(self.redone)}
         return {"outcome": self.outcome, **self.job, "error": error, **redone}

@@ -9,9 +9,8 @@ undoes what was not published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from floodmark.catalog.riders import PlanAgain
 from floodmark.commit.catalog import Catalog
@@ -21,13 +20,15 @@ from floodmark.commit.journal import Operation
 from floodmark.commit.live_files import live_files
 from floodmark.commit.metadata import new_snapshot_id, schema_of, small_file_bytes, target_file_bytes
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
-from floodmark.commit.seal import WRITE, Edit, RemovedFile
+from floodmark.commit.seal import Edit
 from floodmark.engine import Engine
 from floodmark.errors import Conflict
 from floodmark.failpoints import hit
+from floodmark.json_form import Json
 from floodmark.maintenance.plan import CompactionPlan, FileGroup, plan_compaction
-from floodmark.maintenance.record import BELOW_THRESHOLD, COMPACT, CONFLICT, NOTHING_TO_DO, PARTIAL
+from floodmark.maintenance.record import COMPACT
 from floodmark.model import Commit, FileRecord, Head
+from floodmark.runs import BELOW_THRESHOLD, COMPACTED, CONFLICT, NOTHING_TO_DO, PARTIAL, Progress, Report
 from floodmark.write.table import check_records
 
 KIND = COMPACT
@@ -54,12 +55,12 @@ class Compacted:
         if self.groups and self.conflicts:
             return PARTIAL
         if self.groups:
-            return "compacted"
+            return COMPACTED
         if self.conflicts:
             return CONFLICT
         return BELOW_THRESHOLD if plan.below_threshold and not plan.groups else NOTHING_TO_DO
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "groups": self.groups,
             "files_in": self.files_in,
@@ -80,7 +81,7 @@ def plan_table(catalog: Catalog, head: Head, *, files_min: int) -> CompactionPla
     schema = schema_of(metadata, head)
     files = live_files(catalog.files, head, schema)
     fills = fills_of(metadata.properties, schema)
-    tried = catalog.upkeep.records(table_id=head.table_id, verb=KIND, limit=1)
+    tried = catalog.maintenance.records(table_id=head.table_id, verb=KIND, limit=1)
     return plan_compaction(
         files,
         spec_id=head.spec_id,
@@ -99,16 +100,16 @@ def compact(
     head: Head,
     plan: CompactionPlan,
     done: Compacted,
-    progress: Callable[[int, int], None] | None = None,
+    report: Report | None = None,
 ) -> None:
-    """Rewrite the planned groups, batch by batch, and count in `done`. `progress(groups done, groups in all)`."""
+    """Rewrite the planned groups, batch by batch, and count in `done`."""
     finished = 0
     for batch in _batches(plan.groups):
         work = _Batch(engine, intent, head, batch, done)
         work.count(publish(engine.catalog, intent, work))
         finished += len(batch)
-        if progress is not None:
-            progress(finished, len(plan.groups))
+        if report is not None:
+            report(Progress(finished, len(plan.groups), COMPACT, head.table))
 
 
 def _batches(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
@@ -217,7 +218,7 @@ class _Batch(PublishPlan):
     def _rewrite(self, operation: Operation, groups: Sequence[FileGroup]) -> list[_Rewritten]:
         # Imported late: a caller that only plans does not wait for the code that moves rows.
         from floodmark.rows.rewriting.gather import Group, run_groups
-        from floodmark.rows.rewriting.rewrite import Source
+        from floodmark.rows.rewriting.rewrite import InputFile
         from floodmark.rows.staging.stage import StageTarget
 
         head = self._head
@@ -225,17 +226,10 @@ class _Batch(PublishPlan):
         schema = schema_of(metadata, head)
         fills = fills_of(metadata.properties, schema)
         folder = operation.folder(metadata.location, "data")
-        target = StageTarget(
-            folder=folder,
-            schema_json=schema.model_dump_json(),
-            spec_json=metadata.specs()[head.spec_id].model_dump_json(),
-            sort_json=metadata.sort_order().model_dump_json(),
-            properties=dict(metadata.properties),
-            storage_options=self._catalog.storage.options,
-            settled=True,
-        )
+        spec = metadata.specs()[head.spec_id]
+        target = StageTarget.of(metadata, folder, self._catalog.storage, schema=schema, spec=spec, settled=True)
         work = [
-            Group(at, tuple(Source.of(file, absent=absent_fields(file, fills, schema)) for file in group.files))
+            Group(at, tuple(InputFile.of(file, absent=absent_fields(file, fills, schema)) for file in group.files))
             for at, group in enumerate(groups)
         ]
         self._used_spark = True  # until known: an error in the middle must not report that it was unused
@@ -248,19 +242,8 @@ class _Batch(PublishPlan):
     def _edit(self) -> Edit:
         head, groups = self._head, self._groups
         metadata = self._catalog.files.metadata(head.metadata_location)
-        return Edit(
-            WRITE,
-            self._table,
-            self._table_id,
-            metadata.location,
-            head.schema_id,
-            head.spec_id,
-            snapshot=self._snapshot,
-            added=tuple(record for one in groups for record in one.records),
-            removed=tuple(
-                RemovedFile(file.path, file.rows, file.size_bytes) for one in groups for file in one.group.files
-            ),
-            checked=True,
+        return Edit.at(head, metadata.location, self._snapshot, checked=True).exchange(
+            (record for one in groups for record in one.records),
+            (file for one in groups for file in one.group.files),
             same_rows=True,
-            base_snapshot=head.snapshot,
         )

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from floodmark.commit.live_files import LiveFile
+from floodmark.json_form import Json
+from floodmark.model import Scalar
 
 # A table with a sort order is sorted within a group: larger groups, better order.
 SORTED_GROUP_FILES = 4
@@ -64,7 +66,7 @@ class CompactionPlan:
     def files_in(self) -> int:
         return sum(len(group.files) for group in self.groups)
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "groups": len(self.groups),
             "files_in": self.files_in,
@@ -94,7 +96,7 @@ def plan_compaction(
     `hopeless`: fingerprints of groups that an earlier run could not improve. `absent`: the columns that a file lacks
     and that are still to be filled.
     """
-    partitions: dict[tuple[object, ...], list[LiveFile]] = defaultdict(list)
+    partitions: dict[tuple[Scalar | tuple[int, ...], ...], list[LiveFile]] = defaultdict(list)
     count = small = other_layout = 0
     for file in files:
         count += 1
@@ -122,7 +124,7 @@ def plan_compaction(
     return CompactionPlan(tuple(groups), count, small, below, tuple(known), other_layout)
 
 
-def _partition(file: LiveFile) -> tuple[object, ...]:
+def _partition(file: LiveFile) -> tuple[Scalar, ...]:
     record = file.data_file.partition
     return tuple(record[place] for place in range(len(record)))
 

@@ -26,7 +26,7 @@ from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform,
 from pyiceberg.types import DateType, NestedField, PrimitiveType, TimestampType, TimestamptzType
 
 from floodmark import clock
-from floodmark.catalog.upkeep import Policy
+from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Invalid
 from floodmark.model import BEGINNING
@@ -83,7 +83,7 @@ def read_rule(policy: Policy, schema: Schema, spec: PartitionSpec) -> Rule:
     text = policy.retention
     found = _RETENTION.fullmatch(text.strip()) if isinstance(text, str) else None
     if found is None or int(found[1]) == 0:
-        raise Invalid("this is not a retention policy", retention=repr(text), advice=_ADVICE)
+        raise Invalid("invalid retention policy", retention=repr(text), advice=_ADVICE)
     number, unit = int(found[1]), found[2]
     if unit in _AGES_MS:
         age_ms = number * _AGES_MS[unit]

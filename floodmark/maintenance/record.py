@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from floodmark import log
-from floodmark.catalog.upkeep import Maintenance
+from floodmark.catalog.maintenance_state import Maintenance
 from floodmark.errors import Conflict, FloodmarkError
+from floodmark.json_form import Json
 from floodmark.model import Head
+from floodmark.runs import BELOW_THRESHOLD, CONFLICT, FAILED, NOTHING_TO_DO, PARTIAL, PROTECTED, REFUSED
 
 COMPACT, RETAIN, EXPIRE, SWEEP, SWEEP_DEEP = "compact", "retain", "expire", "sweep", "sweep_deep"
 VERBS = (RETAIN, COMPACT, EXPIRE, SWEEP)
 # On tables that a sink ships to, in their own catalog.
 SINK_COMPACT, SINK_EXPIRE, SINK_SWEEP = "sink_compact", "sink_expire", "sink_sweep"
 SINK_VERBS = (SINK_COMPACT, SINK_EXPIRE, SINK_SWEEP)
-FAILED, REFUSED, CONFLICT, PARTIAL = "failed", "refused", "conflict", "partial"
-NOTHING_TO_DO, BELOW_THRESHOLD, PROTECTED, PLANNED = "nothing_to_do", "below_threshold", "protected", "planned"
-# Written with the publish of a retention that removed rows before consumers saw them (catalog/riders.py).
-FORCED = "forced"
 # The outcome of a run over several tables: the first of these that a table has, else the first that did something.
 _GRAVE = (REFUSED, FAILED, CONFLICT, PARTIAL)
 _IDLE = (NOTHING_TO_DO, BELOW_THRESHOLD, PROTECTED)
@@ -28,7 +25,7 @@ _EXIT = {CONFLICT: 3, PARTIAL: 3, REFUSED: 5}
 
 
 @dataclass(frozen=True)
-class Upkept:
+class MaintenanceRun:
     """What one call of maintenance did: a record per verb and table."""
 
     records: tuple[Maintenance, ...] = ()
@@ -53,21 +50,21 @@ class Upkept:
         worst = min(graves, key=lambda record: _GRAVE.index(record.outcome))
         return int(worst.detail.get("exit_code", _EXIT.get(worst.outcome, 1)))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"outcome": self.outcome, "records": [record.as_dict() for record in self.records]}
 
 
 @dataclass
-class Run:
+class VerbRun:
     """A verb at work on a table: the record gets its fields when it ends."""
 
     verb: str
     head: Head | None
     outcome: str = NOTHING_TO_DO
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, Json] = field(default_factory=dict)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """The edge of a run: every error inside becomes its outcome."""
         try:
             yield
@@ -80,7 +77,7 @@ class Run:
             self.outcome = FAILED
             self.detail |= {"error": type(error).__name__, "message": str(error), "exit_code": 1}
 
-    def failed(self, error: FloodmarkError, outcome: str) -> Run:
+    def failed(self, error: FloodmarkError, outcome: str) -> VerbRun:
         self.outcome = outcome
         self.detail |= {"error": error.kind, "message": str(error), "exit_code": error.exit_code}
         return self

@@ -12,18 +12,18 @@ was not published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from floodmark.catalog.maintenance_state import Consumer, Policy
 from floodmark.catalog.riders import MarksRider, PlanAgain, Rider
-from floodmark.catalog.upkeep import Consumer, Policy
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent
 from floodmark.commit.live_files import LiveFile, live_files
 from floodmark.commit.metadata import schema_of
 from floodmark.engine import Engine
 from floodmark.errors import Conflict
+from floodmark.json_form import Json, as_json
 from floodmark.maintenance.policy import (
     SEQUENCE_MAX,
     CountAbove,
@@ -40,14 +40,10 @@ from floodmark.model import BEGINNING, Head
 from floodmark.rows.rewriting.rewrite import ALL, BY_TIME, Rewrite, Rewritten
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.staging.stage import StageTarget
+from floodmark.runs import NOTHING_TO_DO, PROTECTED, RETAINED, Progress, Report
 from floodmark.write.options import WriteOptions
 from floodmark.write.step import RETAIN, Removed, TableState
 from floodmark.write.verbs import write
-
-if TYPE_CHECKING:
-    pass
-
-RETAINED, PROTECTED, NOTHING_TO_DO = "retained", "protected", "nothing_to_do"
 
 
 @dataclass(frozen=True)
@@ -79,8 +75,8 @@ class RetentionPlan:
             return RETAINED
         return PROTECTED if self.rows_protected else NOTHING_TO_DO
 
-    def as_dict(self) -> dict[str, Any]:
-        found = {**asdict(self), "lost": dict(self.lost)}
+    def as_dict(self) -> dict[str, Json]:
+        found = as_json(self)
         return {name: value for name, value in found.items() if name != "kept_without_time" or value is not None}
 
 
@@ -105,19 +101,30 @@ def retain(
     *,
     now_ms: int | None = None,
     force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[str, dict[str, Any]]:
+    report: Report | None = None,
+) -> tuple[str, dict[str, Json]]:
     """Remove what the policy does not keep. Returns the outcome and what was done:
 
     retained: rows were removed. protected: rows are due, and all of them wait for a consumer. nothing_to_do: none is
-    due. `progress(files, bytes)` is called now and then while files are rewritten.
+    due. Reports files now and then while they are rewritten.
     """
     retention = Retention(engine.catalog, head.table_id, policy, now_ms, force)
     state = _state(engine, head)
     made: tuple[int, int] | None = None
+
+    def staged(files: int, size_bytes: int) -> None:
+        if report is not None:
+            report(Progress(files, None, RETAIN, head.table, size_bytes))
+
     if retention.may_go(state):
         intent = replace(intent, kind=RETAIN)
-        commit = write(engine, intent, head.table, None, WriteOptions(remover=retention, progress=progress))
+        commit = write(
+            engine,
+            intent,
+            head.table,
+            None,
+            WriteOptions(remover=retention, progress=None if report is None else staged),
+        )
         if commit.tables:
             made = commit.version, commit.table(head.table).rows_deleted
     else:
@@ -133,7 +140,7 @@ def _state(engine: Engine, head: Head) -> TableState:
     catalog = engine.catalog
     metadata = catalog.files.metadata(head.metadata_location)
     schema = schema_of(metadata, head)
-    target = StageTarget("", schema.model_dump_json(), "", storage_options=catalog.storage.options)
+    target = StageTarget.to_read(schema, catalog.storage)
     files = live_files(catalog.files, head, schema)
     return TableState(head, metadata, schema, files, Runner(engine.storage, engine.sessions, "plan"), target)
 
@@ -189,7 +196,7 @@ class Retention:
             raise Conflict("the table was dropped or made again meanwhile", table=table.head.table)
         rule = self._rule(table)
         # Asked for every plan: a consumer may have been added since the last one.
-        consumers = self._catalog.upkeep.consumers(self._table_id)
+        consumers = self._catalog.maintenance.consumers(self._table_id)
         return rule, sort_out(rule, table, consumers, now_ms=self._now_ms, force=self._force)
 
     def _take_out(self, table: TableState, *, look_only: bool) -> Removed:

@@ -26,7 +26,10 @@ from floodmark.commit.journal import ABANDONED, PUBLISHED, Operation, all_files
 from floodmark.commit.table_states import TableStates
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.failpoints import hit
+from floodmark.json_form import Json
+from floodmark.maintenance.record import SWEEP
 from floodmark.model import Head
+from floodmark.runs import NOTHING_TO_DO, SWEPT, Progress, Report
 from floodmark.storage import join, local_path
 
 DATA, DELETIONS, MANIFEST, LIST, METADATA, LEFTOVER = "data", "deletions", "manifest", "list", "metadata", "leftover"
@@ -51,7 +54,7 @@ class Doomed:
     reason: str
     size_bytes: int | None = None
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Json]:
         return {"file": self.location, "kind": self.kind, "bytes": self.size_bytes, "reason": self.reason}
 
 
@@ -87,9 +90,9 @@ class Swept:
 
     @property
     def outcome(self) -> str:
-        return "swept" if self.files or self.states or self.leftovers else "nothing_to_do"
+        return SWEPT if self.files or self.states or self.leftovers else NOTHING_TO_DO
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "files": self.files + self.leftovers,
             "bytes": self.size_bytes,
@@ -246,7 +249,7 @@ def _gone(state: Head, error: Exception) -> Corrupt:
 # ── effects ──
 
 
-def sweep_table(catalog: Catalog, plan: SweepPlan, done: Swept, progress: Callable[[int], None] | None = None) -> None:
+def sweep_table(catalog: Catalog, plan: SweepPlan, done: Swept, report: Report | None = None) -> None:
     """Delete what the plan names, then remove the rows of the states."""
     catalog.expiry.condemn(plan.table)
     # Crash here: nothing is deleted yet, and every later sweep knows that these states are not whole any more.
@@ -258,8 +261,8 @@ def sweep_table(catalog: Catalog, plan: SweepPlan, done: Swept, progress: Callab
             catalog.storage.delete_many([file.location for file in part])
             done.files += len(part)
             done.size_bytes += sum(file.size_bytes or 0 for file in part)
-            if progress is not None:
-                progress(done.files)
+            if report is not None:
+                report(Progress(done.files, len(plan.doomed), SWEEP, plan.table.head.table))
         if kind == DELETIONS:
             # Crash here: manifests that name deleted files, of states that no reader opens.
             hit("sweep.data_deleted")

@@ -8,15 +8,14 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.jobs import COLUMN, FAILED, INTERRUPTED, UNKNOWN, Job
-from floodmark.catalog.lineage import Lines
-from floodmark.catalog.processes import is_dead
+from floodmark.catalog.leases import is_dead
+from floodmark.catalog.lineage import Lineages
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.journal import STAGED, STAGING, STATES
 from floodmark.errors import FloodmarkError, NotFound
@@ -24,9 +23,6 @@ from floodmark.model import MAIN, CurrentTable, Head
 from floodmark.repair.history_files import look_at_head, look_at_history, versions_text
 from floodmark.rows.session import Sessions, check_java
 from floodmark.storage.probe import is_remote, probe_bucket
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -110,8 +106,7 @@ def _examine_table(catalog: Catalog, head: Head, known: CurrentTable, base_versi
     name = f"table {head.table}" if head.branch == MAIN else f"table {head.table} on {head.branch}"
     try:
         if known.pointer != known.pointer_known:
-            from floodmark.commit.drift import classify, drift_text
-            from floodmark.commit.drifted import with_names
+            from floodmark.commit.drift import classify, drift_text, with_names
 
             drift = classify(catalog.files, known)
             if drift is None:
@@ -172,7 +167,7 @@ def _examine_branches(catalog: Catalog, on_main: Mapping[str, str]) -> list[Chec
     """Every branch except main: that its rows agree, and its tables that differ from main's."""
     try:
         with catalog.database.read() as tx:
-            lines = Lines.read(tx)
+            lines = Lineages.read(tx)
             for name in tx.execute(select(tables.branches.c.name)).scalars():
                 lines.live(name)
         branches = [branch for branch in catalog.branches.list() if branch.name != MAIN]
@@ -197,7 +192,7 @@ def _examine_branches(catalog: Catalog, on_main: Mapping[str, str]) -> list[Chec
 def _examine_journal(catalog: Catalog) -> Check:
     rows, now = catalog.journal.unfinished()
     unknown = [row.id for row in rows if row.state not in STATES]
-    dead = [row.id for row in rows if row.state in (STAGING, STAGED) and is_dead(row, now)]
+    dead = [row.id for row in rows if row.state in (STAGING, STAGED) and is_dead(row.holder.row, now)]
     broken = []
     for operation in [row.id for row in rows if row.state == STAGED]:
         try:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -31,20 +30,18 @@ from floodmark.commit.references import references_of, referrers_of
 from floodmark.commit.seal import RemovedFile
 from floodmark.errors import NotFound
 from floodmark.model import CurrentTable, FileRecord, Head
-from floodmark.rows.checksum import Hashes, Mask, RowChecksum, row_hashes
+from floodmark.rows.arrays import Mask
+from floodmark.rows.checksum import Hashes, RowChecksum, row_hashes
 from floodmark.rows.project import held_fields
 from floodmark.rows.reading.arrow_reader import arrow_batches, arrow_read_schema
 from floodmark.rows.reading.references import held_values, missing_values
-from floodmark.rows.rewriting.rewrite import ALL, BY_KEY, Result, Rewrite, Source
+from floodmark.rows.rewriting.rewrite import ALL, BY_KEY, InputFile, Result, Rewrite
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.schema import user_fields
 from floodmark.rows.session import Sessions
 from floodmark.rows.staging.duplicates import find_duplicates
 from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.write.prune import key_fields
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -58,20 +55,20 @@ class TableFiles:
 
 
 @dataclass(frozen=True)
-class Looked:
+class ReferenceCheck:
     """Why rows do not fit, empty if they do; and the other tables that this result depends on."""
 
     reason: str = ""
     others: tuple[Head, ...] = ()
 
 
-def look_at_references(catalog: Catalog, after: TableFiles, came: Sequence[str], went: Sequence[str]) -> Looked:
+def look_at_references(catalog: Catalog, after: TableFiles, came: Sequence[str], went: Sequence[str]) -> ReferenceCheck:
     """`after` is the table with the other writer's rows; `came` and `went` are the files that differ from ours."""
     others: dict[str, Head] = {}
     reason = _children(catalog, after, came, others) if came else ""
     if not reason and went and after.schema.identifier_field_ids:
         reason = _parents(catalog, after, went, others)
-    return Looked(reason, tuple(others.values()))
+    return ReferenceCheck(reason, tuple(others.values()))
 
 
 def _children(catalog: Catalog, child: TableFiles, came: Sequence[str], others: dict[str, Head]) -> str:
@@ -222,7 +219,7 @@ class ForeignRows:
         return f"it brought {found.matched} key(s) that the table has: {found.examples()}" if found.matched else ""
 
     @cached_property
-    def references(self) -> Looked:
+    def references(self) -> ReferenceCheck:
         head = self.current.head
         after = TableFiles(head, self.metadata, self.schema, [*self._stays(), *self._files(self.drift.added)])
         went = [entry.data_file.file_path for entry in self.drift.removed]
@@ -345,17 +342,11 @@ class ForeignRows:
         return self._runner.used_spark
 
     def _run(self, rewrite: Rewrite, files: Sequence[LiveFile]) -> Result:
-        return self._runner.run(rewrite, [Source.of(file) for file in files])
+        return self._runner.run(rewrite, [InputFile.of(file) for file in files])
 
     def _target(self, folder: str) -> StageTarget:
-        return StageTarget(
-            folder=folder,
-            schema_json=self.schema.model_dump_json(),
-            spec_json=self.metadata.specs()[self.current.head.spec_id].model_dump_json(),
-            sort_json=self.metadata.sort_order().model_dump_json(),
-            properties=dict(self.metadata.properties),
-            storage_options=self.catalog.storage.options,
-        )
+        spec = self.metadata.specs()[self.current.head.spec_id]
+        return StageTarget.of(self.metadata, folder, self.catalog.storage, schema=self.schema, spec=spec)
 
     def _stays(self) -> list[LiveFile]:
         """Our files that the other writer left in the table."""

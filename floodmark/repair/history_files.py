@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.expiry import Readable
 from floodmark.errors import Corrupt, NotFound, Unavailable
+from floodmark.json_form import Json
 from floodmark.model import BEGINNING, Head
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ FILES_SAMPLED = 256
 
 
 @dataclass(frozen=True)
-class Fault:
+class FileFault:
     """A file that a state of a table needs, and what is wrong with it. `head`: a branch has this state as its head."""
 
     table: str
@@ -46,17 +47,17 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Looked:
+class HistoryCheck:
     """The findings. `versions` are those that cannot be read completely any more, oldest first."""
 
     states: int = 0
     states_looked: int = 0
     files_looked: int = 0
-    faults: tuple[Fault, ...] = field(default=(), repr=False)
+    faults: tuple[FileFault, ...] = field(default=(), repr=False)
     versions: tuple[int, ...] = ()
 
     @property
-    def gone_from_heads(self) -> tuple[Fault, ...]:
+    def gone_from_heads(self) -> tuple[FileFault, ...]:
         return tuple(fault for fault in self.faults if fault.head)
 
 
@@ -69,7 +70,7 @@ class GivenUp:
     held: tuple[int, ...] = ()
     faults: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "outcome": self.outcome,
             "versions": list(self.versions),
@@ -85,14 +86,14 @@ def look_at_history(
     deep: bool = False,
     states_max: int = STATES_SAMPLED,
     files_max: int = FILES_SAMPLED,
-) -> Looked:
+) -> HistoryCheck:
     """The files of the readable versions; of one table, or of all. `deep`: every one of them."""
     found = catalog.expiry.readable(table)
-    faults: list[Fault] = []
+    faults: list[FileFault] = []
     looked = files = 0
     for one in found:
         states = one.states if deep else _sample(one.states, states_max)
-        wanted = _Wanted(catalog, one)
+        wanted = _WantedFiles(catalog, one)
         wanted.collect(states)
         locations = list(wanted.sizes) if deep else _sample(list(wanted.sizes), files_max)
         wanted.check(locations, _listed(catalog, one) if deep else {})
@@ -107,12 +108,12 @@ def look_at_history(
     for fault in faults:
         broken.setdefault(fault.table_id, set()).add(fault.version)
     versions = {version for one in found for version in one.versions(broken.get(one.table_id, ()))}
-    return Looked(sum(len(one.states) for one in found), looked, files, tuple(faults), tuple(sorted(versions)))
+    return HistoryCheck(sum(len(one.states) for one in found), looked, files, tuple(faults), tuple(sorted(versions)))
 
 
-def look_at_head(catalog: Catalog, head: Head) -> list[Fault]:
+def look_at_head(catalog: Catalog, head: Head) -> list[FileFault]:
     """Every file of the head of a branch."""
-    wanted = _Wanted(catalog, Readable(head.table_id, head.table, (head,), frozenset({head.version})))
+    wanted = _WantedFiles(catalog, Readable(head.table_id, head.table, (head,), frozenset({head.version})))
     wanted.collect([head])
     wanted.check(list(wanted.sizes), {})
     return list(wanted.faults())
@@ -168,7 +169,7 @@ def _listed(catalog: Catalog, table: Readable) -> Mapping[str, int]:
     return {}
 
 
-class _Wanted:
+class _WantedFiles:
     """What some states of one table need: each file once, with its size if known, and the states that need it."""
 
     def __init__(self, catalog: Catalog, table: Readable) -> None:
@@ -214,11 +215,11 @@ class _Wanted:
             if expected is not None and size_bytes != expected:
                 self._problems[location] = f"{size_bytes} bytes instead of {expected}"
 
-    def faults(self) -> Iterator[Fault]:
+    def faults(self) -> Iterator[FileFault]:
         for location, problem in self._problems.items():
             for state in self._needed_by[location]:
                 head = state.version in self._table.heads
-                yield Fault(state.table, state.table_id, state.version, location, problem, head)
+                yield FileFault(state.table, state.table_id, state.version, location, problem, head)
 
     def _want(self, location: str, size_bytes: int | None, needed_by: Sequence[Head]) -> None:
         self.sizes.setdefault(location, size_bytes)

@@ -1,7 +1,7 @@
 """Repair: a table that another writer changed without the publisher becomes Floodmark's again, by one ordinary publish.
 
-Either choice is a commit on our own newest state, and moves the pointer from theirs to ours. `put_back` reverts to our
-files. `take_in` accepts their rows, as a commit of the actor `external`, with sequences above any that they gave (I5),
+Either choice is a commit on our own newest state, and moves the pointer from theirs to ours. `revert` puts our files
+back. `accept` makes their rows ours, as a commit of the actor `external`, with sequences above any that they gave (I5),
 so that followers get each row once. An unclear case is left to the caller: the result lists both choices, and the
 reason. The other writer may continue meanwhile: then the pointer is not the one that was judged, and the repair ends in
 Conflict with nothing changed. A repair does not run recovery first, since recovery refuses while a table is drifted and
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
 
+from floodmark.catalog.history import drifted_tables
 from floodmark.catalog.riders import AuditRider, PlanAgain
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.drift import (
@@ -28,36 +28,36 @@ from floodmark.commit.drift import (
     moved_branches,
     other_names_text,
     ways_text,
+    with_names,
 )
-from floodmark.commit.drifted import drifted_tables, with_names
 from floodmark.commit.intent import Intent
 from floodmark.commit.metadata import new_snapshot_id
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
-from floodmark.commit.seal import WRITE, Edit
+from floodmark.commit.seal import Edit
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid
 from floodmark.failpoints import hit
+from floodmark.json_form import Json
 from floodmark.model import Commit, CurrentTable
 from floodmark.repair.foreign_rows import ForeignRows, TakenIn
-from floodmark.repair.history_files import Looked, look_at_head, look_at_history, versions_text
-
-if TYPE_CHECKING:
-    pass
+from floodmark.repair.history_files import HistoryCheck, look_at_head, look_at_history, versions_text
 
 KIND = "repair"
 EXTERNAL = "external"
-TAKE_IN, PUT_BACK = "take_in", "put_back"
+ACCEPT, REVERT = "accept", "revert"
 NOTHING_TO_DO, PLANNED, UNCLEAR = "nothing_to_do", "planned", "unclear"
 FILES_GONE = "files_gone"
 NOT_THE_SAME = "its snapshots say that files were only written anew, and the rows are not those of before"
-DONE = {TAKE_IN: "taken_in", PUT_BACK: "put_back"}
+DONE = {ACCEPT: "accepted", REVERT: "reverted"}
+# Earlier names of the two, for scripts of before; gone with the next version.
+EARLIER_NAMES = {"take_in": ACCEPT, "put_back": REVERT}
 
 
 @dataclass(frozen=True)
 class Repair:
     """What happened to a table and what a repair does about it, or did.
 
-    outcome: nothing_to_do, planned, unclear, taken_in or put_back. `choice` is what it does, None if an operator must
+    outcome: nothing_to_do, planned, unclear, accepted or reverted. `choice` is what it does, None if an operator must
     choose; `ways` are the possible choices, as sentences.
     """
 
@@ -74,19 +74,19 @@ class Repair:
     # Versions that cannot be read any more, because files of this table are missing or damaged.
     unreadable: tuple[int, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {**asdict(self), "ways": list(self.ways), "unreadable": list(self.unreadable)}
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _DriftedTable:
     """A drifted table, what happened, and why its rows do not fit, if they do not."""
 
     current: CurrentTable
     drift: Drift
     rows: ForeignRows
     misfit: str
-    files: Looked
+    files: HistoryCheck
 
     @property
     def unclear(self) -> str:
@@ -104,8 +104,8 @@ class _Judged:
         if self.unclear:
             return None
         if self.drift.happened in (CHANGED, DROPPED, REWRITTEN):
-            return None if self.lost else PUT_BACK
-        return TAKE_IN
+            return None if self.lost else REVERT
+        return ACCEPT
 
     @property
     def can_take(self) -> bool:
@@ -118,7 +118,7 @@ def preview(engine: Engine, table: str | None = None, choice: str | None = None)
 
     A table that did not drift, and whose files are missing or damaged, is named too: no repair restores those.
     """
-    _check_choice(choice)
+    choice = _checked_choice(choice)
     catalog = engine.catalog
     found = drifted_tables(catalog.database)
     if table is not None and table not in found:
@@ -155,7 +155,7 @@ def _damaged(catalog: Catalog, drifted: Collection[str]) -> list[Repair]:
 
 def repair(engine: Engine, table: str, choice: str | None = None) -> Repair:
     """Make a drifted table Floodmark's again. Invalid if an operator must choose first, or the choice is impossible."""
-    _check_choice(choice)
+    choice = _checked_choice(choice)
     catalog = engine.catalog
     branches = drifted_tables(catalog.database).get(table)
     if branches is None:
@@ -189,9 +189,12 @@ def _undecided(planned: Repair) -> FloodmarkError:
     )
 
 
-def _check_choice(choice: str | None) -> None:
-    if choice not in (None, TAKE_IN, PUT_BACK):
-        raise Invalid("there is no such way to repair", choice=choice, advice=f"Choose {TAKE_IN} or {PUT_BACK}.")
+def _checked_choice(choice: str | None) -> str | None:
+    if choice in EARLIER_NAMES:
+        return EARLIER_NAMES[choice]
+    if choice not in (None, ACCEPT, REVERT):
+        raise Invalid("unknown way to repair", choice=choice, advice=f"Choose {ACCEPT} or {REVERT}.")
+    return choice
 
 
 def _branch_of(catalog: Catalog, table: str) -> str:
@@ -202,7 +205,7 @@ def _branch_of(catalog: Catalog, table: str) -> str:
     return catalog.history.head(table).branch
 
 
-def _judge(engine: Engine, table: str, branches: list[str]) -> _Judged:
+def _judge(engine: Engine, table: str, branches: list[str]) -> _DriftedTable:
     """Look at the branch that the other writer wrote on; if none, at main or the first that has the table."""
     catalog = engine.catalog
     current = catalog.history.current_tables(branches[0], [table])[table]
@@ -219,14 +222,16 @@ def _judge(engine: Engine, table: str, branches: list[str]) -> _Judged:
         drift = replace(drift, happened=OVERWRITTEN, unclear=NOT_THE_SAME, takeable=True)
         rows = ForeignRows(catalog, engine.sessions, current, drift)
     takeable = (drift.added or drift.removed) and (not drift.unclear or drift.takeable)
-    return _Judged(current, drift, rows, rows.misfit() if takeable else "", look_at_history(catalog, table, deep=True))
+    return _DriftedTable(
+        current, drift, rows, rows.misfit() if takeable else "", look_at_history(catalog, table, deep=True)
+    )
 
 
-def _planned(judged: _Judged, choice: str | None) -> Repair:
+def _planned(judged: _DriftedTable, choice: str | None) -> Repair:
     drift = judged.drift
-    if choice == TAKE_IN and not judged.can_take:
+    if choice == ACCEPT and not judged.can_take:
         raise Invalid(
-            "what another writer did to this table cannot be taken in",
+            "what another writer did to this table cannot be accepted",
             table=drift.table,
             reason=judged.unclear or "no row came or went",
             advice=" ".join(_ways(judged)),
@@ -234,7 +239,7 @@ def _planned(judged: _Judged, choice: str | None) -> Repair:
     chosen = choice or judged.usual
     said = (happened_text(drift), _same_text(judged), judged.misfit, _unreadable_text(judged.files))
     detail = "; ".join(text for text in said if text)
-    taken = chosen == TAKE_IN
+    taken = chosen == ACCEPT
     new = judged.rows.new_rows
     return Repair(
         drift.table,
@@ -250,40 +255,40 @@ def _planned(judged: _Judged, choice: str | None) -> Repair:
     )
 
 
-def _same_text(judged: _Judged) -> str:
+def _same_text(judged: _DriftedTable) -> str:
     """The result of comparing the rows."""
     new = judged.rows.new_rows
     if new is None:
         return ""
     if not new.num_rows:
         return "they are the same rows, by checksum, so Floodmark's own files stay: nothing counts as new"
-    return f"all rows of before are there, by checksum, and keep their sequences; {new.num_rows} row(s) are new"
+    return f"all earlier rows still exist, by checksum, and keep their sequences; {new.num_rows} row(s) are new"
 
 
-def _unreadable_text(files: Looked) -> str:
+def _unreadable_text(files: HistoryCheck) -> str:
     if not files.versions:
         return ""
     return (
         f"files are missing or damaged, so version(s) {versions_text(files.versions)} cannot be read: "
-        f"{files.faults[0]}; restore them from a copy, or `floodmark repair --give-up` says which can be given up"
+        f"{files.faults[0]}; restore them from a copy, or `floodmark repair --give-up` shows which can be given up"
     )
 
 
-def _ways(judged: _Judged) -> tuple[str, ...]:
+def _ways(judged: _DriftedTable) -> tuple[str, ...]:
     drift = judged.drift
-    back = f"--put-back: the table is as Floodmark left it; {_left_behind(judged)}"
+    back = f"--revert: the table is as Floodmark left it; {_left_behind(judged)}"
     if judged.lost:
-        back = f"--put-back is not possible before these are restored from a copy: {judged.lost}."
+        back = f"--revert is not possible before these are restored from a copy: {judged.lost}."
     if judged.can_take:
         again = drift.removed and judged.rows.new_rows is None
         new = " Rows in files that were written again count as new." if again else ""
-        return (f"--take-in: their rows become a commit of `{EXTERNAL}`, with sequences of their own.{new}", back)
+        return (f"--accept: their rows become a commit of `{EXTERNAL}`, with sequences of their own.{new}", back)
     if not judged.unclear:
         return (back,)
-    return (f"--take-in is not possible: {judged.unclear}. {ways_text(drift)}.", back)
+    return (f"--accept is not possible: {judged.unclear}. {ways_text(drift)}.", back)
 
 
-def _left_behind(judged: _Judged) -> str:
+def _left_behind(judged: _DriftedTable) -> str:
     drift = judged.drift
     names = [entry.data_file.file_path for entry in drift.added]
     if drift.other_names:
@@ -304,15 +309,15 @@ def _left_behind(judged: _Judged) -> str:
 # ── the repair ──
 
 
-def _publish(catalog: Catalog, judged: _Judged, choice: str, actor: str) -> Commit:
-    if choice != TAKE_IN:
+def _publish(catalog: Catalog, judged: _DriftedTable, choice: str, actor: str) -> Commit:
+    if choice != ACCEPT:
         _check_files(catalog, judged)
     detail = f"{judged.drift.table}: {happened_text(judged.drift)} (asked by {actor})"
     intent = Intent(
         KIND,
         judged.drift.branch,
-        EXTERNAL if choice == TAKE_IN else actor,
-        f"{'take in' if choice == TAKE_IN else 'put back'} {detail}",
+        EXTERNAL if choice == ACCEPT else actor,
+        f"{'accept' if choice == ACCEPT else 'revert'} {detail}",
     )
     return publish(catalog, intent, _Repairing(catalog, judged, choice, detail))
 
@@ -320,7 +325,7 @@ def _publish(catalog: Catalog, judged: _Judged, choice: str, actor: str) -> Comm
 class _Repairing(PublishPlan):
     """Not repeatable, since the other writer may have gone on: after a crash, recovery rolls it back."""
 
-    def __init__(self, catalog: Catalog, judged: _Judged, choice: str, detail: str) -> None:
+    def __init__(self, catalog: Catalog, judged: _DriftedTable, choice: str, detail: str) -> None:
         self._catalog = catalog
         self._judged = judged
         self._choice = choice
@@ -332,7 +337,7 @@ class _Repairing(PublishPlan):
         return Start([self._location])
 
     def stage(self, work: Publication) -> None:
-        if self._choice == TAKE_IN:
+        if self._choice == ACCEPT:
             self._taken = self._judged.rows.take(work.operation.folder(self._location, "data"))
         # Crash here: removed keys, and rows staged anew, in the operation's own folder; recovery deletes them.
         hit(f"{KIND}.rewritten")
@@ -351,7 +356,7 @@ class _Repairing(PublishPlan):
         return self._judged.rows.used_spark
 
 
-def _check_files(catalog: Catalog, judged: _Judged) -> None:
+def _check_files(catalog: Catalog, judged: _DriftedTable) -> None:
     """The process that dropped the table may have deleted its files: then nothing is left to revert to."""
     head = judged.current.head
     gone = look_at_head(catalog, head)
@@ -366,45 +371,28 @@ def _check_files(catalog: Catalog, judged: _Judged) -> None:
         )
 
 
-def _depended(catalog: Catalog, judged: _Judged, choice: str) -> list[Edit]:
+def _depended(catalog: Catalog, judged: _DriftedTable, choice: str) -> list[Edit]:
     """Tables that rows refer to, or that refer to them: they must be unchanged since they were read."""
-    if choice != TAKE_IN:
+    if choice != ACCEPT:
         return []
     return [
-        Edit(
-            WRITE,
-            head.table,
-            head.table_id,
-            catalog.files.metadata(head.metadata_location).location,
-            head.schema_id,
-            head.spec_id,
-            checked=True,
-            base_snapshot=head.snapshot,
-        )
+        Edit.at(head, catalog.files.metadata(head.metadata_location).location, checked=True)
         for head in judged.rows.references.others
     ]
 
 
-def _edit(judged: _Judged, location: str, taken: TakenIn | None) -> Edit:
+def _edit(judged: _DriftedTable, location: str, taken: TakenIn | None) -> Edit:
     """One write on our own newest state, which replaces the pointer that was judged and no other."""
     head = judged.current.head
-    put_back = Edit(
-        WRITE,
-        head.table,
-        head.table_id,
-        location,
-        head.schema_id,
-        head.spec_id,
-        snapshot=new_snapshot_id(),
-        checked=True,
-        base_snapshot=head.snapshot,
+    revert = replace(
+        Edit.at(head, location, new_snapshot_id(), checked=True),
         pointer_found=judged.drift.pointer or "",
         sequence_above=judged.drift.sequence,
     )
     if taken is None:
-        return put_back
+        return revert
     return replace(
-        put_back,
+        revert,
         added=taken.added,
         removed=taken.removed,
         deletions=taken.deletions,

@@ -49,7 +49,7 @@ class DaemonReport(Reported):
 _KNOWN = frozenset(one.name for one in fields(TaskReport))
 
 
-def see_daemon(catalog: Catalog) -> DaemonReport | None:
+def read_daemon(catalog: Catalog) -> DaemonReport | None:
     seen = catalog.daemon.seen()
     if seen is None:
         return None
@@ -64,4 +64,4 @@ def see_daemon(catalog: Catalog) -> DaemonReport | None:
         )
         for one in seen["tasks"]
     )
-    return DaemonReport(**{**seen, "tasks": tasks})
+    return DaemonReport(seen["host"], seen["pid"], seen["since"], seen["address"], seen["alive"], seen["told"], tasks)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from floodmark.catalog.upkeep import Maintenance
+from floodmark.catalog.maintenance_state import Maintenance
 from floodmark.report.daemon import DaemonReport, TaskReport
-from floodmark.report.jobs import TROUBLES_MAX, JobsSeen, not_ready, trouble_text
+from floodmark.report.jobs import TROUBLES_MAX, JobsState, not_ready, trouble_text
 from floodmark.report.maintenance import failure_text
 from floodmark.report.sinks import SinkLine, sink_failure
 from floodmark.report.spools import REFUSED, SpoolReport
@@ -24,7 +24,7 @@ LATE_MS = 60_000
 
 @dataclass(frozen=True)
 class Troubles:
-    """All that may be wrong: operations, tables, maintenance, ways out and in, tasks of the daemon, jobs."""
+    """All that may be wrong: operations, tables, maintenance, sinks, spools, tasks of the daemon, jobs."""
 
     unknown: Sequence[str]
     pending: Sequence[str]
@@ -33,7 +33,7 @@ class Troubles:
     sinks: Sequence[SinkLine]
     spools: Sequence[SpoolReport]
     daemon: DaemonReport | None
-    jobs: JobsSeen
+    jobs: JobsState
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def judge(found: Troubles) -> Health:
     if found.unknown:
         rest: tuple[str, ...] = ()  # nothing can be settled before that
     elif found.pending:
-        settled = "the next write or `floodmark recover` settles them"
+        settled = "the next write or `floodmark recover` recovers them"
         rest = (f"recovery pending: {len(found.pending)} dead operation(s); {settled}",)
     else:
         rest = _attention(found)
@@ -68,12 +68,12 @@ def _blocking(found: Troubles) -> list[str]:
 
 def _attention(found: Troubles) -> tuple[str, ...]:
     """What continues by itself, but not as it should; and the commands that show more of it."""
-    ways_out = [sink_failure(sink.sink, sink.error) for sink in found.sinks if sink.error is not None]
+    failed_sinks = [sink_failure(sink.sink, sink.error) for sink in found.sinks if sink.error is not None]
     aside = {spool.table: spool.quarantined for spool in found.spools if spool.quarantined}
     refused = {sink.sink: sink.quarantined for sink in found.sinks if sink.quarantined}
     kinds = (
         ([failure_text(one) for one in found.failed], "floodmark maintain history"),
-        (ways_out, "floodmark sink status"),
+        (failed_sinks, "floodmark sink status"),
         (trouble_text(found.jobs.troubles), "floodmark backfill list"),
         (_tasks(found) + _files_aside(found), "floodmark status"),
         (_waiting(found.spools), "floodmark spool list"),

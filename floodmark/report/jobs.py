@@ -47,41 +47,21 @@ class JobLine(Reported):
 
 
 @dataclass(frozen=True)
-class JobReport(Reported):
+class JobReport(JobLine):
     """A job with all that is known of it, as `floodmark backfill show --json`."""
 
-    job: str
-    id: str
-    kind: str
-    tables: tuple[str, ...]
-    status: str
-    processed: int
-    total: int | None
-    unit: str
-    percent: float | None
-    rate: float | None
-    eta_s: float | None
-    rows: int
-    unfilled: int
     publishes: int
-    error: StoredError | None
     actor: str
-    holder: str | None
-    cancel_asked: bool
     created: str
-    started: str | None
-    updated: str
-    stalled_since: str | None
-    ended: str | None
     acknowledged: str | None
     settings: JsonObject
 
 
 @dataclass(frozen=True)
-class JobsSeen:
-    """The jobs that matter now, in short; None if they cannot be read, and why. `troubles` ask for somebody.
+class JobsState:
+    """The jobs that matter now, in short; None if they cannot be read, and why. `troubles` need an operator.
 
-    `every` job is of the same read: who looked twice could find them well, and then not readable.
+    `every` job is of the same read: a second read could fail although the first one succeeded.
     """
 
     shown: tuple[JobLine, ...] | None
@@ -90,15 +70,15 @@ class JobsSeen:
     every: tuple[Job, ...] = ()
 
 
-def see_jobs(catalog: Catalog) -> JobsSeen:
+def read_jobs(catalog: Catalog) -> JobsState:
     try:
         every = catalog.jobs.all()
         jobs = shown_jobs(catalog, every)
         short = tuple(map(_in_short, jobs))
     except Exception as error:  # noqa: BLE001 - any error: a health answer that fails here must not look well
         log.get().warning("jobs cannot be read", cause=str(error))
-        return JobsSeen(None, _reason(error))
-    return JobsSeen(short, None, tuple(text for text in map(_trouble, jobs) if text), tuple(every))
+        return JobsState(None, _reason(error))
+    return JobsState(short, None, tuple(text for text in map(_trouble, jobs) if text), tuple(every))
 
 
 def shown_jobs(catalog: Catalog, every: Sequence[Job]) -> list[Job]:
@@ -129,6 +109,22 @@ def ack_outcome(before: JobReport, after: JobReport) -> str:
     """The outcome of acknowledging a failure."""
     seen = after.acknowledged is not None and before.acknowledged is None
     return "acknowledged" if seen else "nothing_to_do"
+
+
+def progress_of(job: JobLine) -> str:
+    """How far a job is: 3 of 9 chunks. A job that follows a range without an end is never done."""
+    if job.total is None:
+        return f"{job.processed:,} {job.unit}"
+    if job.percent is None:
+        return f"{job.processed:,} {job.unit}, follows"
+    return f"{job.processed:,} of {job.total:,} {job.unit}"
+
+
+def rate_of(job: JobLine) -> str | None:
+    """How fast a job is: 12.5 chunks/s; None if that is unknown."""
+    if job.rate is None:
+        return None
+    return f"{job.rate:,.0f} {job.unit}/s" if job.rate >= 100 else f"{job.rate:.3g} {job.unit}/s"
 
 
 def job_report(job: Job) -> JobReport:

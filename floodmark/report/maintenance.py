@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from floodmark import clock
-from floodmark.catalog.upkeep import LAKE, Maintenance, Policy
+from floodmark.catalog.maintenance_state import LAKE, Maintenance, Policy
 from floodmark.commit.catalog import Catalog
 from floodmark.json_form import Reported
-from floodmark.maintenance.record import COMPACT, FAILED, REFUSED, RETAIN, VERBS
+from floodmark.maintenance.record import COMPACT, RETAIN, VERBS
 from floodmark.model import Head
+from floodmark.runs import FAILED, REFUSED
 from floodmark.settings.settings import MaintainSettings
 from floodmark.shown import count_of
 
@@ -38,7 +39,7 @@ class LastRun(Reported):
 
 
 @dataclass(frozen=True)
-class UpkeepSeen:
+class MaintenanceOverview:
     """What the catalog knows of maintenance, by table id; `newest` has the last record of each verb and table."""
 
     newest: Sequence[Maintenance] = ()
@@ -50,13 +51,13 @@ class UpkeepSeen:
         return next((one for one in self.newest if (one.verb, one.table_id) == (verb, table_id)), None)
 
 
-def see_upkeep(catalog: Catalog) -> UpkeepSeen:
-    upkeep = catalog.upkeep
+def read_maintenance(catalog: Catalog) -> MaintenanceOverview:
+    upkeep = catalog.maintenance
     sinks = {sink.name for sink in catalog.sinks.all()}
-    return UpkeepSeen(upkeep.newest(), upkeep.small_files(), upkeep.policies(), sinks)
+    return MaintenanceOverview(upkeep.newest(), upkeep.small_files(), upkeep.policies(), sinks)
 
 
-def unanswered(upkeep: UpkeepSeen, heads: Sequence[Head]) -> list[Maintenance]:
+def unanswered(upkeep: MaintenanceOverview, heads: Sequence[Head]) -> list[Maintenance]:
     """Runs that failed or were refused, if no newer run made up for it."""
     tables_there = {LAKE, *(head.table_id for head in heads)}
     found = []
@@ -79,7 +80,7 @@ def failure_text(record: Maintenance) -> str:
     return f"{name} {record.outcome} ({record.detail.get('error', 'unknown')})"
 
 
-def last_of_each_verb(upkeep: UpkeepSeen, heads: Sequence[Head]) -> dict[str, LastRun | None]:
+def last_of_each_verb(upkeep: MaintenanceOverview, heads: Sequence[Head]) -> dict[str, LastRun | None]:
     """When each verb ran last and how it ended, and its failures."""
     last = {record.verb: record for record in upkeep.newest}
     failed = unanswered(upkeep, heads)
@@ -96,7 +97,11 @@ def outcome_of(record: Maintenance) -> Outcome:
 
 
 def due_now(
-    catalog: Catalog, heads: Sequence[Head], upkeep: UpkeepSeen, keeping: MaintainSettings, age_s_max: float = 0.0
+    catalog: Catalog,
+    heads: Sequence[Head],
+    upkeep: MaintenanceOverview,
+    keeping: MaintainSettings,
+    age_s_max: float = 0.0,
 ) -> list[str]:
     """What a run of maintenance would probably do now."""
     now_ms = database_ms(catalog)
@@ -108,11 +113,11 @@ def due_now(
     states = catalog.expiry.count_dead(grace_ms, age_s_max=age_s_max)
     ended = len(catalog.journal.to_look_at(grace_ms))
     parts = [count_of(states, "state")] if states else []
-    parts += [f"{count_of(ended, 'ended operation')} to look at once more"] if ended else []
+    parts += [f"{count_of(ended, 'ended operation')} to check again"] if ended else []
     return [*found, *([f"sweep: {', '.join(parts)}"] if parts else [])]
 
 
-def due_of_table(head: Head, upkeep: UpkeepSeen, keeping: MaintainSettings, now_ms: int) -> list[str]:
+def due_of_table(head: Head, upkeep: MaintenanceOverview, keeping: MaintainSettings, now_ms: int) -> list[str]:
     found = []
     policy, last = upkeep.policies.get(head.table_id), upkeep.last(RETAIN, head.table_id)
     if policy is not None and (last is None or last.outcome == FAILED or now_ms - last.ended_ms >= RETAIN_EVERY_MS):

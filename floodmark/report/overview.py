@@ -18,7 +18,7 @@ from floodmark.json_form import Json, Reported, as_json
 from floodmark.model import Commit
 from floodmark.report.jobs import JobReport, job_report
 from floodmark.report.maintenance import DEFAULTS
-from floodmark.report.status import AuditLine, Status, audit_line, lake_status, lake_tables, look
+from floodmark.report.status import AuditLine, Status, audit_line, lake_status, lake_tables, read_state
 from floodmark.report.tables import TableLine
 from floodmark.settings.settings import MaintainSettings
 from floodmark.sinks.status import SinkReport, sink_reports
@@ -49,7 +49,7 @@ class Overview(Reported):
 
 
 def overview(catalog: Catalog, keeping: MaintainSettings = DEFAULTS) -> Overview:
-    seen = look(catalog)
+    seen = read_state(catalog)
     status = lake_status(catalog, keeping, seen, COUNT_AGE_S_MAX)
     return Overview(
         at=clock.format_time(clock.now_ms()),

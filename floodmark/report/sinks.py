@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from floodmark import clock
-from floodmark.catalog.upkeep import Maintenance
+from floodmark.catalog.maintenance_state import Maintenance
 from floodmark.commit.catalog import Catalog
 from floodmark.errors import BelowRetention, Corrupt
 from floodmark.json_form import Reported, StoredError, stored_error
 from floodmark.maintenance.record import SINK_VERBS
-from floodmark.sinks import record as sink_record
+from floodmark.runs import FAILED, REFUSED
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SinkLine(Reported):
     maintenance: tuple[DestinationMaintenance, ...]
 
 
-def see_sinks(catalog: Catalog, records: Sequence[Maintenance]) -> list[SinkLine]:
+def read_sinks(catalog: Catalog, records: Sequence[Maintenance]) -> list[SinkLine]:
     """Each sink in short. `lag_ms` is that of the table furthest behind; `maintenance`: the last run of each."""
     found = []
     maintained = [record for record in records if record.verb in SINK_VERBS]
@@ -70,4 +70,4 @@ def see_sinks(catalog: Catalog, records: Sequence[Maintenance]) -> list[SinkLine
 
 def sink_failure(sink: str, error: StoredError) -> str:
     asks = error.kind in (Corrupt.__name__, BelowRetention.__name__)
-    return f"sink {sink} {sink_record.REFUSED if asks else sink_record.FAILED} ({error.kind})"
+    return f"sink {sink} {REFUSED if asks else FAILED} ({error.kind})"

@@ -49,7 +49,7 @@ class SpoolReport(Reported):
     error: StoredError | None
 
 
-def see_spools(catalog: Catalog, *, thorough: bool = False) -> list[SpoolReport]:
+def read_spools(catalog: Catalog, *, thorough: bool = False) -> list[SpoolReport]:
     """Each spool that the catalog knows, by the name of its table. `thorough`: read files that no process has open as a
     whole, as opening the spool would; else damage inside them stays unseen."""
     rows = catalog.spools.all()

@@ -1,42 +1,41 @@
 """The state of the lake, from the catalog alone, without Spark. The command, HTTP and the page share it.
 
-Nothing here changes anything. `look` reads once what several answers need; `lake_status` and `lake_tables` are such
-answers.
+Nothing here changes anything. `read_state` reads once what several answers need; `lake_status` and `lake_tables` are
+such answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy import func, select
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.processes import is_dead
+from floodmark.catalog.history import drifted_tables
+from floodmark.catalog.leases import is_dead
 from floodmark.commit.catalog import Catalog
-from floodmark.commit.drifted import drifted_tables
-from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGED, STATES, to_operation
+from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGED, STATES, UnfinishedOperation, to_operation
 from floodmark.errors import Corrupt
 from floodmark.json_form import Reported
 from floodmark.model import MAIN, AuditRow, Head
-from floodmark.report.daemon import DaemonReport, see_daemon
+from floodmark.report.daemon import DaemonReport, read_daemon
 from floodmark.report.health import Health, Troubles, judge
-from floodmark.report.jobs import JobLine, JobsSeen, see_jobs
+from floodmark.report.jobs import JobLine, JobsState, read_jobs
 from floodmark.report.maintenance import (
     DEFAULTS,
     LastRun,
-    UpkeepSeen,
+    MaintenanceOverview,
     due_now,
     last_of_each_verb,
     ratio,
-    see_upkeep,
+    read_maintenance,
     sum_known,
     unanswered,
 )
-from floodmark.report.sinks import SinkLine, see_sinks
-from floodmark.report.spools import SpoolReport, see_spools
+from floodmark.report.sinks import SinkLine, read_sinks
+from floodmark.report.spools import SpoolReport, read_spools
 from floodmark.report.tables import TableLine, table_lines
 from floodmark.settings.settings import MaintainSettings
 
@@ -65,7 +64,7 @@ class Status(Reported):
     unknown: tuple[str, ...]
     drifted: tuple[str, ...]
     pins: int
-    healed: Mapping[str, int]
+    recovered: Mapping[str, int]
     last_maintenance: Mapping[str, LastRun | None]
     due: tuple[str, ...]
     sinks: tuple[SinkLine, ...]
@@ -94,7 +93,7 @@ class AuditLine(Reported):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Operations at work, dead ones that healing will settle, and ones that it cannot understand."""
+    """Operations at work, dead ones that recovery will settle, and ones that it cannot understand."""
 
     running: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
@@ -110,47 +109,47 @@ class LakeIdentity:
 
 
 @dataclass(frozen=True)
-class Look:
+class LakeState:
     """What one look at the catalog found, of main."""
 
     lake: LakeIdentity
     heads: Sequence[Head]
-    upkeep: UpkeepSeen
+    upkeep: MaintenanceOverview
     sinks: tuple[SinkLine, ...]
     spools: tuple[SpoolReport, ...]
     daemon: DaemonReport | None
-    jobs: JobsSeen
+    jobs: JobsState
     drifted: tuple[str, ...]
 
 
-def look(catalog: Catalog) -> Look:
+def read_state(catalog: Catalog) -> LakeState:
     row = catalog.lake_row()
-    upkeep = see_upkeep(catalog)
-    return Look(
+    upkeep = read_maintenance(catalog)
+    return LakeState(
         LakeIdentity(row.location, row.format, row.incarnation, row.version),
         catalog.history.heads(),
         upkeep,
-        tuple(see_sinks(catalog, upkeep.newest)),
-        tuple(see_spools(catalog)),
-        see_daemon(catalog),
-        see_jobs(catalog),
+        tuple(read_sinks(catalog, upkeep.newest)),
+        tuple(read_spools(catalog)),
+        read_daemon(catalog),
+        read_jobs(catalog),
         tuple(sorted(drifted_tables(catalog.database))),
     )
 
 
-def lake_health(catalog: Catalog, seen: Look | None = None) -> Health:
+def lake_health(catalog: Catalog, seen: LakeState | None = None) -> Health:
     """The health of the lake. Quick: it counts only what is asked for."""
-    return _judged(seen or look(catalog), _unfinished(catalog))
+    return _judged(seen or read_state(catalog), _unfinished(catalog))
 
 
 def lake_status(
-    catalog: Catalog, keeping: MaintainSettings = DEFAULTS, seen: Look | None = None, age_s_max: float = 0.0
+    catalog: Catalog, keeping: MaintainSettings = DEFAULTS, seen: LakeState | None = None, age_s_max: float = 0.0
 ) -> Status:
     """The lake on one screen. `keeping`: the thresholds from which maintenance is due.
 
     `age_s_max`: the maximum age of counts over all versions (what a sweep would do).
     """
-    seen = seen or look(catalog)
+    seen = seen or read_state(catalog)
     lake, heads, upkeep = seen.lake, seen.heads, seen.upkeep
     commits = catalog.history.commits(limit=1)
     unfinished = _unfinished(catalog)
@@ -159,7 +158,7 @@ def lake_status(
     with catalog.database.read() as tx:
         query = select(tables.audit.c.outcome, func.count()).group_by(tables.audit.c.outcome)
         branches = tx.execute(select(func.count()).select_from(tables.branches)).scalar_one()
-        healed = {outcome: count for outcome, count in tx.execute(query)}  # noqa: C416 - rows are not pairs to mypy
+        recovered = {outcome: count for outcome, count in tx.execute(query)}  # noqa: C416 - rows are not pairs to mypy
     return Status(
         lake=lake.location,
         catalog=catalog.database.shown_url,
@@ -181,7 +180,7 @@ def lake_status(
         unknown=tuple(unfinished.unknown),
         drifted=seen.drifted,
         pins=catalog.pin_count(),
-        healed=healed,
+        recovered=recovered,
         last_maintenance=last_of_each_verb(upkeep, heads),
         due=tuple(due_now(catalog, heads, upkeep, keeping, age_s_max)),
         sinks=seen.sinks,
@@ -196,12 +195,12 @@ def lake_status(
 
 
 def lake_tables(
-    catalog: Catalog, keeping: MaintainSettings = DEFAULTS, branch: str = MAIN, seen: Look | None = None
+    catalog: Catalog, keeping: MaintainSettings = DEFAULTS, branch: str = MAIN, seen: LakeState | None = None
 ) -> list[TableLine]:
     """Every table of a branch in one line, by name."""
     if branch != MAIN:
-        return table_lines(catalog, catalog.history.heads(branch), UpkeepSeen(), (), (), keeping)
-    seen = seen or look(catalog)
+        return table_lines(catalog, catalog.history.heads(branch), MaintenanceOverview(), (), (), keeping)
+    seen = seen or read_state(catalog)
     return table_lines(catalog, seen.heads, seen.upkeep, seen.spools, seen.drifted, keeping)
 
 
@@ -218,7 +217,7 @@ def audit_line(row: AuditRow) -> AuditLine:
     )
 
 
-def _judged(seen: Look, found: Unfinished) -> Health:
+def _judged(seen: LakeState, found: Unfinished) -> Health:
     failed = unanswered(seen.upkeep, seen.heads)
     return judge(
         Troubles(found.unknown, found.pending, seen.drifted, failed, seen.sinks, seen.spools, seen.daemon, seen.jobs)
@@ -233,7 +232,7 @@ def _unfinished(catalog: Catalog) -> Unfinished:
             continue
         if row.state not in STATES:
             found.unknown.append(row.id)
-        elif catalog.journal.is_own(row) or not is_dead(row, now):
+        elif catalog.journal.is_own(row) or not is_dead(row.holder.row, now):
             found.running.append(row.id)
         elif _is_understood(catalog, row):
             found.pending.append(row.id)
@@ -242,7 +241,7 @@ def _unfinished(catalog: Catalog) -> Unfinished:
     return found
 
 
-def _is_understood(catalog: Catalog, row: Any) -> bool:
+def _is_understood(catalog: Catalog, row: UnfinishedOperation) -> bool:
     """Whether recovery can settle this dead operation."""
     try:
         to_operation(row)

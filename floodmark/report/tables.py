@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.upkeep import Policy
+from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.catalog import Catalog
 from floodmark.errors import Corrupt
 from floodmark.json_form import Reported
@@ -20,13 +20,13 @@ from floodmark.model import MAIN, Head
 from floodmark.report.health import FINE
 from floodmark.report.maintenance import (
     DEFAULTS,
+    MaintenanceOverview,
     Outcome,
-    UpkeepSeen,
     database_ms,
     due_of_table,
     outcome_of,
     ratio,
-    see_upkeep,
+    read_maintenance,
 )
 from floodmark.report.spools import REFUSED, SpoolReport
 from floodmark.settings.settings import MaintainSettings
@@ -138,7 +138,7 @@ class TableContents(Reported):
 def table_lines(
     catalog: Catalog,
     heads: Sequence[Head],
-    upkeep: UpkeepSeen,
+    upkeep: MaintenanceOverview,
     spools: Sequence[SpoolReport],
     drifted: Collection[str],
     keeping: MaintainSettings = DEFAULTS,
@@ -199,7 +199,7 @@ def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFA
 
     metadata = catalog.files.metadata(head.metadata_location)
     schema, spec = schema_of(metadata, head), metadata.specs()[head.spec_id]
-    upkeep = see_upkeep(catalog)
+    upkeep = read_maintenance(catalog)
     small = upkeep.small_files.get(head.table_id)
     policy = upkeep.policies.get(head.table_id, Policy())
     orphans = _orphans(catalog, head)
@@ -231,7 +231,7 @@ def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFA
         retention_column=policy.column,
         consumers=tuple(
             ConsumerLine(one.name, one.mark, max(0, head.sequence - one.mark), one.protected)
-            for one in catalog.upkeep.consumers(head.table_id)
+            for one in catalog.maintenance.consumers(head.table_id)
         ),
         last_maintenance={one.verb: outcome_of(one) for one in upkeep.newest if one.table_id == head.table_id},
         due=tuple(due_of_table(head, upkeep, keeping, database_ms(catalog))),

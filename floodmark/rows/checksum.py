@@ -15,16 +15,15 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types
 
+from floodmark.rows.arrays import Mask, Numbers
+
 Hashes = npt.NDArray[np.uint64]
-Numbers = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _BLOCK_ROWS = 32 * 1024
 _BLOCK_BYTES = 2 * 1024 * 1024
@@ -232,7 +231,7 @@ def _add_words(hashes: Hashes, some: Numbers | None, words: Hashes, starts: Numb
         hashes[some] += _sums(_hash_words(words[starts[owner] + behinds], lengths[owner] - behinds, salts), counts)
 
 
-def _hash_words(words: Hashes, left: Numbers, salts: Any) -> Hashes:
+def _hash_words(words: Hashes, left: Numbers, salts: Hashes | np.uint64) -> Hashes:
     """The hashes of words at their places; `left` bytes of the value start with each word."""
     if left.min() < _WORD_BYTES:
         words &= _TAILS[np.minimum(left, _WORD_BYTES)]

@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from floodmark.rows.arrays import Mask, Numbers
 from floodmark.rows.project import nullable_type
 from floodmark.rows.translate import is_list
 
-Mask = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64]
 _BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 

@@ -2,7 +2,7 @@
 
 Two steps. `Conformer` compares types once per input schema: a type that can never fit is a problem before any row is
 read. `Conformer.conform` then converts each batch; where values decide (ranges, exactness, nulls in required fields)
-the bad ones are counted. Problems are collected, not raised, so that a task can return them to the driver. A column
+the bad ones are counted. Misfits are collected, not raised, so that a task can return them to the driver. A column
 whose type already is the file's passes through unchanged. Settled rows have their sequence: we wrote them, so a missing
 one is no bad input but `Corrupt`, and raised at once.
 """
@@ -20,8 +20,8 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 
 from floodmark.errors import Corrupt
 from floodmark.model import SEQ_COLUMN
-from floodmark.rows.misfits import Problem, Problems
-from floodmark.rows.nested import list_of, map_of, map_parts, struct_of
+from floodmark.rows.arrays import list_of, map_of, map_parts, struct_of
+from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.schema import arrow_schema, nearest, user_fields
 from floodmark.rows.translate import is_list
 
@@ -104,7 +104,7 @@ class Conformer:
     def __init__(self, shape: Shape, source: pa.Schema, fill_missing: bool = False) -> None:
         self.shape = shape
         self.source = source
-        self.problems = Problems()
+        self.problems = Misfits()
         self._fill_missing = fill_missing
         self._seq = source.get_field_index(SEQ_COLUMN)
         if shape.settled and (self._seq < 0 or not types.is_int64(source.field(self._seq).type)):
@@ -112,11 +112,11 @@ class Conformer:
         self._match_fields(list(source), shape.columns, "", "table")
         self._positions = [source.get_field_index(column.name) for column in shape.columns]
 
-    def conform(self, batch: pa.RecordBatch, problems: Problems) -> pa.RecordBatch | None:
+    def conform(self, batch: pa.RecordBatch, problems: Misfits) -> pa.RecordBatch | None:
         """The batch in the table's file schema; None if a value does not fit, which `problems` then has."""
         if self.shape.settled and batch.column(self._seq).null_count:
             raise Corrupt("settled rows came without their sequences", rows=batch.column(self._seq).null_count)
-        found = Problems(self.problems.all())
+        found = Misfits(self.problems.all())
         arrays = []
         if not found:
             for column, position in zip(self.shape.columns, self._positions, strict=True):
@@ -166,7 +166,7 @@ class Conformer:
 
 def conform(batch: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
     """The batch in the file schema of the table, or `Invalid` naming column and count."""
-    problems = Problems()
+    problems = Misfits()
     conformed = Conformer(table_shape(schema.model_dump_json()), batch.schema).conform(batch, problems)
     problems.raise_invalid()
     return conformed
@@ -209,7 +209,7 @@ def _type_advice(source: pa.DataType, target: pa.DataType) -> str:
     return "Cast the column before it is written."
 
 
-def _convert(array: pa.Array, column: Column, absent: int, problems: Problems) -> pa.Array:
+def _convert(array: pa.Array, column: Column, absent: int, problems: Misfits) -> pa.Array:
     """The array as the column's file type. `absent` of its nulls exist only because their parent is null."""
     target = column.field.type
     if types.is_dictionary(array.type):
@@ -236,7 +236,7 @@ def _convert(array: pa.Array, column: Column, absent: int, problems: Problems) -
     return array
 
 
-def _convert_struct(array: pa.Array, column: Column, problems: Problems) -> pa.Array:
+def _convert_struct(array: pa.Array, column: Column, problems: Misfits) -> pa.Array:
     # flatten() makes a child null where its parent is: values below a null struct are not checked.
     by_name = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
     parts = [by_name.get(child.name, pa.nulls(len(array))) for child in column.children]
@@ -246,18 +246,18 @@ def _convert_struct(array: pa.Array, column: Column, problems: Problems) -> pa.A
     return array if problems else struct_of(array, children, column.field.type, not column.required)
 
 
-def _convert_list(array: pa.Array, column: Column, problems: Problems) -> pa.Array:
+def _convert_list(array: pa.Array, column: Column, problems: Misfits) -> pa.Array:
     values = _convert(array.flatten(), column.children[0], 0, problems)
     return array if problems else list_of(array, values, column.field.type, not column.required)
 
 
-def _convert_map(array: pa.Array, column: Column, problems: Problems) -> pa.Array:
+def _convert_map(array: pa.Array, column: Column, problems: Misfits) -> pa.Array:
     parts = zip(map_parts(array), column.children, strict=True)
     keys, items = (_convert(part, child, 0, problems) for part, child in parts)
     return array if problems else map_of(array, keys, items, column.field.type, not column.required)
 
 
-def _convert_leaf(array: pa.Array, column: Column, problems: Problems) -> pa.Array:
+def _convert_leaf(array: pa.Array, column: Column, problems: Misfits) -> pa.Array:
     target = column.field.type
     if array.type.equals(target):
         return array

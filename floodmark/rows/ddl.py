@@ -10,47 +10,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg.types import DecimalType, IcebergType, ListType, MapType, NestedField, StructType
 
 from floodmark.errors import Invalid
+from floodmark.rows.primitives import BY_NAME, DECIMAL_ADVICE, is_decimal
 
-PRIMITIVES: dict[str, IcebergType] = {
-    "boolean": BooleanType(),
-    "tinyint": IntegerType(),
-    "byte": IntegerType(),
-    "smallint": IntegerType(),
-    "short": IntegerType(),
-    "int": IntegerType(),
-    "integer": IntegerType(),
-    "bigint": LongType(),
-    "long": LongType(),
-    "float": FloatType(),
-    "real": FloatType(),
-    "double": DoubleType(),
-    "string": StringType(),
-    "binary": BinaryType(),
-    "date": DateType(),
-    "timestamp": TimestamptzType(),
-    "timestamp_ltz": TimestamptzType(),
-    "timestamp_ntz": TimestampType(),
-}
 # Types that a table cannot hold, and what to write instead.
 UNSUPPORTED = {
     "void": "Give the column a real type.",
@@ -176,8 +140,8 @@ class _Parser:
             raise self.wrong("a type is missing here", token)
         if word in UNSUPPORTED:
             raise self.wrong(f"a table cannot hold the type {word}", token, UNSUPPORTED[word])
-        if word in PRIMITIVES:
-            return PRIMITIVES[word]
+        if word in BY_NAME:
+            return BY_NAME[word]
         if word in DECIMALS:
             return self.decimal(token)
         if word == "array":
@@ -206,10 +170,8 @@ class _Parser:
             if self.accept(","):
                 scale = self.number()
             self.expect(")")
-        if not 1 <= precision <= 38 or scale > precision:
-            raise self.wrong(
-                f"decimal({precision},{scale}) is out of range", token, "1 to 38 digits, scale within them."
-            )
+        if not is_decimal(precision, scale):
+            raise self.wrong(f"decimal({precision},{scale}) is out of range", token, DECIMAL_ADVICE)
         return DecimalType(precision, scale)
 
     def number(self) -> int:

@@ -32,10 +32,9 @@ from pyiceberg.types import (
 
 from floodmark.errors import Invalid
 from floodmark.model import RESERVED_COLUMNS, SEQ_COLUMN
-from floodmark.rows.schema import _check_names, _check_type, user_fields
+from floodmark.rows.primitives import is_decimal
+from floodmark.rows.schema import _check_names, _check_type, fresh_field, user_fields
 from floodmark.rows.translate import is_list, struct_from_arrow
-
-_DECIMAL_DIGITS_MAX = 38
 
 
 def evolve_schema(schema: Schema, incoming: pa.Schema, last_column_id: int, next_schema_id: int) -> Schema | None:
@@ -61,7 +60,7 @@ def _evolve_fields(
     new = _new_fields([field for field in incoming if field.name not in names], path)
     if new:
         _check_names([*known, *new], path)
-    return [*fields, *(_fresh_field(field, ids) for field in new)]
+    return [*fields, *(fresh_field(field, ids, optional=True) for field in new)]
 
 
 def _evolve(kind: IcebergType, source: pa.DataType, path: str, ids: Iterator[int]) -> IcebergType:
@@ -82,7 +81,7 @@ def _evolve(kind: IcebergType, source: pa.DataType, path: str, ids: Iterator[int
         case FloatType() if types.is_float64(source):
             return DoubleType()
         case DecimalType() if types.is_decimal(source) and source.scale == kind.scale:
-            if kind.precision < source.precision <= _DECIMAL_DIGITS_MAX:
+            if source.precision > kind.precision and is_decimal(source.precision, source.scale):
                 return DecimalType(source.precision, kind.scale)
     return kind
 
@@ -116,20 +115,3 @@ def _check_typed(kind: pa.DataType, column: str) -> None:
         _check_typed(kind.item_type, f"{column}.value")
     elif is_list(kind):
         _check_typed(kind.value_type, f"{column}.element")
-
-
-def _fresh_field(field: NestedField, ids: Iterator[int]) -> NestedField:
-    return NestedField(next(ids), field.name, _fresh_type(field.field_type, ids), required=False)
-
-
-def _fresh_type(kind: IcebergType, ids: Iterator[int]) -> IcebergType:
-    if isinstance(kind, StructType):
-        return StructType(*(_fresh_field(field, ids) for field in kind.fields))
-    if isinstance(kind, ListType):
-        return ListType(next(ids), _fresh_type(kind.element_type, ids), element_required=False)
-    if isinstance(kind, MapType):
-        key_id, value_id = next(ids), next(ids)
-        return MapType(
-            key_id, _fresh_type(kind.key_type, ids), value_id, _fresh_type(kind.value_type, ids), value_required=False
-        )
-    return kind

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import acero, types
 from pyiceberg.types import NestedField
 
+from floodmark.rows.arrays import Numbers
 from floodmark.rows.project import read_file, read_schema
 from floodmark.storage import Storage
 
@@ -25,8 +26,6 @@ KEY_BYTES_PER_CHUNK = 256 * 1024 * 1024
 # Keys may be long texts: one read is small beside a chunk even then.
 KEY_BATCH_ROWS = 8192
 TEXT_SHOWN_MAX = 60
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

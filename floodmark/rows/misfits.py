@@ -30,7 +30,7 @@ class Problem:
         return cls(**json.loads(text))
 
 
-class Problems:
+class Misfits:
     """Problems found so far, equal ones counted together."""
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:

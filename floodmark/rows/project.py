@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +16,10 @@ from pyarrow import types
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from floodmark.errors import Corrupt, NotFound
-from floodmark.rows.nested import list_of, map_of, map_parts, struct_of
+from floodmark.rows.arrays import Numbers, list_of, map_of, map_parts, struct_of
 from floodmark.rows.schema import FIELD_ID, arrow_type
 from floodmark.storage import Storage
+from floodmark.storage.streams import RangeReader
 
 READ_BATCH_ROWS = 65536
 # Rows may be large: after the first row group a batch has as many as fit into this.
@@ -53,9 +53,7 @@ def read_file(
     return (batch for _, batch in _read(storage, location, fields, batch_rows))
 
 
-def take_rows(
-    storage: Storage, location: str, fields: Sequence[NestedField], positions: np.ndarray[Any, Any]
-) -> pa.Table:
+def take_rows(storage: Storage, location: str, fields: Sequence[NestedField], positions: Numbers) -> pa.Table:
     """The rows at these ascending positions; row groups without one are not read."""
     parts = [pa.RecordBatch.from_pylist([], schema=read_schema(fields))]
     for start, batch in _read(storage, location, fields, READ_BATCH_ROWS, positions):
@@ -85,7 +83,7 @@ def _read(
     location: str,
     fields: Sequence[NestedField],
     batch_rows: int,
-    positions: np.ndarray[Any, Any] | None = None,
+    positions: Numbers | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     try:
         yield from _read_whole(storage, location, fields, batch_rows, positions)
@@ -100,7 +98,7 @@ def _read_whole(
     location: str,
     fields: Sequence[NestedField],
     batch_rows: int,
-    positions: np.ndarray[Any, Any] | None = None,
+    positions: Numbers | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches with the position of their first row."""
     target = read_schema(fields)
@@ -125,7 +123,7 @@ def _read_whole(
 
 
 @contextmanager
-def _opened(storage: Storage, location: str) -> Iterator[Any]:
+def _opened(storage: Storage, location: str) -> Iterator[RangeReader]:
     try:
         stream = storage.open_input(location)
     except NotFound as error:
@@ -135,7 +133,7 @@ def _opened(storage: Storage, location: str) -> Iterator[Any]:
 
 
 def _batches(
-    parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int, positions: np.ndarray[Any, Any] | None
+    parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int, positions: Numbers | None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches of at most so many rows, and about so many bytes: earlier rows show how much memory a row takes."""
     rows = min(rows_max, _FIRST_BATCH_ROWS)
@@ -163,7 +161,9 @@ def _by_id(fields: Iterable[pa.Field]) -> dict[int, pa.Field]:
     return found
 
 
-def _project(array: Any, source: pa.Field | None, field: NestedField, goal: pa.DataType, rows: int) -> pa.Array:
+def _project(
+    array: pa.Array | None, source: pa.Field | None, field: NestedField, goal: pa.DataType, rows: int
+) -> pa.Array:
     if array is None or source is None:
         return pa.nulls(rows, goal)
     kind = field.field_type

@@ -8,34 +8,30 @@ hidden column `_seq` is always last; fresh files do not have it (their rows inhe
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema, assign_fresh_schema_ids, sanitize_column_names
 from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
     DecimalType,
     DoubleType,
     FloatType,
     IcebergType,
-    IntegerType,
     ListType,
     LongType,
     MapType,
     NestedField,
     PrimitiveType,
-    StringType,
     StructType,
-    TimestampType,
-    TimestamptzType,
 )
 
 from floodmark.errors import Invalid
 from floodmark.model import RESERVED_COLUMNS, SEQ_COLUMN
 from floodmark.rows.ddl import UNSUPPORTED, parse_ddl
-from floodmark.rows.translate import struct_from_arrow, struct_from_spark, unsupported
+from floodmark.rows.frames import SchemaLike
+from floodmark.rows.primitives import arrow_primitives, is_held, spark_primitives
+from floodmark.rows.translate import SparkForm, struct_from_arrow, struct_from_spark, unsupported
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,22 +42,9 @@ FIELD_ID = b"PARQUET:field_id"
 SPARK_FIELD_ID = "parquet.field.id"
 # Iceberg's own name of a type, where the advice for it is under Spark's name.
 _ICEBERG_NAMES = {"unknown": "null", "timestamp_ns": "timestamp_ns", "timestamptz_ns": "timestamptz_ns"}
-_HELD = (
-    BooleanType,
-    IntegerType,
-    LongType,
-    FloatType,
-    DoubleType,
-    DecimalType,
-    StringType,
-    BinaryType,
-    DateType,
-    TimestampType,
-    TimestamptzType,
-)
 
 
-def table_schema(schema_like: Any, key: Sequence[str] = ()) -> Schema:
+def table_schema(schema_like: SchemaLike, key: Sequence[str] = ()) -> Schema:
     """The schema of a new table, from a Spark, Arrow or PyIceberg schema or Spark DDL text, with fresh field ids."""
     struct = _columns(schema_like)
     if not struct.fields:
@@ -74,7 +57,9 @@ def table_schema(schema_like: Any, key: Sequence[str] = ()) -> Schema:
     _check_key(struct, key)
     fields = [field.model_copy(update={"required": True}) if field.name in key else field for field in struct.fields]
     fields.append(NestedField(field_id=-1, name=SEQ_COLUMN, field_type=LongType(), required=False))
-    fresh = assign_fresh_schema_ids(Schema(*_numbered(fields)))
+    # With distinct placeholders: an Iceberg schema refuses to be built with equal ids.
+    placeholders = count(1)
+    fresh = assign_fresh_schema_ids(Schema(*(fresh_field(field, placeholders) for field in fields)))
     identifiers = [field.field_id for field in fresh.fields if field.name in key]
     return Schema(*fresh.fields, schema_id=0, identifier_field_ids=identifiers)
 
@@ -86,7 +71,7 @@ def check_columns(schema: Schema) -> None:
         _check_type(field.field_type, field.name)
 
 
-def _columns(schema_like: Any) -> StructType:
+def _columns(schema_like: SchemaLike) -> StructType:
     if isinstance(schema_like, str):
         return parse_ddl(schema_like)
     if isinstance(schema_like, Schema):
@@ -95,7 +80,7 @@ def _columns(schema_like: Any) -> StructType:
     if hasattr(schema_like, "jsonValue"):
         value = schema_like.jsonValue()
         if isinstance(value, dict) and value.get("type") == "struct":
-            return struct_from_spark(value)
+            return struct_from_spark(SparkForm(type="struct", fields=value["fields"]))
     if type(schema_like).__module__.startswith("pyarrow") and hasattr(schema_like, "names"):
         return struct_from_arrow(schema_like)
     raise Invalid(
@@ -105,24 +90,25 @@ def _columns(schema_like: Any) -> StructType:
     )
 
 
-def _numbered(fields: Iterable[NestedField]) -> list[NestedField]:
-    """The same fields with distinct placeholder ids: an Iceberg schema refuses to be built with equal ones."""
-    ids = iter(range(1, 1_000_000))
+def fresh_field(field: NestedField, ids: Iterator[int], *, optional: bool = False) -> NestedField:
+    """The same field with these ids, here and inside. With `optional`, nothing in it is required."""
+    number = next(ids)
+    kind = _fresh_type(field.field_type, ids, optional)
+    return NestedField(number, field.name, kind, required=field.required and not optional, doc=field.doc)
 
-    def visit(kind: IcebergType) -> IcebergType:
-        if isinstance(kind, StructType):
-            return StructType(*(number(field) for field in kind.fields))
-        if isinstance(kind, ListType):
-            return ListType(next(ids), visit(kind.element_type), element_required=kind.element_required)
-        if isinstance(kind, MapType):
-            key_id, value_id = next(ids), next(ids)
-            return MapType(key_id, visit(kind.key_type), value_id, visit(kind.value_type), kind.value_required)
-        return kind
 
-    def number(field: NestedField) -> NestedField:
-        return NestedField(next(ids), field.name, visit(field.field_type), required=field.required, doc=field.doc)
-
-    return [number(field) for field in fields]
+def _fresh_type(kind: IcebergType, ids: Iterator[int], optional: bool) -> IcebergType:
+    if isinstance(kind, StructType):
+        return StructType(*(fresh_field(field, ids, optional=optional) for field in kind.fields))
+    if isinstance(kind, ListType):
+        element_id = next(ids)
+        element = _fresh_type(kind.element_type, ids, optional)
+        return ListType(element_id, element, kind.element_required and not optional)
+    if isinstance(kind, MapType):
+        key_id, value_id = next(ids), next(ids)
+        key, value = _fresh_type(kind.key_type, ids, optional), _fresh_type(kind.value_type, ids, optional)
+        return MapType(key_id, key, value_id, value, kind.value_required and not optional)
+    return kind
 
 
 def _check_names(fields: Sequence[NestedField], path: str = "") -> None:
@@ -152,7 +138,7 @@ def _check_type(kind: IcebergType, column: str) -> None:
     elif isinstance(kind, MapType):
         _check_type(kind.key_type, f"{column}.key")
         _check_type(kind.value_type, f"{column}.value")
-    elif not isinstance(kind, _HELD):
+    elif not is_held(kind):
         word = str(kind).split("[")[0].split("(")[0]
         raise unsupported(column, str(kind), UNSUPPORTED.get(_ICEBERG_NAMES.get(word, word), "Use string, or binary."))
 
@@ -224,21 +210,9 @@ def arrow_type(kind: IcebergType) -> pa.DataType:
             return pa.map_(_arrow_field(kind.key_field), _arrow_field(kind.value_field))
         case DecimalType():
             return pa.decimal128(kind.precision, kind.scale)
-    plain: dict[type[IcebergType], pa.DataType] = {
-        BooleanType: pa.bool_(),
-        IntegerType: pa.int32(),
-        LongType: pa.int64(),
-        FloatType: pa.float32(),
-        DoubleType: pa.float64(),
-        StringType: pa.string(),
-        BinaryType: pa.binary(),
-        DateType: pa.date32(),
-        TimestampType: pa.timestamp("us"),
-        TimestamptzType: pa.timestamp("us", tz="UTC"),
-    }
-    if type(kind) not in plain:
+    if (found := arrow_primitives().get(type(kind))) is None:
         raise unsupported("?", str(kind), "Read this table with the engine that made it.")
-    return plain[type(kind)]
+    return found
 
 
 def spark_schema(schema: Schema, with_seq: bool = False, *, all_nullable: bool = False) -> SparkStruct:
@@ -277,18 +251,6 @@ def _spark_type(kind: IcebergType, all_nullable: bool) -> SparkType:
             return spark.MapType(key, value, all_nullable or not kind.value_required)
         case DecimalType():
             return spark.DecimalType(kind.precision, kind.scale)
-    plain: dict[type[IcebergType], SparkType] = {
-        BooleanType: spark.BooleanType(),
-        IntegerType: spark.IntegerType(),
-        LongType: spark.LongType(),
-        FloatType: spark.FloatType(),
-        DoubleType: spark.DoubleType(),
-        StringType: spark.StringType(),
-        BinaryType: spark.BinaryType(),
-        DateType: spark.DateType(),
-        TimestampType: spark.TimestampNTZType(),
-        TimestamptzType: spark.TimestampType(),
-    }
-    if type(kind) not in plain:
+    if (found := spark_primitives().get(type(kind))) is None:
         raise unsupported("?", str(kind), "Read this table with the engine that made it.")
-    return plain[type(kind)]
+    return found

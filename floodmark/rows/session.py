@@ -17,11 +17,11 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from floodmark import clock, log
 from floodmark.errors import Invalid, Unavailable
@@ -29,6 +29,7 @@ from floodmark.rows.stall import STALL_S, is_connect, is_lost, watch_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 JAVA_VERSIONS = (17, 21)
 _JAVA_ADVICE = (
@@ -212,7 +213,7 @@ class Sessions:
         from pyspark.sql import SparkSession
 
         given = {key: value for key, value in self._settings.items() if key not in ("master", "stall", "spark.master")}
-        builder: Any = SparkSession.builder.appName("floodmark")
+        builder = SparkSession.builder.appName("floodmark")
         if remote:
             settings = {key: value for key, value in DEFAULTS.items() if key.startswith("spark.sql.")} | given
             builder = builder.remote(master)
@@ -360,7 +361,7 @@ def _quiet_errors() -> None:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
-def _session(session: Any) -> SparkSession:
+def _session(session: SparkSession | ConnectSession) -> SparkSession:
     # Classic and Connect sessions are different classes with one interface.
     found: SparkSession = session
     return found
@@ -373,3 +374,43 @@ def prepare(spark: SparkSession) -> None:
     for key, value in NEEDED.items():
         if spark.conf.get(key) != value:
             spark.conf.set(key, value)
+
+
+class SharedSettings:
+    """Settings of sessions that jobs of several threads share: the first job sets them, the last restores them.
+
+    Meanwhile other queries of the same session see them too. `keeps` decides for a setting and its value whether it
+    stays as it is; of what the running jobs want, `choose` returns the value to set. A crash takes the session with it.
+    """
+
+    def __init__(self, keeps: Callable[[str, str], bool], choose: Callable[[Sequence[str]], str]) -> None:
+        self._keeps = keeps
+        self._choose = choose
+        self._lock = Lock()
+        # By session: the session, the values before, and what each running job wants.
+        self._held: dict[int, tuple[SparkSession, dict[str, str], list[Mapping[str, str]]]] = {}
+
+    @contextmanager
+    def held(self, spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+        with self._lock:
+            if id(spark) not in self._held:
+                found = {key: str(spark.conf.get(key)) for key in wanted}
+                before = {key: value for key, value in found.items() if not self._keeps(key, value)}
+                self._held[id(spark)] = (spark, before, [])
+            _, before, jobs = self._held[id(spark)]
+            jobs.append(wanted)
+            self._set(spark, before, jobs)
+        try:
+            yield
+        finally:
+            with self._lock:
+                jobs.remove(wanted)
+                if not jobs:
+                    del self._held[id(spark)]
+                # A lost session is not used again, and would make this wait once more.
+                if not is_lost(spark):
+                    self._set(spark, before, jobs)
+
+    def _set(self, spark: SparkSession, before: Mapping[str, str], jobs: Sequence[Mapping[str, str]]) -> None:
+        for key, value in before.items():
+            spark.conf.set(key, self._choose([job[key] for job in jobs]) if jobs else value)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from floodmark.errors import Unavailable
@@ -169,5 +169,4 @@ def _bound_retries(spark: SparkSession, stall_s: float) -> None:
         jitter=0,
         max_server_retry_delay=pause_ms,
     )
-    client: Any = spark.client
-    client.set_retry_policies([policy])
+    spark.client.set_retry_policies([policy])

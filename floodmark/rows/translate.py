@@ -7,7 +7,8 @@ with the column's full name and what to use instead: a column is never silently 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from pyiceberg.types import (
     BinaryType,
@@ -29,10 +30,33 @@ from pyiceberg.types import (
 )
 
 from floodmark.errors import Invalid
-from floodmark.rows.ddl import PRIMITIVES, UNSUPPORTED
+from floodmark.rows.ddl import UNSUPPORTED
+from floodmark.rows.primitives import BY_NAME, DECIMAL_ADVICE, is_decimal
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class SparkField(TypedDict):
+    """A field in the JSON form of a Spark StructType."""
+
+    name: str
+    type: str | SparkForm
+    nullable: bool
+    metadata: NotRequired[dict[str, str]]
+
+
+class SparkForm(TypedDict):
+    """A type with others in it, in the same form: a struct, an array or a map."""
+
+    type: str
+    fields: NotRequired[list[SparkField]]
+    elementType: NotRequired[str | SparkForm]
+    containsNull: NotRequired[bool]
+    keyType: NotRequired[str | SparkForm]
+    valueType: NotRequired[str | SparkForm]
+    valueContainsNull: NotRequired[bool]
+
 
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
 
@@ -41,12 +65,12 @@ def unsupported(column: str, kind: str, advice: str) -> Invalid:
     return Invalid("a table cannot hold this type", column=column, type=kind, advice=advice)
 
 
-def struct_from_spark(value: dict[str, Any], path: str = "") -> StructType:
+def struct_from_spark(value: SparkForm, path: str = "") -> StructType:
     """An Iceberg struct from the JSON form of a Spark StructType."""
     return StructType(*(_field_from_spark(field, path) for field in value["fields"]))
 
 
-def _field_from_spark(field: dict[str, Any], path: str) -> NestedField:
+def _field_from_spark(field: SparkField, path: str) -> NestedField:
     column = f"{path}{field['name']}"
     return NestedField(
         field_id=-1,
@@ -57,18 +81,18 @@ def _field_from_spark(field: dict[str, Any], path: str) -> NestedField:
     )
 
 
-def _type_from_spark(kind: Any, column: str) -> IcebergType:
+def _type_from_spark(kind: str | SparkForm, column: str) -> IcebergType:
     if isinstance(kind, dict):
         return _nested_from_spark(kind, column)
-    if kind in PRIMITIVES:
-        return PRIMITIVES[kind]
+    if kind in BY_NAME:
+        return BY_NAME[kind]
     if decimal := _DECIMAL.fullmatch(kind):
         return _decimal(int(decimal[1]), int(decimal[2]), column)
     word = re.split(r"\W", kind)[0]
     raise unsupported(column, kind, UNSUPPORTED.get(word, "Use a type of Spark SQL that Iceberg has too."))
 
 
-def _nested_from_spark(kind: dict[str, Any], column: str) -> IcebergType:
+def _nested_from_spark(kind: SparkForm, column: str) -> IcebergType:
     match kind["type"]:
         case "struct":
             return struct_from_spark(kind, f"{column}.")
@@ -87,12 +111,12 @@ def _nested_from_spark(kind: dict[str, Any], column: str) -> IcebergType:
 
 
 def _decimal(precision: int, scale: int, column: str) -> IcebergType:
-    if not 1 <= precision <= 38 or not 0 <= scale <= precision:
-        raise unsupported(column, f"decimal({precision},{scale})", "1 to 38 digits, scale within them.")
+    if not is_decimal(precision, scale):
+        raise unsupported(column, f"decimal({precision},{scale})", DECIMAL_ADVICE)
     return DecimalType(precision, scale)
 
 
-def struct_from_arrow(fields: Any, path: str = "") -> StructType:
+def struct_from_arrow(fields: Iterable[pa.Field], path: str = "") -> StructType:
     """An Iceberg struct from an Arrow schema, or from the fields of an Arrow struct."""
     return StructType(
         *(
@@ -148,7 +172,7 @@ def _primitive_from_arrow(kind: pa.DataType, column: str) -> IcebergType:
         raise unsupported(column, str(kind), "Use int64, or decimal128(20, 0).")
     if types.is_uint32(kind):
         return LongType()
-    known: list[tuple[Any, IcebergType]] = [
+    known: list[tuple[Callable[[pa.DataType], bool], IcebergType]] = [
         (types.is_boolean, BooleanType()),
         (types.is_int64, LongType()),
         (types.is_integer, IntegerType()),

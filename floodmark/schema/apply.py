@@ -11,28 +11,38 @@ from __future__ import annotations
 
 import shlex
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from floodmark.catalog.riders import PlanAgain
+from floodmark.catalog.riders import PlanAgain, Rider
 from floodmark.commit.catalog import Catalog
+from floodmark.commit.fills import absent_fields, fills_of
 from floodmark.commit.intent import Intent
+from floodmark.commit.journal import Operation
 from floodmark.commit.live_files import LiveFile, live_files
-from floodmark.commit.metadata import new_snapshot_id, schema_of
+from floodmark.commit.metadata import new_metadata, new_snapshot_id, schema_of
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish, unchanged
+from floodmark.commit.references import Reference, reference_property, referrer_property
 from floodmark.commit.seal import DROP, Edit
+from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
-from floodmark.model import Commit, Head
+from floodmark.model import Commit, FileRecord, Head
+from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.rewriting.runner import Runner
-from floodmark.schema.edits import Made, make_edits, make_riders
-from floodmark.schema.filling import Filling
-from floodmark.schema.look import look
+from floodmark.rows.staging.stage import StageTarget
+from floodmark.rows.tasks import is_little
 from floodmark.schema.plan import Plan, Seen, make_plan, seen
+from floodmark.schema.row_checks import refused_by_rows
 from floodmark.schema.step import Step
+from floodmark.schema.table_plan import TablePlan
 from floodmark.storage import join
-from floodmark.write.other_tables import tables_at_head
+from floodmark.write.table import check_records, tables_at_head
+
+if TYPE_CHECKING:
+    from floodmark.rows.frames import DataFrame
 
 KIND = "apply"
 
@@ -88,10 +98,12 @@ class _Apply(PublishPlan):
         self._fill_later = fill_later
         self._allow_destructive = allow_destructive
         # Chosen once: every try makes the same tables and the same snapshots.
-        self._made = {table.name: _made(self._catalog, table.name) for table in plan.tables if table.shape is not None}
+        self._made = {
+            table.name: _new_table(self._catalog, table.name) for table in plan.tables if table.shape is not None
+        }
         self._snapshots = {table.name: new_snapshot_id() for table in plan.tables}
         self._runner: Runner
-        self._filling: Filling | None = None
+        self._filling: _Filling | None = None
         self._is_first = True
         # By table, the files that the newest try checked or filled.
         self._known: dict[str, frozenset[str]] = {}
@@ -105,7 +117,7 @@ class _Apply(PublishPlan):
         self._runner = Runner(self._catalog.storage, sessions, work.operation.id)
         if not self._fill_later:
             others = tables_at_head(self._catalog, sessions, self._intent.branch)
-            self._filling = Filling(self._catalog, self._runner, work.operation, others)
+            self._filling = _Filling(self._catalog, self._runner, work.operation, others)
 
     def plan(self) -> Planned:
         first, self._is_first = self._is_first, False
@@ -120,7 +132,7 @@ class _Apply(PublishPlan):
         edits = self._look_and_fill(heads)
         # Crash here: files in the operation's own folders; recovery deletes them (I3, I10).
         hit("apply.rewritten")
-        return Planned(edits, tuple(make_riders(self.wanted, heads, self._made)))
+        return Planned(edits, tuple(_make_riders(self.wanted, heads, self._made)))
 
     def kept_changing(self) -> Conflict:
         return Conflict(
@@ -155,7 +167,10 @@ class _Apply(PublishPlan):
         for table in self.wanted.tables:
             matters = table.policy is not None or table.moves_names or table.name in parents
             if matters and table.current is not None:
-                planned_policy, policy = table.current.policy, self._catalog.upkeep.policy(table.current.head.table_id)
+                planned_policy, policy = (
+                    table.current.policy,
+                    self._catalog.maintenance.policy(table.current.head.table_id),
+                )
                 if policy != planned_policy:
                     return self._is_stale(table.name, f"keeps {planned_policy.retention}", f"keeps {policy.retention}")
         return False
@@ -214,13 +229,13 @@ class _Apply(PublishPlan):
         before = {name: known for name, known in self._known.items() if name in looked}
         self._known = {name: frozenset(file.path for file in files[name]) for name in looked & set(files)}
         if self._known != before:
-            _check_steps(look(self._catalog.storage, self.wanted, files))
+            _check_steps(refused_by_rows(self._catalog.storage, self.wanted, files))
         filled = {
             table.name: self._filling.fill(table, heads[table.name], files[table.name])
             for table in self.wanted.tables
             if table.fills and table.current is not None and self._filling is not None
         }
-        return make_edits(self.wanted, heads, self._made, self._snapshots, filled, frozenset(self._known))
+        return _make_edits(self.wanted, heads, self._made, self._snapshots, filled, frozenset(self._known))
 
     def _live(self, head: Head) -> list[LiveFile]:
         metadata = self._catalog.files.metadata(head.metadata_location)
@@ -229,14 +244,14 @@ class _Apply(PublishPlan):
     def recheck(self, edit: Edit, head: Head) -> None:
         """Refused if a table whose rows were checked, or that is to be dropped, has another snapshot now."""
         if edit.action == DROP:
-            raise PlanAgain(edit.table, "rows came to a table that was to go")
+            raise PlanAgain(edit.table, "rows were added to a table that was to be dropped")
         if frozenset(self._catalog.files.data_files(head)) != self._known.get(edit.table):
-            raise PlanAgain(edit.table, "files came that nobody has looked at")
+            raise PlanAgain(edit.table, "files were added that were not checked")
 
 
-def _made(catalog: Catalog, name: str) -> Made:
+def _new_table(catalog: Catalog, name: str) -> _NewTable:
     table_id = str(uuid.uuid4())
-    return Made(table_id, join(catalog.location, "tables", f"{name}.{table_id[:8]}"))
+    return _NewTable(table_id, join(catalog.location, "tables", f"{name}.{table_id[:8]}"))
 
 
 def _actions(plan: Plan) -> list[tuple[str, str, str | None]]:
@@ -290,3 +305,192 @@ def _check_fill_later(plan: Plan, heads: Mapping[str, Head]) -> None:
                     column=column.name,
                     advice="Leave `required` out until it is filled, or fill it now.",
                 )
+
+
+# ── edits and riders, pure ──
+
+
+@dataclass(frozen=True)
+class _NewTable:
+    """The identity and the location of a table to be created."""
+
+    table_id: str
+    location: str
+
+
+@dataclass(frozen=True)
+class _FilledFiles:
+    """Files of a table that were rewritten with their new columns: the old files, and their replacements."""
+
+    removed: tuple[LiveFile, ...] = ()
+    added: tuple[FileRecord, ...] = ()
+
+
+def _make_edits(
+    plan: Plan,
+    heads: Mapping[str, Head],
+    made: Mapping[str, _NewTable],
+    snapshots: Mapping[str, int],
+    filled: Mapping[str, _FilledFiles],
+    looked: Collection[str],
+) -> tuple[Edit, ...]:
+    """The plan in the publisher's form, one edit per table.
+
+    `looked`: tables whose edits are valid only with the rows that were checked.
+    """
+    references = _reference_properties(plan, heads, made)
+    edits = []
+    for table in plan.tables:
+        properties = {**table.properties, **references.get(table.name, {})}
+        if table.shape is not None:
+            edits.append(_create(table, made[table.name], properties))
+        elif table.drop:
+            edits.append(_drop(table, heads[table.name]))
+        elif table.current is not None and (table.changes or properties):
+            rows = filled.get(table.name, _FilledFiles())
+            edits.append(
+                _write(table, heads[table.name], snapshots[table.name], properties, rows, checked=table.name in looked)
+            )
+    return tuple(edits)
+
+
+def _create(table: TablePlan, made: _NewTable, properties: Mapping[str, str]) -> Edit:
+    shape = table.shape
+    assert shape is not None
+    metadata = new_metadata(
+        made.location, made.table_id, shape.schema, shape.spec, shape.sort, {**shape.properties, **properties}
+    )
+    return Edit.create(table.name, metadata)
+
+
+def _drop(table: TablePlan, head: Head) -> Edit:
+    assert table.current is not None
+    return Edit.at(head, table.current.metadata.location, action=DROP, checked=True)
+
+
+def _write(
+    table: TablePlan, head: Head, snapshot: int, properties: Mapping[str, str], rows: _FilledFiles, *, checked: bool
+) -> Edit:
+    assert table.current is not None
+    edit = Edit.at(head, table.current.metadata.location, snapshot, checked=checked)
+    edit = edit.reshape(table.schema, spec=table.spec, sort=table.sort, properties=properties)
+    return edit.exchange(rows.added, rows.removed, same_rows=bool(rows.removed))
+
+
+def _reference_properties(
+    plan: Plan, heads: Mapping[str, Head], made: Mapping[str, _NewTable]
+) -> dict[str, dict[str, str]]:
+    """By table, the properties that new references write: in the referring table, and in the one it refers to."""
+
+    def table_id(name: str) -> str:
+        return made[name].table_id if name in made else heads[name].table_id
+
+    found: dict[str, dict[str, str]] = {}
+    for table in plan.tables:
+        for link in table.links:
+            parent_id = table_id(link.parent)
+            reference = Reference(table_id(table.name), link.field_id, link.parent, parent_id, link.parent_field_id)
+            found.setdefault(table.name, {}).update([reference_property(reference)])
+            found.setdefault(link.parent, {}).update([referrer_property(reference, table.name)])
+    return found
+
+
+def _make_riders(plan: Plan, heads: Mapping[str, Head], made: Mapping[str, _NewTable]) -> tuple[Rider, ...]:
+    riders: list[Rider] = []
+    for table in plan.tables:
+        if table.drop:
+            head = heads[table.name]
+            riders.append(DropRider(head.table_id, table.name, head.branch))
+            continue
+        was: tuple[str | None, str | None] = (None, None)
+        if table.current is not None:
+            was = (table.current.policy.retention, table.current.policy.column)
+        if table.policy is not None:
+            table_id = made[table.name].table_id if table.name in made else heads[table.name].table_id
+            riders.append(PolicyRider(table_id, table.policy.retention, table.policy.column, was))
+        if table.moves_names and table.current is not None:
+            sinks = tuple(sorted(table.current.dependents.settings.items()))
+            riders.append(NamesRider(heads[table.name].table_id, table.name, was, sinks))
+    return tuple(riders)
+
+
+# ── files with the defaults of new columns ──
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Files that were filled together: they are replaced together, or not."""
+
+    files: tuple[LiveFile, ...]
+    records: tuple[FileRecord, ...]
+
+    @property
+    def paths(self) -> frozenset[str]:
+        return frozenset(file.path for file in self.files)
+
+
+class _Filling:
+    """What one operation has filled so far, by table: each file once, however often the plan is made.
+
+    Rows keep their sequences (I6). A crash leaves files in the operation's own folder that nothing refers to (I3).
+    """
+
+    def __init__(
+        self, catalog: Catalog, runner: Runner, operation: Operation, tables: Callable[[str], DataFrame]
+    ) -> None:
+        self._catalog = catalog
+        self._runner = runner
+        self._operation = operation
+        self._tables = tables
+        self._done: dict[str, tuple[StageTarget, list[_Group]]] = {}
+
+    def fill(self, table: TablePlan, head: Head, files: Sequence[LiveFile]) -> _FilledFiles:
+        """All these files with the table's new columns; files that were filled before are not filled again."""
+        target = self._target(table)
+        known, groups = self._done.get(table.name, (target, []))
+        live = {file.path for file in files}
+        # Schema or layout changed, or a file is not live any more: the fill cannot be used.
+        groups = [group for group in groups if known == target and group.paths <= live]
+        done = frozenset(path for group in groups for path in group.paths)
+        for unit in _units([file for file in files if file.path not in done]):
+            groups.append(_Group(unit, self._fill(table, target, unit)))
+        self._done[table.name] = (target, groups)
+        records = tuple(record for group in groups for record in group.records)
+        check_records(records, target.folder)
+        return _FilledFiles(tuple(file for group in groups for file in group.files), records)
+
+    def _target(self, table: TablePlan) -> StageTarget:
+        assert table.current is not None
+        metadata = table.current.metadata
+        target = StageTarget.of(
+            metadata,
+            self._operation.folder(metadata.location, "data"),
+            self._catalog.storage,
+            schema=table.final_schema,
+            spec=table.spec or table.current.spec,
+            sort=table.sort or table.current.sort,
+            settled=True,
+        )
+        return replace(target, properties={**metadata.properties, **table.properties})
+
+    def _fill(self, table: TablePlan, target: StageTarget, files: Sequence[LiveFile]) -> tuple[FileRecord, ...]:
+        schema = table.final_schema
+        fills = fills_of(target.properties, schema)
+        return self._runner.fill(
+            target,
+            [InputFile.of(file, absent=absent_fields(file, fills, schema)) for file in files],
+            table.fills,
+            table=table.name,
+            source_schema=schema,
+            tables=self._tables,
+        )
+
+
+def _units(files: Sequence[LiveFile]) -> list[tuple[LiveFile, ...]]:
+    """Few rows are filled here, a file at a time; many are one job for Spark."""
+    if not files:
+        return []
+    rows, size_bytes = sum(file.rows for file in files), sum(file.size_bytes for file in files)
+    if is_little(rows, size_bytes):
+        return [(file,) for file in files]
+    return [tuple(files)]

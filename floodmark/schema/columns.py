@@ -14,10 +14,10 @@ from itertools import count
 from pyiceberg.types import NestedField
 
 from floodmark.commit.fills import Fill, fill_property, unbound_property
-from floodmark.rows.schema import user_fields
+from floodmark.rows.schema import fresh_field, user_fields
 from floodmark.rows.sql.expression import parse_plain
+from floodmark.schema.column_types import Unfit, fitted_type, type_text
 from floodmark.schema.file import WantedColumn, WantedTable
-from floodmark.schema.kinds import Unfit, fitted_type, fresh_field, type_text
 from floodmark.schema.step import (
     ADD_COLUMN,
     COMMENT,
@@ -33,7 +33,7 @@ from floodmark.schema.step import (
     Step,
     refused,
 )
-from floodmark.schema.tables import Current
+from floodmark.schema.table_plan import Current
 
 
 @dataclass
@@ -119,7 +119,7 @@ def _keep(
     if want.required and not have.required and name not in (wanted.key or ()):
         required = True
         found.no_nulls.append(have.field_id)
-        found.steps.append(Step(table, REQUIRE, name, SAFE, f"{name} is never null; its rows are looked at first"))
+        found.steps.append(Step(table, REQUIRE, name, SAFE, f"{name} is never null; its rows are checked first"))
     elif have.required and not want.required and not is_key:
         required = False
         found.steps.append(Step(table, RELAX_REQUIRED, name, SAFE, f"{name} may be null"))
@@ -166,8 +166,8 @@ def _set_default(
     elif refers:
         reason, way = "it refers to another table", "Take it out of `references`, or leave the default out."
         found.steps.append(refused(table, SET_DEFAULT, want.name, text, reason, way))
-    elif have.field_id in current.users.lacking:
-        reason = "there are files without this column, whose rows would get the default too"
+    elif have.field_id in current.dependents.lacking:
+        reason = "some files do not have this column, and their rows would get the default too"
         way = "Leave the default out, or run `floodmark maintain compact` after the rows were filled."
         found.steps.append(refused(table, SET_DEFAULT, want.name, text, reason, way))
     else:
@@ -193,7 +193,7 @@ def _add(wanted: WantedTable, current: Current, want: WantedColumn, ids: Iterato
             found.no_nulls.append(column.field_id)
     if want.required and want.default is None and rows:
         way = "Leave `required` out, or give the column a default."
-        found.steps.append(refused(table, ADD_COLUMN, want.name, text, "the rows that are there have no value", way))
+        found.steps.append(refused(table, ADD_COLUMN, want.name, text, "the existing rows have no value", way))
         return
     kind = SAFE
     if want.default is not None:
@@ -215,7 +215,7 @@ def _drop(
         names = ", ".join(column.name for column in new)
         problem = (
             f"it may be one of the new columns ({names}) under its old name",
-            f"Say renamed_from = {have.name!r} there, or dropped = [{have.name!r}] in the table.",
+            f"Write renamed_from = {have.name!r} there, or dropped = [{have.name!r}] in the table.",
         )
     problem = problem or _needed(wanted, current, have)
     if problem is not None:
@@ -235,7 +235,7 @@ def _needed(wanted: WantedTable, current: Current, have: NestedField) -> Problem
     if have.field_id in current.schema.identifier_field_ids:
         return "it is part of the key", "A table keeps its key; make a new table."
     specs = current.metadata.specs()
-    used = set(current.users.live_specs) | ({current.head.spec_id} if wanted.partition is None else set())
+    used = set(current.dependents.live_specs) | ({current.head.spec_id} if wanted.partition is None else set())
     if any(part.source_id == have.field_id for spec_id in used if spec_id in specs for part in specs[spec_id].fields):
         return "the table's files are partitioned by it", "Change the partition, then write the files again."
     if wanted.sort is None and any(part.source_id == have.field_id for part in current.sort.fields):
@@ -252,11 +252,11 @@ def _named_elsewhere(current: Current, have: NestedField) -> Problem | None:
     for fill in current.fills:
         if fill.field_id != have.field_id and names_column(fill.expression, have, current):
             return f"{fill.column} is filled by an expression over it", f"Unbind {fill.column} first."
-    for sink, words in current.users.sinks.items():
+    for sink, words in current.dependents.sinks.items():
         if have.name.lower() in words:
             return f"the sink {sink} names it", f"Change the settings of the sink {sink} first."
-    for job in current.users.jobs:
-        return f"the backfill {job} is not at its end", "Let it end, or cancel it."
+    for job in current.dependents.jobs:
+        return f"the backfill {job} has not ended", "Let it end, or cancel it."
     return None
 
 
@@ -264,7 +264,7 @@ def _name_taken(current: Current, name: str, field_id: int | None) -> Problem | 
     """Why a column cannot have this name."""
     for column in user_fields(current.schema):
         if column.field_id != field_id and column.name.lower() == name.lower():
-            return f"there is a column {column.name}, and names do not differ by case only", "Choose another name."
+            return f"a column {column.name} exists, and names must differ by more than case", "Choose another name."
     for spec in current.metadata.specs().values():
         for part in spec.fields:
             if part.name.lower() == name.lower() and part.source_id != field_id:

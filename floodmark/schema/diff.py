@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
-from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import SortDirection, SortOrder
 from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
 
-from floodmark.catalog.upkeep import Policy
+from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.fills import Fill, fill_property
 from floodmark.errors import Invalid
 from floodmark.maintenance.policy import check_policy, read_rule
 from floodmark.model import SEQ_COLUMN
+from floodmark.rows.layout import partition_spec, sort_order
+from floodmark.schema.column_types import type_text
 from floodmark.schema.columns import ColumnsDiff, diff_columns, renamed_back
 from floodmark.schema.file import NO_RETENTION, WantedTable
-from floodmark.schema.kinds import type_text
-from floodmark.schema.layout import changed_sort, changed_spec
-from floodmark.schema.links import diff_links
+from floodmark.schema.references import diff_references
 from floodmark.schema.step import (
     ADD_KEY,
     CHANGE_PARTITION,
@@ -33,13 +35,14 @@ from floodmark.schema.step import (
     CREATE_TABLE,
     DESTRUCTIVE,
     DROP_TABLE,
-    REFUSED,
     SAFE,
     SET_RETENTION,
     Step,
     refused,
 )
-from floodmark.schema.tables import Current, TablePlan
+from floodmark.schema.table_plan import Current, TablePlan
+
+Part = TypeVar("Part", PartitionSpec, SortOrder)
 
 
 def diff(wanted: Sequence[WantedTable], current: Mapping[str, Current]) -> tuple[TablePlan, ...]:
@@ -50,7 +53,7 @@ def diff(wanted: Sequence[WantedTable], current: Mapping[str, Current]) -> tuple
         there = current.get(table.name)
         other = by_name.get(table.name.lower())
         if there is None and other is not None:
-            reason = f"there is a table {other}, and names do not differ by case only"
+            reason = f"a table {other} exists, and names must differ by more than case"
             step = refused(
                 table.name, CREATE_TABLE, None, f"make {table.name}", reason, f"Call it {other} in the file."
             )
@@ -61,7 +64,7 @@ def diff(wanted: Sequence[WantedTable], current: Mapping[str, Current]) -> tuple
             plans.append(_created(table))
         else:
             plans.append(_changed(table, there))
-    return diff_links(plans, current)
+    return diff_references(plans, current)
 
 
 # ── a new table, a dropped table ──
@@ -107,15 +110,15 @@ def _dropped(wanted: WantedTable, current: Current | None) -> TablePlan:
     if current is None:
         return TablePlan(wanted.name, wanted, None)
     text = f"drop {wanted.name} ({current.head.rows} rows); `undrop` brings it back until older versions expire"
-    users = current.users
+    dependents = current.dependents
     problem = None
-    if users.sinks:
-        names = sorted(users.sinks)
+    if dependents.sinks:
+        names = sorted(dependents.sinks)
         problem = (f"sinks follow it: {', '.join(names)}", _without_sinks(names))
-    elif users.jobs:
-        problem = (f"backfills are not at their end: {', '.join(users.jobs)}", "Let them end, or cancel them.")
-    elif users.branches:
-        problem = (f"branches have it: {', '.join(users.branches)}", "Merge or delete the branches first.")
+    elif dependents.jobs:
+        problem = (f"backfills have not ended: {', '.join(dependents.jobs)}", "Let them end, or cancel them.")
+    elif dependents.branches:
+        problem = (f"branches have it: {', '.join(dependents.branches)}", "Merge or delete the branches first.")
     if problem is not None:
         step = refused(wanted.name, DROP_TABLE, None, text, *problem)
         return TablePlan(wanted.name, wanted, current, (step,))
@@ -208,10 +211,12 @@ def _diff_key(draft: _Draft) -> None:
     ]
     draft.identifiers = ids
     draft.plan = replace(draft.plan, unique=True, no_nulls=(*draft.plan.no_nulls, *ids))
-    text = f"{text}; its rows are looked at first"
-    if current.users.branches:
+    text = f"{text}; its rows are checked first"
+    if current.dependents.branches:
         # Those branches have no key, so they cannot decide which rows are the same row.
-        text = f"{text}; it cannot be merged any more with branches that have it: {', '.join(current.users.branches)}"
+        text = (
+            f"{text}; it cannot be merged any more with branches that have it: {', '.join(current.dependents.branches)}"
+        )
     draft.add(Step(wanted.name, ADD_KEY, None, SAFE, text))
 
 
@@ -229,7 +234,7 @@ def _key_problem(
         if not isinstance(field.field_type, PrimitiveType) or isinstance(field.field_type, FloatType | DoubleType):
             return f"{name} is a {field.field_type}", "A key is made of plain columns that are not float or double."
         if field.field_id not in known and current.head.rows:
-            return f"the rows that are there do not have {name} yet", "Add the column and fill it, then add the key."
+            return f"the existing rows do not have {name} yet", "Add the column and fill it, then add the key."
     if len(set(wanted.key or ())) != len(wanted.key or ()):
         return "a column is named twice", "Name each column once."
     return None
@@ -239,32 +244,30 @@ def _diff_layout(draft: _Draft) -> None:
     wanted, current, metadata = draft.wanted, draft.current, draft.current.metadata
     if wanted.partition is not None:
         partition = wanted.partition
-        _diff_part(
-            draft,
-            CHANGE_PARTITION,
-            f"partition {', '.join(partition) or 'nothing'}; new data only",
-            lambda: {"spec": changed_spec(metadata, current.spec, draft.schema, partition)},
+        text = f"partition {', '.join(partition) or 'nothing'}; new data only"
+        spec = _changed_part(
+            draft, CHANGE_PARTITION, text, lambda: _changed_spec(metadata, current.spec, draft.schema, partition)
         )
+        draft.plan = replace(draft.plan, spec=spec)
     if wanted.sort is not None:
         sort = wanted.sort
-        _diff_part(
-            draft,
-            CHANGE_SORT,
-            f"sort {', '.join(sort) or 'nothing'}; new data only",
-            lambda: {"sort": changed_sort(metadata, current.sort, draft.schema, sort)},
+        text = f"sort {', '.join(sort) or 'nothing'}; new data only"
+        order = _changed_part(
+            draft, CHANGE_SORT, text, lambda: _changed_sort(metadata, current.sort, draft.schema, sort)
         )
+        draft.plan = replace(draft.plan, sort=order)
 
 
-def _diff_part(draft: _Draft, action: str, text: str, changed: Callable[[], dict[str, Any]]) -> None:
-    """A step for a part that `changed` finds different, if it does."""
+def _changed_part(draft: _Draft, action: str, text: str, change: Callable[[], Part | None]) -> Part | None:
+    """What `change` finds different, with a step for it."""
     try:
-        found = changed()
+        found = change()
     except Invalid as error:
         draft.add(refused(draft.wanted.name, action, None, text, str(error), error.advice))
-        return
-    if all(value is not None for value in found.values()):
-        draft.plan = replace(draft.plan, **found)
+        return None
+    if found is not None:
         draft.add(Step(draft.wanted.name, action, None, SAFE, text))
+    return found
 
 
 def _diff_retention(draft: _Draft) -> None:
@@ -318,5 +321,59 @@ def _diff_comment(draft: _Draft) -> None:
     draft.add(Step(wanted.name, COMMENT, None, SAFE, f"comment of {wanted.name}"))
 
 
-def is_refused(plans: Sequence[TablePlan]) -> bool:
-    return any(step.kind == REFUSED for plan in plans for step in plan.steps)
+# ── the layout of new rows ──
+#
+# Compared by their meaning (source and transform, source and direction), never by names or ids. A spec or order that
+# the table had before is used again; a partition field that it had keeps its id and its name.
+
+
+def _changed_spec(
+    metadata: TableMetadata, current: PartitionSpec, schema: Schema, wanted: Sequence[str]
+) -> PartitionSpec | None:
+    """The spec with its ids, if it differs from the present one; `Invalid` if such a spec cannot exist."""
+    spec = partition_spec(schema, wanted)
+    if _parts(spec) == _parts(current):
+        return None
+    for known in metadata.specs().values():
+        if _parts(known) == _parts(spec):
+            return known
+    fields = [part for known in metadata.specs().values() for part in known.fields]
+    known_fields = {(part.source_id, str(part.transform)): part for part in reversed(fields)}
+    next_id = max([PARTITION_FIELD_ID_START - 1, metadata.last_partition_id or 0, *(one.field_id for one in fields)])
+    taken = {part.name: (part.source_id, str(part.transform)) for part in fields}
+    made: list[PartitionField] = []
+    for part in spec.fields:
+        same = known_fields.get((part.source_id, str(part.transform)))
+        if same is not None and all(same.name != one.name for one in made):
+            made.append(same)
+            continue
+        next_id += 1
+        name, mine = part.name, (part.source_id, str(part.transform))
+        number = 2
+        while taken.get(name, mine) != mine or any(one.name == name for one in made):
+            name, number = f"{part.name}_{number}", number + 1
+        made.append(PartitionField(part.source_id, next_id, part.transform, name))
+    return PartitionSpec(*made, spec_id=max(metadata.specs()) + 1)
+
+
+def _parts(spec: PartitionSpec) -> list[tuple[int, str]]:
+    return [(part.source_id, str(part.transform)) for part in spec.fields]
+
+
+def _changed_sort(
+    metadata: TableMetadata, current: SortOrder, schema: Schema, wanted: Sequence[str]
+) -> SortOrder | None:
+    """The order with its id, if it differs from the present one."""
+    order = sort_order(schema, wanted)
+    if _keys(order) == _keys(current):
+        return None
+    for known in metadata.sort_orders:
+        if _keys(known) == _keys(order):
+            return known
+    if not order.fields:
+        return SortOrder(order_id=0)
+    return SortOrder(*order.fields, order_id=max(1, *(known.order_id + 1 for known in metadata.sort_orders)))
+
+
+def _keys(order: SortOrder) -> list[tuple[int, SortDirection, str]]:
+    return [(part.source_id, part.direction, str(part.transform)) for part in order.fields]

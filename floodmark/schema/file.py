@@ -14,16 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from pyiceberg.schema import Schema
 from pyiceberg.types import BooleanType, IcebergType, IntegerType, LongType, NestedField, StringType
 
 from floodmark.errors import FloodmarkError, Invalid, NotFound
+from floodmark.json_form import Json
 from floodmark.maintenance.policy import check_policy
 from floodmark.rows.ddl import parse_ddl
+from floodmark.rows.schema import fresh_field
 from floodmark.rows.sql.expression import parse_plain
-from floodmark.schema.kinds import fresh_field, type_text
+from floodmark.schema.column_types import type_text
 from floodmark.settings.settings import Settings, unknown_key
 from floodmark.write.shape import TableShape, check_name, plan_table
 
@@ -111,7 +112,7 @@ def read_wanted(path: str | os.PathLike[str]) -> tuple[WantedTable, ...]:
     return wanted_tables(_declared(data, str(place)), str(place))
 
 
-def tables_of(data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+def tables_of(data: Mapping[str, Json], origin: str) -> Json:
     """The tables of what `tomllib` read from such a file, or of `{name: entry}`; one of those may be named `tables`."""
     inner = data.get("tables")
     if not isinstance(inner, Mapping):
@@ -120,11 +121,11 @@ def tables_of(data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
     return data if is_entry else _declared(data, origin)
 
 
-def _is_entry(value: Any) -> bool:
+def _is_entry(value: Json) -> bool:
     return isinstance(value, Mapping) and set(value) <= set(TABLE_KEYS)
 
 
-def _declared(data: Mapping[str, Any], origin: str) -> Any:
+def _declared(data: Mapping[str, Json], origin: str) -> Json:
     """The tables of a file. It may be the settings file, whose other sections this module ignores."""
     sections = [one.name for one in fields(Settings)]
     for key in data:
@@ -133,7 +134,7 @@ def _declared(data: Mapping[str, Any], origin: str) -> Any:
     return data.get("tables", {})
 
 
-def wanted_tables(data: Mapping[str, Any], origin: str) -> tuple[WantedTable, ...]:
+def wanted_tables(data: Json, origin: str) -> tuple[WantedTable, ...]:
     """The tables of `{name: entry}`; all of them are checked before any is returned. Pure."""
     if not isinstance(data, Mapping):
         raise _wrong("tables", "write tables as [tables.NAME]", origin)
@@ -144,7 +145,7 @@ def wanted_tables(data: Mapping[str, Any], origin: str) -> tuple[WantedTable, ..
             raise _wrong(f"tables.{name}", "write the table as [tables.NAME]", origin)
         other = names.setdefault(str(name).lower(), str(name))
         if other != name:
-            raise _wrong(f"tables.{name}", f"there is {other} too: names do not differ by case only", origin)
+            raise _wrong(f"tables.{name}", f"{other} is declared too; names must differ by more than case", origin)
         try:
             found.append(_table(str(name), entry, origin))
         except FloodmarkError as error:
@@ -157,7 +158,7 @@ def wanted_tables(data: Mapping[str, Any], origin: str) -> tuple[WantedTable, ..
     return tuple(found)
 
 
-def _table(name: str, entry: Mapping[str, Any], origin: str) -> WantedTable:
+def _table(name: str, entry: Mapping[str, Json], origin: str) -> WantedTable:
     where = f"tables.{name}"
     check_name(name)
     for key in entry:
@@ -169,20 +170,18 @@ def _table(name: str, entry: Mapping[str, Any], origin: str) -> WantedTable:
         if entry["drop"] is not True or len(entry) > 1:
             raise _wrong(f"{where}.drop", "`drop = true`, alone in its table", origin)
         return WantedTable(name, drop=True)
-    for key in _TEXTS:
-        if key in entry and not isinstance(entry[key], str):
-            raise _wrong(f"{where}.{key}", "a text", origin)
+    texts = {key: _text(entry[key], f"{where}.{key}", origin) for key in _TEXTS if key in entry}
     lists = {key: _names(entry[key], f"{where}.{key}", origin) for key in _LISTS if key in entry}
     wanted = WantedTable(
         name,
-        _columns(entry, where, origin),
+        _columns(entry, texts.get("schema"), where, origin),
         lists.get("key"),
         lists.get("partition"),
         lists.get("sort"),
-        entry.get("retention"),
-        entry.get("retention_column"),
+        texts.get("retention"),
+        texts.get("retention_column"),
         _references(entry.get("references"), where, origin),
-        entry.get("comment"),
+        texts.get("comment"),
         frozenset(lists.get("dropped", ())),
     )
     _check(wanted, where, origin)
@@ -201,12 +200,12 @@ def _check(wanted: WantedTable, where: str, origin: str) -> None:
         check_policy(str(wanted.retention), wanted.retention_column, shape.schema, shape.spec)
     for name in wanted.references or {}:
         if name not in names:
-            raise _wrong(f"{where}.references.{name}", f"there is no such column: {', '.join(sorted(names))}", origin)
+            raise _wrong(f"{where}.references.{name}", f"no such column, only {', '.join(sorted(names))}", origin)
     if both := sorted(wanted.dropped & names):
         raise _wrong(f"{where}.dropped", f"{', '.join(both)} is a column, too", origin)
     olds = [column.renamed_from for column in wanted.columns if column.renamed_from is not None]
     if twice := sorted({old for old in olds if olds.count(old) > 1}):
-        raise _wrong(f"{where}.columns", f"two columns say that they were {', '.join(twice)}", origin)
+        raise _wrong(f"{where}.columns", f"two columns have renamed_from = {', '.join(twice)}", origin)
     if circle := _circle({column.name: column.renamed_from for column in wanted.columns}):
         problem = f"{', '.join(circle)} take each other's names; rename in several applies, over a name that is free"
         raise _wrong(f"{where}.columns", problem, origin)
@@ -231,13 +230,12 @@ def _circle(olds: Mapping[str, str | None]) -> list[str]:
 # ── columns ──
 
 
-def _columns(entry: Mapping[str, Any], where: str, origin: str) -> tuple[WantedColumn, ...]:
-    if "schema" in entry and "columns" in entry:
+def _columns(entry: Mapping[str, Json], schema: str | None, where: str, origin: str) -> tuple[WantedColumn, ...]:
+    if schema is not None and "columns" in entry:
         raise _wrong(f"{where}.schema", "one of `schema` and `columns`", origin)
-    if "schema" in entry:
+    if schema is not None:
         return tuple(
-            WantedColumn(one.name, one.field_type, one.required, comment=one.doc)
-            for one in parse_ddl(entry["schema"]).fields
+            WantedColumn(one.name, one.field_type, one.required, comment=one.doc) for one in parse_ddl(schema).fields
         )
     columns = entry.get("columns", {})
     if not isinstance(columns, Mapping) or ("columns" in entry and not columns):
@@ -245,7 +243,7 @@ def _columns(entry: Mapping[str, Any], where: str, origin: str) -> tuple[WantedC
     return tuple(_column(str(name), value, f"{where}.columns.{name}", origin) for name, value in columns.items())
 
 
-def _column(name: str, value: Any, where: str, origin: str) -> WantedColumn:
+def _column(name: str, value: Json, where: str, origin: str) -> WantedColumn:
     given = {"type": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping):
         raise _wrong(where, 'a type, or { type = "…", required = true }', origin)
@@ -254,39 +252,47 @@ def _column(name: str, value: Any, where: str, origin: str) -> WantedColumn:
             raise unknown_key(f"{where}.{key}", list(COLUMN_KEYS), origin)
     if not isinstance(given.get("type"), str):
         raise _wrong(f"{where}.type", "a type in Spark's words, like decimal(10,2)", origin)
-    for key, kind in (("required", bool), ("comment", str), ("renamed_from", str)):
-        if key in given and not isinstance(given[key], kind):
-            raise _wrong(f"{where}.{key}", "true or false" if kind is bool else "a text", origin)
+    required = given.get("required", False)
+    if not isinstance(required, bool):
+        raise _wrong(f"{where}.required", "true or false", origin)
+    texts = {key: _text(given[key], f"{where}.{key}", origin) for key in ("comment", "renamed_from") if key in given}
     read = parse_ddl(f"`{name.replace('`', '``')}` {given['type']}").fields
     if len(read) != 1:
         raise _wrong(f"{where}.type", "one type", origin)
-    if given.get("renamed_from") == name:
+    if texts.get("renamed_from") == name:
         raise _wrong(f"{where}.renamed_from", "the name that the column had before", origin)
     column = WantedColumn(
         name,
         read[0].field_type,
-        bool(given.get("required", read[0].required)),
-        given.get("default"),
-        given.get("comment", read[0].doc),
-        given.get("renamed_from"),
+        required if "required" in given else read[0].required,
+        _default(given.get("default"), read[0].field_type, f"{where}.default", origin),
+        texts.get("comment", read[0].doc),
+        texts.get("renamed_from"),
     )
     if column.default is not None:
         _check_default(column, f"{where}.default", origin)
     return column
 
 
-def _check_default(column: WantedColumn, where: str, origin: str) -> None:
-    """A default is a literal that every writer fills in by itself, without Spark."""
-    kinds = {bool: (BooleanType,), int: (IntegerType, LongType), str: (StringType,)}.get(type(column.default))
-    if kinds is None or not isinstance(column.kind, kinds):
+def _default(value: Json, kind: IcebergType, where: str, origin: str) -> Default | None:
+    """The value, if a column of this type may have it as its default."""
+    if value is None:
+        return None
+    kinds = {bool: (BooleanType,), int: (IntegerType, LongType), str: (StringType,)}.get(type(value))
+    if not isinstance(value, Default) or kinds is None or not isinstance(kind, kinds):
         raise Invalid(
             "a column of this type cannot have this default",
             setting=where,
-            type=type_text(column.kind),
-            default=repr(column.default),
+            type=type_text(kind),
+            default=repr(value),
             file=origin,
             advice="Defaults are whole numbers, texts, true and false; `floodmark backfill column` fills any other.",
         )
+    return value
+
+
+def _check_default(column: WantedColumn, where: str, origin: str) -> None:
+    """A default is a literal that every writer fills in by itself, without Spark."""
     plain = parse_plain(column.literal, Schema())
     too_long = plain is not None and isinstance(column.kind, IntegerType) and isinstance(plain.kind, LongType)
     if plain is None or plain.column is not None or too_long:
@@ -302,21 +308,30 @@ def _check_default(column: WantedColumn, where: str, origin: str) -> None:
 # ── parsing ──
 
 
-def _names(value: Any, where: str, origin: str) -> tuple[str, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or any(not isinstance(one, str) for one in value):
+def _text(value: Json, where: str, origin: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(where, "a text", origin)
+    return value
+
+
+def _names(value: Json, where: str, origin: str) -> tuple[str, ...]:
+    found = [] if not isinstance(value, Sequence) else [one for one in value if isinstance(one, str)]
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(found) != len(value):
         raise _wrong(where, 'a list of texts, like ["id"]', origin)
-    return tuple(value)
+    return tuple(found)
 
 
-def _references(value: Any, where: str, origin: str) -> Mapping[str, str] | None:
+def _references(value: Json, where: str, origin: str) -> Mapping[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
         raise _wrong(f"{where}.references", '{ column = "table.column" }', origin)
+    found: dict[str, str] = {}
     for column, target in value.items():
         if not isinstance(target, str) or _REFERENCE.fullmatch(target) is None:
             raise _wrong(f"{where}.references.{column}", 'a column of a table, like "customers.id"', origin)
-    return dict(value)
+        found[column] = target
+    return found
 
 
 def split_reference(text: str) -> tuple[str, str]:

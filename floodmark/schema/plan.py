@@ -11,13 +11,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from sqlalchemy import select
 
 from floodmark.catalog import tables
 from floodmark.catalog.history import to_head
-from floodmark.catalog.upkeep import Policy
+from floodmark.catalog.maintenance_state import Policy
+from floodmark.catalog.sink_state import Sink
 from floodmark.commit.catalog import READS_MAX, Catalog
 from floodmark.commit.fills import Fill, absent_fields
 from floodmark.commit.live_files import live_files
@@ -25,11 +25,12 @@ from floodmark.commit.metadata import schema_of
 from floodmark.commit.references import references_of, referrers_of
 from floodmark.commit.shape_riders import settings_digest
 from floodmark.errors import Conflict, Corrupt, NotFound
+from floodmark.json_form import Json
 from floodmark.model import MAIN, Head
 from floodmark.schema.diff import diff
 from floodmark.schema.file import WantedTable
 from floodmark.schema.step import DESTRUCTIVE, REFUSED, Step
-from floodmark.schema.tables import Current, TablePlan, Users
+from floodmark.schema.table_plan import Current, Dependents, TablePlan
 
 # The origin of tables that no file declares.
 GIVEN = "the tables given"
@@ -87,7 +88,7 @@ class Plan:
             self, steps=tuple(found.get((step.table, step.action, step.column), step) for step in self.steps)
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "outcome": self.outcome,
             "plan": self.id,
@@ -116,7 +117,7 @@ def make_plan(catalog: Catalog, wanted: Sequence[WantedTable], origin: str) -> P
     raise Conflict("the tables kept changing while they were read", advice="Run it again.")
 
 
-def _digest(parts: Sequence[Any]) -> str:
+def _digest(parts: Sequence[Json]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -143,8 +144,8 @@ def _current(catalog: Catalog, wanted: Sequence[WantedTable], heads: Mapping[str
         others |= {one.parent_id for one in references_of(metadata.properties, schema, head.table_id)}
     chosen = {head.table: head for head in (*first, *(by_id[one] for one in others if one in by_id))}
     defaults = {table.name: _with_default(table) for table in wanted}
-    room = _Room(catalog)
-    return {name: room.current(head, defaults.get(name, set())) for name, head in sorted(chosen.items())}
+    reads = _CatalogReads(catalog)
+    return {name: reads.current(head, defaults.get(name, set())) for name, head in sorted(chosen.items())}
 
 
 def _with_default(table: WantedTable) -> set[str]:
@@ -153,14 +154,14 @@ def _with_default(table: WantedTable) -> set[str]:
     return {name for column in columns for name in (column.name, column.renamed_from) if name is not None}
 
 
-class _Room:
+class _CatalogReads:
     """What is read from the catalog once for all tables."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._sinks = catalog.sinks.all()
         self._jobs = [job for job in catalog.jobs.all() if not job.is_over]
-        self._policies = catalog.upkeep.policies()
+        self._policies = catalog.maintenance.policies()
 
     def current(self, head: Head, defaults: set[str]) -> Current:
         catalog = self._catalog
@@ -174,7 +175,7 @@ class _Room:
             if manifest.has_added_files() or manifest.has_existing_files()
         }
         sinks = [sink for sink in self._sinks if self._follows(sink, head)]
-        users = Users(
+        dependents = Dependents(
             {sink.name: _words(sink.settings) for sink in sinks},
             tuple(job.name for job in self._jobs if head.table in job.table_names),
             tuple(sorted(state.branch for state in states if state.branch != MAIN)),
@@ -182,9 +183,9 @@ class _Room:
             self._lacking(head, defaults),
             {sink.name: settings_digest(sink.settings) for sink in sinks},
         )
-        return Current(head, metadata, self._policies.get(head.table_id, Policy()), users)
+        return Current(head, metadata, self._policies.get(head.table_id, Policy()), dependents)
 
-    def _follows(self, sink: Any, head: Head) -> bool:
+    def _follows(self, sink: Sink, head: Head) -> bool:
         return any(one.table_id == head.table_id for one in sink.tables)
 
     def _states(self, head: Head) -> list[Head]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from floodmark.json_form import Json, as_json
 
 # Metadata only; rows are rewritten in the same publish; data is lost, which must be allowed; refused, and then nothing
 # of the plan is done.
@@ -34,8 +35,8 @@ class Step:
     reason: str = ""
     way: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def as_dict(self) -> dict[str, Json]:
+        return as_json(self)
 
 
 def refused(table: str, action: str, column: str | None, text: str, reason: str, way: str) -> Step:

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 import floodmark
 from floodmark.serve.http.api import add_questions
-from floodmark.serve.http.edge import Edge, Guarded, handle_errors
+from floodmark.serve.http.edge import Guarded, HttpEdge, handle_errors
 from floodmark.serve.http.events import add_events
 from floodmark.serve.http.metrics import add_metrics
 from floodmark.serve.http.openapi import describe
@@ -28,6 +28,6 @@ def create_app(service: Service) -> FastAPI:
     add_metrics(app, service)
     add_page(app, service)
     handle_errors(app)
-    app.add_middleware(Edge, access=service.access)
+    app.add_middleware(HttpEdge, access=service.access)
     describe(app)
     return app

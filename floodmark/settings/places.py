@@ -28,7 +28,7 @@ _STOPPED = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)
 
 
 @dataclass(frozen=True)
-class Place:
+class TextPosition:
     line: int
     column: int
 
@@ -48,7 +48,7 @@ class TomlText:
         place = self.find(path, value=value)
         return self.file if place is None else f"{self.file}:{place.line}:{place.column}"
 
-    def find(self, path: str | Sequence[str | int], *, value: bool = False) -> Place | None:
+    def find(self, path: str | Sequence[str | int], *, value: bool = False) -> TextPosition | None:
         known = self._walk.values if value else self._walk.keys
         if isinstance(path, str):
             found = self._by_name(path)
@@ -73,26 +73,26 @@ class TomlText:
 NO_TEXT = TomlText()
 
 
-def where_stopped(error: tomllib.TOMLDecodeError, text: str) -> tuple[Place, str]:
+def where_stopped(error: tomllib.TOMLDecodeError, text: str) -> tuple[TextPosition, str]:
     """Where the reader stopped, and its reason."""
     found = _STOPPED.fullmatch(str(error))
     if found is None:
-        return Place(1, 1), str(error)
+        return TextPosition(1, 1), str(error)
     if found[2] is None:
         return _place(text, len(text)), f"{found[1]} at the end"
-    return Place(int(found[2]), int(found[3])), found[1]
+    return TextPosition(int(found[2]), int(found[3])), found[1]
 
 
-def _place(text: str, at: int) -> Place:
-    return Place(text.count("\n", 0, at) + 1, at - (text.rfind("\n", 0, at) + 1) + 1)
+def _place(text: str, at: int) -> TextPosition:
+    return TextPosition(text.count("\n", 0, at) + 1, at - (text.rfind("\n", 0, at) + 1) + 1)
 
 
 @dataclass
 class _Walk:
     text: str
     at: int = 0
-    keys: dict[Path, Place] = field(default_factory=dict)
-    values: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, TextPosition] = field(default_factory=dict)
+    values: dict[Path, TextPosition] = field(default_factory=dict)
     # How many entries each array of tables has so far.
     entries: dict[Path, int] = field(default_factory=dict)
 

@@ -19,7 +19,7 @@ _DOUBLINGS_MAX = 30
 
 
 @dataclass(frozen=True)
-class Pace:
+class Schedule:
     """How often a task runs, in seconds, and how long its first run waits. None: once."""
 
     every_s: float | None
@@ -43,23 +43,23 @@ class Turn:
         return self.started_s is None and self.due_s is not None and now_s >= self.due_s
 
 
-def first_turn(pace: Pace, now_s: float) -> Turn:
+def first_turn(pace: Schedule, now_s: float) -> Turn:
     return Turn(now_s + pace.first_s)
 
 
 def begin(turn: Turn, now_s: float) -> Turn:
     """The task starts now."""
     if not turn.is_due(now_s):
-        raise ValueError("a task begins when it is due, and not beside itself")
+        raise ValueError("a task starts only when it is due and not running")
     return replace(turn, started_s=now_s)
 
 
 def end(
-    turn: Turn, pace: Pace, now_s: float, *, failed: bool, chance: float = 0.0, again_s: float | None = None
+    turn: Turn, pace: Schedule, now_s: float, *, failed: bool, chance: float = 0.0, again_s: float | None = None
 ) -> Turn:
     """The task has ended. `chance` is from [0, 1); `again_s`: the run asks for another one after this time already."""
     if turn.started_s is None:
-        raise ValueError("a task ends that has begun")
+        raise ValueError("only a started task can end")
     if failed:
         failures = turn.failures + 1
         return Turn(now_s + backoff_s(pace, failures, chance), failures=failures)
@@ -69,7 +69,7 @@ def end(
     return Turn(due_s if again_s is None else min(due_s, now_s + again_s))
 
 
-def backoff_s(pace: Pace, failures: int, chance: float) -> float:
+def backoff_s(pace: Schedule, failures: int, chance: float) -> float:
     """How long to wait after so many failures in a row: never longer than the bound."""
     least_s = BACKOFF_S if pace.every_s is None else min(BACKOFF_S, pace.every_s)
     wait_s = least_s * 2.0 ** min(failures - 1, _DOUBLINGS_MAX)

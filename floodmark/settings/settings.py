@@ -14,11 +14,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from floodmark import clock
 from floodmark.errors import Invalid, NotFound
+from floodmark.json_form import Json, JsonObject
 from floodmark.settings.places import NO_TEXT, TomlText, where_stopped
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FILE_NAME = "floodmark.toml"
 # In place of a span of time: the daemon does not do it by itself.
@@ -32,7 +36,7 @@ class LakeSettings:
     path: str | None = None
     catalog: str | None = None
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class MaintainSettings:
     # How often the daemon does all of it; "off": never.
     every: str = "10m"
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class TokenSettings:
     sha256: str
     role: Literal["read", "write", "admin"]
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class ServeSettings:
     drain: str = "20s"
     tokens: dict[str, TokenSettings] = field(default_factory=dict)
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
     @property
     def drain_s(self) -> float:
@@ -96,7 +100,7 @@ class SourceSettings:
     # A file that has not changed for so long is complete.
     settle: str = "2s"
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class JobsSettings:
     # How long a backfill that follows its source, and the daemon, retry when a service is unreachable.
     give_up: str = "1d"
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -122,11 +126,11 @@ class Settings:
     # Sources by name.
     sources: dict[str, SourceSettings] = field(default_factory=dict)
     # Sinks by name: type, tables, and the settings of that kind, which are checked when the sink is added.
-    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sinks: dict[str, JsonObject] = field(default_factory=dict)
     # Tables as code by name: columns, key and the rest, which are checked when they are planned (docs/schema.md).
-    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tables: dict[str, JsonObject] = field(default_factory=dict)
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
     @property
     def text(self) -> TomlText:
@@ -146,7 +150,7 @@ SECTIONS: Mapping[str, type[Section]] = {
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 # The record of an entry, for sections with names of the user's own.
-_ENTRIES: Mapping[str, type[Any]] = {"sources": SourceSettings, "tokens": TokenSettings}
+_ENTRIES: Mapping[str, type[SourceSettings | TokenSettings]] = {"sources": SourceSettings, "tokens": TokenSettings}
 
 
 def load_settings(path: Path | None = None) -> Settings:
@@ -163,29 +167,30 @@ def load_settings(path: Path | None = None) -> Settings:
     except tomllib.TOMLDecodeError as error:
         place, problem = where_stopped(error, text)
         at = f"{path}:{place.line}:{place.column}"
-        raise Invalid("the settings file is not TOML", file=at, problem=problem) from error
+        raise Invalid("the settings file is not valid TOML", file=at, problem=problem) from error
     except (OSError, UnicodeDecodeError) as error:
         raise Invalid("the settings file cannot be read", file=path, cause=error) from error
     return check_settings(data, str(path), text)
 
 
-def check_settings(data: Mapping[str, Any], origin: str, text: str = "") -> Settings:
+def check_settings(data: Mapping[str, Json], origin: str, text: str = "") -> Settings:
     """The settings in the data of a file; `text` is that of the file, for the places of errors."""
     # Late: a command without a settings file does not wait for this import.
     from pydantic import TypeAdapter, ValidationError
 
     places = TomlText(text, origin)
+    texts: dict[str, dict[str, str]] = {}
     for name in ("spark", "storage"):
-        if not isinstance(data.get(name, {}), Mapping):
+        section = data.get(name, {})
+        if not isinstance(section, Mapping):
             raise wrong_setting(name, f"a section: [{name}]", places)
-    data = {**data, "spark": {key: _text(value) for key, value in _flat(data.get("spark", {})).items()}}
-    data["storage"] = {key: _text(value) for key, value in _flat(data.get("storage", {})).items()}
-    for key in data["spark"]:
+        texts[name] = {key: _text(value) for key, value in _flat(section).items()}
+    for key in texts["spark"]:
         if key not in ("master", "stall") and not key.startswith("spark."):
             known = ["spark.master", "spark.stall", "spark.spark.…"]
             raise unknown_key(f"spark.{key}", known, places.where(f"spark.{key}"))
     try:
-        settings = TypeAdapter(Settings).validate_python(data)
+        settings = TypeAdapter(Settings).validate_python({**data, **texts})
     except ValidationError as error:
         unknown = [one for one in error.errors() if one["type"] in _UNKNOWN]
         # A misspelt key is missing too: an error about its own name is more useful.
@@ -194,7 +199,7 @@ def check_settings(data: Mapping[str, Any], origin: str, text: str = "") -> Sett
         if unknown:
             raise unknown_key(name, _known_beside(first["loc"]), places.where(first["loc"])) from error
         raise Invalid(
-            "a setting is missing" if first["type"].startswith("missing") else "a setting has the wrong form",
+            "a setting is missing" if first["type"].startswith("missing") else "invalid setting",
             setting=name,
             problem=first["msg"],
             file=places.where(first["loc"], value=True),
@@ -204,9 +209,9 @@ def check_settings(data: Mapping[str, Any], origin: str, text: str = "") -> Sett
     return settings
 
 
-def _known_beside(loc: Sequence[Any]) -> list[str]:
+def _known_beside(loc: Sequence[int | str]) -> list[str]:
     """The keys that are valid in place of an unknown one."""
-    kind: type[Any] = Settings
+    kind: type[DataclassInstance] = Settings
     for name in loc[:-1]:
         if name in _ENTRIES and kind in (Settings, ServeSettings):
             kind = _ENTRIES[str(name)]
@@ -218,7 +223,7 @@ def _known_beside(loc: Sequence[Any]) -> list[str]:
 def _check_values(settings: Settings, places: TomlText) -> None:
     """Raised when the file is read, not in the middle of a run."""
     if settings.maintain.compact_files < 2:
-        raise wrong_setting("maintain.compact_files", "at least two files make one", places)
+        raise wrong_setting("maintain.compact_files", "at least 2", places)
     spans = {f"maintain.{name}": getattr(settings.maintain, name) for name in ("keep_versions", "grace")}
     for name, source in settings.sources.items():
         spans[f"sources.{name}.settle"] = source.settle
@@ -230,7 +235,7 @@ def _check_values(settings: Settings, places: TomlText) -> None:
     check_every("maintain.every", settings.maintain.every, places)
     stall = settings.spark.get("stall", "1s")
     if (int(stall) if stall.isdecimal() else _check_span("spark.stall", stall, places)) <= 0:
-        raise wrong_setting("spark.stall", "seconds, or a span of time like 5m, above zero", places)
+        raise wrong_setting("spark.stall", "seconds, or a duration like 5m, above zero", places)
     for name, section in settings.sinks.items():
         check_every(f"sinks.{name}.every", section.get("every", OFF), places)
     hashes = {f"serve.tokens.{name}.sha256": token.sha256 for name, token in settings.serve.tokens.items()}
@@ -239,27 +244,26 @@ def _check_values(settings: Settings, places: TomlText) -> None:
     for setting, text in hashes.items():
         if not _SHA256.fullmatch(text):
             # Not shown: it may be the token itself.
-            raise wrong_setting(setting, "64 hexadecimal digits; `floodmark run --new-token` makes one", places)
+            raise wrong_setting(setting, "64 hexadecimal digits; `floodmark run --new-token` creates a token", places)
 
 
-def check_every(setting: str, text: Any, places: TomlText) -> None:
+def check_every(setting: str, text: Json, places: TomlText) -> None:
     """An interval: a span of time above zero, or off."""
     if text != OFF and _check_span(setting, text, places) <= 0:
-        raise wrong_setting(setting, f'a span of time above zero, or "{OFF}"', places)
+        raise wrong_setting(setting, f'a duration above zero, or "{OFF}"', places)
 
 
-def _check_span(setting: str, text: Any, places: TomlText) -> int:
+def _check_span(setting: str, text: Json, places: TomlText) -> int:
+    if not isinstance(text, str):
+        raise wrong_setting(setting, "a duration is a text like 10s", places)
     try:
         return clock.parse_duration_ms(text)
-    except (Invalid, AttributeError) as error:
-        problem = str(error) if isinstance(error, Invalid) else "a span of time is a text like 10s"
-        raise wrong_setting(setting, problem, places) from error
+    except Invalid as error:
+        raise wrong_setting(setting, str(error), places) from error
 
 
 def wrong_setting(name: str, problem: str, places: TomlText) -> Invalid:
-    return Invalid(
-        "a setting has the wrong form", setting=name, problem=problem, file=places.where(name, value=True) or None
-    )
+    return Invalid("invalid setting", setting=name, problem=problem, file=places.where(name, value=True) or None)
 
 
 def unknown_key(name: str, known: list[str], origin: str) -> Invalid:
@@ -270,9 +274,9 @@ def unknown_key(name: str, known: list[str], origin: str) -> Invalid:
     )
 
 
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(section: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
     """TOML reads `spark.sql.x = 1` as nested tables; Spark's keys have dots."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, Json] = {}
     for key, value in section.items():
         if isinstance(value, Mapping):
             flat.update(_flat(value, f"{prefix}{key}."))
@@ -281,7 +285,7 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _text(value: Any) -> str:
+def _text(value: Json) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

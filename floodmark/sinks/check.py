@@ -10,12 +10,13 @@ A crash leaves at most one object whose name begins with `_floodmark-check`. No 
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 from floodmark import clock
 from floodmark.errors import FloodmarkError, Invalid, Unavailable
 from floodmark.failpoints import hit
+from floodmark.json_form import Json
 from floodmark.sinks.settings import AnySettings, FilesSettings, HttpSettings, IcebergSettings, WrongSetting
 from floodmark.storage import Storage, join, root_location
 from floodmark.storage.failures import TRY_AGAIN
@@ -25,7 +26,24 @@ PROBE_NAME = "_floodmark-check"
 READY, FAILED = "ready", "failed"
 
 
-def check_destination(settings: AnySettings, storage: Storage, table: str) -> dict[str, Any]:
+class TableCheck(TypedDict):
+    """The check of one table's destination: what it found, or the error that a run would meet."""
+
+    table: str
+    outcome: str
+    found: dict[str, Json] | None
+    # With its exit code.
+    error: dict[str, Any] | None
+
+
+class SinkCheck(TypedDict):
+    sink: str
+    kind: str
+    outcome: str
+    tables: list[TableCheck]
+
+
+def check_destination(settings: AnySettings, storage: Storage, table: str) -> dict[str, Json]:
     """What the check found at the destination of a table. The error says why rows cannot be shipped there."""
     if isinstance(settings, HttpSettings):
         return _check_http(settings, table)
@@ -38,7 +56,7 @@ def check_destination(settings: AnySettings, storage: Storage, table: str) -> di
 # ── storage ──
 
 
-def _probe(storage: Storage, folder: str) -> dict[str, Any]:
+def _probe(storage: Storage, folder: str) -> dict[str, Json]:
     """Put an object under an unused name, check that the name is taken then, read it, and delete it."""
     location = join(folder, f"{PROBE_NAME}-{clock.new_id()}")
     data = b"no rows"
@@ -50,7 +68,7 @@ def _probe(storage: Storage, folder: str) -> dict[str, Any]:
             raise Unavailable("the destination's storage gave other bytes than were put", location=location)
         if storage.put_if_absent(location, data):
             raise Invalid(
-                "the destination's storage overwrites what is there",
+                "the destination's storage overwrites existing objects",
                 location=location,
                 advice="A sink needs a store that refuses a name that is taken (conditional puts).",
             )
@@ -73,15 +91,15 @@ def _put(storage: Storage, location: str, data: bytes) -> None:
 # ── HTTP ──
 
 
-def _check_http(settings: HttpSettings, table: str) -> dict[str, Any]:
+def _check_http(settings: HttpSettings, table: str) -> dict[str, Json]:
     # Imported late: a caller that only reads state does not wait for the code that sends rows.
     import httpx
 
     from floodmark.sinks.http import policy
-    from floodmark.sinks.http.wire import Token
+    from floodmark.sinks.http.wire import SinkToken
 
     url = policy.address(settings.url, table)
-    token = Token(settings)
+    token = SinkToken(settings)
     headers = {"User-Agent": f"floodmark/{__version__}"}
     if token.value:
         headers["Authorization"] = f"Bearer {token.value}"
@@ -107,24 +125,28 @@ def _check_http(settings: HttpSettings, table: str) -> dict[str, Any]:
 
 def _judge_answer(status: int, text: str, url: str, *, is_lake: bool) -> None:
     """A foreign endpoint may refuse OPTIONS in many ways. Only an answer that would also refuse rows is a problem."""
-    facts: dict[str, Any] = {"url": url, "status": status, "answer": text or None}
+    answer = text or None
     if status in (401, 403):
         advice = "Put a token that it accepts where token_env or token_file of the sink says."
-        raise Unavailable("the endpoint does not accept the token", advice=advice, **facts)
+        raise Unavailable(
+            "the endpoint does not accept the token", advice=advice, url=url, status=status, answer=answer
+        )
     if status in (404, 410) or 300 <= status <= 399:
-        raise WrongSetting("the endpoint does not take rows at this address", option="--url …", **facts)
+        problem = "the endpoint does not take rows at this address"
+        raise WrongSetting(problem, option="--url …", url=url, status=status, answer=answer)
     # A server that does not support OPTIONS answers 501.
     if status == 429 or (status >= 500 and (is_lake or status != 501)):
-        raise Unavailable("the endpoint cannot take rows now", advice="Check it again later.", **facts)
+        problem = "the endpoint cannot take rows now"
+        raise Unavailable(problem, advice="Check it again later.", url=url, status=status, answer=answer)
 
 
 # ── Iceberg ──
 
 
-def _check_iceberg(settings: IcebergSettings, storage: Storage, table: str) -> dict[str, Any]:
-    from floodmark.sinks.iceberg.table import Place, answering
+def _check_iceberg(settings: IcebergSettings, storage: Storage, table: str) -> dict[str, Json]:
+    from floodmark.sinks.iceberg.table import IcebergPlace, answering
 
-    place = Place(settings, storage)
+    place = IcebergPlace(settings, storage)
     name = ".".join(place.identifier(table))
     with closing(place):
         state = place.load(table)
@@ -132,7 +154,7 @@ def _check_iceberg(settings: IcebergSettings, storage: Storage, table: str) -> d
             return {"table": name, "exists": True, **_probe(place.storage, state.data_folder)}
         with answering("the destination's catalog"):
             namespaces = [".".join(one) for one in place.catalog.list_namespaces()]
-        found = {"table": name, "exists": False, "namespace_exists": settings.namespace in namespaces}
+        found: dict[str, Json] = {"table": name, "exists": False, "namespace_exists": settings.namespace in namespaces}
         warehouse = settings.catalog_properties().get("warehouse")
         # A REST catalog's warehouse may be a name, not a place.
         is_place = warehouse is not None and ("://" in warehouse or warehouse.startswith("/"))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from floodmark.catalog.units import Bad
+from floodmark.catalog.units import RefusedRow
 from floodmark.errors import BelowRetention, Corrupt
+from floodmark.json_form import Json
 from floodmark.model import BEGINNING, SEQ_COLUMN
-from floodmark.reading import Moment, Reader
+from floodmark.reading import Reader, ReadMoment
 from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE
 from floodmark.rows.reading.shipment import Shipment, plan_shipment
 from floodmark.rows.reading.texts import UNENCODABLE, bodies
@@ -36,34 +36,52 @@ class Again:
     key: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A row as the sink sends it: its text, its values, and its sequence."""
+
+    text: str
+    values: dict[str, Json]
+    sequence: int
+
+    @classmethod
+    def parse(cls, text: str) -> _Line:
+        values = json.loads(text)
+        return cls(text, values, int(values[SEQ_COLUMN]))
+
+    def key(self, columns: Sequence[str]) -> str:
+        return json.dumps([self.values.get(name) for name in columns])
+
+
 def current_lines(
-    reader: Reader, storage: Storage, table: str, settings: AnySettings, entries: Sequence[Bad], branch: str
+    reader: Reader, storage: Storage, table: str, settings: AnySettings, entries: Sequence[RefusedRow], branch: str
 ) -> Again:
     """The rows of a table's quarantine as they are now on a branch."""
     refused = {entry.id: _parsed(entry) for entry in entries}
-    lowest = min((row[SEQ_COLUMN] for row in refused.values()), default=0)
-    shipment = _changes_since(reader, table, settings, lowest - 1, Moment(branch=branch))
+    lowest = min((line.sequence for line in refused.values()), default=0)
+    shipment = _changes_since(reader, table, settings, lowest - 1, ReadMoment(branch=branch))
     if not shipment.key:
-        return Again([(entry.id, entry.line) for entry in entries if UNENCODABLE not in refused[entry.id]], [], ())
-    keys = {entry: _key(row, shipment.key) for entry, row in refused.items()}
+        sent = [(entry.id, entry.line) for entry in entries if UNENCODABLE not in refused[entry.id].values]
+        return Again(sent, [], ())
+    keys = {entry: line.key(shipment.key) for entry, line in refused.items()}
     newest = _newest(shipment, storage, set(keys.values()))
     send: Lines = []
     replaced: list[str] = []
     for entry in entries:
-        sequence, line = newest.get(keys[entry.id], (None, None))
-        if sequence is None or line is None:
+        found = newest.get(keys[entry.id])
+        if found is None:
             # The key is not in the table any more, and since when is unknown: ship it as deleted.
             send.append((entry.id, _deletion(refused[entry.id], shipment.key)))
-        elif sequence > refused[entry.id][SEQ_COLUMN]:
+        elif found.sequence > refused[entry.id].sequence:
             replaced.append(entry.id)
-        elif UNENCODABLE in json.loads(line):
+        elif UNENCODABLE in found.values:
             continue
         else:
-            send.append((entry.id, line))
+            send.append((entry.id, found.text))
     return Again(send, replaced, shipment.key)
 
 
-def _changes_since(reader: Reader, table: str, settings: AnySettings, since: int, moment: Moment) -> Shipment:
+def _changes_since(reader: Reader, table: str, settings: AnySettings, since: int, moment: ReadMoment) -> Shipment:
     try:
         found = reader.changes(table, None if since <= BEGINNING else since, None, moment)
     except BelowRetention:
@@ -71,35 +89,29 @@ def _changes_since(reader: Reader, table: str, settings: AnySettings, since: int
     return plan_shipment(found.plan, settings.columns, settings.where)
 
 
-def _newest(shipment: Shipment, storage: Storage, keys: set[str]) -> dict[str, tuple[int, str]]:
-    """The newest change of each of these keys: its sequence and its text."""
-    found: dict[str, tuple[int, str]] = {}
-    for line, row in _lines(shipment, storage):
-        key = _key(row, shipment.key)
-        if key in keys and (key not in found or row[SEQ_COLUMN] > found[key][0]):
-            found[key] = row[SEQ_COLUMN], line
+def _newest(shipment: Shipment, storage: Storage, keys: set[str]) -> dict[str, _Line]:
+    """The newest change of each of these keys."""
+    found: dict[str, _Line] = {}
+    for line in _lines(shipment, storage):
+        key = line.key(shipment.key)
+        if key in keys and (key not in found or line.sequence > found[key].sequence):
+            found[key] = line
     return found
 
 
-def _lines(shipment: Shipment, storage: Storage) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(shipment: Shipment, storage: Storage) -> Iterator[_Line]:
     for body in bodies(shipment, storage, LINES_AT_ONCE, LINES_BYTES):
         for line in body.data.splitlines(keepends=True):
-            yield line.decode(), json.loads(line)
+            yield _Line.parse(line.decode())
 
 
-def _parsed(entry: Bad) -> dict[str, Any]:
+def _parsed(entry: RefusedRow) -> _Line:
     try:
-        row: dict[str, Any] = json.loads(entry.line)
-        row[SEQ_COLUMN] = int(row[SEQ_COLUMN])
+        return _Line.parse(entry.line)
     except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt("a row in quarantine cannot be understood", id=entry.id, cause=error) from error
-    return row
+        raise Corrupt("a row in quarantine cannot be parsed", id=entry.id, cause=error) from error
 
 
-def _key(row: dict[str, Any], key: Sequence[str]) -> str:
-    return json.dumps([row.get(name) for name in key])
-
-
-def _deletion(row: dict[str, Any], key: Sequence[str]) -> str:
-    kept = {name: value if name in key else None for name, value in row.items()}
-    return json.dumps({**kept, CHANGE_COLUMN: DELETE, SEQ_COLUMN: row[SEQ_COLUMN]}, ensure_ascii=False) + "\n"
+def _deletion(line: _Line, key: Sequence[str]) -> str:
+    kept = {name: value if name in key else None for name, value in line.values.items()}
+    return json.dumps({**kept, CHANGE_COLUMN: DELETE, SEQ_COLUMN: line.sequence}, ensure_ascii=False) + "\n"

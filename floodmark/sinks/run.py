@@ -8,26 +8,26 @@ I9). A crash, an error or a stop leaves an open unit; the next run finishes that
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from floodmark import clock, log
 from floodmark.catalog.sink_state import PAUSED as SINK_PAUSED
 from floodmark.catalog.sink_state import Followed, Sink
-from floodmark.catalog.unit import RETRY, ROWS, SEALED, Part, Shipped, Stopped, Unit, UnitLog, Watch
-from floodmark.catalog.units import Bad, UnitLimit, choices
+from floodmark.catalog.unit import RETRY, ROWS, SEALED, Part, Shipped, Unit, UnitLog, Watch
+from floodmark.catalog.units import RefusedRow, UnitLimit, choices
 from floodmark.engine import Engine
 from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, Unavailable, cause_text
 from floodmark.failpoints import hit
+from floodmark.json_form import Json
 from floodmark.model import BEGINNING, MAIN
-from floodmark.reading import Changes, Moment
+from floodmark.reading import Changes, ReadMoment
 from floodmark.rows.json.ndjson import holds
 from floodmark.rows.reading.shipment import Body, Shipment, bodies, plan_shipment
-from floodmark.sinks.following import check_followed, is_current, lost_tables
-from floodmark.sinks.http.policy import too_many_in_all
-from floodmark.sinks.quarantine import current_lines
-from floodmark.sinks.record import (
+from floodmark.rows.session import Sessions
+from floodmark.runs import (
     BUSY,
     NOTHING_TO_DO,
     PAUSED,
@@ -35,16 +35,23 @@ from floodmark.sinks.record import (
     SHIPPED,
     STOPPED,
     WAITING,
-    SinkRun,
-    TableRun,
-    outcome_of,
+    Progress,
+    Report,
+    Stopped,
 )
-from floodmark.sinks.settings import AnySettings, HttpSettings, WrongSetting, place_of, settings_from_json
-from floodmark.sinks.watch import RunWatch
-
-if TYPE_CHECKING:
-    from floodmark.sinks.destination import Destination
-
+from floodmark.sinks.http.policy import too_many_in_all
+from floodmark.sinks.outcome import SinkRun, TableRun, outcome_of
+from floodmark.sinks.quarantine import current_lines
+from floodmark.sinks.settings import (
+    AnySettings,
+    FilesSettings,
+    HttpSettings,
+    WrongSetting,
+    place_of,
+    settings_from_json,
+)
+from floodmark.sinks.status import check_followed, is_current, lost_tables
+from floodmark.storage import Storage
 
 TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
 RELEASES_MAX = 2
@@ -56,15 +63,60 @@ RETRY_AFTER_S_KEPT = 86_400.0
 KEEPS_RULES = "The unit that is open keeps its columns and filter; `floodmark sink replay` gives it up."
 
 
-class Runner:
-    def __init__(
-        self,
-        engine: Engine,
-        open_destination: Callable[[AnySettings], Destination],
-    ) -> None:
+@dataclass
+class RunWatch:
+    """How a caller stops a run and follows its progress."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    report: Report | None = None
+    table: str = ""
+    rows: int = 0
+    rows_max: int = 0
+    size_bytes: int = 0
+
+    def begin(self, table: str, rows_max: int) -> None:
+        self.table, self.rows, self.rows_max, self.size_bytes = table, 0, rows_max, 0
+        self.progress(0, 0)
+
+    def progress(self, rows: int, size_bytes: int) -> None:
+        self.rows, self.size_bytes = self.rows + rows, self.size_bytes + size_bytes
+        if self.report is not None:
+            self.report(Progress(self.rows, self.rows_max, table=self.table, size_bytes=self.size_bytes))
+
+    def check(self) -> None:
+        if self.stop.is_set():
+            raise Stopped
+
+    def wait(self, seconds: float) -> bool:
+        return self.stop.wait(seconds)
+
+
+class Destination(Protocol):
+    def ship(self, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch) -> Shipped:
+        """Ship every part of the unit that is not acknowledged yet, and acknowledge it."""
+
+
+def open_destination(settings: AnySettings, storage: Storage, sessions: Sessions) -> Destination:
+    if isinstance(settings, HttpSettings):
+        from floodmark.sinks.http.destination import HttpDestination
+
+        return HttpDestination(settings, storage, sessions)
+    if isinstance(settings, FilesSettings):
+        from floodmark.sinks.files.destination import FilesDestination
+
+        return FilesDestination(settings, storage, sessions)
+    from floodmark.sinks.iceberg.destination import IcebergDestination
+
+    return IcebergDestination(settings, storage, sessions)
+
+
+class SinkRunner:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._catalog = engine.catalog
-        self._open_destination = open_destination
+
+    def _open_destination(self, settings: AnySettings) -> Destination:
+        return open_destination(settings, self._catalog.storage, self._engine.sessions)
 
     # ── a run ──
 
@@ -102,11 +154,11 @@ class Runner:
         by_name = {one.table: lost[one.table_id] for one in sink.tables if one.table_id in lost}
         if not by_name:
             return run
-        told = (
+        reported = (
             replace(one, detail={**one.detail, "rows_lost": by_name[one.table]}) if one.table in by_name else one
             for one in run.tables
         )
-        return SinkRun(run.sink, tuple(told))
+        return SinkRun(run.sink, tuple(reported))
 
     def _run_held(self, sink: Sink, watch: RunWatch, until_empty: bool, lost: Lost) -> SinkRun:
         sink = self._pass_over(sink, lost)
@@ -128,7 +180,7 @@ class Runner:
             done: list[TableRun] = []
             for one in sink.tables:
                 # One endpoint serves all tables: a pause that it asked for one table applies to the others.
-                asked = next((table.error for table in done if table.error and _wait_ms(table.error.as_dict())), None)
+                asked = next((table.error for table in done if table.error and _wait_ms(table.error)), None)
                 done.append(
                     self._table(sink, one.table, run, watch, until_empty, lost)
                     if asked is None
@@ -136,24 +188,24 @@ class Runner:
                 )
             done += lost_tables(sink)
         except BaseException as error:
-            self._release(sink, run, _told(error))
+            self._release(sink, run, _shown_error(error))
             raise
         self._release(sink, run, _first_error(done), _waits_ms(done))
         return SinkRun(sink.name, tuple(done))
 
-    def retry(self, sink: Sink, table: str, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
+    def retry(self, sink: Sink, table: str, entries: Sequence[RefusedRow], watch: RunWatch) -> TableRun:
         """Send rows of the quarantine again. Busy if another run holds the sink."""
         run = clock.new_id()
         self._catalog.sinks.take(sink.name, run)
         try:
             done = self._retried(self._catalog.sinks.find(sink.name), table, entries, run, watch)
         except BaseException as error:
-            self._release(sink, run, _told(error))
+            self._release(sink, run, _shown_error(error))
             raise
         self._release(sink, run, _first_error([done]), _waits_ms([done]))
         return done
 
-    def _retried(self, sink: Sink, table: str, entries: Sequence[Bad], run: str, watch: RunWatch) -> TableRun:
+    def _retried(self, sink: Sink, table: str, entries: Sequence[RefusedRow], run: str, watch: RunWatch) -> TableRun:
         followed = sink.table(table)
         tally = _Tally(followed)
         try:
@@ -230,8 +282,9 @@ class Runner:
     def _check_room(self, sink: Sink, followed: Followed, settings: HttpSettings, rows: int, unit: Unit) -> None:
         there = sum(self._catalog.units.count_quarantined(sink.id).values())
         if unit.lane != RETRY and there + rows > settings.quarantine_total_max:
-            facts = {"sink": sink.name, "table": followed.table, "rows": rows}
-            raise too_many_in_all(there, settings.quarantine_total_max, facts)
+            raise too_many_in_all(
+                there, settings.quarantine_total_max, {"sink": sink.name, "table": followed.table, "rows": rows}
+            )
 
     def _text_of(self, unit: Unit, parts: Sequence[Part], part: Part) -> bytes:
         """The rows of a sealed part, as they would be sent."""
@@ -254,11 +307,11 @@ class Runner:
             paused = False
         return tally.done(PAUSED if paused else STOPPED, self._mark(name, table))
 
-    def _release(self, sink: Sink, run: str, error: dict[str, Any] | None, wait_ms: int | None = None) -> None:
+    def _release(self, sink: Sink, run: str, error: Mapping[str, Json] | None, wait_ms: int | None = None) -> None:
         for _ in range(RELEASES_MAX):
             try:
-                told = None if error is None else json.dumps(error)
-                self._catalog.sinks.release(sink.id, run, told, wait_ms)
+                text = None if error is None else json.dumps(error)
+                self._catalog.sinks.release(sink.id, run, text, wait_ms)
                 return
             except Unavailable as problem:
                 log.get().warning("a sink could not be released", sink=sink.name, cause=str(problem))
@@ -354,7 +407,7 @@ class Runner:
     def shipment(self, unit: Unit) -> Shipment:
         """The rows of a unit, from the version that it pinned."""
         since = None if unit.since == BEGINNING else unit.since
-        found = self._engine.reader.changes(unit.table, since, unit.until, Moment(version=unit.version))
+        found = self._engine.reader.changes(unit.table, since, unit.until, ReadMoment(version=unit.version))
         if found.table_id != unit.table_id:
             raise Corrupt("the table of a unit is another one at its version", unit=unit.id, table=unit.table)
         return plan_shipment(found.plan, unit.rules.columns, unit.rules.where)
@@ -384,7 +437,7 @@ class Runner:
         return replace(here, outcome=outcome, detail=detail)
 
     def _new(self, sink: Sink, followed: Followed) -> Changes:
-        mark, moment = followed.mark if followed.mark is not None else BEGINNING, Moment(branch=sink.branch or MAIN)
+        mark, moment = followed.mark if followed.mark is not None else BEGINNING, ReadMoment(branch=sink.branch or MAIN)
         try:
             return self._engine.reader.changes(followed.table, None if mark == BEGINNING else mark, None, moment)
         except BelowRetention as error:
@@ -489,43 +542,43 @@ def check_text(shipment: Shipment, settings: AnySettings, table: str) -> None:
             )
 
 
-def _first_error(done: Sequence[TableRun]) -> dict[str, Any] | None:
+def _first_error(done: Sequence[TableRun]) -> Mapping[str, Json] | None:
     return next((table.error.as_dict() for table in done if table.error is not None), None)
 
 
-def _told(error: BaseException) -> dict[str, Any] | None:
+def _shown_error(error: BaseException) -> Mapping[str, Json] | None:
     """An error as the sink's status shows it, unexpected ones too; None for an interrupt, which a person caused."""
     if not isinstance(error, Exception):
         return None
     if isinstance(error, FloodmarkError):
         return error.as_dict()
-    advice = "The log of that run says more; the next run resumes the unit."
+    advice = "The log of that run has more; the next run resumes the unit."
     return {
         "kind": type(error).__name__,
-        "message": "the run broke off",
+        "message": "the run ended with an unexpected error",
         "facts": {"cause": cause_text(error)},
         "advice": advice,
     }
 
 
-def _wait_ms(error: dict[str, Any]) -> int:
+def _wait_ms(error: FloodmarkError) -> int:
     """The pause that the destination asked for, up to the longest one that a run waits for."""
-    asked_s = error["facts"].get("retry_after_s")
+    asked_s = error.facts.get("retry_after_s")
     return 0 if asked_s is None else round(min(float(asked_s), RETRY_AFTER_S_KEPT) * 1000)
 
 
 def _waits_ms(done: Sequence[TableRun]) -> int:
-    return max((_wait_ms(table.error.as_dict()) for table in done if table.error), default=0)
+    return max((_wait_ms(table.error) for table in done if table.error), default=0)
 
 
 def _waiting(sink: Sink, waits_ms: int) -> SinkRun:
     until = clock.format_time(clock.now_ms() + waits_ms)
     error = Unavailable(
-        "the destination asked to be left alone for longer",
+        "the destination asked for a longer pause",
         sink=sink.name,
         wait_s=round(waits_ms / 1000, 1),
         until=until,
-        advice="The first run after that time goes on; `floodmark sink run --now` asks at once.",
+        advice="The first run after that time continues; `floodmark sink run --now` asks at once.",
     )
     return SinkRun(sink.name, tuple(_left_alone(one, error) for one in sink.tables))
 

@@ -2,6 +2,9 @@
 
 A setting that needs a secret names where to find it: `token_env`, `token_file`, or a value `env:NAME` in the properties
 of an Iceberg catalog. An unknown setting is an error that names the nearest known one.
+
+A section [sinks.NAME] of the settings file, and the options of the command line, hold texts: `read_section` and
+`read_values` turn them into the values that are checked here.
 """
 
 from __future__ import annotations
@@ -9,22 +12,27 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import ClassVar, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
-
-from pydantic import TypeAdapter, ValidationError
 
 from floodmark.catalog.unit import Rules
 from floodmark.catalog.witness import place_digest
 from floodmark.clock import parse_duration_ms
 from floodmark.errors import Corrupt, Invalid
+from floodmark.json_form import Json
+from floodmark.model import MAIN
 from floodmark.storage.options import checked
 
 HTTP, FILES, ICEBERG = "http", "files", "iceberg"
 NAME_BYTES_MAX = 200
 _MIB = 1024 * 1024
+_SIZE = re.compile(r"([0-9]{1,15}) *(?:([KMG])(i?))?B?", re.IGNORECASE)
+
+# A setting before it is checked, as a caller gives it.
+Setting: TypeAlias = "Json | os.PathLike[str]"
 
 
 class WrongSetting(Invalid):
@@ -34,7 +42,9 @@ class WrongSetting(Invalid):
     `option`: the option of `floodmark sink set` to use, if known.
     """
 
-    def __init__(self, message: str, *, option: str, advice: str = "", **facts: Any) -> None:
+    def __init__(
+        self, message: str, *, option: str, advice: str = "", **facts: str | int | BaseException | None
+    ) -> None:
         self.option = option
         super().__init__(message, advice=advice, **facts)
 
@@ -45,7 +55,7 @@ class WrongSetting(Invalid):
     def advise(self, sink: str) -> None:
         """Name the command that corrects it."""
         command = f"`floodmark sink set {sink} {self.option}`"
-        self.advice = f"{self.advice} Set it right with {command}; the next run goes on from here.".strip()
+        self.advice = f"{self.advice} Set it right with {command}; the next run continues from here.".strip()
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class SinkSettings:
     unit_rows: int = 20_000_000
     unit_bytes: int = 8 * 1024 * _MIB
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
     def check(self) -> None:
         """Raise Invalid for every error that can be found without contacting the destination."""
@@ -207,11 +217,14 @@ def place_of(settings: AnySettings) -> str:
     return place_digest(ICEBERG, there, settings.namespace, settings.table)
 
 
-def parse_settings(kind: str, values: Mapping[str, Any]) -> AnySettings:
+def parse_settings(kind: str, values: Mapping[str, Setting]) -> AnySettings:
     """The settings of a sink of this kind; Invalid if one is unknown or wrong."""
+    # Imported late: a command that only reads a size does not wait for it.
+    from pydantic import TypeAdapter, ValidationError
+
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, list(KINDS), n=1, cutoff=0.0)
-        raise Invalid("there is no such kind of sink", kind=kind, kinds=",".join(KINDS), advice=f"Is it {near[0]}?")
+        raise Invalid("no such kind of sink", kind=kind, kinds=",".join(KINDS), advice=f"Is it {near[0]}?")
     known = [one.name for one in fields(KINDS[kind])]
     for name in values:
         if name not in known:
@@ -236,7 +249,7 @@ def _names_secret(query: str) -> bool:
     return any(_is_secret(name) for name, _ in parse_qsl(query, keep_blank_values=True))
 
 
-def settled_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+def settled_paths(values: Mapping[str, Setting]) -> dict[str, Setting]:
     """The same settings with absolute local paths: a run from another folder uses the same ones."""
     found = dict(values)
     for name in ("path", "token_file"):
@@ -252,7 +265,7 @@ def settings_from_json(kind: str, text: str) -> AnySettings:
         return parse_settings(kind, json.loads(text))
     except (ValueError, Invalid) as error:
         raise Corrupt(
-            "the settings of a sink cannot be understood", cause=error, advice="Set them anew: `floodmark sink set`."
+            "the settings of a sink cannot be parsed", cause=error, advice="Set them again: `floodmark sink set`."
         ) from error
 
 
@@ -277,7 +290,7 @@ def check_name(name: str) -> None:
     whole = isinstance(name, str) and bool(name) and name == name.strip() and name.isprintable()
     if not whole or len(name.encode(errors="replace")) > NAME_BYTES_MAX:
         raise Invalid(
-            "this is no name for a sink",
+            "invalid name of a sink",
             name=repr(name)[:80],
             advice=f"Use 1 to {NAME_BYTES_MAX} bytes of visible characters, without blanks around them.",
         )
@@ -291,3 +304,53 @@ def _check_least(settings: SinkSettings, **least: float) -> None:
 
 def _wrong(name: str, wanted: str) -> Invalid:
     return Invalid("a setting of the sink has the wrong form", setting=name, wanted=wanted)
+
+
+# ── a section of the settings file ──
+
+
+@dataclass(frozen=True)
+class SinkSection:
+    """A sink to be added. `every` is how often the daemon runs it; None if the section does not set it."""
+
+    kind: str
+    tables: list[str]
+    settings: dict[str, Setting]
+    branch: str | None = None
+    every: str | None = None
+
+    @property
+    def line(self) -> str:
+        return self.branch or MAIN
+
+
+def read_section(section: Mapping[str, Json]) -> SinkSection:
+    """Parse a section. It is not checked: `parse_settings` does that."""
+    rest = dict(section)
+    kind = str(rest.pop("type", ""))
+    named, branch, every = rest.pop("tables", []), rest.pop("branch", None), rest.pop("every", None)
+    tables = [named] if isinstance(named, str) else list(map(str, named)) if isinstance(named, Sequence) else []
+    optional = [None if one is None else str(one) for one in (branch, every)]
+    return SinkSection(kind, tables, read_values(rest), *optional)
+
+
+def read_values(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Sizes as numbers, single names as lists."""
+    read = dict(settings)
+    for name, value in settings.items():
+        if name.endswith("_bytes") and isinstance(value, str):
+            read[name] = parse_size(name, value)
+        elif name in ("columns", "partition") and isinstance(value, str):
+            read[name] = [value]
+    return read
+
+
+def parse_size(name: str, text: str) -> int:
+    """The bytes of a text like 4MiB, 256MB or 4194304."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise Invalid("invalid size", setting=name, value=repr(text), advice="Write it like 4MiB or 4194304.")
+    number, prefix, binary = found.groups()
+    power = 0 if prefix is None else "KMG".index(prefix.upper()) + 1
+    size_bytes: int = int(number) * (1024 if binary else 1000) ** power
+    return size_bytes

@@ -9,36 +9,35 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from floodmark import clock, log
+from floodmark.catalog.maintenance_state import Maintenance
 from floodmark.catalog.sink_state import ACTIVE, PAUSED, Followed, Sink
-from floodmark.catalog.units import Bad
-from floodmark.catalog.upkeep import Maintenance
+from floodmark.catalog.units import RefusedRow
 from floodmark.engine import Engine
 from floodmark.errors import Busy, FloodmarkError, Invalid, NotFound
 from floodmark.failpoints import hit
 from floodmark.json_form import as_json
-from floodmark.maintenance.keeper import Progress as KeeperProgress
-from floodmark.maintenance.record import SINK_COMPACT, SINK_EXPIRE, SINK_VERBS, Upkept
+from floodmark.maintenance.record import SINK_COMPACT, SINK_EXPIRE, SINK_VERBS, MaintenanceRun
 from floodmark.model import BEGINNING, MAIN, Head
-from floodmark.reading import Moment
+from floodmark.reading import ReadMoment
 from floodmark.rows.reading.shipment import plan_shipment
+from floodmark.runs import BUSY, MaintenanceCallback, Report, SinkCallback, for_maintenance, for_sink
+from floodmark.runs import PAUSED as PAUSED_RUN
 from floodmark.shown import Listing, SinkFacts
-from floodmark.sinks.check import FAILED, READY, check_destination
-from floodmark.sinks.destination import Destination, open_destination
-from floodmark.sinks.following import check_followed
-from floodmark.sinks.record import BUSY, SinkRun, TableRun, outcome_of
-from floodmark.sinks.record import PAUSED as PAUSED_RUN
-from floodmark.sinks.run import Runner, check_text
+from floodmark.sinks.check import FAILED, READY, SinkCheck, TableCheck, check_destination
+from floodmark.sinks.outcome import SinkRun, TableRun, outcome_of
+from floodmark.sinks.run import RunWatch, SinkRunner, check_text
 from floodmark.sinks.settings import (
     FILES,
     HTTP,
     ICEBERG,
     AnySettings,
     IcebergSettings,
+    Setting,
     WrongSetting,
     check_name,
     parse_settings,
@@ -46,8 +45,7 @@ from floodmark.sinks.settings import (
     settings_from_json,
     settled_paths,
 )
-from floodmark.sinks.status import sink_report, sink_reports
-from floodmark.sinks.watch import Progress, RunWatch
+from floodmark.sinks.status import check_followed, sink_report, sink_reports
 
 if TYPE_CHECKING:
     from floodmark.sinks.iceberg.destination import IcebergDestination
@@ -60,14 +58,38 @@ BEGINNING_NAME, HEAD_NAME, MARK_NAME = "beginning", "head", "mark"
 PLACE = {HTTP: (), FILES: ("path",), ICEBERG: ("namespace", "table")}
 
 
+class TableReplay(TypedDict):
+    """What a replay of one table would do, in changes: to send, to send again, and never to send."""
+
+    table: str
+    mark: int | None
+    start: int
+    rows: int
+    again: int
+    skipped: int
+    open_unit: str | None
+
+
+class QuarantinedRow(TypedDict):
+    """A row that the destination refused for good."""
+
+    id: str
+    table: str
+    unit: str
+    position: int
+    line: str
+    reason: str
+    tries: int
+    retry_unit: str | None
+    first: str
+    last: str
+
+
 class LakeSinks:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._catalog = engine.catalog
-        self._runner = Runner(engine, self._open)
-
-    def _open(self, settings: AnySettings) -> Destination:
-        return open_destination(settings, self._catalog.storage, self._engine.sessions)
+        self._runner = SinkRunner(engine)
 
     def __repr__(self) -> str:
         return f"<lake.sinks of {self._catalog.location}: add, run, status, set, check, pause, resume, remove>"
@@ -82,8 +104,8 @@ class LakeSinks:
         tables: str | Sequence[str],
         start: str | int | None = None,
         branch: str = MAIN,
-        **settings: Any,
-    ) -> dict[str, Any]:
+        **settings: Setting,
+    ) -> SinkFacts:
         """Register a sink. Nothing is sent before its first run.
 
         kind: http (url, …), files (path, …) or iceberg (catalog, …). `start`: "beginning" ships all existing rows,
@@ -124,7 +146,7 @@ class LakeSinks:
                 f"{again if one.since is not None and one.since > BEGINNING else ''}.",
             )
 
-    def set(self, name: str, **settings: Any) -> dict[str, Any]:
+    def set(self, name: str, **settings: Setting) -> SinkFacts:
         """Change settings; None resets one to its default.
 
         Settings of rows, format and parts apply from the next unit on. Settings of sending apply from the next run on,
@@ -138,9 +160,9 @@ class LakeSinks:
         moved = [key for key in PLACE[sink.kind] if json.loads(chosen.to_json()).get(key) != known.get(key)]
         if moved:
             raise Invalid(
-                "a sink stays at its place: another one is another sink",
+                "the place of a sink cannot change: another place is another sink",
                 setting=moved[0],
-                advice="Add a sink for the new place; `--start head` if the rows are there already.",
+                advice="Add a sink for the new place; `--start head` if it has the rows already.",
             )
         self._engine.get_ready()
         for followed in sink.tables:
@@ -164,7 +186,7 @@ class LakeSinks:
         self._engine.get_ready()
         self._catalog.sinks.remove(name)
 
-    def replay(self, name: str, *, start: str | int, table: str | None = None) -> dict[str, Any]:
+    def replay(self, name: str, *, start: str | int, table: str | None = None) -> SinkFacts:
         """Open a new epoch of one table (or all): rows newer than `start` are sent again, and counted."""
         self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
@@ -176,7 +198,7 @@ class LakeSinks:
             self._catalog.sinks.replay(name, head, partial(_mark_at, start, head), settings.protected, witnessed)
         return self.about(name)
 
-    def plan_replay(self, name: str, *, start: str | int, table: str | None = None) -> list[dict[str, Any]]:
+    def plan_replay(self, name: str, *, start: str | int, table: str | None = None) -> list[TableReplay]:
         """What `replay` would do, per table: how many changes to send, to send again, or never to send. Changes
         nothing.
         """
@@ -187,7 +209,7 @@ class LakeSinks:
             sink.table(table)
         return [self._replayed(self._head(sink, one), start, known.get(one)) for one in names]
 
-    def _replayed(self, head: Head, start: str | int, followed: Followed | None) -> dict[str, Any]:
+    def _replayed(self, head: Head, start: str | int, followed: Followed | None) -> TableReplay:
         mark = followed.mark if followed is not None and followed.table_id == head.table_id else None
         begin = _mark_at(start, head, mark)
         rows = self._catalog.units.lag(head.table_id, begin, head.branch).rows
@@ -210,17 +232,17 @@ class LakeSinks:
 
     # ── status ──
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> Listing[SinkFacts]:
         """The status of every sink: see `about`."""
         return Listing(SinkFacts(as_json(report)) for report in sink_reports(self._catalog))
 
-    def about(self, name: str) -> dict[str, Any]:
+    def about(self, name: str) -> SinkFacts:
         """The status of a sink: mark and head, lag in rows and time, last unit, errors, quarantine, per table."""
         return SinkFacts(as_json(sink_report(self._catalog, self._catalog.sinks.find(name))))
 
     # ── running ──
 
-    def check(self, name: str) -> dict[str, Any]:
+    def check(self, name: str) -> SinkCheck:
         """Check the destination of every table of a sink, for example before its first run. Sends no row, moves no
         mark.
 
@@ -231,7 +253,7 @@ class LakeSinks:
         outcome = READY if all(one["outcome"] == READY for one in tables) else FAILED
         return {"sink": name, "kind": sink.kind, "outcome": outcome, "tables": tables}
 
-    def _checked(self, sink: Sink, followed: Followed) -> dict[str, Any]:
+    def _checked(self, sink: Sink, followed: Followed) -> TableCheck:
         try:
             check_followed(sink, followed)
             settings = settings_from_json(sink.kind, sink.settings)
@@ -240,8 +262,8 @@ class LakeSinks:
         except FloodmarkError as error:
             if isinstance(error, WrongSetting):
                 error.advise(sink.name)
-            told = {**error.as_dict(), "exit_code": error.exit_code}
-            return {"table": followed.table, "outcome": FAILED, "found": None, "error": told}
+            shown = {**error.as_dict(), "exit_code": error.exit_code}
+            return {"table": followed.table, "outcome": FAILED, "found": None, "error": shown}
         return {"table": followed.table, "outcome": READY, "found": found, "error": None}
 
     def run(
@@ -251,7 +273,7 @@ class LakeSinks:
         until_empty: bool = False,
         dry_run: bool = False,
         now: bool = False,
-        progress: Progress | None = None,
+        progress: SinkCallback | None = None,
         stop: threading.Event | None = None,
     ) -> SinkRun:
         """Ship new rows: first the open unit, if one exists, then one unit per table.
@@ -262,7 +284,7 @@ class LakeSinks:
         """
         if dry_run:
             return self._runner.plan(name)
-        watch = RunWatch(stop or threading.Event(), progress)
+        watch = RunWatch(stop or threading.Event(), for_sink(progress))
         return self._runner.run(name, watch, until_empty=until_empty, now=now)
 
     # ── tables at the destination ──
@@ -276,8 +298,8 @@ class LakeSinks:
         files_min: int | None = None,
         keep: str | None = None,
         dry_run: bool = False,
-        progress: KeeperProgress | None = None,
-    ) -> Upkept:
+        progress: MaintenanceCallback | None = None,
+    ) -> MaintenanceRun:
         """Maintain the tables that an Iceberg sink ships to: compact, expire the sink's old snapshots, and sweep.
 
         `files_min`: how many small files a partition needs for a rewrite; `keep`: younger snapshots stay. Each verb on
@@ -301,11 +323,11 @@ class LakeSinks:
             self._engine.get_ready()
         destination = IcebergDestination(settings, self._catalog.storage, self._engine.sessions)
         records = [
-            self._maintained(sink, one, destination, verb, files_min, keep, dry_run, progress)
+            self._maintained(sink, one, destination, verb, files_min, keep, dry_run, for_maintenance(progress))
             for one in ([sink.table(table)] if table is not None else sink.tables)
             for verb in verbs
         ]
-        return Upkept(tuple(records))
+        return MaintenanceRun(tuple(records))
 
     def _maintained(
         self,
@@ -316,13 +338,13 @@ class LakeSinks:
         files_min: int | None,
         keep: str | None,
         dry_run: bool,
-        progress: KeeperProgress | None,
+        report: Report | None,
     ) -> Maintenance:
         from floodmark.sinks.iceberg.compact import compact_destination
-        from floodmark.sinks.iceberg.maintain import DestinationKeeper, Owner
+        from floodmark.sinks.iceberg.maintain import IcebergMaintenance, Owner
 
         owner = Owner(sink.name, sink.id, followed.table_id)
-        keeper = DestinationKeeper(destination, followed.table, owner, self._engine.actor)
+        maintenance = IcebergMaintenance(destination, followed.table, owner, self._engine.actor)
         if verb == SINK_COMPACT:
             record = compact_destination(
                 destination,
@@ -332,31 +354,31 @@ class LakeSinks:
                 hopeless=self._could_not_improve(owner),
                 sink=(sink.name, sink.id),
                 actor=self._engine.actor,
-                progress=None if progress is None else partial(progress, verb, followed.table),
+                report=report,
             )
         elif verb == SINK_EXPIRE:
-            record = keeper.expire(keep=keep, dry_run=dry_run)
+            record = maintenance.expire(keep=keep, dry_run=dry_run)
         else:
-            record = keeper.sweep(lambda: self._catalog.units.open_ids(sink.id), dry_run=dry_run)
+            record = maintenance.sweep(lambda: self._catalog.units.open_ids(sink.id), dry_run=dry_run)
         # By sink and table, even if the destination did not identify its table: a later run replaces the record.
         record = replace(record, table_id=owner.record_id)
         if not dry_run:
-            self._catalog.upkeep.record(record)
+            self._catalog.maintenance.record(record)
             log.get().info("maintained", verb=verb, sink=sink.name, table=record.table, outcome=record.outcome)
             hit("maintain.recorded")
         return record
 
     def _could_not_improve(self, owner: Owner) -> list[str]:
         """Groups of a destination's files that its last compaction could not improve."""
-        last = self._catalog.upkeep.records(table_id=owner.record_id, verb=SINK_COMPACT, limit=1)
+        last = self._catalog.maintenance.records(table_id=owner.record_id, verb=SINK_COMPACT, limit=1)
         return [str(one) for record in last for one in record.detail.get("hopeless", ())]
 
     # ── rows that were refused ──
 
-    def quarantine(self, name: str, *, table: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+    def quarantine(self, name: str, *, table: str | None = None, limit: int | None = None) -> list[QuarantinedRow]:
         """Rows that the destination refused for good, oldest first."""
         found = self._catalog.units.quarantined(self._catalog.sinks.find(name), table, limit)
-        return [_bad(entry) for entry in found]
+        return [_quarantined_row(entry) for entry in found]
 
     def retry(self, name: str, *, ids: Sequence[str] | None = None, stop: threading.Event | None = None) -> SinkRun:
         """Send refused rows again, as they are now; those that a newer state replaced are dropped."""
@@ -373,7 +395,7 @@ class LakeSinks:
             ),
         )
 
-    def _retry(self, sink: Sink, followed: Followed, entries: Sequence[Bad], watch: RunWatch) -> TableRun:
+    def _retry(self, sink: Sink, followed: Followed, entries: Sequence[RefusedRow], watch: RunWatch) -> TableRun:
         if sink.state == PAUSED:
             return TableRun(followed.table, PAUSED_RUN)
         try:
@@ -397,8 +419,8 @@ class LakeSinks:
                 known = ",".join(opened) or "none"
                 raise Invalid("name the table of the part", sink=name, open=known, advice="Use --table.")
             table = opened[0]
-        said = f"set aside by hand: {reason}" if reason else "set aside by hand"
-        return self._runner.set_aside(sink, table, first, last, said, RunWatch(threading.Event()))
+        text = f"set aside by hand: {reason}" if reason else "set aside by hand"
+        return self._runner.set_aside(sink, table, first, last, text, RunWatch(threading.Event()))
 
     def drop(self, name: str, *, ids: Sequence[str] | None = None) -> int:
         """Drop refused rows for good: all, or those with these ids. Returns how many."""
@@ -406,7 +428,7 @@ class LakeSinks:
         sink = self._catalog.sinks.find(name)
         return self._catalog.units.drop_quarantined(sink, [entry.id for entry in self._chosen(sink, ids)])
 
-    def _chosen(self, sink: Sink, ids: Sequence[str] | None) -> list[Bad]:
+    def _chosen(self, sink: Sink, ids: Sequence[str] | None) -> list[RefusedRow]:
         found = self._catalog.units.quarantined(sink)
         if ids is None:
             return found
@@ -417,7 +439,7 @@ class LakeSinks:
 
     def _check_rows(self, head: Head, settings: AnySettings) -> None:
         """Check that columns and filter fit the table now, not in the middle of a run."""
-        found = self._engine.reader.changes(head.table, None, BEGINNING, Moment(branch=head.branch))
+        found = self._engine.reader.changes(head.table, None, BEGINNING, ReadMoment(branch=head.branch))
         check_text(plan_shipment(found.plan, settings.columns, settings.where), settings, head.table)
 
 
@@ -434,7 +456,7 @@ def _mark_at(start: str | int, head: Head, mark: int | None) -> int:
     if isinstance(start, int) and not isinstance(start, bool) and BEGINNING <= start <= head.sequence:
         return start
     raise Invalid(
-        "this is no place to begin",
+        "invalid start",
         start=repr(start),
         table=head.table,
         newest=head.sequence,
@@ -442,9 +464,16 @@ def _mark_at(start: str | int, head: Head, mark: int | None) -> int:
     )
 
 
-def _bad(entry: Bad) -> dict[str, Any]:
-    values = asdict(entry)
-    for name in ("first_ms", "last_ms"):
-        values[name.removesuffix("_ms")] = clock.format_time(values.pop(name))
-    values.pop("table_id")
-    return values
+def _quarantined_row(entry: RefusedRow) -> QuarantinedRow:
+    return {
+        "id": entry.id,
+        "table": entry.table,
+        "unit": entry.unit,
+        "position": entry.position,
+        "line": entry.line,
+        "reason": entry.reason,
+        "tries": entry.tries,
+        "retry_unit": entry.retry_unit,
+        "first": clock.format_time(entry.first_ms),
+        "last": clock.format_time(entry.last_ms),
+    }

@@ -1,7 +1,7 @@
 """The status of a sink, from the catalog alone: mark, head, lag in rows and time, last unit, errors, quarantine, per
-table.
+table; and whether the sink and its tables still match. Where they do not, an operator must choose.
 
-Settings never hold a secret, so all of them are shown (I18).
+Settings never hold a secret, so all of them are shown (I18). Nothing here imports the code that moves rows.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from typing import ClassVar
 
 from floodmark import clock
 from floodmark.catalog.sink_state import BODY_BYTES_MAX, NOT_BEFORE_MS, ROWS_DOUBTFUL, ROWS_LOST, Followed, Sink
+from floodmark.catalog.units import choices
 from floodmark.commit.catalog import Catalog
-from floodmark.errors import FloodmarkError
+from floodmark.errors import Corrupt, FloodmarkError, NotFound
 from floodmark.json_form import JsonObject, Reported, StoredError, stored_error
-from floodmark.sinks.following import check_followed
+from floodmark.model import BEGINNING
+from floodmark.runs import REFUSED
+from floodmark.sinks.outcome import TableRun
 
 
 @dataclass(frozen=True)
@@ -141,3 +144,49 @@ def _last_unit(text: str) -> LastUnit:
     last = json.loads(text)
     settled = clock.format_time(last.pop("settled_ms"))
     return LastUnit(**last, settled=settled)
+
+
+# ── whether a sink and its tables still match ──
+
+
+def is_current(sink: Sink) -> bool:
+    return all(one.current and one.incarnation == sink.lake for one in sink.tables) and not sink.lost
+
+
+def lost_tables(sink: Sink) -> list[TableRun]:
+    return [TableRun(table, REFUSED, error=_lost_mark(sink.name, table)) for table in sink.lost]
+
+
+def _lost_mark(sink: str, table: str) -> Corrupt:
+    return Corrupt("the sink's mark is lost", sink=sink, table=table, advice=choices(sink, table))
+
+
+def check_followed(sink: Sink, followed: Followed) -> None:
+    """Refuse to go on where marks and table do not match: an operator must choose."""
+    facts = {"sink": sink.name, "table": followed.table}
+    advice = choices(sink.name, followed.table)
+    if sink.branch is None:
+        raise NotFound("the branch that the sink follows was deleted", **facts, advice="Remove the sink.")
+    if followed.head_id is None:
+        raise NotFound("the table of the sink does not exist", **facts, advice="Create it again, or remove the sink.")
+    if followed.head_id != followed.table_id:
+        raise Corrupt(
+            "the table was dropped and created again: the sink's mark is of the old one", **facts, advice=advice
+        )
+    if followed.incarnation != sink.lake:
+        raise Corrupt(
+            "the catalog was restored from a backup: the sink may have sent rows that it does not know of",
+            **facts,
+            mark=followed.mark,
+            advice=advice,
+        )
+    if followed.mark is None or followed.epoch is None:
+        raise _lost_mark(sink.name, followed.table)
+    if followed.head_sequence is None or not BEGINNING <= followed.mark <= followed.head_sequence:
+        raise Corrupt(
+            "the sink's mark is not a sequence of the table",
+            **facts,
+            mark=followed.mark,
+            newest=followed.head_sequence,
+            advice=advice,
+        )

@@ -13,15 +13,15 @@ import shutil
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from floodmark.catalog.spools import SpoolRow
 from floodmark.commit.catalog import Catalog
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.failpoints import hit
+from floodmark.json_form import Json
 from floodmark.spool.folder import read_about, take_lock, write_about
 from floodmark.spool.salvage import Damage, find_damage, mend
-from floodmark.spool.state import Look, look, missing, why_refused
+from floodmark.spool.state import SpoolLook, look, missing, why_refused
 
 NOTHING, GO_ON, MEND, BEGIN_ANEW, GIVE_UP = "nothing_to_do", "go_on", "mend", "begin_anew", "give_up"
 
@@ -44,7 +44,7 @@ class Acceptance:
     twice: str = "nothing"
     damage: Damage | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         shown = {name: getattr(self, name) for name in ("table", "table_id", "action", "position", "rows")}
         return {
             **shown,
@@ -61,7 +61,7 @@ def plan(catalog: Catalog, name: str, root: Path | None) -> Acceptance:
     names = {head.table_id: head.table for head in catalog.history.heads()}
     row, table_id = _find(catalog, name, names)
     if row is None and root is None:
-        raise NotFound("this table has no spool", table=name, advice="`floodmark spool list` shows those that are.")
+        raise NotFound("this table has no spool", table=name, advice="`floodmark spool list` lists the existing ones.")
     host = socket.gethostname()
     folder = Path(row.folder) if row is not None else (root or Path()) / table_id
     if row is not None and root is not None and not folder.is_dir():
@@ -70,7 +70,7 @@ def plan(catalog: Catalog, name: str, root: Path | None) -> Acceptance:
     found = look(folder, row.position if row is not None else 0)
     there = found.id is not None or (folder.is_dir() and (folder / "spool.json").exists())
     if row is None and not there:
-        raise NotFound("this table has no spool", table=name, advice="`floodmark spool list` shows those that are.")
+        raise NotFound("this table has no spool", table=name, advice="`floodmark spool list` lists the existing ones.")
     if table_id not in names:
         return _give_up(table, table_id, row, folder, found)
     plain = Acceptance(table, table_id, NOTHING, row, folder, found.id or "", 0 if row is None else row.position)
@@ -121,7 +121,7 @@ def _begin_anew(plain: Acceptance, row: SpoolRow, problem: FloodmarkError) -> Ac
     )
 
 
-def _give_up(table: str, table_id: str, row: SpoolRow | None, folder: Path, found: Look) -> Acceptance:
+def _give_up(table: str, table_id: str, row: SpoolRow | None, folder: Path, found: SpoolLook) -> Acceptance:
     rows = None if found.waiting is None else found.waiting.rows
     return Acceptance(
         table,
@@ -136,7 +136,7 @@ def _give_up(table: str, table_id: str, row: SpoolRow | None, folder: Path, foun
     )
 
 
-def _go_on(plain: Acceptance, row: SpoolRow, found: Look, problem: FloodmarkError, incarnation: str) -> Acceptance:
+def _go_on(plain: Acceptance, row: SpoolRow, found: SpoolLook, problem: FloodmarkError, incarnation: str) -> Acceptance:
     if found.id is None or found.table_id != row.table_id:
         raise _cannot(problem, plain)
     if found.problem is not None and not isinstance(found.problem, Conflict):
@@ -168,7 +168,7 @@ def _go_on(plain: Acceptance, row: SpoolRow, found: Look, problem: FloodmarkErro
     )
 
 
-def _mend(plain: Acceptance, found: Look, damage: Damage) -> Acceptance:
+def _mend(plain: Acceptance, found: SpoolLook, damage: Damage) -> Acceptance:
     """The damaged files stay beside the spool under another name; every readable record of them is fed."""
     file = Path(str(damage.error.facts.get("file", ""))).name
     return replace(
@@ -207,7 +207,7 @@ def accept(catalog: Catalog, planned: Acceptance) -> None:
         try:
             about = read_about(planned.folder)
             if about is None or about.spool != planned.spool_id:
-                raise Conflict("another spool is there now", table=planned.table, advice="Look again.")
+                raise Conflict("the folder has another spool now", table=planned.table, advice="Look again.")
             write_about(planned.folder, replace(about, incarnation=catalog.lake_row().incarnation))
             # Crash here: the spool is this lake's; the next plan checks again whether its records fit the position.
             hit("accept.stamped")

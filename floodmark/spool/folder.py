@@ -19,14 +19,14 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 from floodmark.clock import new_id, now_ms
 from floodmark.errors import Busy, Conflict, Corrupt, NotFound, TooNew
+from floodmark.json_form import Json
 from floodmark.storage.counters import Counters
 from floodmark.storage.failures import local_failure
 from floodmark.storage.local import TEMPORARY_PREFIX, LocalFiles
@@ -46,7 +46,7 @@ _PAUSE_S = 0.02
 class Calls:
     """The system calls that make records durable; a test hands in ones that fail."""
 
-    pwrite: Callable[[int, Any, int], int] = os.pwrite
+    pwrite: Callable[[int, memoryview, int], int] = os.pwrite
     fsync: Callable[[int], None] = os.fsync
     ftruncate: Callable[[int, int], None] = os.ftruncate
     allocate: Callable[[int, int, int], None] = os.posix_fallocate
@@ -163,11 +163,11 @@ def check_about(about: About, folder: Path, table_id: str, incarnation: str) -> 
                 spool=about.spool,
                 found=found,
                 wanted=wanted,
-                advice="Its rows are kept and not taken in. `floodmark spool accept` shows what can be done.",
+                advice="Its rows are kept, and not used. `floodmark spool accept` shows what can be done.",
             )
 
 
-def _crc(plain: dict[str, Any]) -> int:
+def _crc(plain: Mapping[str, Json]) -> int:
     return crc32(json.dumps(plain, sort_keys=True).encode())
 
 

@@ -206,7 +206,7 @@ class Spool:
         were acknowledged cannot be read. NotFound: there is none, and `create` is False."""
         if not create and not (folder / ABOUT).exists():
             _refuse_headless(folder)
-            raise NotFound("there is no spool in this folder", folder=folder)
+            raise NotFound("this folder has no spool", folder=folder)
         local_files().make_folder(str(folder.absolute()))
         lock_fd = take_lock(folder)
         try:

@@ -34,7 +34,7 @@ _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Look:
+class SpoolLook:
     """What is in a spool; without `id` no spool can be read. `pid` has it open now."""
 
     id: str | None = None
@@ -47,7 +47,7 @@ class Look:
     problem: FloodmarkError | None = None
 
 
-def look(folder: Path, position: int) -> Look:
+def look(folder: Path, position: int) -> SpoolLook:
     """What waits from `position` on, or the problem."""
     seen: str | None = None
     for _ in range(_TRIES_MAX):
@@ -59,19 +59,19 @@ def look(folder: Path, position: int) -> Look:
     return found
 
 
-def _look(folder: Path, position: int) -> Look:
+def _look(folder: Path, position: int) -> SpoolLook:
     about: About | None = None
     pid = _pid(folder)
     try:
         about = read_about(folder)
         if about is None:
-            raise NotFound("there is no spool in this folder", folder=folder)
+            raise NotFound("this folder has no spool", folder=folder)
         segments = _heads(folder, about, position)
-        found = Look(about.spool, about.table_id, about.incarnation, segments[0].first, segments[-1].end, pid=pid)
+        found = SpoolLook(about.spool, about.table_id, about.incarnation, segments[0].first, segments[-1].end, pid=pid)
     except FloodmarkError as error:
         if about is None:
-            return Look(pid=pid, problem=error)
-        return Look(about.spool, about.table_id, about.incarnation, pid=pid, problem=error)
+            return SpoolLook(pid=pid, problem=error)
+        return SpoolLook(about.spool, about.table_id, about.incarnation, pid=pid, problem=error)
     if found.first <= position <= found.end:
         return replace(found, waiting=waiting_from(segments, position))
     problem = Conflict(
@@ -156,14 +156,14 @@ def note_closed(spool: Spool) -> None:
             del _open[spool.folder]
 
 
-def look_here(folder: Path, position: int) -> Look:
+def look_here(folder: Path, position: int) -> SpoolLook:
     """What is in a spool: from memory if this process has it open, else from its files. Both answers are the same."""
     with _lock:
         spool = _open.get(folder)
     if spool is None or not spool.first <= position <= spool.end:
         return look(folder, position)
     about = spool.about
-    return Look(about.spool, about.table_id, about.incarnation, spool.first, spool.end, spool.waiting(position))
+    return SpoolLook(about.spool, about.table_id, about.incarnation, spool.first, spool.end, spool.waiting(position))
 
 
 # ── whether it is the spool that the catalog expects ──
@@ -173,7 +173,7 @@ def missing(row: SpoolRow, folder: Path, host: str) -> Conflict:
     """The table has a spool, and its folder is missing."""
     elsewhere = row.host != host
     return Conflict(
-        "the spool of this table is on another machine" if elsewhere else "the spool of this table is not there",
+        "the spool of this table is on another machine" if elsewhere else "the spool of this table is missing",
         table=row.table,
         spool=row.spool_id,
         host=row.host,
@@ -208,7 +208,7 @@ def misfit(row: SpoolRow | None, table: str, spool_id: str, first: int, end: int
     )
 
 
-def stranger(row: SpoolRow, found: Look, incarnation: str) -> Conflict | None:
+def stranger(row: SpoolRow, found: SpoolLook, incarnation: str) -> Conflict | None:
     """Why this spool is not the table's; None if it is."""
     for what, is_it, wanted in (
         ("another table", found.table_id, row.table_id),
@@ -226,12 +226,12 @@ def stranger(row: SpoolRow, found: Look, incarnation: str) -> Conflict | None:
     return None
 
 
-def is_fed(found: Look) -> bool:
+def is_fed(found: SpoolLook) -> bool:
     """Whether nothing waits in it: then a missing table does not matter."""
     return found.problem is None and found.waiting is not None and not found.waiting.records
 
 
-def why_refused(row: SpoolRow, found: Look, incarnation: str, *, table_there: bool) -> FloodmarkError | None:
+def why_refused(row: SpoolRow, found: SpoolLook, incarnation: str, *, table_there: bool) -> FloodmarkError | None:
     """Why a spool on this machine is refused, by a look at it; None if it can be fed."""
     if not table_there and is_fed(found):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 # Parts of a call, not calls: they are counted to prove that writes are durable, and left out of the total.
 FSYNCS = ("fsync_file", "fsync_dir")
@@ -47,6 +46,6 @@ class Counters:
             now.bytes_written - earlier.bytes_written,
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, int | dict[str, int]]:
         now = self.snapshot()
         return {"calls": now.calls, "bytes_read": now.bytes_read, "bytes_written": now.bytes_written}

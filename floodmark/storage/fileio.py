@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Self
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.typedef import EMPTY_DICT, Properties
@@ -111,7 +111,7 @@ class LakeOutputFile(OutputFile):
         if not claim:
             self._storage.put(self.location, data)
         elif not self._storage.put_if_absent(self.location, data):
-            raise FileExistsError(f"somebody has this name: {self.location}")
+            raise FileExistsError(f"a file of this name exists: {self.location}")
 
     def closed_at(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -161,7 +161,7 @@ class _Output:
         if self._closed:
             raise ValueError("write to a closed stream")
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -226,7 +226,7 @@ class LakeFileIO(FileIO):
         """Bound to an existing storage: same counters, same faults."""
         return cls(storage=storage)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[Storage], LakeFileIO], tuple[Storage]]:
         # Not the properties: a catalog puts its database address there, perhaps with a password (I18).
         return LakeFileIO.over, (self.storage,)
 

@@ -13,12 +13,16 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from floodmark.clock import new_id
 from floodmark.errors import NotFound, Unavailable
 from floodmark.storage.failures import object_failure
 from floodmark.storage.options import check_credentials, s3_arguments
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, WritableFile
+    from obstore.store import MemoryStore, S3Store
 
 READ_AHEAD_BYTES = 256 * 1024
 # An upload holds at most (concurrency + 1) parts in memory; S3 allows 10,000 parts, so 80 GB a file.
@@ -31,7 +35,7 @@ _CLAIM = "floodmark-claim"
 _CLAIM_TRIES_MAX = 5
 
 # A memory store is shared by its name in the whole process, like a bucket; otherwise it could not be opened twice.
-_memory_stores: dict[str, Any] = {}
+_memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
 
 
@@ -64,7 +68,7 @@ class Objects:
 
     read_ahead_bytes = READ_AHEAD_BYTES
 
-    def __init__(self, store: Any, root: str) -> None:
+    def __init__(self, store: S3Store | MemoryStore, root: str) -> None:
         self.store = store
         self.root = root
 
@@ -162,7 +166,7 @@ class Objects:
     def delete_prefix(self, prefix: str) -> int:
         return self.delete_many(about["path"] for about in self._list(prefix.strip("/")))
 
-    def _list(self, folder: str, after: str = "") -> Iterator[Any]:
+    def _list(self, folder: str, after: str = "") -> Iterator[ObjectMeta]:
         import obstore
 
         offset = None if not after else f"{folder}/{after}" if folder else after
@@ -199,7 +203,7 @@ class ObjectUpload:
 
         self._location = f"{objects.root}/{key}"
         with _failing("write", self._location):
-            self._writer: Any = obstore.open_writer(
+            self._writer: WritableFile = obstore.open_writer(
                 objects.store, key, buffer_size=PART_BYTES, max_concurrency=PART_CONCURRENCY
             )
 

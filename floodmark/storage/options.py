@@ -9,10 +9,13 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from floodmark.errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
 
 KNOWN = ("endpoint", "region", "allow_http", "virtual_hosted_style", "anonymous", "timeout_s", "retry_s", "retries")
 _SECRETS = ("key", "secret", "token", "password", "credential", "profile")
@@ -53,18 +56,18 @@ def checked(options: Mapping[str, str] | None) -> dict[str, str]:
     return result
 
 
-def s3_arguments(options: Mapping[str, str]) -> dict[str, Any]:
+def s3_arguments(options: Mapping[str, str]) -> dict[str, str | bool | ClientConfig | RetryConfig]:
     """Keyword arguments of obstore's S3Store; the environment supplies all others."""
     timeout_s = int(options.get("timeout_s", _TIMEOUT_S))
     retry_s = int(options.get("retry_s", _RETRY_S))
-    arguments: dict[str, Any] = {
+    arguments: dict[str, str | bool | RetryConfig] = {
         "retry_config": {
             "max_retries": int(options.get("retries", _RETRIES_MAX)) if retry_s else 0,
             "retry_timeout": timedelta(seconds=retry_s),
             "backoff": {"max_backoff": timedelta(seconds=_RETRY_PAUSE_S_MAX)},
         }
     }
-    client: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
+    client: ClientConfig = {"timeout": timedelta(seconds=timeout_s)}
     endpoint = options.get("endpoint", "")
     if endpoint:
         arguments["endpoint"] = endpoint

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from floodmark.errors import Invalid, NotFound
 from floodmark.storage.counters import Counters
@@ -47,7 +46,7 @@ class Storage:
     def options(self) -> dict[str, str]:
         return dict(self._options)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
         return type(self), (self.options,)
 
     def __repr__(self) -> str:

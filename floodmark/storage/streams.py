@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from floodmark.errors import Invalid
 from floodmark.storage.counters import Counters
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 
 class Upload(Protocol):
@@ -128,7 +131,7 @@ class RangeReader(io.RawIOBase):
     def readall(self) -> bytes:
         return self.read(-1)
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
         data = self.read(view.nbytes)
         view[: len(data)] = data

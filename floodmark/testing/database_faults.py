@@ -6,9 +6,12 @@ the database, "after" that it was done and the reply was lost.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import ParamSpec
 
 from floodmark.catalog.database import Database
+
+Arguments = ParamSpec("Arguments")
 
 
 class DatabaseFaults:
@@ -31,22 +34,23 @@ class DatabaseFaults:
         for name in self._real:
             delattr(self._dialect, name)
 
-    def _wrapped(self, name: str) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
+    def _wrapped(self, name: str) -> Callable[..., None]:
+        return self._counted(self._real[name])
+
+    def _counted(self, real: Callable[Arguments, None]) -> Callable[Arguments, None]:
+        def call(*arguments: Arguments.args, **named: Arguments.kwargs) -> None:
             self.calls_seen += 1
             due = self.calls_seen == self._fail_at
             if (due and self._mode == "before") or (self.fired and self._stay_broken):
                 self.fired = True
                 raise self._error()
-            result = self._real[name](*arguments, **named)
+            real(*arguments, **named)
             if due:
                 self.fired = True
                 raise self._error()
-            return result
 
         return call
 
     def _error(self) -> Exception:
-        driver: Any = self._dialect.dbapi
-        error: Exception = driver.OperationalError("injected: the connection was lost")
+        error: Exception = self._dialect.loaded_dbapi.OperationalError("injected: the connection was lost")
         return error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
 from floodmark import failpoints
 
@@ -20,31 +20,34 @@ NOT_A_STOP = ("locked", "moved", "branch.creating", "branch.deleting")
 WAIT_S = 60
 
 
+T = TypeVar("T")
+
+
 @dataclass
-class Actor:
+class Actor(Generic[T]):
     name: str
-    function: Callable[[], Any]
+    function: Callable[[], T]
     go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     stopped: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     done: bool = False
-    result: Any = None
+    result: T | None = None
     error: BaseException | None = None
     trail: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Run:
+class ExploredRun(Generic[T]):
     """One explored order: the choices made, the alternatives, and how every actor ended."""
 
     choices: tuple[str, ...]
     enabled: tuple[tuple[str, ...], ...]
-    actors: Mapping[str, Actor]
+    actors: Mapping[str, Actor[T]]
 
 
-def run_schedule(functions: Mapping[str, Callable[[], Any]], prefix: tuple[str, ...]) -> Run:
+def run_schedule(functions: Mapping[str, Callable[[], T]], prefix: tuple[str, ...]) -> ExploredRun[T]:
     """Follow `prefix`, then let each actor run to its end before the next."""
     actors = {name: Actor(name, function) for name, function in functions.items()}
-    by_thread: dict[int, Actor] = {}
+    by_thread: dict[int, Actor[T]] = {}
 
     def observe(point: str) -> None:
         actor = by_thread.get(threading.get_ident())
@@ -54,7 +57,7 @@ def run_schedule(functions: Mapping[str, Callable[[], Any]], prefix: tuple[str, 
         actor.stopped.release()
         actor.go.acquire()
 
-    def live(actor: Actor) -> None:
+    def live(actor: Actor[T]) -> None:
         by_thread[threading.get_ident()] = actor
         actor.go.acquire()
         try:
@@ -80,7 +83,7 @@ def run_schedule(functions: Mapping[str, Callable[[], Any]], prefix: tuple[str, 
                 raise AssertionError(f"{chosen} is stuck after {choices}")
     finally:
         failpoints.observer = None
-    return Run(tuple(choices), tuple(enabled), actors)
+    return ExploredRun(tuple(choices), tuple(enabled), actors)
 
 
 def _choose(prefix: tuple[str, ...], choices: list[str], ready: tuple[str, ...]) -> str:
@@ -93,9 +96,9 @@ def _choose(prefix: tuple[str, ...], choices: list[str], ready: tuple[str, ...])
 
 
 def explore(
-    make: Callable[[], Mapping[str, Callable[[], Any]]], *, preemptions: int, check: Callable[[Run], None]
+    make: Callable[[], Mapping[str, Callable[[], T]]], *, preemptions: int, check: Callable[[ExploredRun[T]], None]
 ) -> int:
-    """Run every schedule within the bound, each on what `make` prepares; returns how many there were."""
+    """ExploredRun every schedule within the bound, each on what `make` prepares; returns how many there were."""
     waiting: list[tuple[str, ...]] = [()]
     seen: set[tuple[str, ...]] = set()
     count = 0
@@ -115,7 +118,7 @@ def explore(
     return count
 
 
-def _others(run: Run, start: int, preemptions: int) -> Iterator[tuple[str, ...]]:
+def _others(run: ExploredRun[T], start: int, preemptions: int) -> Iterator[tuple[str, ...]]:
     """Prefixes that differ from this run in one choice after `start`, within the bound."""
     for place in range(start, len(run.choices)):
         for other in run.enabled[place]:

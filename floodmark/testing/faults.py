@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from floodmark.clock import new_id
 from floodmark.errors import FloodmarkError, Invalid, Unavailable
@@ -73,7 +73,7 @@ class FaultyStorage(Storage):
         self._fault_lock = threading.Lock()
         self._batches = threading.local()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
         return Storage, (self.options,)
 
     def put(self, location: str, data: bytes) -> None:

@@ -10,36 +10,36 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import select
 
-from floodmark.catalog import tables
 from floodmark.catalog.history import EXPIRED
-from floodmark.catalog.lineage import Line, Lines
+from floodmark.catalog.spools import HELD
 from floodmark.catalog.witness import FOLDER as WITNESSES
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGING, all_files
 from floodmark.commit.metadata import MetadataFiles, small_file_bytes
 from floodmark.commit.table_states import CONDEMNED_MS
 from floodmark.errors import FloodmarkError
-from floodmark.model import MAIN, SEQ_COLUMN, Head
-from floodmark.testing.line_invariants import (
+from floodmark.ingest.quarantine import FOLDER as QUARANTINE
+from floodmark.ingest.quarantine import leftovers, read_aside
+from floodmark.model import MAIN, SEQ_COLUMN, Value
+from floodmark.storage import join
+from floodmark.testing.catalog_rows import CatalogRows, HeadRow, StateRow
+from floodmark.testing.lineage_invariants import (
     check_heads,
-    check_lines,
+    check_lineages,
     check_refs,
     check_seen,
     check_totals,
     seen_by_versions,
 )
 from floodmark.testing.sink_invariants import check_sinks, check_witnesses
-from floodmark.testing.spool_invariants import check_spools
 
 _READERS: dict[str, MetadataFiles] = {}
 # Outcomes in the audit of operations that were published; all others were abandoned.
-_PUBLISHED_OUTCOMES = {"rolled_forward", "taken_in", "put_back"}
+_PUBLISHED_OUTCOMES = {"rolled_forward", "accepted", "reverted"}
 # Another engine's file: directly in a table's folder. Ours are in those of operations.
 _FOREIGN = re.compile(r"/(?:data|metadata)/[^/]+$")
 _NOT_IN_THE_JOURNAL = {
@@ -64,104 +64,73 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
     """
     broken: list[str] = []
     with catalog.database.read() as tx:
-        lake = tx.execute(select(tables.lake)).one()
-        commits = list(tx.execute(select(tables.commits).order_by(tables.commits.c.version)))
-        touched = list(tx.execute(select(tables.commit_tables).order_by(tables.commit_tables.c.version)))
-        heads = list(tx.execute(select(tables.heads)))
-        branches = list(tx.execute(select(tables.branches)))
-        lines = Lines.read(tx).all()
-        pointers = {row.table_name: row.metadata_location for row in tx.execute(select(tables.iceberg_tables))}
-        operations = list(tx.execute(select(tables.operations)))
-        audit = list(tx.execute(select(tables.audit)))
-        sources = list(tx.execute(select(tables.sources)))
-        floors = {row.table_id: row.deletions_floor for row in tx.execute(select(tables.upkeep))}
-        deletions = list(tx.execute(select(tables.deletions)))
-        expired = list(tx.execute(select(tables.expired)))
-        swept = _swept(commits, touched, {(row.version, row.table_id) for row in expired})
-        condemned = {(row.version, row.table_id) for row in expired if row.expired_ms == CONDEMNED_MS}
-        small = {row.table_id: row.small_files for row in tx.execute(select(tables.upkeep))}
+        rows = CatalogRows.read(tx)
         check_sinks(tx, broken)
-    _check_history(lake, commits, operations, sources, broken)
-    swept |= condemned
-    _check_branches(commits, touched, swept, branches, lines, heads, broken)
-    _check_states(catalog, touched, swept, broken)
-    bases = {row.name: row.base_version for row in branches}
-    _check_pointers(catalog, touched, heads, pointers, bases, broken)
-    _check_small_files(catalog, heads, small, broken)
-    _check_journal(operations, audit, settled, broken)
-    _check_rows(catalog, heads, broken)
-    _check_deletions(catalog, touched, deletions, floors, broken)
-    there = [row for row in touched if (row.version, row.table_id) not in swept]
-    going = [row for row in touched if (row.version, row.table_id) in condemned]
-    pointed = set(pointers.values())
-    files = _check_files(catalog, there, deletions, floors, settled, pointed, _going(catalog, going), broken)
-    check_spools(catalog, lake.version, broken)
+    condemned = {(row.version, row.table_id) for row in rows.expired if row.expired_ms == CONDEMNED_MS}
+    swept = _swept(rows) | condemned
+    _check_history(rows, broken)
+    seen = seen_by_versions(rows.commits, rows.states)
+    check_lineages(rows.commits, rows.branches, rows.lines, broken)
+    check_heads(seen, rows.branches, rows.heads, broken)
+    check_totals(seen, rows.commits, rows.states, broken)
+    check_seen(seen, rows.commits, swept, broken)
+    _check_states(catalog, rows.states, swept, broken)
+    _check_pointers(catalog, rows, broken)
+    _check_small_files(catalog, rows, broken)
+    _check_journal(rows, settled, broken)
+    _check_rows(catalog, rows.heads, broken)
+    _check_deletions(catalog, rows, broken)
+    files = _check_files(catalog, rows, swept, condemned, settled, broken)
+    _check_spools(catalog, rows.version, broken)
     check_witnesses(catalog, broken)
     if broken:
         raise AssertionError("broken rules:\n- " + "\n- ".join(broken))
     return LakeFacts(
-        version=lake.version,
-        operations={row.id: row.state for row in operations},
-        audit={row.operation: row.outcome for row in audit},
+        version=rows.version,
+        operations={row.id: row.state for row in rows.operations},
+        audit={row.operation: row.outcome for row in rows.audit},
         files=frozenset(files),
     )
 
 
-def _swept(commits: list[Any], touched: list[Any], expired: set[Any]) -> set[tuple[int, str]]:
+def _swept(rows: CatalogRows) -> set[tuple[int, str]]:
     """The states of tables whose files a sweep has deleted: expired, and no row marks them as waiting for it."""
-    gone = {row.version for row in commits if row.state == EXPIRED}
-    waiting = {tuple(row) for row in expired}
-    states = {(row.version, row.table_id) for row in touched}
-    return {state for state in states if state[0] in gone and state not in waiting}
+    gone = {row.version for row in rows.commits if row.state == EXPIRED}
+    waiting = {(row.version, row.table_id) for row in rows.expired}
+    return {row.id for row in rows.states if row.version in gone and row.id not in waiting}
 
 
-def _check_history(lake: Any, commits: list[Any], operations: list[Any], sources: list[Any], broken: list[str]) -> None:
-    versions = [row.version for row in commits]
-    if versions != list(range(1, lake.version + 1)):
-        broken.append(f"versions have a gap: {versions} up to {lake.version}")
-    if any(later.committed_ms < earlier.committed_ms for earlier, later in pairwise(commits)):
+def _check_history(rows: CatalogRows, broken: list[str]) -> None:
+    versions = [row.version for row in rows.commits]
+    if versions != list(range(1, rows.version + 1)):
+        broken.append(f"versions have a gap: {versions} up to {rows.version}")
+    if any(later.committed_ms < earlier.committed_ms for earlier, later in pairwise(rows.commits)):
         broken.append("commit times go back")
-    by_id = {row.id: row for row in operations}
-    for commit in commits:
+    by_id = {row.id: row for row in rows.operations}
+    for commit in rows.commits:
         operation = by_id.get(commit.operation)
         if operation is None or operation.state != PUBLISHED or operation.version != commit.version:
             broken.append(f"version {commit.version} has no published operation")
-    published = Counter(row.version for row in operations if row.state == PUBLISHED)
+    published = Counter(row.version or 0 for row in rows.operations if row.state == PUBLISHED)
     if any(count != 1 for count in published.values()) or set(published) != set(versions):
         broken.append(f"published operations {sorted(published)} are not the versions {versions}")
-    for source in sources:
-        if source.version not in published:
-            broken.append(f"batch {source.id} names version {source.version}, which is not there")
+    for batch in rows.batches:
+        if batch.version not in published:
+            broken.append(f"batch {batch.id} names version {batch.version}, which does not exist")
 
 
-def _check_branches(
-    commits: list[Any],
-    touched: list[Any],
-    swept: set[tuple[int, str]],
-    branches: list[Any],
-    lines: list[Line],
-    heads: list[Any],
-    broken: list[str],
-) -> None:
-    seen = seen_by_versions(commits, touched)
-    check_lines(commits, branches, lines, broken)
-    check_heads(seen, branches, heads, broken)
-    check_totals(seen, commits, touched, broken)
-    check_seen(seen, commits, swept, broken)
-
-
-def _check_states(catalog: Catalog, touched: list[Any], swept: set[tuple[int, str]], broken: list[str]) -> None:
+def _check_states(catalog: Catalog, states: list[StateRow], swept: set[tuple[int, str]], broken: list[str]) -> None:
     """Every existing state: its files match the count in its row, and have their sequences."""
     files = _reader(catalog)
-    for row in touched:
-        if (row.version, row.table_id) in swept or not row.metadata_location:
+    for row in states:
+        if row.id in swept or not row.metadata_location:
             continue
         entries = [entry for manifest in files.manifests(row.manifest_list) for entry in files.entries(manifest)]
         rows = sum(entry.data_file.record_count for entry in entries)
         if (rows, len(entries)) != (row.rows_total, row.files_total):
             broken.append(f"{row.table_name}@{row.version}: {rows} rows in {len(entries)} files, not {row.rows_total}")
         if len({entry.data_file.file_path for entry in entries}) != len(entries):
-            broken.append(f"{row.table_name}@{row.version}: a file is there twice")
+            broken.append(f"{row.table_name}@{row.version}: it names a file twice")
         for entry in entries:
             sequence = entry.sequence_number
             if sequence is None or sequence > row.sequence:
@@ -170,29 +139,23 @@ def _check_states(catalog: Catalog, touched: list[Any], swept: set[tuple[int, st
                 broken.append(f"{row.table_name}@{row.version}: new rows have sequence {sequence}, not {row.sequence}")
 
 
-def _check_pointers(
-    catalog: Catalog,
-    touched: list[Any],
-    heads: list[Any],
-    pointers: dict[str, str],
-    bases: dict[str, int],
-    broken: list[str],
-) -> None:
+def _check_pointers(catalog: Catalog, rows: CatalogRows, broken: list[str]) -> None:
     """Iceberg's pointers: one for every table that some branch has, at the newest commit of any branch."""
-    by_table: dict[str, list[Any]] = {}
-    for head in heads:
+    pointers, bases = rows.pointers, {row.name: row.base_version for row in rows.branches}
+    by_table: dict[str, list[HeadRow]] = {}
+    for head in rows.heads:
         by_table.setdefault(head.table_id, []).append(head)
     names = sorted(found[0].table_name for found in by_table.values())
     if names != sorted(pointers):
         broken.append(f"heads {names} are not the pointers {sorted(pointers)}")
     files = _reader(catalog)
-    newest = {row.table_id: row.metadata_location for row in touched if row.metadata_location}
+    newest = {row.table_id: row.metadata_location for row in rows.states if row.metadata_location}
     for table_id, found in by_table.items():
         name = found[0].table_name
         if pointers.get(name) != newest[table_id]:
             broken.append(f"pointer of {name} is not its newest commit")
         check_refs(files.metadata(newest[table_id]), found, bases, broken)
-    for head in heads:
+    for head in rows.heads:
         for manifest in files.manifests(head.manifest_list):
             seen = [(one.data_file.file_path, one.sequence_number) for one in files.entries(manifest)]
             known = [(one.data_file.file_path, one.sequence_number) for one in catalog.files.entries(manifest)]
@@ -200,14 +163,14 @@ def _check_pointers(
                 broken.append(f"{head.table_name}: this process remembers {known}, on disk is {seen}")
 
 
-def _check_rows(catalog: Catalog, heads: list[Any], broken: list[str]) -> None:
+def _check_rows(catalog: Catalog, heads: list[HeadRow], broken: list[str]) -> None:
     """The rows of every head, from the files themselves: sequences fresh or settled, never mixed; keys unique."""
     files = _reader(catalog)
     for head in {one.metadata_location: one for one in heads}.values():
         schema = files.metadata(head.metadata_location).schema_by_id(head.schema_id)
         assert schema is not None
         key = schema.identifier_field_ids
-        keys: Counter[tuple[Any, ...]] = Counter()
+        keys: Counter[tuple[Value, ...]] = Counter()
         for manifest in files.manifests(head.manifest_list):
             for entry in files.entries(manifest):
                 path = entry.data_file.file_path
@@ -227,15 +190,16 @@ def _check_rows(catalog: Catalog, heads: list[Any], broken: list[str]) -> None:
                 if key:
                     keys.update(zip(*(table[by_id[field_id]].to_pylist() for field_id in key), strict=True))
         if twice := [values for values, count in keys.items() if count > 1]:
-            broken.append(f"{head.table_name}: keys are there twice: {twice[:5]}")
+            broken.append(f"{head.table_name}: keys are not unique: {twice[:5]}")
 
 
-def _check_small_files(catalog: Catalog, heads: list[Any], small: dict[str, int | None], broken: list[str]) -> None:
+def _check_small_files(catalog: Catalog, rows: CatalogRows, broken: list[str]) -> None:
     """The count that publishes keep is the number of small files that the manifests of main's head name."""
     files = _reader(catalog)
-    for head in heads:
+    small = {table_id: row.small_files for table_id, row in rows.maintenance.items()}
+    for head in rows.heads:
         if head.table_id not in small:
-            broken.append(f"{head.table_name} has no row for its upkeep")
+            broken.append(f"{head.table_name} has no row for its maintenance")
         if head.branch != MAIN:
             continue
         limit = small_file_bytes(files.metadata(head.metadata_location))
@@ -245,15 +209,14 @@ def _check_small_files(catalog: Catalog, heads: list[Any], small: dict[str, int 
             broken.append(f"{head.table_name}: {small[head.table_id]} small files by its count, {found} really")
 
 
-def _check_deletions(
-    catalog: Catalog, touched: list[Any], deletions: list[Any], floors: dict[str, int], broken: list[str]
-) -> None:
-    commits = {(row.table_id, row.version): row for row in touched}
-    for file in deletions:
+def _check_deletions(catalog: Catalog, rows: CatalogRows, broken: list[str]) -> None:
+    commits = {(row.table_id, row.version): row for row in rows.states}
+    for file in rows.deletions:
+        floor = rows.maintenance[file.table_id].deletions_floor
         commit = commits.get((file.table_id, file.version))
         if commit is None or commit.sequence != file.sequence:
             broken.append(f"{file.location} is not of a commit of its table with its sequence {file.sequence}")
-        elif file.sequence <= floors[file.table_id] and not catalog.storage.exists(file.location):
+        elif file.sequence <= floor and not catalog.storage.exists(file.location):
             continue  # an interrupted sweep had deleted it; its row still exists
         elif _parquet(catalog, file.location).num_rows != file.rows_total:
             broken.append(f"{file.location} does not hold {file.rows_total} keys")
@@ -272,12 +235,12 @@ def _reader(catalog: Catalog) -> MetadataFiles:
     return _READERS[catalog.location]
 
 
-def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broken: list[str]) -> None:
-    states = {row.id: row.state for row in operations}
-    sealed = {row.id: row.seal_hash is not None for row in operations}
+def _check_journal(rows: CatalogRows, settled: bool, broken: list[str]) -> None:
+    states = {row.id: row.state for row in rows.operations}
+    sealed = {row.id: row.seal_hash is not None for row in rows.operations}
     if settled and any(state not in (PUBLISHED, ABANDONED) for state in states.values()):
         broken.append(f"unfinished operations: {states}")
-    for row in audit:
+    for row in rows.audit:
         if (row.kind, row.outcome) in _NOT_IN_THE_JOURNAL:
             continue  # of a unit of a sink, of a run of a job, of versions, or of what a person asked for
         expected = PUBLISHED if row.outcome in _PUBLISHED_OUTCOMES else ABANDONED
@@ -287,10 +250,10 @@ def _check_journal(operations: list[Any], audit: list[Any], settled: bool, broke
             broken.append(f"audit says that {row.operation} was not sealed, and it was")
 
 
-def _going(catalog: Catalog, condemned: list[Any]) -> set[str]:
+def _going(catalog: Catalog, condemned: list[StateRow]) -> set[str]:
     """What may be left of states that a sweep has begun to delete; last the metadata file that a pointer names."""
     files, found = _reader(catalog), set[str]()
-    for head in (_head(row) for row in condemned if row.metadata_location):
+    for head in (row.head for row in condemned if row.metadata_location):
         found.add(head.metadata_location)
         with suppress(FloodmarkError, FileNotFoundError):
             # As far as it can be read: a deleted file named nothing that still exists.
@@ -299,43 +262,24 @@ def _going(catalog: Catalog, condemned: list[Any]) -> set[str]:
     return found
 
 
-def _head(row: Any) -> Head:
-    return Head(
-        MAIN,
-        row.table_name,
-        row.table_id,
-        row.snapshot,
-        row.sequence,
-        row.schema_id,
-        row.spec_id,
-        row.manifest_list,
-        row.metadata_location,
-        row.version,
-        0,
-        0,
-        0,
-    )
-
-
 def _check_files(
     catalog: Catalog,
-    touched: list[Any],
-    deletions: list[Any],
-    floors: dict[str, int],
+    rows: CatalogRows,
+    swept: set[tuple[int, str]],
+    condemned: set[tuple[int, str]],
     settled: bool,
-    pointers: set[str],
-    going: set[str],
     broken: list[str],
 ) -> set[str]:
-    reachable: set[str] = {row.location for row in deletions if row.sequence > floors[row.table_id]}
-    reachable |= pointers
-    waiting = going | {row.location for row in deletions} - reachable
+    floors = {table_id: row.deletions_floor for table_id, row in rows.maintenance.items()}
+    reachable = {row.location for row in rows.deletions if row.sequence > floors[row.table_id]}
+    reachable |= set(rows.pointers.values())
+    going = _going(catalog, [row for row in rows.states if row.id in condemned])
+    waiting = going | {row.location for row in rows.deletions} - reachable
     files = _reader(catalog)
-    for row in touched:
-        if not row.metadata_location:
-            continue  # a tombstone names no file
-        head = _head(row)
-        reachable |= files.named_files([head]) | set(files.data_files(head))
+    for row in rows.states:
+        if row.id in swept or not row.metadata_location:
+            continue  # its files are gone, or may go; a tombstone names none
+        reachable |= files.named_files([row.head]) | set(files.data_files(row.head))
     on_disk = {
         entry.location
         for entry in all_files(catalog.storage, catalog.location)
@@ -356,3 +300,30 @@ def _check_files(
     if settled and extra:
         broken.append(f"files are left over: {sorted(extra)}")
     return on_disk
+
+
+def _check_spools(catalog: Catalog, version: int, broken: list[str]) -> None:
+    """Ingested rows: how far spools are fed, and what is in quarantine."""
+    spools = {row.table_id: row for row in catalog.spools.all()}
+    entries = catalog.spools.quarantine(state=None)
+    for row in spools.values():
+        held = sum(one.rows for one in entries if one.table_id == row.table_id and one.state == HELD)
+        if held != row.quarantined:
+            broken.append(f"spool of {row.table}: {row.quarantined} rows in quarantine by its row, {held} really")
+        if (row.version or 0) > version:
+            broken.append(f"spool of {row.table} names version {row.version} of {version}")
+    for one in entries:
+        mine = spools.get(one.table_id)
+        if mine is not None and mine.spool_id == one.spool_id and one.record >= mine.position:
+            broken.append(f"quarantine {one.id} is of record {one.record}, which is not fed")
+        if one.state == HELD:
+            if not catalog.storage.exists(one.location):
+                broken.append(f"quarantine {one.id}: its rows are gone")
+            elif len(read_aside(catalog.storage, one.location)) != one.rows:
+                broken.append(f"quarantine {one.id} does not hold {one.rows} rows")
+    root = join(catalog.location, QUARANTINE)
+    found = {entry.location.removeprefix(root + "/").partition("/")[0] for entry in catalog.storage.list(root + "/")}
+    for table_id in sorted(found):
+        # What a killed feed left may exist until the next feed has passed it; nothing else.
+        if gone := leftovers(catalog, table_id):
+            broken.append(f"objects of the quarantine are left over: {gone}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import hashlib
 import json
 import os
@@ -20,17 +21,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TypedDict
 
 import zstandard
 
-from floodmark.testing.http_bytes import BODY_BYTES_MAX, Answer, decode, read_body, read_head, write_answer
+from floodmark.json_form import Json
 
+# The maximum of a request's body.
+BODY_BYTES_MAX = 256 * 1024 * 1024
 # How much a connection reads ahead; large bodies come in few pieces.
 BUFFER_BYTES = 1024 * 1024
 START_S_MAX = 30
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    text: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Received:
     headers: Mapping[str, str]
     size_bytes: int
     digest: str = ""
-    rows: tuple[dict[str, Any], ...] = ()
+    rows: tuple[dict[str, Json], ...] = ()
 
     @property
     def key(self) -> str:
@@ -53,6 +64,21 @@ class Received:
     def part(self) -> tuple[int, int]:
         first, _, last = self.headers.get("floodmark-part", "0-0").partition("-")
         return int(first), int(last)
+
+
+class ScriptedFault(TypedDict, total=False):
+    """A fault in a script file."""
+
+    status: int
+    nth: list[int]
+    column: str
+    values: list[Json]
+    times: int
+    stores: bool
+    drops: bool
+    delay_s: float
+    text: str
+    headers: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -79,25 +105,32 @@ class Fault:
         return by_number and (self.when is None or self.when(request))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Fault:
+    def from_dict(cls, values: ScriptedFault) -> Fault:
         """From a script file: `column` and `values` pick requests by their rows."""
-        values = dict(values)
-        column, wanted = values.pop("column", None), values.pop("values", [])
-        nth = values.pop("nth", None)
+        unknown = sorted(values.keys() - ScriptedFault.__annotations__.keys())
+        if unknown:
+            raise ValueError(f"a fault has no {', '.join(unknown)}")
+        nth = values.get("nth")
         return cls(
+            status=values.get("status"),
             nth=None if nth is None else tuple(nth),
-            when=None if column is None else holds(column, *wanted),
-            **values,
+            when=holds(values["column"], *values.get("values", [])) if "column" in values else None,
+            times=values.get("times"),
+            stores=values.get("stores", False),
+            drops=values.get("drops", False),
+            delay_s=values.get("delay_s", 0.0),
+            text=values.get("text", ""),
+            headers=values.get("headers", {}),
         )
 
 
-def holds(column: str, *values: Any) -> Callable[[Received], bool]:
+def holds(column: str, *values: Json) -> Callable[[Received], bool]:
     """Picks requests with a row that has one of these values."""
     return lambda request: any(row.get(column) in values for row in request.rows)
 
 
 def answers(status: int, *, nth: tuple[int, ...] | None = None, text: str = "", **headers: str) -> Fault:
-    """Answer with this status, and store nothing; header names are written with _ for -."""
+    """_Answer with this status, and store nothing; header names are written with _ for -."""
     return Fault(status, nth, text=text, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
@@ -114,11 +147,11 @@ def stores_then_is_late(delay_s: float, *, nth: tuple[int, ...] | None = None) -
     return Fault(None, nth, stores=True, delay_s=delay_s)
 
 
-class Ledger:
+class ReceiverLedger:
     """Keys with what came under them, and the rows; with a file, durable before the answer."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Json]] = []
         self.digests: dict[str, str] = {}
         # Keys under which other bytes came again: a sender must never do that (I8).
         self.mismatched: list[str] = []
@@ -163,11 +196,11 @@ class Receiver:
     """
 
     def __init__(self, ledger: Path | None = None, *, discard: bool = False, port: int = 0) -> None:
-        self.ledger = Ledger(ledger)
+        self.ledger = ReceiverLedger(ledger)
         self.discard = discard
         self.token: str | None = None
         self.body_bytes_max = BODY_BYTES_MAX
-        self.refuses: Callable[[dict[str, Any]], bool] | None = None
+        self.refuses: Callable[[dict[str, Json]], bool] | None = None
         self.destination: str | None = None
         self.requests: list[Received] = []
         # What was answered, by the request's number; None if the connection was dropped.
@@ -191,7 +224,7 @@ class Receiver:
         self.requests, self.statuses, self.request_count = [], {}, 0
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Json]]:
         return self.ledger.rows
 
     @property
@@ -220,7 +253,7 @@ class Receiver:
         self._thread.join(START_S_MAX)
 
     async def serve(self, started: Callable[[], object]) -> None:
-        """Answer requests until it is ended; `started` is called when the address is known."""
+        """_Answer requests until it is ended; `started` is called when the address is known."""
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=BUFFER_BYTES)
         self._port = server.sockets[0].getsockname()[1]
@@ -238,8 +271,8 @@ class Receiver:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while (head := await read_head(reader)) is not None:
-                body = await read_body(reader, head[2])
+            while (head := await _read_head(reader)) is not None:
+                body = await _read_body(reader, head[2])
                 self._at_once += 1
                 self.at_once_max = max(self.at_once_max, self._at_once)
                 try:
@@ -258,7 +291,7 @@ class Receiver:
     ) -> bool:
         """False if the connection is dropped."""
         if method == "GET":
-            await write_answer(writer, self._tell(path))
+            await _write_answer(writer, self._tell(path))
             return True
         self.request_count += 1
         self.size_bytes += len(body)
@@ -266,7 +299,7 @@ class Receiver:
         if self.discard:
             first, last = request.part
             self.row_count += last - first
-            await write_answer(writer, self._plain(200))
+            await _write_answer(writer, self._plain(200))
             return True
         request, problem = _decoded(request, body)
         fault = self._fault(request)
@@ -278,7 +311,7 @@ class Receiver:
         if fault is not None and fault.drops:
             writer.transport.abort()
             return False
-        await write_answer(writer, answer)
+        await _write_answer(writer, answer)
         return True
 
     def _fault(self, request: Received) -> Fault | None:
@@ -288,10 +321,10 @@ class Receiver:
                 return fault
         return None
 
-    def _decide(self, request: Received, fault: Fault | None) -> Answer:
+    def _decide(self, request: Received, fault: Fault | None) -> _Answer:
         """Store or not, and the answer."""
         if fault is not None and not fault.stores and (fault.drops or fault.status is not None):
-            return Answer(fault.status or 0, fault.text, fault.headers)
+            return _Answer(fault.status or 0, fault.text, fault.headers)
         if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
             return self._plain(401, "who are you?")
         if request.size_bytes > self.body_bytes_max:
@@ -302,18 +335,18 @@ class Receiver:
         if self.ledger.store(request):
             self.row_count += len(request.rows)
         if fault is not None and fault.status is not None:
-            return Answer(fault.status, fault.text, fault.headers)
+            return _Answer(fault.status, fault.text, fault.headers)
         if request.key in self.ledger.mismatched:
             return self._plain(409, "other bytes came under this key before")
         return self._plain(200)
 
-    def _plain(self, status: int, text: str = "") -> Answer:
-        return Answer(status, text, {} if self.destination is None else {"Floodmark-Destination": self.destination})
+    def _plain(self, status: int, text: str = "") -> _Answer:
+        return _Answer(status, text, {} if self.destination is None else {"Floodmark-Destination": self.destination})
 
-    def _tell(self, path: str) -> Answer:
+    def _tell(self, path: str) -> _Answer:
         """For callers in another process: /stats and /rows."""
         if path == "/rows":
-            return Answer(200, "".join(json.dumps(row) + "\n" for row in self.rows))
+            return _Answer(200, "".join(json.dumps(row) + "\n" for row in self.rows))
         stats = {
             "requests": self.request_count,
             "rows": self.row_count,
@@ -321,19 +354,69 @@ class Receiver:
             "keys": len(self.ledger.digests),
             "mismatched": len(self.ledger.mismatched),
         }
-        return Answer(200, json.dumps(stats))
+        return _Answer(200, json.dumps(stats))
 
 
-def _decoded(request: Received, body: bytes) -> tuple[Received, Answer | None]:
+def _decoded(request: Received, body: bytes) -> tuple[Received, _Answer | None]:
     """The request with its rows, or what is wrong with it."""
     try:
-        text = decode(body, request.headers.get("content-encoding", ""))
+        text = _decode(body, request.headers.get("content-encoding", ""))
         rows = tuple(json.loads(line) for line in text.split(b"\n") if line)
     except (ValueError, OSError, EOFError, zstandard.ZstdError) as error:
-        return request, Answer(400, f"not NDJSON: {error}")
+        return request, _Answer(400, f"not NDJSON: {error}")
     digest = hashlib.sha256(text).hexdigest()
     found = Received(request.number, request.method, request.path, request.headers, len(body), digest, rows)
     return found, None
+
+
+# ── the part of HTTP/1.1 that a receiver needs ──
+#
+# Hand-written, because a server that can drop a connection between two bytes, and does not slow down a benchmark, is
+# little code. A request that is not HTTP ends in a ValueError, one that stops in the middle in an IncompleteReadError.
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]] | None:
+    """Method, path and headers; None if the other side closed the connection."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise
+        return None
+    first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+    method, path, _ = first.split(" ", 2)
+    pairs = (line.partition(":") for line in lines)
+    return method, path, {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
+    if headers.get("transfer-encoding", "").lower() != "chunked":
+        return await reader.readexactly(int(headers.get("content-length", "0")))
+    found = bytearray()
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        found += await reader.readexactly(size)
+        await reader.readexactly(2)
+    await reader.readuntil(b"\r\n")
+    return bytes(found)
+
+
+async def _write_answer(writer: asyncio.StreamWriter, answer: _Answer) -> None:
+    body = answer.text.encode()
+    phrase = HTTPStatus(answer.status).phrase if answer.status in HTTPStatus._value2member_map_ else "Unknown"
+    lines = [f"HTTP/1.1 {answer.status} {phrase}", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in answer.headers.items()]
+    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+    await writer.drain()
+
+
+def _decode(body: bytes, encoding: str) -> bytes:
+    if encoding == "gzip":
+        return gzip.decompress(body)
+    if encoding == "zstd":
+        return zstandard.ZstdDecompressor().decompress(body, max_output_size=BODY_BYTES_MAX)
+    if encoding in ("", "identity"):
+        return body
+    raise ValueError(f"unknown encoding {encoding}")
 
 
 # ── a process of its own ──

@@ -25,9 +25,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from floodmark.clock import new_id
+
+if TYPE_CHECKING:
+    from moto.core.responses import TYPE_RESPONSE
 
 # The stand-in accepts any key. The rest is unset so that nothing of a real account is used by accident.
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "stand-in", "AWS_SECRET_ACCESS_KEY": "stand-in", "AWS_REGION": "us-east-1"}
@@ -198,7 +201,7 @@ def _one_put_at_a_time() -> None:
     if getattr(S3Response, "floodmark_lock", None) is None:
         put, lock = S3Response.put_object, threading.Lock()
 
-        def put_alone(self: Any) -> Any:
+        def put_alone(self: S3Response) -> TYPE_RESPONSE:
             with lock:
                 return put(self)
 

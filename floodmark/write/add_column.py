@@ -24,7 +24,7 @@ from floodmark.commit.live_files import live_files
 from floodmark.commit.metadata import new_snapshot_id, schema_of
 from floodmark.commit.publication import Planned, PublishPlan, Start, publish
 from floodmark.commit.references import references_of
-from floodmark.commit.seal import WRITE, Edit
+from floodmark.commit.seal import Edit
 from floodmark.errors import Conflict, Invalid
 from floodmark.model import Commit, Head
 from floodmark.rows.evolve import evolve_schema
@@ -123,19 +123,7 @@ def _edit(catalog: Catalog, head: Head, snapshot: int, name: str, kind: IcebergT
         raise Invalid("a column needs a name", table=head.table, column=repr(name))
     field_id = next(field.field_id for field in evolved.fields if field.name == name)
     fills = [] if expression is None else [fill_property(Fill(field_id, name, expression))]
-    return Edit(
-        WRITE,
-        head.table,
-        head.table_id,
-        metadata.location,
-        evolved.schema_id,
-        head.spec_id,
-        snapshot=snapshot,
-        base_snapshot=head.snapshot,
-        schema=evolved.model_dump_json(),
-        base_schema_id=head.schema_id,
-        properties=dict(fills),
-    )
+    return Edit.at(head, metadata.location, snapshot).reshape(evolved, properties=dict(fills))
 
 
 def find_column(schema: Schema, name: str) -> NestedField | None:
@@ -164,21 +152,10 @@ def can_bind_anew(
 def _bound_anew(metadata: TableMetadata, schema: Schema, head: Head, snapshot: int, fill: Fill) -> Edit:
     # A separate schema with the same columns: a write that was staged while the column was an ordinary one plans again.
     number = max(known.schema_id for known in metadata.schemas) + 1
-    return Edit(
-        WRITE,
-        head.table,
-        head.table_id,
-        metadata.location,
-        number,
-        head.spec_id,
-        snapshot=snapshot,
-        base_snapshot=head.snapshot,
-        # A file that came meanwhile may hold the column.
-        checked=True,
-        schema=schema.model_copy(update={"schema_id": number}).model_dump_json(),
-        base_schema_id=head.schema_id,
-        properties=dict([fill_property(fill)]),
-    )
+    same = schema.model_copy(update={"schema_id": number})
+    # Checked: a file that came meanwhile may hold the column.
+    edit = Edit.at(head, metadata.location, snapshot, checked=True)
+    return edit.reshape(same, properties=dict([fill_property(fill)]))
 
 
 def bound_column(metadata: TableMetadata, schema: Schema, head: Head, name: str) -> NestedField:
@@ -197,14 +174,5 @@ def bound_column(metadata: TableMetadata, schema: Schema, head: Head, name: str)
 def _unbound(catalog: Catalog, head: Head, snapshot: int, name: str) -> Edit:
     metadata = planned_metadata(catalog, head)
     column = bound_column(metadata, schema_of(metadata, head), head, name)
-    return Edit(
-        WRITE,
-        head.table,
-        head.table_id,
-        metadata.location,
-        head.schema_id,
-        head.spec_id,
-        snapshot=snapshot,
-        base_snapshot=head.snapshot,
-        properties=dict([unbound_property(column.field_id)]),
-    )
+    edit = Edit.at(head, metadata.location, snapshot)
+    return edit.reshape(properties=dict([unbound_property(column.field_id)]))

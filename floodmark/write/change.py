@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
 
@@ -19,26 +19,27 @@ from floodmark.catalog.riders import PlanAgain, Rider
 from floodmark.commit.adopt import Adopted
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent
-from floodmark.commit.journal import Operation
+from floodmark.commit.journal import Operation, all_files
 from floodmark.commit.metadata import new_metadata
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start
 from floodmark.commit.seal import CREATE, Edit
 from floodmark.engine import Engine
-from floodmark.errors import Conflict, Invalid
+from floodmark.errors import Conflict, Invalid, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.staging.bundle import Bundle
 from floodmark.rows.staging.incoming import by_columns, by_lacking, check_whole, last_of
 from floodmark.rows.staging.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
-from floodmark.storage import join
+from floodmark.storage import Storage, join
 from floodmark.write.options import DEFAULT, WriteOptions
-from floodmark.write.other_tables import tables_at_head
 from floodmark.write.references import ReferenceChecks
 from floodmark.write.shape import TableShape
-from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, RETAIN, Part, Step
-from floodmark.write.table import Means, TableChange, planned_metadata
-from floodmark.write.watch import watched
+from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, RETAIN, IncomingRows, PartialRows, WriteStep
+from floodmark.write.table import Means, TableChange, planned_metadata, tables_at_head
+
+# How often the progress of staging is reported.
+INTERVAL_S = 0.5
 
 
 class Change(PublishPlan):
@@ -107,11 +108,11 @@ class Change(PublishPlan):
         if self._fill is not None:
             self._fill(self)
 
-    def write(self, verb: str, table: str, data: Any = None, options: WriteOptions = DEFAULT) -> int:
+    def write(self, verb: str, table: str, data: IncomingRows | None = None, options: WriteOptions = DEFAULT) -> int:
         """Stage rows for a table and what they replace; returns how many rows came. Nothing refers to the files yet."""
         change = self.table(table)
         change.check_verb(verb)
-        step = Step(verb, options, spec_id=change.spec_id, planned=change.own)
+        step = WriteStep(verb, options, spec_id=change.spec_id, planned=change.own)
         try:
             with watched(self._catalog.storage, change.folder, options.progress):
                 if options.partial:
@@ -145,7 +146,7 @@ class Change(PublishPlan):
         """Add a rider: it becomes true in the same publish, or not at all."""
         self._riders.append(rider)
 
-    def _stage(self, change: TableChange, step: Step, data: Any) -> Step:
+    def _stage(self, change: TableChange, step: WriteStep, data: IncomingRows) -> WriteStep:
         """Stage the incoming rows as separate files: evaluated once, whatever is planned with them."""
         options = step.options
         if options.order is not None:
@@ -173,7 +174,7 @@ class Change(PublishPlan):
         hit(f"{self._intent.kind}.staged")
         return replace(step, incoming=tuple(records), schema=schema)
 
-    def _stage_parts(self, change: TableChange, step: Step, data: Any) -> Step:
+    def _stage_parts(self, change: TableChange, step: WriteStep, data: IncomingRows) -> WriteStep:
         """Stage the rows of a partial merge with the columns that they have; the rows they replace complete them later.
 
         Files of these columns alone are never published: planning writes whole rows, each time it runs.
@@ -189,13 +190,13 @@ class Change(PublishPlan):
         for names, rows in rows_by_names:
             target, part_schema = change.part_target(schema, names)
             staged = tuple(self._stage_rows(target, rows))
-            parts += [Part(part_schema, staged)] if staged else []
+            parts += [PartialRows(part_schema, staged)] if staged else []
         # Crash here: files in the operation's own folder; recovery deletes them (I3, I10).
         hit(f"{self._intent.kind}.staged")
         incoming_files = tuple(record for part in parts for record in part.records)
         return replace(step, incoming=incoming_files, parts=tuple(parts))
 
-    def _stage_rows(self, target: StageTarget, data: Any) -> list[FileRecord]:
+    def _stage_rows(self, target: StageTarget, data: IncomingRows) -> list[FileRecord]:
         if isinstance(data, Bundle):
             self._runner.used_spark = True
             return data.stage(target, self.operation.id)
@@ -223,7 +224,7 @@ class Change(PublishPlan):
         """The id of the table that this change is planned on under this name."""
         head = self.table(table).head
         if head is None:
-            raise Invalid("this transaction is about to make this table", table=table)
+            raise Invalid("this transaction creates this table", table=table)
         return head.table_id
 
     def _table_change(self, name: str, metadata: TableMetadata, head: Head | None) -> TableChange:
@@ -242,16 +243,9 @@ class Change(PublishPlan):
 
     def adopt(self, name: str, adopted: Adopted) -> None:
         """Plan to adopt a foreign table as it is: one metadata file of ours, its own files untouched."""
-        metadata = adopted.metadata
         self.give(
-            Edit(
-                CREATE,
-                name,
-                str(metadata.table_uuid),
-                metadata.location,
-                metadata.current_schema_id,
-                metadata.default_spec_id,
-                metadata=metadata.model_dump_json(exclude_none=True),
+            replace(
+                Edit.create(name, adopted.metadata),
                 rows_added=adopted.rows,
                 adopted_files=adopted.files,
                 adopted_bytes=adopted.size_bytes,
@@ -313,3 +307,35 @@ class Change(PublishPlan):
 
 def _head(catalog: Catalog, table: str, intent: Intent) -> Head:
     return catalog.history.head(table, intent.branch)
+
+
+@contextmanager
+def watched(storage: Storage, folder: str, progress: Callable[[int, int], None] | None) -> Iterator[None]:
+    """Call progress(files, bytes) about twice a second while the block runs, and once at its end.
+
+    Reads the storage, not Spark, so it works the same in every mode of Spark, and an error in it never harms the work.
+    """
+    if progress is None:
+        yield
+        return
+    stop = threading.Event()
+
+    def look() -> None:
+        try:
+            entries = list(all_files(storage, folder))
+        except Unavailable:
+            return
+        progress(len(entries), sum(entry.size_bytes for entry in entries))
+
+    def watch() -> None:
+        while not stop.wait(INTERVAL_S):
+            look()
+
+    thread = threading.Thread(target=watch, name="floodmark-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    look()

@@ -1,4 +1,7 @@
-"""How a verb treats its rows and the table's: one record for append, merge, delete and overwrite."""
+"""How a verb treats its rows and the table's: one record for append, merge, delete and overwrite.
+
+Apart from the steps that use it: `Lake` names it, and questions of state must not import Arrow or Iceberg.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +23,13 @@ from pyiceberg.types import NestedField, PrimitiveType
 
 from floodmark.commit.live_files import LiveFile
 from floodmark.commit.manifests import data_file
-from floodmark.model import FileRecord
+from floodmark.model import FileRecord, Scalar
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRichComparison
+
+# A value of a key column, compared with others of that column only; None is without limit.
+_Bound: TypeAlias = "SupportsRichComparison | None"
 
 # Ranges are compared file by file; with more incoming files than this, their common range is.
 RANGES_MAX = 32
@@ -67,7 +73,7 @@ def may_hold_range(files: Sequence[LiveFile], keys: pa.Table, schema: Schema) ->
 
 def _partitions(
     incoming: Sequence[FileRecord], metadata: TableMetadata, schema: Schema, spec_id: int
-) -> set[tuple[Any, ...]] | None:
+) -> set[tuple[Scalar, ...]] | None:
     """The partitions of the incoming files, if a key alone decides its partition; else None."""
     spec = metadata.specs()[spec_id]
     sources = {field.source_id for field in spec.fields if not isinstance(field.transform, VoidTransform)}
@@ -76,7 +82,7 @@ def _partitions(
     return {tuple(data_file(record, metadata, spec_id).partition._data) for record in incoming}
 
 
-def _values(file: LiveFile) -> tuple[Any, ...]:
+def _values(file: LiveFile) -> tuple[Scalar, ...]:
     return tuple(file.data_file.partition._data)
 
 
@@ -84,8 +90,8 @@ def _values(file: LiveFile) -> tuple[Any, ...]:
 class _Range:
     """Per key column the lowest and highest value; None is without limit."""
 
-    lows: tuple[Any, ...]
-    highs: tuple[Any, ...]
+    lows: tuple[_Bound, ...]
+    highs: tuple[_Bound, ...]
 
     @classmethod
     def of_record(cls, record: FileRecord, key: Sequence[NestedField]) -> _Range:
@@ -106,21 +112,24 @@ class _Range:
     def around(cls, ranges: Sequence[_Range], key: Sequence[NestedField]) -> _Range:
         lows, highs = [], []
         for at in range(len(key)):
-            low = [one.lows[at] for one in ranges]
-            high = [one.highs[at] for one in ranges]
-            lows.append(None if None in low else min(low))
-            highs.append(None if None in high else max(high))
+            low = [bound for bound in (one.lows[at] for one in ranges) if bound is not None]
+            high = [bound for bound in (one.highs[at] for one in ranges) if bound is not None]
+            lows.append(min(low) if len(low) == len(ranges) else None)
+            highs.append(max(high) if len(high) == len(ranges) else None)
         return cls(tuple(lows), tuple(highs))
 
     def overlaps(self, other: _Range) -> bool:
         return all(
-            (low is None or other_high is None or low <= other_high)
-            and (high is None or other_low is None or other_low <= high)
+            _is_at_most(low, other_high) and _is_at_most(other_low, high)
             for low, high, other_low, other_high in zip(self.lows, self.highs, other.lows, other.highs, strict=True)
         )
 
 
-def _ends(column: pa.ChunkedArray) -> tuple[Any, Any]:
+def _is_at_most(low: _Bound, high: _Bound) -> bool:
+    return low is None or high is None or max(low, high) == high
+
+
+def _ends(column: pa.ChunkedArray) -> tuple[_Bound, _Bound]:
     """The lowest and highest value as Iceberg's bounds give them: of days and times their numbers."""
     kind = column.type
     if pa.types.is_date32(kind):
@@ -133,10 +142,10 @@ def _ends(column: pa.ChunkedArray) -> tuple[Any, Any]:
     return ends["min"], ends["max"]
 
 
-def _decoded(bounds: Mapping[int, bytes], key: Sequence[NestedField]) -> Iterator[Any]:
+def _decoded(bounds: Mapping[int, bytes], key: Sequence[NestedField]) -> Iterator[_Bound]:
     for field in key:
         raw = bounds.get(field.field_id)
-        value = None
+        value: _Bound = None
         if raw is not None and isinstance(field.field_type, PrimitiveType):
             # Another engine may have cut a text inside a character: a bound that cannot be read is none.
             with suppress(ValueError, struct.error):

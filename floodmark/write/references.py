@@ -107,9 +107,8 @@ class ReferenceChecks:
                 continue
             missing = missing_values(self._storage, paths, column, parent.working_files(), key)
             if missing.count:
-                to = f"{parent.name}.{key.name}"
                 offence = Offence(child.name, column.name, parent.name, missing.values)
-                found.append(refusals.not_there(child.name, column.name, to, missing.count, missing.examples, offence))
+                found.append(refusals.keys_missing(offence, f"{parent.name}.{key.name}", missing))
             parent.depended = True
             self._held_in.setdefault(parent.name, set()).update(missing.found_in - set(paths))
         return found
@@ -128,11 +127,8 @@ class ReferenceChecks:
             going = _Going(parent, key, child.schema.find_field(referrer.field_id))
             held = self._held(going, child.working_files())
             if held.count:
-                column = going.column.name
                 offence = Offence(parent.name, key.name, child.name, held.values, go=True)
-                found.append(
-                    refusals.still_referred_to(parent.name, child.name, column, held.count, held.examples, offence)
-                )
+                found.append(refusals.still_referred_to(offence, going.column.name, held))
             child.depended = True
             self._going.setdefault(child.name, []).append(going)
         return found

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from floodmark.errors import Invalid
+
+if TYPE_CHECKING:
+    from floodmark.rows.reading.references import Missing
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,13 @@ class Offence:
 class Offends(Invalid):
     """Rows that other tables' rows do not allow; `offences` lists them, for a caller that can go on without them."""
 
-    def __init__(self, message: str, offences: Sequence[Offence], *, advice: str, **facts: Any) -> None:
+    def __init__(self, message: str, offences: Sequence[Offence], *, advice: str, **facts: str | int) -> None:
         super().__init__(message, advice=advice, **facts)
         self.offences = tuple(offences)
 
     @property
     def kind(self) -> str:
-        return Invalid.__name__  # the name that a caller knows
+        return Invalid.__name__  # the kind that callers expect
 
 
 def no_key(table: str) -> Invalid:
@@ -61,13 +64,13 @@ def new_rows_lack(table: str, columns: Sequence[str], examples: str) -> Invalid:
     )
 
 
-def keys_there(table: str, rows: int, examples: str) -> Invalid:
+def keys_exist(table: str, rows: int, examples: str) -> Invalid:
     return Invalid(
-        "rows with these keys are there already",
+        "rows with these keys exist already",
         table=table,
         rows=rows,
         examples=examples,
-        advice="Merge them to replace what is there, or leave them out.",
+        advice="Merge them to replace the existing rows, or leave them out.",
     )
 
 
@@ -90,29 +93,30 @@ def referred_to(table: str, referrer: str) -> Invalid:
     )
 
 
-def not_there(table: str, column: str, parent: str, values: int, examples: Sequence[str], offence: Offence) -> Offends:
-    return Offends(
-        "rows refer to keys that are not there",
-        [offence],
-        table=table,
-        column=column,
+def keys_missing(offence: Offence, parent: str, found: Missing) -> Offends:
+    return _offends(
+        "rows refer to keys that do not exist",
+        offence,
+        found,
+        column=offence.column,
         parent=parent,
-        values=values,
-        examples="; ".join(examples),
         advice="Bring the rows that they refer to first, or in the same transaction; null refers to nothing.",
     )
 
 
-def still_referred_to(
-    table: str, referrer: str, column: str, values: int, examples: Sequence[str], offence: Offence
-) -> Offends:
-    return Offends(
-        "rows refer to keys that would go",
-        [offence],
-        table=table,
-        referrer=referrer,
+def still_referred_to(offence: Offence, column: str, found: Missing) -> Offends:
+    return _offends(
+        "rows refer to keys that would be deleted",
+        offence,
+        found,
+        referrer=offence.other,
         column=column,
-        values=values,
-        examples="; ".join(examples),
         advice="Delete the rows that refer to them first, or in the same transaction.",
+    )
+
+
+def _offends(message: str, offence: Offence, found: Missing, *, advice: str, **facts: str) -> Offends:
+    examples = "; ".join(found.examples)
+    return Offends(
+        message, [offence], advice=advice, table=offence.table, **facts, values=found.count, examples=examples
     )

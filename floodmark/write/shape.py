@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -17,6 +17,14 @@ from floodmark.commit.references import REFERENCE_PREFIX, REFERRER_PREFIX
 from floodmark.errors import Invalid
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.schema import table_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from floodmark.rows.frames import StructType
+
+# The columns of a new table, as callers give them; a text is Spark DDL.
+SchemaLike: TypeAlias = "StructType | pa.Schema | Schema | str"
 
 RESERVED_PREFIXES = (FILL_PREFIX, REFERENCE_PREFIX, REFERRER_PREFIX, GC_BEFORE)
 TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -33,7 +41,7 @@ class TableShape:
 
 def plan_table(
     name: str,
-    schema: Any,
+    schema: SchemaLike,
     *,
     key: Sequence[str] = (),
     partition: Sequence[str] = (),
@@ -50,7 +58,7 @@ def plan_table(
 def check_name(name: str) -> None:
     if not TABLE_NAME.fullmatch(name):
         raise Invalid(
-            "this cannot be a table's name",
+            "invalid table name",
             table=repr(name),
             advice="Use letters, digits and underscores, not starting with a digit.",
         )

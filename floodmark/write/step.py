@@ -1,11 +1,11 @@
-"""One step of a change: a verb of the caller with its rows as staged files, or with a remover of rows."""
+"""One step of a change: a verb of the caller, how it treats rows, and its rows as staged files or a remover of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
@@ -13,11 +13,20 @@ from pyiceberg.table.metadata import TableMetadata
 from floodmark.catalog.riders import Rider
 from floodmark.commit.fills import Fill, absent_fields, fills_of
 from floodmark.commit.live_files import LiveFile
-from floodmark.model import FileRecord, Head
-from floodmark.rows.rewriting.rewrite import Result, Source
+from floodmark.model import FileRecord, Head, Row
+from floodmark.rows.rewriting.rewrite import InputFile, Result
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.staging.stage import StageTarget
 from floodmark.write.options import DEFAULT, WriteOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from floodmark.rows.frames import DataFrame
+    from floodmark.rows.staging.bundle import Bundle
+
+# The rows of a write, as callers give them; pandas, too, which has no types to name here.
+IncomingRows: TypeAlias = "Iterable[Row] | pa.Table | pa.RecordBatch | pa.RecordBatchReader | DataFrame | Bundle"
 
 APPEND, MERGE, DELETE, OVERWRITE, RETAIN = "append", "merge", "delete", "overwrite", "retain"
 # The rows that come with it are keys, staged as files of key columns.
@@ -35,9 +44,9 @@ class TableState:
     runner: Runner
     target: StageTarget
 
-    def source(self, file: LiveFile) -> Source:
+    def source(self, file: LiveFile) -> InputFile:
         """The file as a source to read or to rewrite."""
-        return Source.of(file, absent=absent_fields(file, self._fills, self.schema))
+        return InputFile.of(file, absent=absent_fields(file, self._fills, self.schema))
 
     @cached_property
     def _fills(self) -> tuple[Fill, ...]:
@@ -70,7 +79,7 @@ class Remover(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialRows:
     """Rows of a partial merge that all have the same columns, which are those of `schema`, as they were staged."""
 
     schema: Schema
@@ -82,7 +91,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Step:
+class WriteStep:
     """One verb of the caller: its rows as they were staged, for which schema, and what to do with them."""
 
     verb: str
@@ -93,7 +102,7 @@ class Step:
     spec_id: int | None = None
     planned: Schema | None = None
     # Of a partial merge: `incoming`, by the columns that each file holds.
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PartialRows, ...] = ()
 
     @property
     def held(self) -> tuple[tuple[int, ...], ...]:

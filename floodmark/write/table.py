@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import VoidTransform
 
 from floodmark import clock
 from floodmark.catalog.riders import PlanAgain, Rider
@@ -37,25 +39,45 @@ from floodmark.commit.metadata import (
     seen_from,
 )
 from floodmark.commit.references import referrers_of
-from floodmark.commit.seal import CREATE, WRITE, Edit, RemovedFile
-from floodmark.errors import Conflict, Corrupt, Invalid
-from floodmark.model import FileRecord, Head
+from floodmark.commit.seal import Edit
+from floodmark.errors import Conflict, Corrupt, Invalid, NotFound
+from floodmark.model import MAIN, FileRecord, Head
 from floodmark.rows.evolve import evolve_schema
-from floodmark.rows.keys import examples
-from floodmark.rows.rewriting.position_text import unpack_positions
-from floodmark.rows.rewriting.rewrite import ALL, BY_KEY, BY_POSITIONS, BY_WHERE, NONE, Result, Rewrite, Source
+from floodmark.rows.keys import KeySet, examples
+from floodmark.rows.rewriting.rewrite import (
+    ALL,
+    BY_KEY,
+    BY_POSITIONS,
+    BY_WHERE,
+    NONE,
+    InputFile,
+    Result,
+    Rewrite,
+    pack_positions,
+    unpack_positions,
+)
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.schema import arrow_schema, user_fields
+from floodmark.rows.session import Sessions
 from floodmark.rows.sql.where import Where
 from floodmark.rows.staging.deletions import DeletionsWriter
 from floodmark.rows.staging.duplicates import find_duplicates
 from floodmark.rows.staging.stage import StageTarget
 from floodmark.storage import Storage
 from floodmark.write import refusals
-from floodmark.write.by_key import keys_target, rows_of_keys
 from floodmark.write.prune import key_fields, may_hold_keys
 from floodmark.write.reshape import check_condition, check_required, present_name, translated
-from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, RETAIN, Part, Step, TableState
+from floodmark.write.step import (
+    APPEND,
+    DELETE,
+    DELETE_KEYS,
+    MERGE,
+    OVERWRITE,
+    RETAIN,
+    PartialRows,
+    TableState,
+    WriteStep,
+)
 
 if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame
@@ -67,6 +89,31 @@ def planned_metadata(catalog: Catalog, head: Head) -> TableMetadata:
     return seen_from(newest, head.schema_id, head.spec_id)
 
 
+def tables_at_head(catalog: Catalog, sessions: Sessions, branch: str = MAIN) -> Callable[[str], DataFrame]:
+    """Returns a table as expressions of a write see it, by its name in any case; `NotFound` if it does not exist.
+
+    It is at the head of the write's branch: what the same change has staged is not seen (I3).
+    """
+
+    def read(name: str) -> DataFrame:
+        from floodmark.rows.reading.scan import scan
+
+        heads = [head for head in catalog.history.heads(branch) if head.table.lower() == name.lower()]
+        if not heads:
+            raise NotFound("there is no such table", table=name, advice="`floodmark tables` lists them.")
+        metadata = catalog.files.metadata(heads[0].metadata_location)
+        return scan(
+            sessions.get(),
+            catalog.files.data_files(heads[0]),
+            schema_of(metadata, heads[0]),
+            storage_options=catalog.storage.options,
+            # Spark matches columns by id, but pushes filters down by name.
+            arrow=True if has_renamed_columns(metadata) else None,
+        )
+
+    return read
+
+
 @dataclass(frozen=True)
 class Means:
     """What a change needs to work on a table. `tables` gives others of the lake, for expressions that fill columns."""
@@ -75,101 +122,6 @@ class Means:
     storage: Storage
     runner: Runner
     tables: Callable[[str], DataFrame]
-
-
-class ShapedTable:
-    def __init__(self, name: str, metadata: TableMetadata, head: Head | None, folder: str, means: Means) -> None:
-        """`head` is None for a table that the same change creates: then `metadata` is its first.
-
-        `folder` is where the change stages its files.
-        """
-        self.name = name
-        self.metadata = metadata
-        self.head = head
-        self._files = means.files
-        self._storage = means.storage
-        self._runner = means.runner
-        self.folder = folder
-        self._tables = means.tables
-        # The table's own; `schema` also has the columns that this change adds.
-        self.own = metadata.schema() if head is None else schema_of(metadata, head)
-        self.schema = self.own
-        self._new_spec_id: int | None = None
-
-    @property
-    def spec_id(self) -> int:
-        if self._new_spec_id is not None:
-            return self._new_spec_id
-        return self.metadata.default_spec_id if self.head is None else self.head.spec_id
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return tuple(column.name for column in key_fields(self.schema))
-
-    def evolved(self, incoming: pa.Schema) -> Schema:
-        """The table's schema with what rows of this Arrow schema add: columns, wider numbers. Changes nothing yet."""
-        known = [schema.schema_id for schema in self.metadata.schemas]
-        found = evolve_schema(
-            self.schema, incoming, last_column_id=self.metadata.last_column_id, next_schema_id=max(known) + 1
-        )
-        return self.schema if found is None else found
-
-    def target(self, schema: Schema | None = None, *, fill_missing: bool = False) -> StageTarget:
-        return StageTarget(
-            folder=self.folder,
-            schema_json=(schema or self.schema).model_dump_json(),
-            spec_json=self.metadata.specs()[self.spec_id].model_dump_json(),
-            sort_json=self.metadata.sort_order().model_dump_json(),
-            properties=dict(self.metadata.properties),
-            storage_options=self._storage.options,
-            fill_missing=fill_missing,
-        )
-
-    def keys_target(self) -> StageTarget:
-        return keys_target(self.target(), self.metadata, self.schema, self.spec_id)
-
-    def part_target(self, schema: Schema, names: Sequence[str]) -> tuple[StageTarget, Schema]:
-        """Where to stage rows that have these columns only, and their schema. Its files are not published.
-
-        Names that the schema does not have are left to staging, which refuses them.
-        """
-        kept = [column for column in schema.fields if column.name in names]
-        keys = list(schema.identifier_field_ids)
-        part = Schema(*kept, schema_id=schema.schema_id, identifier_field_ids=keys)
-        target = keys_target(self.target(), self.metadata, schema, self.spec_id)
-        return replace(target, schema_json=part.model_dump_json()), part
-
-    @property
-    def fills(self) -> tuple[Fill, ...]:
-        """The table's columns that an expression fills."""
-        return fills_of(self.metadata.properties, self.schema)
-
-    def staged_again(
-        self, records: Sequence[FileRecord], schema: Schema, target: StageTarget, fills: Sequence[Fill]
-    ) -> tuple[FileRecord, ...]:
-        """Stage incoming rows, staged for `schema`, again for the target, with these columns filled."""
-        sources = [Source(record.path, record.rows, record.size_bytes, None, True) for record in records]
-        if fills:
-            try:
-                return self._runner.fill(
-                    target, sources, fills, table=self.name, source_schema=schema, tables=self._tables
-                )
-            except Invalid as error:
-                raise _cannot_fill(error, self.name, fills) from error
-        rewrite = Rewrite(target, NONE, source_schema_json=schema.model_dump_json())
-        return tuple(record for file in self._runner.run(rewrite, sources).files for record in file.records)
-
-    def _sources(self, files: Iterable[LiveFile]) -> list[Source]:
-        fills = self.fills
-        return [Source.of(file, absent=absent_fields(file, fills, self.schema)) for file in files]
-
-
-def _cannot_fill(error: Invalid, table: str, fills: Sequence[Fill]) -> Invalid:
-    """Rows fit the table, but a column cannot be computed for them: the error names the alternatives."""
-    columns = ", ".join(fill.column for fill in fills)
-    out = f"Bring the column with the rows; `floodmark backfill unbind {table} COLUMN` lets all writers leave it out."
-    facts = {**error.facts, "table": table, "filled": columns}
-    return Invalid(error.message, advice=f"{error.advice} {out}".strip(), **facts)
 
 
 @dataclass
@@ -230,30 +182,21 @@ class WorkingFiles:
         checked: bool,
     ) -> Edit:
         """What the publisher has to do; without a head it creates the table, with this metadata."""
-        evolved = head is not None and self.changed and schema.schema_id != head.schema_id
-        moved = head is not None and spec_id != head.spec_id
-        return Edit(
-            action=WRITE if head is not None else CREATE,
-            table=table,
-            table_id=str(metadata.table_uuid) if head is None else head.table_id,
-            location=metadata.location,
-            schema_id=head.schema_id if head is not None and not evolved else schema.schema_id,
-            spec_id=spec_id,
+        if head is None:
+            edit = replace(Edit.create(table, metadata), schema_id=schema.schema_id, spec_id=spec_id)
+        else:
+            evolved = self.changed and schema.schema_id != head.schema_id
+            edit = Edit.at(head, metadata.location, checked=checked).reshape(
+                schema if evolved else None, spec=metadata.specs()[spec_id] if spec_id != head.spec_id else None
+            )
+        return replace(
+            edit.exchange(self.added.values(), self.removed.values()),
             snapshot=snapshot if self.changed else None,
-            added=tuple(self.added.values()),
-            removed=tuple(RemovedFile(file.path, file.rows, file.size_bytes) for file in self.removed.values()),
             needed=tuple(sorted(self.needed - set(self.removed))),
             deletions=tuple(self.deletions),
             rows_added=self.rows_added,
             rows_updated=self.rows_updated,
             rows_deleted=self.rows_deleted,
-            checked=checked,
-            base_snapshot=None if head is None else head.snapshot,
-            schema=schema.model_dump_json() if evolved else None,
-            base_schema_id=head.schema_id if head is not None and evolved else None,
-            spec=metadata.specs()[spec_id].model_dump_json() if moved else None,
-            base_spec_id=head.spec_id if head is not None and moved else None,
-            metadata=metadata.model_dump_json(exclude_none=True) if head is None else None,
         )
 
     def drop(self, file: LiveFile) -> None:
@@ -279,9 +222,26 @@ def check_records(records: Sequence[FileRecord], folder: str) -> None:
         raise Corrupt("staging reported files that are not this operation's own, each once, with rows", folder=folder)
 
 
-class PlannedTable(ShapedTable):
+class TableChange:
+    """The working state of one table in one change: its shape, its files, and the steps taken so far."""
+
     def __init__(self, name: str, metadata: TableMetadata, head: Head | None, folder: str, means: Means) -> None:
-        super().__init__(name, metadata, head, folder, means)
+        """`head` is None for a table that the same change creates: then `metadata` is its first.
+
+        `folder` is where the change stages its files.
+        """
+        self.name = name
+        self.metadata = metadata
+        self.head = head
+        self._files = means.files
+        self._storage = means.storage
+        self._runner = means.runner
+        self.folder = folder
+        self._tables = means.tables
+        # The table's own; `schema` also has the columns that this change adds.
+        self.own = metadata.schema() if head is None else schema_of(metadata, head)
+        self.schema = self.own
+        self._new_spec_id: int | None = None
         self._snapshot = new_snapshot_id()
         self._state = WorkingFiles(self.folder)
         # The publish requires that the table is exactly at the planned head, whatever is done to it.
@@ -290,6 +250,79 @@ class PlannedTable(ShapedTable):
         self.depended = False
         # A planned change that is no step, and cannot be repeated.
         self._decided = False
+        self._steps: list[WriteStep] = []
+        # Files that came after planning and were checked: none of their rows matter to the steps.
+        self._looked: set[str] = set()
+        # Staged files whose keys are unique; one check is enough.
+        self._unique: set[tuple[str, ...]] = set()
+
+    # ── shape ──
+
+    @property
+    def spec_id(self) -> int:
+        if self._new_spec_id is not None:
+            return self._new_spec_id
+        return self.metadata.default_spec_id if self.head is None else self.head.spec_id
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(column.name for column in key_fields(self.schema))
+
+    def evolved(self, incoming: pa.Schema) -> Schema:
+        """The table's schema with what rows of this Arrow schema add: columns, wider numbers. Changes nothing yet."""
+        known = [schema.schema_id for schema in self.metadata.schemas]
+        found = evolve_schema(
+            self.schema, incoming, last_column_id=self.metadata.last_column_id, next_schema_id=max(known) + 1
+        )
+        return self.schema if found is None else found
+
+    def target(self, schema: Schema | None = None, *, fill_missing: bool = False) -> StageTarget:
+        return StageTarget.of(
+            self.metadata,
+            self.folder,
+            self._storage,
+            schema=schema or self.schema,
+            spec=self.metadata.specs()[self.spec_id],
+            fill_missing=fill_missing,
+        )
+
+    def keys_target(self) -> StageTarget:
+        return keys_target(self.target(), self.metadata, self.schema, self.spec_id)
+
+    def part_target(self, schema: Schema, names: Sequence[str]) -> tuple[StageTarget, Schema]:
+        """Where to stage rows that have these columns only, and their schema. Its files are not published.
+
+        Names that the schema does not have are left to staging, which refuses them.
+        """
+        kept = [column for column in schema.fields if column.name in names]
+        keys = list(schema.identifier_field_ids)
+        part = Schema(*kept, schema_id=schema.schema_id, identifier_field_ids=keys)
+        target = keys_target(self.target(), self.metadata, schema, self.spec_id)
+        return replace(target, schema_json=part.model_dump_json()), part
+
+    @property
+    def fills(self) -> tuple[Fill, ...]:
+        """The table's columns that an expression fills."""
+        return fills_of(self.metadata.properties, self.schema)
+
+    def staged_again(
+        self, records: Sequence[FileRecord], schema: Schema, target: StageTarget, fills: Sequence[Fill]
+    ) -> tuple[FileRecord, ...]:
+        """Stage incoming rows, staged for `schema`, again for the target, with these columns filled."""
+        sources = [InputFile(record.path, record.rows, record.size_bytes, None, True) for record in records]
+        if fills:
+            try:
+                return self._runner.fill(
+                    target, sources, fills, table=self.name, source_schema=schema, tables=self._tables
+                )
+            except Invalid as error:
+                raise _cannot_fill(error, self.name, fills) from error
+        rewrite = Rewrite(target, NONE, source_schema_json=schema.model_dump_json())
+        return tuple(record for file in self._runner.run(rewrite, sources).files for record in file.records)
+
+    def _sources(self, files: Iterable[LiveFile]) -> list[InputFile]:
+        fills = self.fills
+        return [InputFile.of(file, absent=absent_fields(file, fills, self.schema)) for file in files]
 
     @property
     def leftovers(self) -> bool:
@@ -331,7 +364,7 @@ class PlannedTable(ShapedTable):
                 continue
             records = self._runner.fill(
                 replace(self.target(), settled=True),
-                [Source.of(file, absent=absent) for file in some],
+                [InputFile.of(file, absent=absent) for file in some],
                 [fill for fill in self.fills if fill.field_id in absent],
                 table=self.name,
                 source_schema=self.schema,
@@ -438,19 +471,9 @@ class PlannedTable(ShapedTable):
             self.name, self.head, self.metadata, self.schema, self.spec_id, self._snapshot, checked=checked
         )
 
-
-class TableChange(PlannedTable):
-    def __init__(self, name: str, metadata: TableMetadata, head: Head | None, folder: str, means: Means) -> None:
-        super().__init__(name, metadata, head, folder, means)
-        self._steps: list[Step] = []
-        # Files that came after planning and were checked: none of their rows matter to the steps.
-        self._looked: set[str] = set()
-        # Staged files whose keys are unique; one check is enough.
-        self._unique: set[tuple[str, ...]] = set()
-
     # ── steps ──
 
-    def take(self, step: Step) -> None:
+    def take(self, step: WriteStep) -> None:
         """Apply a step to the working state. An error leaves the state as it was: the caller may go on without it."""
         before = self._state.copy(), self.schema, self.metadata
         try:
@@ -462,7 +485,7 @@ class TableChange(PlannedTable):
             raise
         self._steps.append(step)
 
-    def _shaped(self, step: Step, *, anew: bool = False) -> Step:
+    def _shaped(self, step: WriteStep, *, anew: bool = False) -> WriteStep:
         """The step with its rows in the table's shape, extended by theirs; staged again if necessary.
 
         `anew`: the table's own shape may have changed since they were staged.
@@ -488,7 +511,7 @@ class TableChange(PlannedTable):
         incoming = self.staged_again(step.incoming, source, target, fills)
         return replace(step, incoming=incoming, schema=self.schema, spec_id=self.spec_id, planned=self.own)
 
-    def _parts_shaped(self, step: Step, *, anew: bool) -> Step:
+    def _parts_shaped(self, step: WriteStep, *, anew: bool) -> WriteStep:
         """The rows of a partial merge under the present ids of their columns; staged again if the ids changed."""
         sources = [translated(part.schema, step.planned or self.own, self.schema) for part in step.parts]
         for source in sources if step.options.evolve else ():
@@ -499,18 +522,18 @@ class TableChange(PlannedTable):
             if (anew or step.options.evolve) and (part.schema != schema or step.spec_id != self.spec_id):
                 target.conformer(arrow_schema(source)).problems.raise_invalid()
                 check_required(part.records, source, schema)
-                part = Part(schema, self.staged_again(part.records, source, target, ()))
+                part = PartialRows(schema, self.staged_again(part.records, source, target, ()))
             parts.append(part)
         incoming = tuple(record for part in parts for record in part.records)
         return replace(step, incoming=incoming, parts=tuple(parts), spec_id=self.spec_id, planned=self.own)
 
-    def _keys_again(self, step: Step) -> Step:
+    def _keys_again(self, step: WriteStep) -> WriteStep:
         """Keys that were staged in partitions of another spec, staged again."""
         keys = Schema(*key_fields(self.schema))
         incoming = self.staged_again(step.incoming, keys, self.keys_target(), ())
         return replace(step, incoming=incoming, spec_id=self.spec_id, planned=self.own)
 
-    def _apply(self, step: Step) -> None:
+    def _apply(self, step: WriteStep) -> None:
         if step.verb == MERGE:
             self._merge(step)
         elif step.verb == DELETE:
@@ -524,7 +547,7 @@ class TableChange(PlannedTable):
         else:
             self._append(step)
 
-    def _append(self, step: Step) -> None:
+    def _append(self, step: WriteStep) -> None:
         if self.key and step.incoming:
             self._check_unique(step)
             self._check_new(step)
@@ -539,7 +562,7 @@ class TableChange(PlannedTable):
         if referrers:
             raise refusals.referred_to(self.name, referrers[0].table)
 
-    def _merge(self, step: Step) -> None:
+    def _merge(self, step: WriteStep) -> None:
         if not step.incoming:
             return
         self._check_unique(step)
@@ -570,7 +593,7 @@ class TableChange(PlannedTable):
         self._state.rows_updated += updated
         self._state.rows_added += step.rows - updated - same
 
-    def _add_parts(self, step: Step, result: Result, matched: Mapping[int, Sequence[str]]) -> None:
+    def _add_parts(self, step: WriteStep, result: Result, matched: Mapping[int, Sequence[str]]) -> None:
         """Add the rows of a partial merge: the completed ones, and those that matched no row of the table."""
         # The files of the incoming columns are never published.
         self._state.leftovers = True
@@ -588,16 +611,16 @@ class TableChange(PlannedTable):
             filled = self.staged_again(records, self.schema, self.target(), fills) if fills and records else records
             self._state.add(filled)
 
-    def _new_rows(self, part: Part, numbers: range, matched: Mapping[int, Sequence[str]]) -> list[Source]:
+    def _new_rows(self, part: PartialRows, numbers: range, matched: Mapping[int, Sequence[str]]) -> list[InputFile]:
         """The files of a part that hold rows whose key the table does not have, without the others."""
         found = []
         for number, record in zip(numbers, part.records, strict=True):
             packed = tuple(matched.get(number, ()))
             if sum(len(unpack_positions(text)) for text in packed) < record.rows:
-                found.append(Source(record.path, record.rows, record.size_bytes, None, True, packed=packed))
+                found.append(InputFile(record.path, record.rows, record.size_bytes, None, True, packed=packed))
         return found
 
-    def _stage_new(self, part: Part, sources: Sequence[Source], absent: tuple[int, ...]) -> list[FileRecord]:
+    def _stage_new(self, part: PartialRows, sources: Sequence[InputFile], absent: tuple[int, ...]) -> list[FileRecord]:
         """New rows of a partial merge as whole rows: columns that they lack are null, if the column allows it."""
         known = {*part.held, *absent}
         needed = [one.name for one in user_fields(self.schema) if one.required and one.field_id not in known]
@@ -612,12 +635,12 @@ class TableChange(PlannedTable):
             records += [record for file in result.files for record in file.records]
         return records
 
-    def _examples(self, source: Source) -> str:
+    def _examples(self, source: InputFile) -> str:
         taken = np.concatenate([np.empty(0, np.int64), *(unpack_positions(text) for text in source.packed)])
         new = np.setdiff1d(np.arange(source.rows), taken)[:3]
         return "; ".join(examples(self._storage, source.path, key_fields(self.schema), new))
 
-    def _overwrite(self, step: Step) -> None:
+    def _overwrite(self, step: WriteStep) -> None:
         if self.key and step.incoming:
             self._check_unique(step)
         self._check_inside(step)
@@ -629,7 +652,7 @@ class TableChange(PlannedTable):
         self._state.rows_updated += replaced
         self._state.rows_deleted -= replaced
 
-    def _remove(self, step: Step) -> int:
+    def _remove(self, step: WriteStep) -> int:
         """Remove the rows that a condition matches; returns how many of them are added again under the same key."""
         where = self._where(step)
         self._runner.check(where, self.schema)
@@ -658,7 +681,7 @@ class TableChange(PlannedTable):
         self._state.rows_deleted += sum(file.removed for result in results for file in result.files)
         return sum(file.replaced for result in results for file in result.files)
 
-    def _delete_keys(self, step: Step) -> None:
+    def _delete_keys(self, step: WriteStep) -> None:
         """Remove the rows that have one of these keys; a key that no row has changes nothing."""
         # The keys themselves are files of this operation that its commit does not name.
         self._state.leftovers = True
@@ -669,7 +692,7 @@ class TableChange(PlannedTable):
         self._replace(result)
         self._state.rows_deleted += sum(file.removed for file in result.files)
 
-    def _where(self, step: Step) -> Where:
+    def _where(self, step: WriteStep) -> Where:
         """The step's condition; only an overwrite may leave it out, and means everything then."""
         everything = step.options.where is None and step.verb == OVERWRITE
         return Where.everything() if everything else Where.parse(step.options.where or "", self.schema)
@@ -688,10 +711,10 @@ class TableChange(PlannedTable):
         arrow = True if has_renamed_columns(self.metadata) else None
         return self._runner.find_positions(where, paths, self.schema, self.folder, arrow=arrow)
 
-    def _retain(self, step: Step) -> None:
+    def _retain(self, step: WriteStep) -> None:
         """Remove the existing rows that the step's remover selects; no deletion is recorded for them."""
         if step.options.remover is None or self.head is None:
-            raise Invalid("there is nothing to take rows out by", table=self.name)
+            raise Invalid("retention needs a rule and a table that exists", table=self.name)
         there = [file for path, file in self._base().items() if path not in self._state.removed]
         removed = step.options.remover.remove(self._at(self.head, there))
         for file in removed.dropped:
@@ -705,24 +728,24 @@ class TableChange(PlannedTable):
 
     # ── checks of what comes in ──
 
-    def _check_unique(self, step: Step) -> None:
+    def _check_unique(self, step: WriteStep) -> None:
         known = step.paths in self._unique
         twice = [] if known else find_duplicates(self._storage, step.paths, key_fields(self.schema))
         self._unique.add(step.paths)
         if twice:
             raise refusals.keys_twice(self.name, twice)
 
-    def _check_new(self, step: Step) -> None:
+    def _check_new(self, step: WriteStep) -> None:
         """Check that no live row has an incoming key."""
         found = self._look_for_keys(step, self.working_files())
         if found.matched:
-            raise refusals.keys_there(self.name, found.matched, found.examples())
+            raise refusals.keys_exist(self.name, found.matched, found.examples())
 
-    def _look_for_keys(self, step: Step, files: Sequence[LiveFile]) -> Result:
+    def _look_for_keys(self, step: WriteStep, files: Sequence[LiveFile]) -> Result:
         rewrite = Rewrite(self.target(), BY_KEY, self.key, incoming=step.paths, look_only=True)
         return self._runner.run(rewrite, self._sources(self._may_hold(step, files)))
 
-    def _check_inside(self, step: Step) -> None:
+    def _check_inside(self, step: WriteStep) -> None:
         """Rows that overwrite a part of a table must belong to it: otherwise a second run would not replace them."""
         if step.options.where is None or not step.incoming:
             return
@@ -735,9 +758,9 @@ class TableChange(PlannedTable):
         rewrite = Rewrite(self.target(), BY_WHERE, where=where.text, look_only=True)
         return self._remove_matching(rewrite, where, files).matched
 
-    # ── files ──
+    # ── files of incoming rows ──
 
-    def _may_hold(self, step: Step, files: Sequence[LiveFile]) -> list[LiveFile]:
+    def _may_hold(self, step: WriteStep, files: Sequence[LiveFile]) -> list[LiveFile]:
         return may_hold_keys(files, step.incoming, self.metadata, self.schema, self.spec_id)
 
     def _without(self, records: Sequence[FileRecord], unchanged: dict[int, list[str]]) -> list[FileRecord]:
@@ -784,7 +807,7 @@ class TableChange(PlannedTable):
                 step.options.remover.recheck(self._at(head, now))
         self._looked.update(file.path for file in came)
 
-    def _came_inside(self, step: Step, came: Sequence[LiveFile]) -> bool:
+    def _came_inside(self, step: WriteStep, came: Sequence[LiveFile]) -> bool:
         where = self._where(step)
         files = [file for file in came if where.may_match(file, self.metadata)]
         if any(where.must_match(file, self.metadata) for file in files):
@@ -794,7 +817,7 @@ class TableChange(PlannedTable):
     def plan_again(self, head: Head, metadata: TableMetadata) -> None:
         """Apply the steps again on the table's new head; rows staged for another shape are staged again first."""
         if self._decided or self.strict:
-            raise Conflict("the table moved under what was decided for it", table=self.name, advice="Run it again.")
+            raise Conflict("the table changed after this merge was planned", table=self.name, advice="Run it again.")
         self.head, self.metadata = head, metadata
         self.own = self.schema = schema_of(metadata, head)
         steps, self._steps, self._state, self._looked = (
@@ -806,7 +829,7 @@ class TableChange(PlannedTable):
         for step in steps:
             self.take(self._again(step))
 
-    def _again(self, step: Step) -> Step:
+    def _again(self, step: WriteStep) -> WriteStep:
         """The step in the table's present shape. If it does not fit any more, the caller has to state it again."""
         try:
             self.check_verb(step.verb)
@@ -826,3 +849,49 @@ class TableChange(PlannedTable):
                 cause=error,
                 advice="Nothing was written. Run it again with rows for the table's new shape.",
             ) from error
+
+
+def _cannot_fill(error: Invalid, table: str, fills: Sequence[Fill]) -> Invalid:
+    """Rows fit the table, but a column cannot be computed for them: the error names the alternatives."""
+    columns = ", ".join(fill.column for fill in fills)
+    out = f"Bring the column with the rows; `floodmark backfill unbind {table} COLUMN` lets all writers leave it out."
+    facts = {**error.facts, "table": table, "filled": columns}
+    return Invalid(error.message, advice=f"{error.advice} {out}".strip(), **facts)
+
+
+# ── keys to delete ──
+
+
+def keys_target(target: StageTarget, metadata: TableMetadata, schema: Schema, spec_id: int) -> StageTarget:
+    """Where keys of a table are staged: its key columns alone, in its partitions if a key alone decides its own.
+
+    These files are never named by the commit, which records as deleted only keys that existed; recovery deletes them.
+    """
+    fields = key_fields(schema)
+    keys = Schema(*fields, identifier_field_ids=[field.field_id for field in fields])
+    return replace(
+        target,
+        schema_json=keys.model_dump_json(),
+        spec_json=_keys_spec(metadata.specs()[spec_id], schema).model_dump_json(),
+        sort_json=None,
+        fill_missing=False,
+    )
+
+
+def _keys_spec(spec: PartitionSpec, schema: Schema) -> PartitionSpec:
+    key = set(schema.identifier_field_ids)
+    sources = {field.source_id for field in spec.fields if not isinstance(field.transform, VoidTransform)}
+    if not sources or not sources.issubset(key):
+        return UNPARTITIONED_PARTITION_SPEC
+    # A void field is null whatever its column is, which is not among the keys.
+    fields = [
+        field if field.source_id in key else field.model_copy(update={"source_id": min(key)}) for field in spec.fields
+    ]
+    return PartitionSpec(*fields, spec_id=spec.spec_id)
+
+
+def rows_of_keys(storage: Storage, files: Sequence[InputFile], keys: Sequence[str], schema: Schema) -> list[InputFile]:
+    """Those of `files` that hold one of the keys, with the positions of these rows: no more of them than keys."""
+    known = KeySet(storage, keys, key_fields(schema))
+    found = ((file, known.match(storage, file.path).positions) for file in files)
+    return [replace(file, packed=(pack_positions(positions),)) for file, positions in found if len(positions)]

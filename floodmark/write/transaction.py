@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
 
 from floodmark.catalog.riders import AlreadyCommitted
 from floodmark.commit.intent import Intent
@@ -13,8 +12,8 @@ from floodmark.errors import Invalid
 from floodmark.model import Commit
 from floodmark.write.change import Change
 from floodmark.write.options import WriteOptions
-from floodmark.write.shape import plan_table
-from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE
+from floodmark.write.shape import SchemaLike, plan_table
+from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, IncomingRows
 from floodmark.write.verbs import check_order
 
 Progress = Callable[[int, int], None]
@@ -40,14 +39,14 @@ class Transaction:
             self.commit = self._engine.catalog.history.commit(already.version, outcome="already_committed")
         return self
 
-    def append(self, table: str, data: Any, *, evolve: bool = False, progress: Progress | None = None) -> int:
+    def append(self, table: str, data: IncomingRows, *, evolve: bool = False, progress: Progress | None = None) -> int:
         """Stage rows for a table; returns how many. Visible with everything else, at the end."""
         return self._write(APPEND, table, data, WriteOptions(evolve=evolve, progress=progress))
 
     def merge(
         self,
         table: str,
-        data: Any,
+        data: IncomingRows,
         *,
         on_duplicate: str | None = None,
         order: str | None = None,
@@ -73,7 +72,7 @@ class Transaction:
         """Delete the rows that a condition matches, also those of earlier steps."""
         self._write(DELETE, table, None, WriteOptions(where=where, progress=progress))
 
-    def delete_keys(self, table: str, keys: Any, *, progress: Progress | None = None) -> int:
+    def delete_keys(self, table: str, keys: IncomingRows, *, progress: Progress | None = None) -> int:
         """Delete the rows that have one of these keys (rows of the key's columns); returns how many keys were given.
 
         A key that no row has changes nothing. Rows of earlier steps are deleted too.
@@ -83,7 +82,7 @@ class Transaction:
     def overwrite(
         self,
         table: str,
-        data: Any,
+        data: IncomingRows,
         *,
         where: str | None = None,
         evolve: bool = False,
@@ -92,7 +91,7 @@ class Transaction:
         """Replace all rows, or those that a condition matches, by these; returns how many came."""
         return self._write(OVERWRITE, table, data, WriteOptions(where=where, evolve=evolve, progress=progress))
 
-    def _write(self, verb: str, table: str, data: Any, options: WriteOptions) -> int:
+    def _write(self, verb: str, table: str, data: IncomingRows | None, options: WriteOptions) -> int:
         if self._change is not None:
             return self._change.write(verb, table, data, options)
         if self.commit is not None and self.commit.outcome == "already_committed":
@@ -102,7 +101,7 @@ class Transaction:
     def create_table(
         self,
         name: str,
-        schema: Any,
+        schema: SchemaLike,
         *,
         key: Sequence[str] = (),
         partition: Sequence[str] = (),

@@ -10,13 +10,13 @@ publish: the table is dropped as before; recovery rolls the operation back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyiceberg.table.metadata import TableMetadata
 
 from floodmark.catalog.riders import PlanAgain
 from floodmark.commit.catalog import Catalog
-from floodmark.commit.dropped import Dropped, find_dropped
+from floodmark.commit.dropped import DroppedTable, find_dropped
 from floodmark.commit.intent import Intent
 from floodmark.commit.metadata import new_snapshot_id, schema_of
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
@@ -84,29 +84,17 @@ class _Undrop(PublishPlan):
         raise Conflict("the table changed meanwhile", table=self._table, cause=lost.reason, advice="Run it again.")
 
 
-def _find(catalog: Catalog, table: str, version: int | None) -> Dropped:
+def _find(catalog: Catalog, table: str, version: int | None) -> DroppedTable:
     with catalog.database.read() as tx:
         return find_dropped(tx, table, version)
 
 
-def _edit(found: Dropped, metadata: TableMetadata, properties: dict[str, str]) -> Edit:
-    state = found.state
-    return Edit(
-        UNDROP,
-        state.table,
-        state.table_id,
-        metadata.location,
-        state.schema_id,
-        state.spec_id,
-        snapshot=new_snapshot_id(),
-        base_snapshot=state.snapshot,
-        rows_added=state.rows,
-        properties=properties,
-        sequence_above=found.sequence_max,
-    )
+def _edit(found: DroppedTable, metadata: TableMetadata, properties: dict[str, str]) -> Edit:
+    edit = Edit.at(found.state, metadata.location, new_snapshot_id(), action=UNDROP)
+    return replace(edit, rows_added=found.state.rows, properties=properties, sequence_above=found.sequence_max)
 
 
-def _references(metadata: TableMetadata, found: Dropped) -> tuple[dict[str, str], tuple[str, ...]]:
+def _references(metadata: TableMetadata, found: DroppedTable) -> tuple[dict[str, str], tuple[str, ...]]:
     """The properties without references to other tables, and the columns that had one."""
     schema, table_id = schema_of(metadata, found.state), found.state.table_id
     out = [one for one in references_of(metadata.properties, schema, table_id) if one.parent_id != table_id]

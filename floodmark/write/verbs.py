@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from floodmark.commit.adopt import read_foreign
 from floodmark.commit.intent import Intent
+from floodmark.commit.live_files import live_files
+from floodmark.commit.metadata import has_renamed_columns, schema_of
 from floodmark.commit.publication import publish
 from floodmark.engine import Engine
 from floodmark.errors import Invalid
-from floodmark.model import Commit
+from floodmark.json_form import Json
+from floodmark.model import Commit, Head
+from floodmark.rows.rewriting.rewrite import BY_WHERE, InputFile, Rewrite
+from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.schema import check_columns
+from floodmark.rows.sql.where import Where, count_positions
 from floodmark.rows.staging.duplicates import find_duplicates
+from floodmark.rows.staging.stage import StageTarget
 from floodmark.write.change import Change
 from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.prune import key_fields
 from floodmark.write.shape import TableShape, check_name
+from floodmark.write.step import IncomingRows
 
 
-def write(engine: Engine, intent: Intent, table: str, data: Any, options: WriteOptions = DEFAULT) -> Commit:
+def write(
+    engine: Engine, intent: Intent, table: str, data: IncomingRows | None, options: WriteOptions = DEFAULT
+) -> Commit:
     """One step on one table: append, merge, delete or overwrite, by the intent's kind."""
 
     def fill(change: Change) -> None:
@@ -63,6 +72,38 @@ def check_order(on_duplicate: str | None, order: str | None) -> str | None:
         raise Invalid("on_duplicate is not known", on_duplicate=on_duplicate, advice='Use "last", or leave it out.')
     if (on_duplicate is None) != (order is None):
         raise Invalid(
-            'on_duplicate="last" and order go together', advice="Name the column that tells which row is the last."
+            'on_duplicate="last" and order go together', advice="Name the column that decides which row is the last."
         )
     return order
+
+
+def count_where(engine: Engine, head: Head, where: str) -> dict[str, Json]:
+    """The rows that a delete by this condition would remove now, and the files that hold them. Writes nothing (I17)."""
+    catalog = engine.catalog
+    metadata = catalog.files.metadata(head.metadata_location)
+    schema = schema_of(metadata, head)
+    condition = Where.parse(where, schema)
+    runner = Runner(engine.storage, engine.sessions, "plan")
+    runner.check(condition, schema)
+    files = {file.path: file for file in live_files(catalog.files, head, schema) if condition.may_match(file, metadata)}
+    if condition.plain:
+        target = StageTarget.to_read(schema, catalog.storage)
+        rewrite = Rewrite(target, BY_WHERE, where=where, look_only=True)
+        result = runner.run(rewrite, [InputFile.of(file) for file in files.values()])
+        counts = {file.path: file.matched for file in result.files if file.matched}
+    else:
+        options, arrow = catalog.storage.options, True if has_renamed_columns(metadata) else None
+        counts = count_positions(
+            engine.sessions.get(), condition, list(files), schema, storage_options=options, arrow=arrow
+        )
+    return {
+        "table": head.table,
+        "where": where,
+        "version": catalog.history.resolve(branch=head.branch),
+        "rows": sum(counts.values()),
+        "rows_total": head.rows,
+        "files": len(counts),
+        "files_dropped": sum(1 for path, rows in counts.items() if rows == files[path].rows),
+        "files_total": head.files,
+        "bytes": sum(files[path].size_bytes for path in counts),
+    }

@@ -124,7 +124,7 @@ def check_metrics(found: dict[tuple[str, str], float], whole: dict[str, Any]) ->
     assert found["lake_version", ""] == found["commits_total", ""] == status["version"]
     assert found["quarantined_rows", ""] == status["quarantined"]
     assert (found["healthy", ""], found["ready", ""]) == (status["health"] == "fine", not status["blocking"])
-    assert {label: value for (name, label), value in found.items() if name == "healed_total"} == status["healed"]
+    assert {label: value for (name, label), value in found.items() if name == "recovered_total"} == status["recovered"]
     for table in whole["tables"]:
         for name in ("rows", "files", "bytes", "small_files"):
             assert found[f"table_{name}", table["table"]] == table[name]
@@ -176,7 +176,7 @@ def check_text(lake: fm.Lake) -> None:
 def test_all_answers_agree_and_go_on_agreeing_when_something_changes(world: tuple[fm.Lake, httpx.Client]) -> None:
     lake, client = world
     status = check_agreement(lake, client)
-    assert (status["rows"], status["quarantined"], status["healed"]) == (7, 3, {"rolled_forward": 1})
+    assert (status["rows"], status["quarantined"], status["recovered"]) == (7, 3, {"rolled_forward": 1})
     assert [(one["table"], one["waiting_rows"], one["quarantined"]) for one in status["spools"]] == [("people", 3, 2)]
     assert [(one["sink"], one["lag_rows"], one["quarantined"]) for one in status["sinks"]] == [("web", 1, 1)]
     assert status["health"] == (
@@ -200,7 +200,7 @@ def test_nobody_but_the_report_asks_the_catalog_for_what_is_shown() -> None:
     folder = Path(floodmark.serve.__path__[0])
     shown = [folder / "http" / f"{name}.py" for name in ("api", "events", "metrics")]
     shown += [folder / "page" / f"{name}.py" for name in ("handlers", "content")]
-    shown += [folder.parent / "report" / "overview.py", folder.parent / "cli" / "status.py"]
+    shown += [folder.parent / "report" / "overview.py", folder.parent / "cli" / "state.py"]
     for path in shown:
         names = {
             name

@@ -118,10 +118,10 @@ def test_what_a_job_is_stays(made: Path) -> None:
     ("changes", "words"),
     [
         (("--path", "x/{start}.jsonl"), ("one source", "--from-table")),
-        (("--step", "5"), ("--step goes with --path",)),
-        (("--range-column", "id"), ("--from-table and --range-column go together",)),
+        (("--step", "5"), ("--step needs --path",)),
+        (("--range-column", "id"), ("--from-table and --range-column need each other",)),
         (("--table", "events=select * from chunk"), ("named twice", "table=events")),
-        (("--table", "=select 1"), ("this is no table",)),
+        (("--table", "=select 1"), ("invalid table",)),
         (("--table", "nowhere"), ("nowhere",)),
         (("--order", "best"), ("newest or oldest",)),
         (("--tip", "now"), ("no tip by the clock",)),
@@ -141,13 +141,13 @@ def test_what_is_wrong_makes_no_job(made: Path, changes: tuple[str, ...], words:
 
 def test_a_history_has_a_source(made: Path) -> None:
     given = [one for one in YEARS if one not in ("--call", "feed:read")]
-    backfill(made, *given, code=2).says("Invalid", "a history has one source")
+    backfill(made, *given, code=2).says("Invalid", "a history needs exactly one source")
 
 
 def test_a_failed_history_says_how_and_what_is_done_and_is_seen_and_goes_on(made: Path) -> None:
     (made / "away-2").touch()
     done = backfill(made, *YEARS, code=4)
-    goes_on = "what is done stays; go on with `floodmark backfill resume years`"
+    goes_on = "finished work is kept; continue with `floodmark backfill resume years`"
     assert done.stdout == f"failed: years, 2 of 5 chunks (40.0 %) done; {goes_on}\n"
     assert done.stderr.startswith("floodmark: Unavailable: the source failed [")
     assert "chunk=20..30" in done.stderr
@@ -240,7 +240,7 @@ def test_a_column_is_filled_and_new_rows_fill_it_themselves(made: Path) -> None:
         (("users", "name", "'x'"), ("column of this name",)),
         (("nowhere", "x", "'x'"), ("nowhere",)),
         (("users", "x", "'x'", "--join", "events e"), ("join and on go together",)),
-        (("users", "x", "'x'", "--batch-bytes", "many"), ("not a size", "many")),
+        (("users", "x", "'x'", "--batch-bytes", "many"), ("invalid size", "many")),
         (("users", "x", "'x'", "--pause", "long"), ("span of time",)),
     ],
     ids=["taken", "no-table", "half-a-join", "size", "pause"],
@@ -292,7 +292,7 @@ def test_a_signal_ends_a_run_as_cancelled_and_says_how_to_go_on(made: Path, numb
     child = running(made, 2, *YEARS, as_json=False)
     os.kill(child.pid, number)
     done: Done = child.wait(WAIT_S)
-    goes_on = "what is done stays; go on with `floodmark backfill resume years`"
+    goes_on = "finished work is kept; continue with `floodmark backfill resume years`"
     assert (done.code, done.stdout) == (130, f"cancelled: years, 2 of 5 chunks (40.0 %) done; {goes_on}\n")
     assert "Traceback" not in done.stderr
     assert asked(made, "show", "years")["status"] == "cancelled"
@@ -375,7 +375,7 @@ def test_a_job_that_was_asked_to_stop_is_stopping(made: Path) -> None:
     with fm.open(made / "lake") as lake:
         lake.catalog.jobs.start("x", "history", ["events"], {}, {}, "chunks", "test")
         done = backfill(made, "cancel", "x")
-        assert re.fullmatch(rf"asked x to stop; \S+:{os.getpid()} does after what it is at\n", done.stdout)
+        assert re.fullmatch(rf"asked x to stop; \S+:{os.getpid()} stops after its current step\n", done.stdout)
         assert backfill(made, "list").lines[1].split()[:3] == ["x", "history", "stopping"]
 
 
@@ -388,7 +388,7 @@ def test_a_lake_without_jobs_says_so(made: Path) -> None:
 def test_jobs_that_are_over_are_listed_with_all(made: Path) -> None:
     backfill(made, *YEARS)
     done = backfill(made, "list")
-    assert (done.stdout, done.stderr) == ("no jobs now\n", "1 job more with --all\n")
+    assert (done.stdout, done.stderr) == ("no active jobs\n", "1 job more with --all\n")
     assert backfill(made, "list", "--all").lines[1].split()[:3] == ["years", "history", "done"]
 
 

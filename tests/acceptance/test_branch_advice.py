@@ -35,7 +35,7 @@ def test_no_side_is_preferred_where_that_decides_nothing(made: Path) -> None:
     done = said(made, "branch", "merge", "dev", code=3)
     text = done.stdout + done.stderr
     assert "key" in text
-    assert "--prefer does not decide" in text
+    assert "--prefer cannot resolve" in text
     assert "--prefer ours" not in text
 
 
@@ -47,12 +47,12 @@ def test_rows_that_came_from_a_branch_of_the_branch_are_not_said_to_be_merged(ma
         lake.append("plain", [{"id": 1, "name": "a"}], branch="child")
         lake.branches.merge("child")
         lake.branches.delete("child")
-    assert "1 of its commits never merged" in said(made, "branch", "delete", "dev").stdout
+    assert "1 of its commits are not merged" in said(made, "branch", "delete", "dev").stdout
     with fm.open(made / "lake", actor="test") as lake:
         lake.branches.merge("dev")
         lake.append("plain", [{"id": 2, "name": "b"}])
         lake.branches.merge("main", into="dev")
-    assert "everything on it was merged" in said(made, "branch", "delete", "dev").stdout
+    assert "all of its commits are merged" in said(made, "branch", "delete", "dev").stdout
 
 
 def test_a_branch_with_branches_is_not_said_to_go(made: Path) -> None:

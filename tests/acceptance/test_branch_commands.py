@@ -155,29 +155,29 @@ def test_lists_and_differences_as_text(made: Path) -> None:
     assert lines[0].split() == ["branch", "parent", "base", "head", "commits", "tables", "created"]
     assert [line.split()[0] for line in lines[1:]] == ["main", "dev"]
     assert '{"id": 2, "name": "bee"}' in said(made, "branch", "diff", "dev").stdout
-    assert "would delete branch dev: 1 of its commits never merged" in said(made, "branch", "delete", "dev").stdout
+    assert "would delete branch dev: 1 of its commits are not merged" in said(made, "branch", "delete", "dev").stdout
     assert "merged dev into main, version 4" in said(made, "branch", "merge", "dev").stdout
     assert "up to date" in said(made, "branch", "merge", "dev").stdout
 
 
 def test_repair_shows_what_happened_and_acts_with_apply(made: Path) -> None:
     place = Place(str(made / "lake"), None)
-    assert asked(made, "repair") == {"outcome": "nothing_to_do", "repairs": [], "healing": None}
+    assert asked(made, "repair") == {"outcome": "nothing_to_do", "repairs": [], "recovery": None}
     by_another(place, "people", lambda table: table.append(theirs(k9="i")))
     assert "floodmark repair people" in said(made, "changes", "people", code=5).stderr
     assert "floodmark repair people" in " ".join(said(made, "doctor", code=1).stdout.split())
     planned = asked(made, "repair", "people")
     assert planned["outcome"] == "planned"
     (one,) = planned["repairs"]
-    assert (one["happened"], one["choice"], one["rows_added"], len(one["ways"])) == ("appended", "take_in", 1, 2)
+    assert (one["happened"], one["choice"], one["rows_added"], len(one["ways"])) == ("appended", "accept", 1, 2)
     text = said(made, "repair")
     assert "another writer appended: 1 row(s)" in text.stdout
     assert "--apply" in text.stderr
     done = asked(made, "repair", "people", "--apply")
-    assert (done["outcome"], done["repairs"][0]["version"]) == ("taken_in", 3)
+    assert (done["outcome"], done["repairs"][0]["version"]) == ("accepted", 3)
     assert state(made) == {1: "a", 2: "b", 3: "c", 9: "i"}
     assert asked(made, "repair", "people")["outcome"] == "nothing_to_do"
-    assert [row["outcome"] for row in asked(made, "audit")["audit"]] == ["taken_in"]
+    assert [row["outcome"] for row in asked(made, "audit")["audit"]] == ["accepted"]
 
 
 def test_repair_of_what_is_not_clear_wants_a_choice(made: Path) -> None:
@@ -186,7 +186,7 @@ def test_repair_of_what_is_not_clear_wants_a_choice(made: Path) -> None:
     unclear = asked(made, "repair")
     assert (unclear["outcome"], unclear["repairs"][0]["choice"]) == ("unclear", None)
     assert "key" in unclear["repairs"][0]["detail"]
-    assert "--put-back" in said(made, "repair", "people", "--apply", code=2).stderr
-    said(made, "repair", "people", "--take-in", "--put-back", code=2)
-    assert asked(made, "repair", "people", "--put-back", "--apply")["outcome"] == "put_back"
+    assert "--revert" in said(made, "repair", "people", "--apply", code=2).stderr
+    said(made, "repair", "people", "--accept", "--revert", code=2)
+    assert asked(made, "repair", "people", "--revert", "--apply")["outcome"] == "reverted"
     assert state(made) == {1: "a", 2: "b", 3: "c"}

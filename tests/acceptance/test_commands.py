@@ -31,7 +31,7 @@ from tests.contract.test_older_formats import EVERY_OLDER, everything, make_olde
 STATUS_KEYS = [
     *("lake", "catalog", "format", "incarnation", "version", "branches", "tables", "rows", "files", "bytes"),
     *("small_files", "small_file_ratio", "versions", "expired_states", "last_commit"),
-    *("running", "pending", "unknown", "drifted", "pins", "healed", "last_maintenance", "due", "sinks"),
+    *("running", "pending", "unknown", "drifted", "pins", "recovered", "last_maintenance", "due", "sinks"),
     *("spools", "quarantined", "daemon", "jobs", "jobs_error", "blocking", "health"),
 ]
 TABLE_KEYS = {
@@ -184,18 +184,18 @@ def test_tables_show_and_history_as_text_and_as_json(made: Path) -> None:
 def test_recover_and_audit_say_what_was_done(made: Path) -> None:
     place = Place(str(made / "lake"), None)
     assert command("recover", "--lake", "lake", cwd=made).stdout == "nothing_to_do: nothing to do; 0 files deleted\n"
-    assert command("audit", "--lake", "lake", cwd=made).stdout == "nothing was ever healed\n"
+    assert command("audit", "--lake", "lake", cwd=made).stdout == "no recovery or repair yet\n"
     assert run_killed(append_batch, place, failpoint="append.sealed")
     status = answer("status", "--lake", "lake", cwd=made)
     assert len(status["pending"]) == 1
     assert status["health"].startswith("recovery pending: 1 dead operation(s)")
     done = answer("recover", "--lake", "lake", cwd=made)
-    assert done["outcome"] == "healed"
+    assert done["outcome"] == "recovered"
     assert done["rolled_forward"] == status["pending"]
     assert set(done) == {"outcome", "rolled_forward", "rolled_back", "discarded", "refused", "files_deleted", "waiting"}
     assert run_killed(append_plain, place, failpoint="append.sealed")
     done = command("recover", "--lake", "lake", cwd=made)
-    assert done.stdout.startswith("healed: 1 rolled back;")
+    assert done.stdout.startswith("recovered: 1 rolled back;")
     audit = answer("audit", "--lake", "lake", cwd=made)["audit"]
     assert [row["outcome"] for row in audit] == ["rolled_back", "rolled_forward"]
     assert set(audit[0]) == {"time", "operation", "kind", "found", "outcome", "version", "detail"}
@@ -207,7 +207,7 @@ def test_recover_and_audit_say_what_was_done(made: Path) -> None:
 def test_a_lake_that_cannot_be_understood_is_refused_until_an_operator_gives_the_operation_up(made: Path) -> None:
     place = Place(str(made / "lake"), None)
     assert run_killed(append_batch, place, failpoint="append.sealed")
-    with place.open(heal=False) as lake, lake.catalog.database.write() as tx:
+    with place.open(recover=False) as lake, lake.catalog.database.write() as tx:
         tx.execute(update(tables.operations).where(tables.operations.c.state == "staged").values(state="floating"))
     operation = answer("status", "--lake", "lake", cwd=made)["unknown"][0]
     refused = answer("recover", "--lake", "lake", cwd=made, code=5)
@@ -222,7 +222,7 @@ def test_a_lake_that_cannot_be_understood_is_refused_until_an_operator_gives_the
     assert "--apply" in plan["error"]["advice"]
     assert answer("status", "--lake", "lake", cwd=made)["unknown"] == [operation]
     done = answer("recover", "--discard", operation, "--apply", "--lake", "lake", cwd=made)
-    assert (done["outcome"], done["discarded"]) == ("healed", [operation])
+    assert (done["outcome"], done["discarded"]) == ("recovered", [operation])
     with place.open() as lake:
         check_lake(lake.catalog)
         assert ids(lake, "notes") == [1, 2]
@@ -384,7 +384,10 @@ def test_an_unknown_setting_names_the_nearest(made: Path, text: str, setting: st
 
 def test_a_settings_file_that_is_no_toml_is_wrong_input(made: Path) -> None:
     (made / "floodmark.toml").write_text("[lake\n")
-    assert answer("status", "--lake", "lake", cwd=made, code=2)["error"]["message"] == "the settings file is not TOML"
+    assert (
+        answer("status", "--lake", "lake", cwd=made, code=2)["error"]["message"]
+        == "the settings file is not valid TOML"
+    )
 
 
 # ── what it costs ──

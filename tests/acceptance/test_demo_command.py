@@ -48,7 +48,7 @@ def test_the_whole_story_ends_with_nothing_lost_and_nothing_doubled(tmp_path: Pa
     ]
     # Each failpoint, a plain kill of each daemon, two jobs, and two pieces of maintenance.
     assert told["kills"] == len(WHILE_SENDING) + len(WHILE_FILES_COME) + 2 + 4
-    assert told["healed"] > 0
+    assert told["recovered"] > 0
     for name in ("lake", "copy"):
         with fm.open(folder / name) as lake:
             check_lake(lake.catalog)

@@ -23,7 +23,7 @@ import floodmark as fm
 from floodmark import clock
 from floodmark.rows.session import JAVA_VERSIONS
 from floodmark.serve.http.access import token_hash
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.body import RequestLimits
 from floodmark.settings.settings import load_settings
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.postgres import PostgresServer
@@ -142,7 +142,7 @@ def command(folder: Path, *arguments: str, **environment: str) -> subprocess.Com
 
 def test_the_proxy_takes_what_the_daemon_takes() -> None:
     (size,) = re.findall(r"client_max_body_size (\d+)m;", PAGE)
-    assert int(size) * 1024 * 1024 >= Limits().body_bytes_max
+    assert int(size) * 1024 * 1024 >= RequestLimits().body_bytes_max
 
 
 # ── the container ──

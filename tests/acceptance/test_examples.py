@@ -118,7 +118,7 @@ def test_a_change_of_shape_is_a_plan_and_one_version_without_java(tmp_path: Path
     assert run("schema.py", folder, JAVA_HOME="", PATH=str(tmp_path / "empty")) == [
         "committed",
         "nothing_to_do",
-        "refused: rows refer to keys that are not there",
+        "refused: rows refer to keys that do not exist",
         "  customers: rename_column (safe)",
         "  customers: add_column (needs_rewrite)",
         "  orders: add_key (safe)",

@@ -162,7 +162,10 @@ def test_a_delete_shows_its_plan_and_deletes_only_with_apply(made: Path) -> None
     assert done.data["tables"][0]["rows_deleted"] == 3
     assert done.data["message"] == "delete where country = 'XX'"
     again = command(made, *delete, "--apply", "--batch", "monday")
-    assert (again.code, again.stdout) == (0, "nothing to do: batch monday is in users since version 10\n")
+    assert (again.code, again.stdout) == (
+        0,
+        "nothing to do: batch monday was already committed to users in version 10\n",
+    )
     for more in ((), ("--apply",)):
         assert command(made, *delete, *more) == Done(0, "nothing to do: no row matches\n", "", 10)
     text = command(made, "delete", "users", "--where", "id in (1, 2)", "--apply")
@@ -215,9 +218,9 @@ def test_changes_are_shown_with_what_to_ask_next(still: Path) -> None:
         ["3", "upsert", "20", "user", "20", "DE", "20"],
         ["4", "delete", "5", "-", "-", "-"],
     ]
-    assert (done.code, done.stderr) == (0, "up to sequence 4: the next question is --since 4\n")
+    assert (done.code, done.stderr) == (0, "up to sequence 4; continue with --since 4\n")
     nothing = command(still, "changes", "users", "--since", "4")
-    assert (nothing.code, nothing.stdout) == (0, "nothing new\n")
+    assert (nothing.code, nothing.stdout) == (0, "no changes\n")
     limited = command(still, "changes", "users", "--limit", "3")
     assert len(limited.stdout.splitlines()) == 4
     # What comes next is not said while there is more of this.
@@ -496,7 +499,10 @@ def test_a_key_that_comes_twice_is_refused_or_decided_by_a_column(done: dict[str
     done["twice"].says("Invalid", "id=6")
     assert done["twice"].version == FIRST + 1
     assert (done["last"].code, done["last"].data["rows"], done["last"].version) == (0, 2, FIRST + 2)
-    assert done["last again"].stdout == f"nothing to do: batch one is in people since version {FIRST + 2}\n"
+    assert (
+        done["last again"].stdout
+        == f"nothing to do: batch one was already committed to people in version {FIRST + 2}\n"
+    )
     done["last by what"].says("Invalid", "aeg", "age")
 
 

@@ -161,7 +161,7 @@ def run_main(arguments: list[str]) -> Done:
 def make_again(point: str) -> None:
     """As if the table was dropped and made again while rows were staged; and back, when the command has ended."""
     if point in ("append.sealed", "abandon.fenced"):
-        with fm.open("lake", heal=False) as lake, lake.catalog.database.write() as tx:
+        with fm.open("lake", recover=False) as lake, lake.catalog.database.write() as tx:
             head = tables.heads
             known = tx.execute(select(head.c.table_id).where(head.c.table_name == "events")).scalar_one()
             new = f"other-{known}" if point == "append.sealed" else known.removeprefix("other-")
@@ -199,7 +199,9 @@ def test_the_same_batch_again_is_a_no_op_that_says_so(done: dict[str, Done]) -> 
         0,
         1,
     )
-    assert done["same batch as text"].stdout == "nothing to do: batch one is in events since version 1\n"
+    assert (
+        done["same batch as text"].stdout == "nothing to do: batch one was already committed to events in version 1\n"
+    )
     assert done["same batch as text"].version == 1
 
 

@@ -63,7 +63,7 @@ def test_commands_say_the_same(lost: Path, verb: tuple[str, ...], capfd: pytest.
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_database_without_a_lake_beside_its_files_is_a_lost_one(lost: Path, read_only: bool) -> None:
     (lost / SQLITE_NAME).touch()
-    with pytest.raises(fm.Corrupt, match="no catalog knows them"):
+    with pytest.raises(fm.Corrupt, match="but no catalog for them"):
         fm.open(lost, read_only=read_only)
 
 
@@ -74,7 +74,7 @@ def test_where_no_files_are_there_is_no_lake(tmp_path: Path) -> None:
 
 
 def test_open_with_create_refuses_too(lost: Path) -> None:
-    with pytest.raises(fm.Corrupt, match="no catalog knows them"):
+    with pytest.raises(fm.Corrupt, match="but no catalog for them"):
         fm.open(lost, create=True)
 
 

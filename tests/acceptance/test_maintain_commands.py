@@ -22,7 +22,7 @@ from sqlalchemy import update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.upkeep import Consumer, Maintenance
+from floodmark.catalog.maintenance_state import Consumer, Maintenance
 from floodmark.cli.main import main
 from floodmark.cli.maintain import sentence
 from floodmark.testing.children import run_child, run_killed
@@ -139,7 +139,7 @@ def test_a_compaction_is_told_in_a_sentence_and_keeps_rows_and_sequences(made: P
     before = rows(made)
     assert maintain(made, "compact") == Done(
         0,
-        "events: below threshold: 6 small files, 32 are worth a rewrite\nnotes: nothing to do: 1 small file of 1\n",
+        "events: below threshold: 6 small files, compaction starts at 32\nnotes: nothing to do: 1 small file of 1\n",
         "",
     )
     planned = maintain(made, "compact", "events", "--files", "4", "--dry-run")
@@ -170,7 +170,7 @@ def test_a_compaction_as_one_json_object(made: Path) -> None:
 def test_an_empty_lake_has_nothing_to_keep(tmp_path: Path) -> None:
     with fm.open(tmp_path / "lake", create=True):
         pass
-    assert maintain(tmp_path, "compact").stdout == "nothing to do: there is no table yet\n"
+    assert maintain(tmp_path, "compact").stdout == "nothing to do: no tables yet\n"
     assert maintain(tmp_path).lines[-1] == "nothing to do"
 
 
@@ -217,7 +217,7 @@ def append_batch(place: Place) -> None:
 
 def test_nothing_is_kept_healthy_while_an_operation_cannot_be_understood(made: Path) -> None:
     assert run_killed(append_batch, Place(str(made / "lake"), None), failpoint="append.sealed")
-    with fm.open(made / "lake", heal=False) as lake, lake.catalog.database.write() as tx:
+    with fm.open(made / "lake", recover=False) as lake, lake.catalog.database.write() as tx:
         tx.execute(update(tables.operations).where(tables.operations.c.state == "staged").values(state="floating"))
     files = everything(made)[1]
     done = answer(made, "maintain", "--files", "4", "--keep", "0s", "--grace", "0s", code=5)
@@ -243,7 +243,7 @@ def set_marks(folder: Path) -> None:
     with fm.open(folder / "lake") as lake:
         table_id = lake.catalog.history.head("events").table_id
         for name, mark, protected in (("ahead", 7, True), ("behind", 2, True), ("careless", 0, False)):
-            lake.catalog.upkeep.put_consumer(Consumer(name, table_id, mark, protected))
+            lake.catalog.maintenance.put_consumer(Consumer(name, table_id, mark, protected))
 
 
 def test_a_policy_is_set_shown_and_taken_away(made: Path) -> None:
@@ -283,14 +283,14 @@ def test_a_wrong_policy_is_named_and_changes_nothing(
 def test_retention_says_what_went_and_what_is_kept_for_whom(made: Path) -> None:
     maintain(made, "policy", "events", "--retention", "200d")
     planned = maintain(made, "retain", "--now", NOW, "--dry-run")
-    assert planned == Done(0, "events: would let go of 11 rows (policy 200d by ts): 4 files dropped, 0 rewritten\n", "")
+    assert planned == Done(0, "events: would delete 11 rows (policy 200d by ts): 4 files dropped, 0 rewritten\n", "")
     set_marks(made)
     due = ("retain", "events", "--now", NOW)
     done = maintain(made, *due)
     assert done.stdout == (
-        "events: let go of 5 rows (policy 200d by ts): 2 files dropped, 0 rewritten, version 11; "
-        "6 due rows stay: a protected consumer has not had them\n"
-        "events: careless has lost 5 rows that it has not had\n"
+        "events: deleted 5 rows (policy 200d by ts): 2 files dropped, 0 rewritten, version 11; "
+        "6 due rows stay: a protected consumer has not read them\n"
+        "events: careless has lost 5 rows that it has not read\n"
     )
     assert [number for number, _ in rows(made)][:3] == [30, 31, 32]
     again = answer(made, "maintain", *due)
@@ -304,15 +304,15 @@ def test_a_forced_loss_is_shown_first_done_with_apply_and_told_again(made: Path)
     forced = ("retain", "--now", NOW, "--force")
     before = everything(made)
     planned = maintain(made, *forced)
-    assert planned.lines[0].startswith("events: would let go of 11 rows ")
+    assert planned.lines[0].startswith("events: would delete 11 rows ")
     losses = {"behind": 6, "careless": 11}
     assert set(planned.lines[1:]) == {
-        f"events: {name} will lose {count} rows that it has not had" for name, count in losses.items()
+        f"events: {name} will lose {count} rows that it has not read" for name, count in losses.items()
     }
     assert planned.stderr == "Add --apply to do it.\n"
     assert everything(made) == before
     done = maintain(made, *forced, "--apply")
-    assert done.lines[0].startswith("events: let go of 11 rows ")
+    assert done.lines[0].startswith("events: deleted 11 rows ")
     assert set(done.lines[1:]) == {line.replace("will lose", "has lost") for line in planned.lines[1:]}
     assert done.stderr.splitlines() == planned.lines[1:]
     (record,) = answer(made, "maintain", "history", "events", "--limit", "1")["records"]
@@ -331,14 +331,14 @@ def test_retention_without_a_policy_says_so(still: Path) -> None:
 
 def test_versions_expire_then_their_files_are_listed_then_deleted(made: Path) -> None:
     held = maintain(made, "expire")
-    assert re.fullmatch(r"nothing to do: no version from before 20\S+Z that nothing holds\n", held.stdout)
+    assert re.fullmatch(r"nothing to do: no version before 20\S+Z can expire\n", held.stdout)
     maintain(made, "compact", "--files", "4")
     before = rows(made)
     assert maintain(made, "expire", "--keep", "0s", "--dry-run").stdout == "would expire 10 versions (1 to 10)\n"
     assert maintain(made, "expire", "--keep", "0s").stdout == "expired 10 versions (1 to 10)\n"
     command(made, "changes", "events", "--version", "5", code=2).says("BelowRetention", "5")
     # Their readers still have time.
-    assert maintain(made, "sweep").stdout == "nothing to do: no file that may go\n"
+    assert maintain(made, "sweep").stdout == "nothing to do: no files to delete\n"
 
     planned = maintain(made, "sweep", "events", "--grace", "0s", "--dry-run")
     head, *listed, total = planned.lines
@@ -361,7 +361,7 @@ def test_versions_expire_then_their_files_are_listed_then_deleted(made: Path) ->
     assert not any(Path(file["file"].removeprefix("file://")).exists() for file in record["listing"])
     assert rows(made) == before
     nothing = maintain(made, "sweep", "--grace", "0s", "--deep")
-    assert set(nothing.lines) == {"nothing to do: no file that may go"}
+    assert set(nothing.lines) == {"nothing to do: no files to delete"}
     done = maintain(made, "sweep", "events", "--grace", "0s", "--dry-run")
     assert done.lines == ["total: 0 files, 0 bytes"]
 
@@ -601,7 +601,7 @@ def test_a_wrong_setting_is_named_before_anything_is_done(tmp_path: Path, text: 
         ),
         (
             Maintenance("sweep", "", "swept", {"files": 2, "bytes": 1_500_000, "states": 0, "unknown_files": 3}),
-            "deleted 2 leftover files (1.5 MB); 3 files of which nobody can tell whose they are, kept",
+            "deleted 2 leftover files (1.5 MB); 3 files of unknown origin kept",
         ),
         (
             Maintenance("expire", "", "failed", {"error": "Unavailable", "message": "held", "unrecorded": "held"}),

@@ -7,7 +7,7 @@ from pathlib import Path
 import floodmark as fm
 from floodmark.repair.examine import examine_lake
 from floodmark.testing.children import preload, run_child, run_killed
-from tests.acceptance.test_sink_commands import answer
+from tests.acceptance.test_sink_commands import answer, command
 from tests.conftest import Place
 from tests.foreign_writer import by_another, theirs
 
@@ -32,10 +32,19 @@ def test_the_answer_says_that_healing_still_refuses(tmp_path: Path) -> None:
     for table in ("people", "events"):
         by_another(Place(folder, None), table, lambda one: one.append(theirs(k8="h")))
     first = answer(tmp_path, "repair", "events", "--apply")
-    assert first["outcome"] == "taken_in"
-    assert "people" in first["healing"]
+    assert first["outcome"] == "accepted"
+    assert "people" in first["recovery"]
     second = answer(tmp_path, "repair", "people", "--apply")
-    assert (second["outcome"], second["healing"]) == ("taken_in", None)
+    assert (second["outcome"], second["recovery"]) == ("accepted", None)
+
+
+def test_earlier_option_names_still_work_and_are_not_shown(tmp_path: Path) -> None:
+    folder = str(tmp_path / "lake")
+    run_child(make, folder)
+    for table, option, outcome in (("people", "--take-in", "accepted"), ("events", "--put-back", "reverted")):
+        by_another(Place(folder, None), table, lambda one: one.append(theirs(k8="h")))
+        assert answer(tmp_path, "repair", table, option, "--apply")["outcome"] == outcome
+    assert "--take-in" not in command(tmp_path, "repair", "--help").stdout
 
 
 def overwrite_often(folder: str) -> None:

@@ -171,7 +171,7 @@ def test_as_a_person_starts_it_says_one_line_and_prints_nothing_else(made: Path)
             out, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, out, err) == (0, "", "")
     assert line.startswith("floodmark: serving ")
-    assert "anybody on this machine" in line
+    assert "anyone on this machine may write" in line
 
 
 # ── who may write ──

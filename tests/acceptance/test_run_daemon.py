@@ -92,7 +92,7 @@ def test_a_second_daemon_says_who_holds_the_lake_and_a_killed_one_is_taken_over(
 def test_a_daemon_that_another_one_replaced_stops_at_once_with_its_own_exit_code(made: Path) -> None:
     (made / "floodmark.toml").write_text(QUICK)
     with running(made) as (child, _):
-        with fm.open(made / "lake", heal=False) as lake, lake.catalog.database.write() as tx:
+        with fm.open(made / "lake", recover=False) as lake, lake.catalog.database.write() as tx:
             # As if it had been paused for longer than its lease, and another one had come.
             tx.execute(update(tables.daemon).values(run="another", process="another"))
         assert child.wait(WAIT_S) == 5
@@ -115,7 +115,7 @@ def test_what_does_not_end_in_time_is_cut_off_with_a_word_and_exit_code_1(made: 
     (made / "floodmark.toml").write_text(f'{QUICK}[serve]\ndrain = "3s"\n')
     with running(made) as (child, client):
         assert send(client, 1, wait=True).status_code == 200
-        with fm.open(made / "lake", heal=False) as lake, lake.catalog.database.write() as tx:
+        with fm.open(made / "lake", recover=False) as lake, lake.catalog.database.write() as tx:
             # Somebody keeps the catalog for himself: what is taken now cannot be committed in time.
             lake.catalog.database.lock_lake(tx)
             assert send(client, 2).status_code == 202
@@ -244,7 +244,7 @@ def test_tables_that_are_declared_otherwise_are_told_and_left_as_they_are(made: 
         pass
     (announced,) = (json.loads(path.read_text()) for path in made.glob("out-*") if path.suffix != ".err")
     (difference,) = announced["differences"]
-    assert difference.startswith("table events is declared otherwise: ")
+    assert difference.startswith("table events differs from its declaration: ")
     assert "floodmark plan" in difference
     with fm.open(made / "lake") as lake:
         assert [field.name for field in lake.schema("events").fields if field.name != "_seq"] == ["id", "name"]
@@ -275,12 +275,12 @@ def test_sinks_that_are_declared_otherwise_are_told_with_what_differs_and_a_comm
         pass
     said = max(made.glob("out-*"), key=lambda path: path.stat().st_mtime_ns if path.suffix != ".err" else 0)
     out, gone = json.loads(said.read_text())["differences"]
-    assert "format is parquet there, and jsonl in the file" in out
-    assert "part_bytes is 1048576 there, and 2097152 in the file" in out
+    assert "format is parquet in the lake, and jsonl in the file" in out
+    assert "part_bytes is 1048576 in the lake, and 2097152 in the file" in out
     (advised,) = re.findall(r"`floodmark (.*?)`", out)
     assert advised == "--config other.toml sink set out --set format=jsonl --set part_bytes=2097152"
-    assert "tables is events there, and events, people in the file" in gone
-    assert f"path is {made}/here there, and {made}/there in the file" in gone
+    assert "tables is events in the lake, and events, people in the file" in gone
+    assert f"path is {made}/here in the lake, and {made}/there in the file" in gone
     (removed,) = re.findall(r"`floodmark (.*?)`", gone)
     for line in (advised, removed):
         assert command(made, "--lake", "lake", *shlex.split(line))[0] == 0
@@ -296,6 +296,6 @@ def test_a_table_that_cannot_be_as_declared_is_told_with_the_reason_and_the_way(
         pass
     (announced,) = (json.loads(path.read_text()) for path in made.glob("out-*") if path.suffix != ".err")
     told = " ".join(announced["differences"])
-    assert "it cannot be done as declared" in told
+    assert "this change is refused" in told
     assert "renamed_from" in told
     assert "`floodmark plan" not in told

@@ -86,7 +86,7 @@ def test_a_plan_that_is_not_the_expected_one_is_a_conflict(made: Path) -> None:
     fill(made)
     stale = command(made, "apply", "second.toml", "--expect", plan["plan"], code=3)
     assert stale.stdout == ""
-    assert stale.stderr.startswith("floodmark: Conflict: this is not the plan that was expected")
+    assert stale.stderr.startswith("floodmark: Conflict: the plan is not the expected one")
     assert answer(made, "apply", "second.toml")["outcome"] == "committed"
 
 
@@ -161,7 +161,7 @@ def test_undrop_brings_a_dropped_table_back_and_says_what_it_left_out(made: Path
     command(made, "drop", "orders", "--apply")
     gone = answer(made, "status")["version"]
     done = command(made, "undrop", "orders")
-    assert done.lines == [f"orders is back with 1 rows, as of version {gone - 1}; version {gone + 1}"]
+    assert done.lines == [f"orders restored with 1 rows, as of version {gone - 1}; version {gone + 1}"]
     assert "References are not checked any more: user." in done.stderr
     assert "floodmark apply" in done.stderr
     command(made, "undrop", "orders", code=2).says("Invalid", "not dropped")

@@ -169,7 +169,7 @@ def everything(folder: Path) -> tuple[list[str], dict[str, int]]:
 
 
 def test_a_sink_is_added_run_and_looked_at(made: Path) -> None:
-    assert sink(made, "list").stdout == "no sinks: `floodmark sink add` makes one\n"
+    assert sink(made, "list").stdout == "no sinks; add one with `floodmark sink add`\n"
     added = sink(made, "add", "out", "--kind", "files", "--table", "users", "--table", "notes", "--path", "out")
     assert added == Done(
         0,
@@ -188,8 +188,8 @@ def test_a_sink_is_added_run_and_looked_at(made: Path) -> None:
     assert re.fullmatch(r"users: shipped 6 rows \([\d.]+ (bytes|kB)\) in 1 unit, up to sequence 1", done.lines[1])
     assert done.stderr == ""
     assert sink(made, "run", "out").lines == [
-        "notes: nothing to do: nothing is newer than sequence 1",
-        "users: nothing to do: nothing is newer than sequence 1",
+        "notes: nothing to do: no changes after sequence 1",
+        "users: nothing to do: no changes after sequence 1",
     ]
 
     change(made, lambda lake: lake.delete("users", "id = 3"))
@@ -260,7 +260,7 @@ def test_what_only_asks_changes_nothing(still: Path, arguments: tuple[str, ...])
 def test_a_sink_may_begin_with_what_comes_from_now_on(made: Path) -> None:
     added = sink(made, "add", "out", "--kind", "files", "--table", "users", "--path", "out", "--start", "head")
     assert "users from 1; 0 changes to send" in added.stdout
-    assert sink(made, "run", "out").lines == ["users: nothing to do: nothing is newer than sequence 1"]
+    assert sink(made, "run", "out").lines == ["users: nothing to do: no changes after sequence 1"]
     change(made, lambda lake: lake.append("users", [{"id": 9, "name": "new", "country": "DE"}]))
     sink(made, "run", "out")
     assert list(folded(made)) == [9]
@@ -326,13 +326,11 @@ def test_a_wrong_section_of_the_settings_file_is_named(made: Path, section: str,
 def test_settings_change_and_the_place_stays(made: Path) -> None:
     sink(made, "add", "out", "--kind", "files", "--table", "users", "--path", "out", "--part-bytes", "1MiB")
     assert sink(made, "set", "out", "--format", "jsonl", "--unprotected").stdout == (
-        "set out: format=jsonl, protected=False; format from its next unit on; "
-        "protected from its next run on, also for a unit that is open\n"
+        "set out: format=jsonl, protected=False; format from the next unit on; "
+        "protected from the next run on, also for an open unit\n"
     )
-    assert sink(made, "set", "out", "--where", "id > 1").stdout.endswith("; from its next unit on\n")
-    assert sink(made, "set", "out", "--protected").stdout.endswith(
-        "; from its next run on, also for a unit that is open\n"
-    )
+    assert sink(made, "set", "out", "--where", "id > 1").stdout.endswith("; from the next unit on\n")
+    assert sink(made, "set", "out", "--protected").stdout.endswith("; from the next run on, also for an open unit\n")
     sink(made, "set", "out", "--unprotected", "--set", "where=")
     with fm.open(made / "lake", read_only=True) as lake:
         (consumer,) = lake.show("users")["consumers"]
@@ -385,7 +383,7 @@ def test_properties_of_another_catalog_are_not_taken_for_the_lakes_own(made: Pat
             ("4x",),
         ),
         ((*NEW, "--start", "soon"), "Invalid", ("soon",)),
-        (("add", " new", "--kind", "files", "--table", "users", "--path", "x"), "Invalid", ("no name",)),
+        (("add", " new", "--kind", "files", "--table", "users", "--path", "x"), "Invalid", ("invalid name",)),
         (("run",), "Invalid", ("--all",)),
         (("run", "out", "--all"), "Invalid", ("--all",)),
         (("run", "nowhere"), "NotFound", ("sinks=out",)),
@@ -459,9 +457,9 @@ def test_a_failed_run_says_so_until_another_one_went_well(made: Path, web: Recei
     assert "Unavailable: the endpoint did not take a part" in shown.stdout
     assert sink(made, "list").lines[1].endswith("Unavailable: the endpoint did not take a part")
     # What an earlier run left open is shown before it is removed or sent again, and is finished by the next one.
-    assert "its open unit, which may be half sent" in sink(made, "remove", "web").stdout
-    assert "the open unit is given up" in sink(made, "replay", "web", "--from", "mark").stdout
-    assert "; the unit that is open comes first" in sink(made, "run", "web", "--dry-run").stdout
+    assert "its open unit, which may be partly sent" in sink(made, "remove", "web").stdout
+    assert "the open unit is abandoned" in sink(made, "replay", "web", "--from", "mark").stdout
+    assert "; the open unit comes first" in sink(made, "run", "web", "--dry-run").stdout
 
     web.script()
     assert "in 1 unit, 1 of them left open by an earlier run, up to sequence 1" in sink(made, "run", "web").stdout
@@ -471,12 +469,12 @@ def test_a_failed_run_says_so_until_another_one_went_well(made: Path, web: Recei
 
 
 def test_failed_maintenance_and_a_failed_sink_are_both_named(made: Path, web: Receiver) -> None:
-    from floodmark.catalog.upkeep import Maintenance
+    from floodmark.catalog.maintenance_state import Maintenance
 
     add_web(made, web)
     web.script(answers(503))
     sink(made, "run", "web", code=4)
-    change(made, lambda lake: lake.catalog.upkeep.record(Maintenance("sweep", "", "failed", {"error": "Corrupt"})))
+    change(made, lambda lake: lake.catalog.maintenance.record(Maintenance("sweep", "", "failed", {"error": "Corrupt"})))
     assert answer(made, "status")["health"] == (
         "attention: sweep failed (Corrupt), sink web failed (Unavailable);"
         " see `floodmark maintain history` and `floodmark sink status`"
@@ -484,7 +482,7 @@ def test_failed_maintenance_and_a_failed_sink_are_both_named(made: Path, web: Re
 
 
 def test_all_sinks_run_one_after_the_other_whatever_becomes_of_one(made: Path, web: Receiver) -> None:
-    assert sink(made, "run", "--all").stdout == "nothing to do: there is no sink yet\n"
+    assert sink(made, "run", "--all").stdout == "nothing to do: no sinks yet\n"
     add_web(made, web)
     sink(made, "add", "zip", "--kind", "files", "--table", "users", "--path", "out")
     web.script(answers(404, text="nobody here"))
@@ -520,7 +518,7 @@ def test_refused_rows_are_set_aside_sent_again_or_dropped(made: Path, web: Recei
     change(made, lambda lake: lake.merge("users", [{"id": 5, "name": "newer", "country": "DE"}]))
     web.refuses = lambda row: row["id"] == 4
     assert sink(made, "quarantine", "retry", "web").lines == [
-        "users: 1 refused row arrived, 1 refused again, 1 let go because something newer replaced them"
+        "users: 1 refused row arrived, 1 refused again, 1 removed because newer changes replaced them"
     ]
     (left,) = answer(made, "sink", "quarantine", "list", "web")["rows"]
     assert (left["id"], left["tries"]) == (ids[4], 2)
@@ -668,7 +666,7 @@ def test_a_replay_says_how_many_rows_come_again_or_never(made: Path, web: Receiv
     assert "twice" in planned.stderr
     skipping = answer(made, "sink", "replay", "web", "--from", "head")
     assert (skipping["outcome"], skipping["tables"][0]["skipped"]) == ("planned", 2)
-    assert "2 changes that it has not had will never be sent" in sink(made, "replay", "web", "--from", "2").stdout
+    assert "2 changes not sent yet will never be sent" in sink(made, "replay", "web", "--from", "2").stdout
 
     assert answer(made, "sink", "status", "web")["tables"][0]["epoch"] == 0
     done = sink(made, "replay", "web", "--from", "beginning", "--table", "users", "--apply")
@@ -709,11 +707,11 @@ def test_the_destination_of_an_iceberg_sink_is_compacted_on_its_own(made: Path) 
     place = (*there, "--catalog", f"warehouse=file://{made}/warehouse")
     sink(made, "add", "ice", "--kind", "iceberg", "--table", "notes", "--start", "head", "--namespace", "mart", *place)
     compact = ("maintain", "--sink", "ice", "--compact")
-    assert command(made, *compact).stdout == "mart.notes: nothing to do: the table is not there yet\n"
+    assert command(made, *compact).stdout == "mart.notes: nothing to do: the table does not exist yet\n"
     for number in range(3):
         change(made, lambda lake, number=number: lake.append("notes", [{"id": number, "name": "more"}]))
         sink(made, "run", "ice")
-    assert command(made, *compact).stdout == ("mart.notes: below threshold: 3 small files, 32 are worth a rewrite\n")
+    assert command(made, *compact).stdout == ("mart.notes: below threshold: 3 small files, compaction starts at 32\n")
     assert "mart.notes: would compact 3 files " in command(made, *compact, "--files", "2", "--dry-run").stdout
     done = answer(made, *compact, "--files", "2")
     assert (done["outcome"], done["records"][0]["files_in"], done["records"][0]["files_out"]) == ("compacted", 3, 1)
@@ -736,7 +734,7 @@ def test_the_destination_of_an_iceberg_sink_is_maintained_by_one_command(made: P
     place = (*there, "--catalog", f"warehouse=file://{made}/warehouse")
     options = ("--start", "head", "--set", "keep_snapshots=0s")
     sink(made, "add", "ice", "--kind", "iceberg", "--table", "notes", *options, *place)
-    nothing = "default.notes: nothing to do: the table is not there yet"
+    nothing = "default.notes: nothing to do: the table does not exist yet"
     assert command(made, "maintain", "--sink", "ice").lines == [nothing] * 3
     for number in range(3):
         change(made, lambda lake, number=number: lake.append("notes", [{"id": number, "name": "more"}]))

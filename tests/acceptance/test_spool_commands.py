@@ -38,7 +38,7 @@ def test_spools_are_listed_with_what_waits_and_what_was_put_aside(made: Path) ->
     assert status["quarantined"] == 2
     empty = made / "other"
     fm.open(empty, create=True).close()
-    assert said(made, "--lake", "other", "spool", "list").stdout.strip() == "no table took rows over HTTP"
+    assert said(made, "--lake", "other", "spool", "list").stdout.strip() == "no rows received over HTTP yet"
 
 
 def test_rows_that_were_put_aside_are_looked_at_retried_and_dropped(made: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_refused_spool_is_planned_and_accepted(made: Path) -> None:
     assert "from record 2 on" in planned["lost"]
     told = said(made, "spool", "accept", "events", "--apply").stdout
     assert "may be lost" in told
-    assert "may come twice: nothing" in told
+    assert "may be duplicated: nothing" in told
     assert asked(made, "spool", "accept", "events")["outcome"] == "nothing_to_do"
     with fm.open(made / "lake") as lake:
         with intake_of(lake) as intake:
@@ -125,4 +125,4 @@ def test_a_retry_says_what_shall_count_if_a_key_was_written_since(tmp_path: Path
     again = ("spool", "quarantine", "retry", aside.id, "--evolve")
     assert asked(tmp_path, *again, code=3)["error"]["kind"] == "Conflict"
     assert asked(tmp_path, *again, "--overwrite", "--keep-newer", code=2)["error"]["kind"] == "Invalid"
-    assert "1 row left out" in said(tmp_path, *again, "--keep-newer").stdout
+    assert "1 row discarded" in said(tmp_path, *again, "--keep-newer").stdout

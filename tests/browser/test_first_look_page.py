@@ -160,7 +160,7 @@ def test_the_docs_of_the_api_come_from_the_server_alone(world: World, look: Look
     """`look` complains of any request to another place."""
     page = look(f"{world.url}/docs").page
     section = page.locator("section.api", has_text="/api/tables/{table}/rows").first
-    expect(section).to_contain_text("Take rows, one JSON object in each line")
+    expect(section).to_contain_text("Receive rows, one JSON object per line")
     expect(section).to_contain_text("Idempotency-Key")
     document = world.client.get("/openapi.json").json()
     operations = sum(len(methods) for methods in document["paths"].values())

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 import floodmark as fm
 from floodmark.catalog.jobs import SHOWN_MS
-from floodmark.serve.http.access import Token, new_token, token_hash
+from floodmark.serve.http.access import AccessToken, new_token, token_hash
 from floodmark.testing.children import Child, run_child
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.served import serve_at
@@ -264,7 +264,7 @@ def test_a_full_lake_in_both_themes(full_url: str, look: Look, theme: str) -> No
 def test_an_empty_lake_says_what_to_do_next(empty_url: str, look: Look, theme: str) -> None:
     watched = look(empty_url, theme=theme)
     expect(watched.page.locator("#health")).to_contain_text("an empty lake")
-    for part in ("tables", "ways-in", "ways-out", "jobs", "commits", "healing", "tasks"):
+    for part in ("tables", "ways-in", "ways-out", "jobs", "commits", "recovery", "tasks"):
         expect(watched.page.locator(f"#{part} .empty code")).to_be_visible()
     watched.shot(f"empty-{theme}")
     check_accessible(watched.page)
@@ -305,7 +305,7 @@ def test_the_first_tab_stop_skips_to_the_state(empty_url: str, look: Look) -> No
 
 def test_a_token_opens_the_page_and_its_role_says_what_may_be_done(lake: fm.Lake, look: Look) -> None:
     reader, admin = new_token(), new_token()
-    tokens = [Token("desk", token_hash(reader), "read"), Token("boss", token_hash(admin), "admin")]
+    tokens = [AccessToken("desk", token_hash(reader), "read"), AccessToken("boss", token_hash(admin), "admin")]
     start_job(lake)
     with served(lake, tokens=tokens) as client:
         watched = look(str(client.base_url), width=360, expected=("status: 401", "status of 401"))
@@ -318,7 +318,7 @@ def test_a_token_opens_the_page_and_its_role_says_what_may_be_done(lake: fm.Lake
             page.get_by_label("Token").fill(token)
             page.keyboard.press("Enter")
             if not role:
-                expect(page.get_by_role("alert")).to_have_text("This is not a token of this lake.")
+                expect(page.get_by_role("alert")).to_have_text("Invalid token.")
                 check_accessible(page)
                 continue
             expect(page.locator("#live-text")).to_have_text("live")
@@ -332,7 +332,7 @@ def test_a_token_opens_the_page_and_its_role_says_what_may_be_done(lake: fm.Lake
 
 def test_who_is_signed_out_is_told_and_shown_nothing_as_known(lake: fm.Lake, look: Look) -> None:
     token = new_token()
-    with served(lake, tokens=[Token("desk", token_hash(token), "read")]) as client:
+    with served(lake, tokens=[AccessToken("desk", token_hash(token), "read")]) as client:
         watched = look(str(client.base_url), expected=("status: 401", "status of 401"))
         page = watched.page
         page.get_by_label("Token").fill(token)

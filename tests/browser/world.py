@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from sqlalchemy import update
 
 import floodmark as fm
-from floodmark import clock
+from floodmark import clock, failpoints
 from floodmark.catalog import tables
 from floodmark.catalog.jobs import CHUNKS, DONE, FAILED, HISTORY
 from floodmark.ingest.intake import Intake, default_folder
@@ -50,21 +51,33 @@ def append(place: Place, table: str, *numbers: int) -> None:
 
 @contextmanager
 def job_at_work(lake: fm.Lake) -> Iterator[threading.Event]:
-    """A history that is loaded by this process, and waits in its second chunk for the event that is given."""
-    go_on = threading.Event()
+    """A history that is loaded by this process, and stops inside its second chunk until the event is set.
 
-    def wait(chunk: Any) -> Any:
-        go_on.wait(60)
+    It stops in the publish, when its progress is recorded: a run that waits for its source notices a cancel and ends,
+    before anyone can see that it is stopping.
+    """
+    go_on = threading.Event()
+    sealed = iter(range(50))
+
+    def when_recorded(chunk: Any) -> Any:
+        while not lake.backfill.show("years")["processed"]:
+            time.sleep(0.02)
         return number_rows(chunk)
 
-    source = Numbers(tip=50, act={"10..20": wait})
+    def wait(point: str) -> None:
+        if point == "chunk.sealed" and next(sealed) == 1:
+            go_on.wait(60)
+
+    source = Numbers(tip=50, act={"10..20": when_recorded})
     thread = threading.Thread(target=lambda: run(lake, history(source, order="oldest")))
+    failpoints.observer = wait
     thread.start()
     try:
         yield go_on
     finally:
         go_on.set()
         thread.join()
+        failpoints.observer = None
 
 
 # ── all of it ──

@@ -11,7 +11,7 @@ import zstandard
 
 import floodmark as fm
 from floodmark.ingest.feed_group import TURNS_MAX, same_kind
-from floodmark.serve.http.access import Token, new_token, token_hash
+from floodmark.serve.http.access import AccessToken, new_token, token_hash
 from floodmark.spool.frame import Draft, frame_head, name_of, pack, parse_head, unpack
 from floodmark.spool.segments import Record
 from floodmark.testing.invariants import check_lake
@@ -21,7 +21,7 @@ from tests.intake_world import QUICK, SLOW, intake_of, lines, table_id
 
 NAMES = ("ada", "bo ü", "cy")
 TOKENS = {name: new_token() for name in NAMES}
-KNOWN = [Token(name, token_hash(text), "write") for name, text in TOKENS.items()]
+KNOWN = [AccessToken(name, token_hash(text), "write") for name, text in TOKENS.items()]
 
 
 @pytest.fixture

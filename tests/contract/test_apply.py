@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.catalog.upkeep import Policy
+from floodmark.catalog.maintenance_state import Policy
 from floodmark.failpoints import FAILPOINTS
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, at
@@ -87,7 +87,7 @@ def test_all_kinds_in_one_version_and_twice_is_nothing(shop: fm.Lake) -> None:
     ]
     assert read(shop, "orders") == [{"id": n, "customer": n, "ts": TS, "n": n} for n in (1, 2)]
     assert read(shop, "places") == []
-    assert shop.catalog.upkeep.policy(shop.catalog.history.head("orders").table_id) == Policy("100000d", "ts")
+    assert shop.catalog.maintenance.policy(shop.catalog.history.head("orders").table_id) == Policy("100000d", "ts")
     assert shop.show("orders")["key"] == ["id"]
     with pytest.raises(fm.NotFound):
         shop.read_arrow("old_orders")
@@ -168,7 +168,7 @@ def test_a_plan_from_a_file_must_be_the_expected_one(shop: fm.Lake) -> None:
     wanted = {"customers": columns(CUSTOMERS, more="string")}
     plan = shop.plan(wanted)
     moves_rows(shop)
-    with pytest.raises(fm.Conflict, match="not the plan that was expected"):
+    with pytest.raises(fm.Conflict, match="the plan is not the expected one"):
         shop.apply(wanted, expect=plan.id, allow_destructive=True)
     assert shop.apply(wanted, expect=shop.plan(wanted).id, allow_destructive=True).outcome == "committed"
 
@@ -233,7 +233,7 @@ def test_a_policy_that_was_set_meanwhile_is_seen(shop: fm.Lake) -> None:
     plan = shop.plan({"orders": {"retention": "90d"}})
     with pytest.raises(fm.Conflict), at("apply.sealed", lambda: moves_policy(shop)):
         shop.apply(plan, allow_destructive=True)
-    assert shop.catalog.upkeep.policy(shop.catalog.history.head("orders").table_id) == Policy("5 GB", None)
+    assert shop.catalog.maintenance.policy(shop.catalog.history.head("orders").table_id) == Policy("5 GB", None)
     assert shop.apply({"orders": {"retention": "90d"}}, allow_destructive=True).outcome == "committed"
 
 

@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.table.metadata import TableMetadata
 
 import floodmark as fm
-from floodmark.catalog.upkeep import Policy
+from floodmark.catalog.maintenance_state import Policy
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, at
 
@@ -69,7 +69,7 @@ def test_plans_that_do_something_else_have_other_ids(lake: fm.Lake, unlike: tupl
     agreed, other = unlike
     plan = lake.plan(agreed)
     assert plan.id == lake.plan(agreed).id != lake.plan(other).id
-    with pytest.raises(fm.Conflict, match="not the plan that was expected"):
+    with pytest.raises(fm.Conflict, match="the plan is not the expected one"):
         lake.apply(other, expect=plan.id, allow_destructive=True)
     assert lake.apply(agreed, expect=plan.id, allow_destructive=True).outcome == "committed"
 
@@ -134,12 +134,12 @@ def test_retention_that_came_by_the_old_name_goes_with_the_rename_or_stops_it(la
     if handed:
         with pytest.raises(fm.Conflict), at("apply.sealed", keep):
             lake.apply(source, allow_destructive=True)
-        assert lake.catalog.upkeep.policy(table_id) == Policy("90d", "ts")
+        assert lake.catalog.maintenance.policy(table_id) == Policy("90d", "ts")
         assert names(lake) == ["id", "ts"]
         return
     with at("apply.sealed", keep):
         assert lake.apply(source, allow_destructive=True).outcome == "committed"
-    assert lake.catalog.upkeep.policy(table_id) == Policy("90d", "at")
+    assert lake.catalog.maintenance.policy(table_id) == Policy("90d", "at")
     assert lake.plan({"t": {"retention": "90d"}}).outcome == "nothing_to_do"
 
 

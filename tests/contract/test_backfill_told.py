@@ -10,10 +10,10 @@ import pytest
 
 import floodmark as fm
 from floodmark.backfill.chunks.coverage import check_range, coverage
+from floodmark.backfill.chunks.frontier import SEEN
 from floodmark.backfill.chunks.geometry import Chunk, Geometry
 from floodmark.backfill.chunks.history import HistorySpec, plan
-from floodmark.backfill.chunks.sources import CallSource, PathSource, Source
-from floodmark.backfill.chunks.tip import SEEN
+from floodmark.backfill.chunks.sources import CallSource, HistorySource, PathSource
 from floodmark.cli.backfill import is_complete, job_fields, progress_text
 from floodmark.cli.main import main
 from floodmark.report.jobs import report_of
@@ -153,7 +153,7 @@ def test_a_tip_file_that_stays_away_is_a_source_that_does_not_answer(sqlite_lake
     found = run(sqlite_lake, by_file(tmp_path / "tip", retries=2))
     assert found.error is not None
     assert (found.outcome, found.error["kind"], found.exit_code) == ("failed", "Unavailable", 4)
-    assert "is not there" in str(found.error)
+    assert "does not exist" in str(found.error)
     (tmp_path / "tip").write_text("nonsense")
     found = run(sqlite_lake, by_file(tmp_path / "tip"))
     assert found.error is not None
@@ -332,7 +332,7 @@ def test_a_column_that_was_unbound_is_told_from_any_other(lake: fm.Lake) -> None
 
 
 def test_a_table_that_is_not_there_is_told_with_how_to_make_it(lake: fm.Lake) -> None:
-    source: Source = Numbers()
+    source: HistorySource = Numbers()
     with pytest.raises(fm.NotFound) as caught:
         run(lake, history(source, "nothing"))
     assert "floodmark load --create" in caught.value.advice

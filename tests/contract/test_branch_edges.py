@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import Connection
 
 import floodmark as fm
-from floodmark.catalog.lineage import Lines
+from floodmark.catalog.lineage import Lineages
 from floodmark.catalog.merge_base import (
-    Edge,
+    MergeBase,
     MergeRider,
     doubled_tables,
-    find_edge,
+    find_merge_base,
     merged_sequences,
     own_changes,
     since_sequence,
@@ -28,7 +28,7 @@ from tests.foreign_writer import foreign_catalog
 
 
 def merge_rider(lake: fm.Lake, source: str, target: str) -> MergeRider:
-    edge = lake.catalog.branches.edge(source, target)
+    edge = lake.catalog.branches.merge_base(source, target)
     return MergeRider(
         edge.source.id,
         edge.source.name,
@@ -142,17 +142,17 @@ def test_a_merge_stands_on_an_unmoved_source_and_edge(lake: fm.Lake) -> None:
     merged = publish_merge(lake, MAIN, planned)
     with pytest.raises(PlanAgain):
         publish_merge(lake, MAIN, planned)
-    edge = lake.catalog.branches.edge("dev", MAIN)
+    edge = lake.catalog.branches.merge_base("dev", MAIN)
     assert (edge.common_version, edge.source_since, edge.source_head) == (4, 4, 4)
     # What the source knows of the target: a merge this way does not teach it anything.
     assert (edge.target_since, edge.target_head) == (2, merged.version)
-    back = lake.catalog.branches.edge(MAIN, "dev")
+    back = lake.catalog.branches.merge_base(MAIN, "dev")
     assert (back.common_version, back.source_since, back.target_since) == (4, 2, 4)
     assert back.child == edge.child == edge.source == back.target
     planned = merge_rider(lake, MAIN, "dev")
     delete_branch(lake)
     with pytest.raises(fm.NotFound):
-        lake.catalog.branches.edge("dev", MAIN)
+        lake.catalog.branches.merge_base("dev", MAIN)
     with lake.catalog.database.read() as tx, pytest.raises(fm.Conflict):
         planned.check(tx)
     check_lake(lake.catalog)
@@ -172,10 +172,10 @@ def test_branches_merge_along_their_edge_only(lake: fm.Lake) -> None:
     create(lake)
     create(lake, "child", source="dev")
     create(lake, "other")
-    assert lake.catalog.branches.edge("child", "dev").child.name == "child"
+    assert lake.catalog.branches.merge_base("child", "dev").child.name == "child"
     for source, target in (("child", MAIN), ("other", "dev"), (MAIN, "child"), ("dev", "dev")):
         with pytest.raises(fm.Invalid):
-            lake.catalog.branches.edge(source, target)
+            lake.catalog.branches.merge_base(source, target)
 
 
 def test_an_edge_tells_what_is_new_on_each_side(lake: fm.Lake) -> None:
@@ -186,7 +186,7 @@ def test_an_edge_tells_what_is_new_on_each_side(lake: fm.Lake) -> None:
     lake.append("notes", rows(4), batch="both")
     lake.append("events", rows(5), batch="both")
     event_id, note_id = (lake.catalog.history.head(name).table_id for name in ("events", "notes"))
-    edge = lake.catalog.branches.edge("dev", MAIN)
+    edge = lake.catalog.branches.merge_base("dev", MAIN)
     with lake.catalog.database.read() as tx:
         ours, theirs = own_changes(tx, edge, "target"), own_changes(tx, edge, "source")
         assert _doubled(tx, edge) == {event_id}
@@ -198,17 +198,17 @@ def test_an_edge_tells_what_is_new_on_each_side(lake: fm.Lake) -> None:
     assert (ours[event_id].rows_added, ours[event_id].reshaped) == (1, False)
 
     publish_merge(lake, MAIN, merge_rider(lake, "dev", MAIN))
-    edge = lake.catalog.branches.edge("dev", MAIN)
+    edge = lake.catalog.branches.merge_base("dev", MAIN)
     with lake.catalog.database.read() as tx:
         assert own_changes(tx, edge, "source") == {}
         assert set(own_changes(tx, edge, "target")) == {event_id, note_id}
         assert own_changes(tx, edge, "target", {event_id: edge.target_head, note_id: edge.target_head}) == {}
-        assert set(own_changes(tx, lake.catalog.branches.edge(MAIN, "dev"), "source")) == {event_id, note_id}
+        assert set(own_changes(tx, lake.catalog.branches.merge_base(MAIN, "dev"), "source")) == {event_id, note_id}
         assert _doubled(tx, edge) == set()
 
 
-def _doubled(tx: Connection, edge: Edge) -> set[str]:
-    return doubled_tables(tx, edge, {}, {}, Lines.read(tx))
+def _doubled(tx: Connection, edge: MergeBase) -> set[str]:
+    return doubled_tables(tx, edge, {}, {}, Lineages.read(tx))
 
 
 def test_a_merge_brings_the_identities_and_counts_as_no_change_of_its_own(lake: fm.Lake) -> None:
@@ -228,7 +228,7 @@ def test_a_merge_brings_the_identities_and_counts_as_no_change_of_its_own(lake: 
     commit = publish_merge(lake, MAIN, merge_rider(lake, "dev", MAIN), edit)
     assert lake.append("events", rows(1), batch="one").outcome == "already_committed"
     with lake.catalog.database.read() as tx:
-        back = find_edge(tx, MAIN, "dev")
+        back = find_merge_base(tx, MAIN, "dev")
         assert own_changes(tx, back, "source") == {}
         assert merged_sequences(tx, back, head.table_id) == {commit.table("events").sequence}
-        assert merged_sequences(tx, find_edge(tx, "dev", MAIN), head.table_id) == frozenset()
+        assert merged_sequences(tx, find_merge_base(tx, "dev", MAIN), head.table_id) == frozenset()

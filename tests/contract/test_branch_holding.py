@@ -89,7 +89,7 @@ def test_the_versions_that_the_next_merge_starts_from_are_held_and_let_go_with_t
     lake.merge("people", [{"id": 1, "name": "dev"}], branch="dev")
     lake.merge("people", [{"id": 2, "name": "main"}])
     assert lake.branches.merge("dev").outcome == "merged"
-    common = lake.catalog.branches.edge("dev", "main").common_version
+    common = lake.catalog.branches.merge_base("dev", "main").common_version
     for number in range(SNAPSHOTS_KEPT + 1):
         lake.merge("people", [{"id": 3, "name": f"dev {number}"}], branch="dev")
         lake.merge("people", [{"id": 9, "name": f"main {number}"}])
@@ -272,7 +272,7 @@ def test_what_was_meant_for_a_deleted_branch_is_discarded_once(
         lake.create_table("events", EVENTS)
         lake.branches.create("dev")
     assert run_killed(append_to, place, "dev", batch, failpoint=point)
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         lake.catalog.branches.delete("dev")
         with pytest.raises(fm.Busy):
             lake.catalog.branches.create("dev", actor="test")
@@ -291,7 +291,7 @@ def test_a_branch_that_goes_while_a_healer_publishes_for_it_is_gone(place: Place
         lake.create_table("events", EVENTS)
         lake.branches.create("dev")
     assert run_killed(append_to, place, "dev", "monday", failpoint="append.sealed")
-    with place.open(heal=False) as lake, place.open(heal=False) as other:
+    with place.open(recover=False) as lake, place.open(recover=False) as other:
         with at("heal.built", lambda: other.catalog.branches.delete("dev")):
             report = lake.recover()
         assert len(report.discarded) == 1
@@ -309,19 +309,19 @@ def test_a_branch_of_which_nobody_can_tell_is_an_error_and_never_gone(
         lake.create_table("events", EVENTS)
         lake.branches.create("dev")
     assert run_killed(append_to, place, "dev", None, failpoint=point)
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         row = tables.lines if broken == "no line" else tables.branches
         with lake.catalog.database.write() as tx:
             kept = [dict(one) for one in tx.execute(select(row).where(row.c.name == "dev")).mappings()]
             tx.execute(delete(row).where(row.c.name == "dev"))
-        with pytest.raises(fm.Corrupt, match="nobody can tell"):
+        with pytest.raises(fm.Corrupt, match="does not show whether the branch"):
             lake.recover()
         assert lake.audit() == []
         assert not all(check.passed for check in examine_lake(lake.catalog))
         assert lake.status()["pending"] != []
         with lake.catalog.database.write() as tx:
             tx.execute(row.insert(), kept)
-        assert lake.recover().outcome == "healed"
+        assert lake.recover().outcome == "recovered"
         assert [row.outcome for row in lake.audit()] == ["rolled_back"]
         check_lake(lake.catalog)
 

@@ -11,7 +11,7 @@ from sqlalchemy import delete, select
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.lineage import Lines
+from floodmark.catalog.lineage import Lineages
 from floodmark.catalog.riders import AlreadyCommitted, StreamRider
 from floodmark.commit.seal import Seal
 from floodmark.model import MAIN, SNAPSHOTS_KEPT
@@ -232,7 +232,7 @@ def test_a_branch_whose_rows_disagree_is_corrupt_never_gone(lake: fm.Lake) -> No
     with lake.catalog.database.write() as tx:
         tx.execute(delete(tables.branches).where(tables.branches.c.name == "dev"))
     with lake.catalog.database.read() as tx:
-        lines = Lines.read(tx)
+        lines = Lineages.read(tx)
     for ask in (lambda: lines.live("dev"), lambda: lines.state("dev"), lambda: lines.state("never_made")):
         with pytest.raises(fm.Corrupt):
             ask()

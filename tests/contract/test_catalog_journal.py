@@ -88,7 +88,7 @@ def operation_row(place: Place, **where: str) -> Any:
 
 
 def change_row(place: Place, operation: str, **values: Any) -> None:
-    with place.open(heal=False) as lake, lake.catalog.database.write() as tx:
+    with place.open(recover=False) as lake, lake.catalog.database.write() as tx:
         tx.execute(update(tables.operations).where(tables.operations.c.id == operation).values(**values))
 
 
@@ -135,7 +135,7 @@ def check_refused(place: Place, damaged: Any) -> None:
         with pytest.raises(fm.Corrupt) as caught:
             place.open()
         assert caught.value.facts["operation"] == damaged.id
-    with place.open(heal=False) as lake, pytest.raises(fm.Corrupt):
+    with place.open(recover=False) as lake, pytest.raises(fm.Corrupt):
         lake.append("events", rows(9))
     assert operation_row(place, id=damaged.id) == damaged
     assert files_of(damaged) == files
@@ -151,10 +151,10 @@ def check_refused(place: Place, damaged: Any) -> None:
 
 def check_discarded(place: Place, damaged: Any) -> None:
     """Given up by an operator: one audit row, no files, and the lake goes on."""
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         report = lake.recover(discard=[damaged.id])
         assert report.discarded == (damaged.id,)
-        assert report.outcome == "healed"
+        assert report.outcome == "recovered"
         with pytest.raises(fm.NotFound):
             lake.recover(discard=[damaged.id])
     with place.open() as lake:
@@ -235,7 +235,7 @@ def test_a_row_whose_folders_cannot_be_read_is_refused_too_and_does_not_stop_the
     assert operation_row(place, id=damaged.id).folders == "{{"
     with place.open(read_only=True) as lake:
         assert {row.operation: row.outcome for row in lake.audit()} == {other.id: "rolled_back"}
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         assert lake.recover(discard=[damaged.id]).discarded == (damaged.id,)
     with place.open() as lake:
         assert lake.append("events", rows(3)).outcome == "committed"
@@ -247,7 +247,7 @@ def test_only_what_is_named_is_given_up(place: Place) -> None:
     first, second = leave_two(place, "tuesday", "append.sealed")
     change_row(place, first.id, state="floating")
     change_row(place, second.id, seal="{}")
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         with pytest.raises(fm.Corrupt) as caught:
             lake.recover(discard=[first.id])
         assert caught.value.facts["operation"] == second.id
@@ -434,7 +434,7 @@ def test_processes_stopped_past_their_lease_get_the_commit_or_are_fenced(place: 
         while not all(is_stopped(child.pid) for child in children):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        with place.open(heal=False) as lake:
+        with place.open(recover=False) as lake:
             while lake.status()["running"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)

@@ -19,8 +19,8 @@ import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import lifecycle, tables
 from floodmark.catalog.database import SQLITE_NAME, Database
+from floodmark.catalog.leases import this_process
 from floodmark.catalog.lifecycle import MIGRATION_LOCK, stored_format
-from floodmark.catalog.processes import this_process
 from floodmark.storage import root_location
 from floodmark.testing.children import Child, run_child, run_killed
 from floodmark.testing.invariants import check_lake
@@ -393,7 +393,7 @@ def test_a_newer_format_is_refused_with_advice_and_nothing_changes(place: Place)
     set_format(place, tables.FORMAT + 1)
     settle_wal(place)
     before, files_before = content(place), files(place)
-    for options in ({}, {"read_only": True}, {"create": True}, {"heal": False}):
+    for options in ({}, {"read_only": True}, {"create": True}, {"recover": False}):
         with pytest.raises(fm.TooNew) as caught:
             place.open(**options)
         assert "Upgrade" in caught.value.advice

@@ -18,7 +18,7 @@ from sqlalchemy import event, select, text, update
 import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
-from floodmark.catalog.processes import Heartbeat
+from floodmark.catalog.leases import Heartbeat
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake

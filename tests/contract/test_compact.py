@@ -20,7 +20,7 @@ from sqlalchemy import func, select, update
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.upkeep import Maintenance
+from floodmark.catalog.maintenance_state import Maintenance
 from floodmark.commit.journal import ABANDONED
 from floodmark.maintenance import compact as compaction
 from floodmark.testing.invariants import check_lake

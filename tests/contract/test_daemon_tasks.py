@@ -18,8 +18,8 @@ from floodmark.backfill.chunks.sources import CallSource
 from floodmark.ingest.drop import Drop
 from floodmark.json_form import as_json
 from floodmark.serve.daemon.scheduler import Ran, Task, Tasks
-from floodmark.serve.daemon.tasks import DropTask, JobTask, Lookout, MaintainTask, SinkTask
-from floodmark.settings.schedule import Pace
+from floodmark.serve.daemon.tasks import DropTask, JobTask, MaintainTask, SinkTask, WorkFinder
+from floodmark.settings.schedule import Schedule
 from floodmark.settings.settings import MaintainSettings
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids, rows
@@ -35,7 +35,7 @@ class Scripted:
 
     name: str
     act: Callable[[], Ran]
-    pace: Pace = field(default_factory=lambda: Pace(0.01))
+    pace: Schedule = field(default_factory=lambda: Schedule(0.01))
     kind: str = "sink"
     runs: int = 0
     beside: bool = False
@@ -80,7 +80,7 @@ def break_down() -> Ran:
 
 def test_one_that_fails_does_not_stop_the_others_backs_off_and_is_visible() -> None:
     tasks, good = Tasks(), Scripted("good", lambda: Ran("shipped"))
-    bad, broken = Scripted("bad", fail, Pace(30)), Scripted("broken", break_down, Pace(30))
+    bad, broken = Scripted("bad", fail, Schedule(30)), Scripted("broken", break_down, Schedule(30))
     for task in (bad, broken, good):
         assert tasks.start(task)
     until(lambda: good.runs > 5 and all(state(tasks, name)["state"] == "failed" for name in ("bad", "broken")))
@@ -113,14 +113,14 @@ def test_a_name_runs_once_at_a_time_and_what_is_over_needs_no_line() -> None:
         go.wait(WAIT_S)
         return Ran("done")
 
-    once = Scripted("job", act, Pace(None))
+    once = Scripted("job", act, Schedule(None))
     assert tasks.start(once)
     assert not tasks.start(Scripted("job", fail))
     until(lambda: once.runs == 1)
     assert state(tasks, "job")["state"] == "running"
     go.set()
     until(lambda: tasks.reports() == [])
-    assert tasks.start(Scripted("job", lambda: Ran("again"), Pace(None)))
+    assert tasks.start(Scripted("job", lambda: Ran("again"), Schedule(None)))
     ended(tasks)
     assert not tasks.start(Scripted("late", fail))
 
@@ -151,7 +151,7 @@ def once(task: Task) -> Ran:
 def test_a_sink_is_shipped_until_nothing_is_new(lake: fm.Lake, tmp_path: Path) -> None:
     lake.sinks.add("out", "files", tables="events", path=str(tmp_path / "out"), format="jsonl")
     lake.append("events", rows(1, 2))
-    task = SinkTask(lake, "out", Pace(1))
+    task = SinkTask(lake, "out", Schedule(1))
     assert [once(task).outcome for _ in range(2)] == ["shipped", "nothing_to_do"]
     lake.sinks.pause("out")
     assert once(task).paused
@@ -162,7 +162,7 @@ def test_a_sink_is_shipped_until_nothing_is_new(lake: fm.Lake, tmp_path: Path) -
 def test_a_sink_whose_end_is_away_failed(lake: fm.Lake) -> None:
     lake.sinks.add("out", "http", tables="events", url="http://127.0.0.1:9/", tries=1)
     lake.append("events", rows(1))
-    ran = once(SinkTask(lake, "out", Pace(1)))
+    ran = once(SinkTask(lake, "out", Schedule(1)))
     assert ran.outcome == "failed"
     assert isinstance(ran.error, fm.Unavailable)
 
@@ -170,7 +170,7 @@ def test_a_sink_whose_end_is_away_failed(lake: fm.Lake) -> None:
 def test_maintenance_does_all_of_it_and_stops_between_two_parts(lake: fm.Lake) -> None:
     for number in range(3):
         lake.append("events", rows(number))
-    task = MaintainTask(lake, MaintainSettings(compact_files=2), Pace(600))
+    task = MaintainTask(lake, MaintainSettings(compact_files=2), Schedule(600))
     assert once(task) == Ran("compacted")
     assert {record.verb for record in lake.maintain.history()} >= {"compact", "expire"}
     stop = threading.Event()
@@ -185,9 +185,9 @@ def test_a_drop_folder_is_looked_at_again_when_what_is_there_may_be_complete(lak
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"id": 1}')
     (folder / "b.jsonl").write_text("{")
-    task = DropTask(Drop(lake, "src", folder, "events", settle_s=1000.0), "src", Pace(60), 1000.0)
+    task = DropTask(Drop(lake, "src", folder, "events", settle_s=1000.0), "src", Schedule(60), 1000.0)
     assert once(task) == Ran("nothing_to_do", again_s=1000.0)
-    task = DropTask(Drop(lake, "src", folder, "events", settle_s=0.0), "src", Pace(60), 0.0)
+    task = DropTask(Drop(lake, "src", folder, "events", settle_s=0.0), "src", Schedule(60), 0.0)
     assert once(task).outcome == "loaded 1 file, 1 row; moved 1 bad file aside"
     assert once(task) == Ran("1 bad file in .failed", again_s=None, set_aside=1)
 
@@ -225,7 +225,7 @@ def test_a_job_whose_process_is_gone_is_gone_on_with_and_left_as_it_is_when_the_
     with place.open() as lake:
         assert lake.backfill.show("years")["status"] == "interrupted"
         started: list[Task] = []
-        lookout = Lookout(lake, lambda task: not started.append(task), {})
+        lookout = WorkFinder(lake, lambda task: not started.append(task), {})
         assert once(lookout).outcome == "started 1 task"
         (task,) = started
         assert isinstance(task, JobTask)
@@ -237,4 +237,4 @@ def test_a_job_whose_process_is_gone_is_gone_on_with_and_left_as_it_is_when_the_
 
 
 def run_stopped(lake: fm.Lake, spec: Any) -> Any:
-    return run_history(replace(lake.backfill._room, stop=STOP), spec, "test", None)
+    return run_history(replace(lake.backfill._context, stop=STOP), spec, "test", None)

@@ -69,7 +69,7 @@ def test_a_step_that_becomes_destructive_while_it_is_applied_is_refused(lake: fm
     wanted = {"events": {"retention": "2 rows"}}
     with at("apply.begun", lambda: lake.append("events", rows(1, 2, 3))), pytest.raises(fm.Invalid, match="loses data"):
         lake.apply(wanted)
-    assert lake.catalog.upkeep.policy(lake.catalog.history.head("events").table_id).retention is None
+    assert lake.catalog.maintenance.policy(lake.catalog.history.head("events").table_id).retention is None
     check_lake(lake.catalog)
 
 

@@ -19,8 +19,8 @@ import zstandard
 
 import floodmark as fm
 from floodmark.ingest.intake import Intake, IntakeLimits
-from floodmark.serve.http.access import Token, new_token, token_hash
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.access import AccessToken, new_token, token_hash
+from floodmark.serve.http.body import RequestLimits
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids, rows
 from tests.contract.test_receive_http import SMALL, lines, sender, served, told, two_tables
@@ -126,7 +126,7 @@ def test_a_sink_of_another_lake_is_committed_before_its_answer(lake: fm.Lake, cl
 
 
 def test_what_is_not_committed_in_time_is_taken_all_the_same(lake: fm.Lake, tmp_path: Path) -> None:
-    with door(lake, tmp_path / "spool", SLOW, limits=Limits(wait_s_max=0.05)) as client:
+    with door(lake, tmp_path / "spool", SLOW, limits=RequestLimits(wait_s_max=0.05)) as client:
         answer = post(client, lines(rows(1)), query="?wait=committed")
         assert (answer.status_code, answer.json()["outcome"]) == (202, "taken")
         assert "not yet committed" in answer.json()["note"]
@@ -138,7 +138,7 @@ def test_what_is_not_committed_in_time_is_taken_all_the_same(lake: fm.Lake, tmp_
 
 def test_a_server_that_is_to_end_does_not_let_who_waits_keep_it(lake: fm.Lake, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with door(lake, tmp_path / "spool", SLOW, limits=Limits(wait_s_max=600.0)) as client:
+        with door(lake, tmp_path / "spool", SLOW, limits=RequestLimits(wait_s_max=600.0)) as client:
             asked = pool.submit(
                 httpx.post,
                 f"{client.base_url}/api/tables/events/rows?wait=committed",
@@ -166,7 +166,7 @@ def test_too_much_at_once_is_429_with_a_time(lake: fm.Lake, tmp_path: Path) -> N
 
 
 def test_bodies_that_are_too_large_together_are_429(lake: fm.Lake, tmp_path: Path) -> None:
-    with door(lake, tmp_path / "spool", limits=Limits(bytes_max=1_000)) as client:
+    with door(lake, tmp_path / "spool", limits=RequestLimits(bytes_max=1_000)) as client:
         for body, encoding in ((b" " * 2_000, "identity"), (gzip.compress(b" " * 2_000), "gzip")):
             answer = post(client, body, **{"Content-Encoding": encoding})
             assert told(answer, 429)["kind"] == "Busy"
@@ -174,7 +174,7 @@ def test_bodies_that_are_too_large_together_are_429(lake: fm.Lake, tmp_path: Pat
 
 
 def test_who_waits_is_counted_too(lake: fm.Lake, tmp_path: Path) -> None:
-    with door(lake, tmp_path / "spool", SLOW, limits=Limits(waiters_max=2, wait_s_max=2.0)) as client:
+    with door(lake, tmp_path / "spool", SLOW, limits=RequestLimits(waiters_max=2, wait_s_max=2.0)) as client:
         with ThreadPoolExecutor(3) as pool:
             asked = [pool.submit(post, client, lines(rows(one)), query="?wait=committed") for one in range(3)]
             answers = [one.result() for one in asked]
@@ -261,7 +261,7 @@ def test_a_bad_question_is_refused(client: httpx.Client) -> None:
     for query in ("?wait=spooled", "?wait=", "?evolve=maybe", "?wait=committed&wait=never"):
         told(post(client, lines(rows(1)), query=query), 400)
     error = told(post(client, lines(rows(1)), query="?wiat=committed"), 400)
-    assert (error["message"], error["advice"]) == ("there is no parameter 'wiat'", "Known here: evolve, wait.")
+    assert (error["message"], error["advice"]) == ("unknown parameter 'wiat'", "Known here: evolve, wait.")
     assert "Known here: none." in client.get("/api/status?x=1").text
     for key in ("", "x" * 5_000, "a\tb"):
         told(post(client, lines(rows(1)), **{"Idempotency-Key": key}), 400)
@@ -272,7 +272,7 @@ def test_a_bad_question_is_refused(client: httpx.Client) -> None:
 
 def test_roles_are_kept_apart(lake: fm.Lake, tmp_path: Path) -> None:
     given = {role: new_token() for role in ("read", "write", "admin")}
-    tokens = [Token(role, token_hash(token), role) for role, token in given.items()]  # type: ignore[arg-type]
+    tokens = [AccessToken(role, token_hash(token), role) for role, token in given.items()]  # type: ignore[arg-type]
     with door(lake, tmp_path / "spool", tokens=tokens) as client:
 
         def statuses(method: str, path: str, content: bytes = b"") -> list[int]:

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 import floodmark as fm
-from floodmark.serve.http.access import Token, new_token, token_hash
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.access import AccessToken, new_token, token_hash
+from floodmark.serve.http.body import RequestLimits
 from floodmark.serve.http.connection import HEAD_BYTES_MAX
 from tests.conftest import Place, ids, rows
 from tests.contract.test_door import door, landed, nothing_stored, post
@@ -138,7 +138,7 @@ def test_a_request_that_does_not_come_to_its_end_leaves_nothing(client: httpx.Cl
 
 
 def test_a_body_that_does_not_come_is_408(lake: fm.Lake, tmp_path: Path) -> None:
-    with door(lake, tmp_path / "spool", limits=Limits(body_s_max=0.2)) as client:
+    with door(lake, tmp_path / "spool", limits=RequestLimits(body_s_max=0.2)) as client:
         for header in (b"Content-Length: 99", b"Transfer-Encoding: chunked"):
             assert raw(client, head(b"/api/tables/events/rows", header), b"1").startswith(b"HTTP/1.1 408 ")
         assert landed(client, lines(rows(1)))["record"] == 0
@@ -222,7 +222,7 @@ def test_a_broken_body_is_no_answer_to_what_was_done_without_it(
         assert answer.startswith(b"HTTP/1.1 " + status), answer
     assert lake.backfill.show("years")["cancel_asked"]
     # Answered before its body came, which is broken then: one answer, and not a second that belongs to nothing.
-    with served(lake, tokens=[Token("one", token_hash(new_token()), "write")]) as closed:
+    with served(lake, tokens=[AccessToken("one", token_hash(new_token()), "write")]) as closed:
         begin = head(b"/api/tables/events/rows", b"Transfer-Encoding: chunked")
         (answer,) = answers(closed, begin, b"zz\r\n", pause_s=pause_s)
         assert answer.startswith(b"HTTP/1.1 401 "), answer

@@ -114,7 +114,7 @@ def test_the_next_write_the_next_follower_doctor_and_status_notice_it(place: Pla
         assert unclear in caught.value.advice
     failed = {check.name: check.detail for check in examine_lake(people.catalog) if not check.passed}
     assert list(failed) == ["table people"]
-    assert "past Floodmark's door" in failed["table people"]
+    assert "another writer" in failed["table people"]
     assert "floodmark repair people" in failed["table people"]
     status = people.status()
     assert status["drifted"] == ["people"]

@@ -15,7 +15,7 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.ingest.drop import Drop, DropFolder, Dropped
+from floodmark.ingest.drop import Drop, DropFolder, DropRun
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids
 
@@ -59,11 +59,11 @@ def test_files_of_every_format_come_in_once_and_go_to_loaded(lake: fm.Lake, fold
     (folder / "c.jsonl.gz").write_bytes(gzip.compress(b'{"id": 4}\n'))
     pq.write_table(pa.table({"id": pa.array([5], pa.int64()), "name": ["e"]}), folder / "d.parquet")
     source = drop(lake, folder)
-    assert source.run() == Dropped(loaded=4, rows=5)
+    assert source.run() == DropRun(loaded=4, rows=5)
     assert ids(lake) == [1, 2, 3, 4, 5]
     assert files(folder) == sorted(f".loaded/{name}" for name in ("a.jsonl", "c.jsonl.gz", "d.parquet", "sub/b.csv"))
     version = lake.status()["version"]
-    assert source.run() == Dropped()
+    assert source.run() == DropRun()
     assert lake.status()["version"] == version
 
 
@@ -75,7 +75,7 @@ def test_the_same_file_again_is_a_no_op_and_another_name_or_content_is_another_f
         (folder / name).write_text(text)
         assert source.run().loaded == 1
     (folder / "a.jsonl").write_text('{"id": 2}')
-    assert source.run() == Dropped(loaded=1, rows=1)
+    assert source.run() == DropRun(loaded=1, rows=1)
     assert ids(lake) == [1, 1, 2]
     # None of them was overwritten.
     assert files(folder) == [".loaded/a.jsonl", ".loaded/a.jsonl.1", ".loaded/a.jsonl.2", ".loaded/b.jsonl"]
@@ -108,7 +108,7 @@ def test_bad_files_go_aside_with_the_reason_and_the_others_go_on(lake: fm.Lake, 
         (folder / name).write_text(text)
     (folder / "z.jsonl").write_text('{"id": 9}\n')
     source = drop(lake, folder)
-    assert source.run() == Dropped(loaded=1, rows=1, failed=len(BAD), set_aside=len(BAD))
+    assert source.run() == DropRun(loaded=1, rows=1, failed=len(BAD), set_aside=len(BAD))
     assert ids(lake) == [9]
     for name, (text, facts) in BAD.items():
         assert (folder / ".failed" / name).read_text() == text
@@ -117,10 +117,10 @@ def test_bad_files_go_aside_with_the_reason_and_the_others_go_on(lake: fm.Lake, 
         assert facts.items() <= found["error"]["facts"].items()
     # The same again: both are kept, each with its reason; mended, it comes in.
     (folder / "a.jsonl").write_text(BAD["a.jsonl"][0])
-    assert source.run() == Dropped(failed=1, set_aside=len(BAD) + 1)
+    assert source.run() == DropRun(failed=1, set_aside=len(BAD) + 1)
     assert reason(folder, "a.jsonl.1")["file"] == "a.jsonl"
     (folder / "a.jsonl").write_text('{"id": 1}\n')
-    assert source.run() == Dropped(loaded=1, rows=1, set_aside=len(BAD) + 1)
+    assert source.run() == DropRun(loaded=1, rows=1, set_aside=len(BAD) + 1)
     assert ids(lake) == [1, 9]
 
 
@@ -132,7 +132,7 @@ def test_only_complete_files_are_looked_at(lake: fm.Lake, folder: Path, tmp_path
     (tmp_path / "elsewhere.jsonl").write_text('{"id": 1}')
     (folder / "g.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
     before = files(folder)
-    assert drop(lake, folder).run() == Dropped()
+    assert drop(lake, folder).run() == DropRun()
     assert files(folder) == before
 
 
@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_moved_keeps_no_other_waiting_and_is_told(lake: fm
     assert ids(lake) == [1, 2]
     (folder / ".loaded" / "a").unlink()
     # It was in already.
-    assert drop(lake, folder).run() == Dropped(loaded=1)
+    assert drop(lake, folder).run() == DropRun(loaded=1)
     assert ids(lake) == [1, 2]
 
 
@@ -199,21 +199,21 @@ def test_a_file_that_fails_as_nobody_foresaw_stays_and_keeps_no_other_waiting(
             drop(lake, folder).run()
         assert (files(folder), ids(lake)) == ([".loaded/b.jsonl", "a.jsonl"], [2])
     monkeypatch.undo()
-    assert drop(lake, folder).run() == Dropped(loaded=1, rows=1)
+    assert drop(lake, folder).run() == DropRun(loaded=1, rows=1)
     assert ids(lake) == [1, 2]
 
 
 def test_a_long_value_in_csv_stops_no_other_file(lake: fm.Lake, folder: Path) -> None:
     (folder / "a.csv").write_text(f'id,name\n1,"{"x" * 200_000}"\nfoo,y\n')
     (folder / "b.jsonl").write_text('{"id": 2}')
-    assert drop(lake, folder).run() == Dropped(loaded=1, rows=1, failed=1, set_aside=1)
+    assert drop(lake, folder).run() == DropRun(loaded=1, rows=1, failed=1, set_aside=1)
     assert reason(folder, "a.csv")["error"]["facts"]["line"] == "3"
 
 
 def test_a_name_that_is_no_text_is_a_name_all_the_same(lake: fm.Lake, folder: Path) -> None:
     for name, text in ((b"caf\xe9 [1]\n.jsonl", '{"id": 1}'), (b"bad\xff.jsonl", "{")):
         Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_text(text)
-    assert drop(lake, folder).run() == Dropped(loaded=1, rows=1, failed=1, set_aside=1)
+    assert drop(lake, folder).run() == DropRun(loaded=1, rows=1, failed=1, set_aside=1)
     assert ids(lake) == [1]
     assert "caf\\udce9" in lake.history(limit=1)[0].message
 
@@ -227,12 +227,12 @@ def test_a_run_that_is_stopped_leaves_the_rest_for_the_next(lake: fm.Lake, folde
         asked.append(1)
         return len(asked) > 1
 
-    assert drop(lake, folder).run(is_stopped) == Dropped(loaded=1, rows=1, waiting=2)
-    assert drop(lake, folder).run() == Dropped(loaded=2, rows=2)
+    assert drop(lake, folder).run(is_stopped) == DropRun(loaded=1, rows=1, waiting=2)
+    assert drop(lake, folder).run() == DropRun(loaded=2, rows=2)
     assert ids(lake) == [0, 1, 2]
 
 
 def test_an_empty_file_has_no_rows_and_is_done(lake: fm.Lake, folder: Path) -> None:
     (folder / "a.jsonl").write_text("")
-    assert drop(lake, folder).run() == Dropped(loaded=1)
+    assert drop(lake, folder).run() == DropRun(loaded=1)
     assert (files(folder), ids(lake)) == ([".loaded/a.jsonl"], [])

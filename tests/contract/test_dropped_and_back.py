@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import floodmark as fm
-from floodmark.commit.drifted import drifted_tables
+from floodmark.catalog.history import drifted_tables
 from floodmark.ingest.csv_rows import CsvFiles
-from floodmark.ingest.file_rows import read_rows
+from floodmark.ingest.small_files import read_rows
 from floodmark.rows.convert import table_shape
 from floodmark.rows.schema import table_schema
 from floodmark.testing.invariants import check_lake

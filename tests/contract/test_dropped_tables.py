@@ -159,7 +159,7 @@ def test_rows_that_come_back_by_a_repair_outlive_the_states_before(lake: fm.Lake
     between = lake.overwrite("events", rows(3)).version
     lake.catalog.history.pin(between, holder="test", reason="a state without them, between those that have them")
     by_another(place, "events", lambda table: table.manage_snapshots().set_current_snapshot(before).commit())
-    lake.repair("events", choice="take_in", apply=True)
+    lake.repair("events", choice="accept", apply=True)
     assert ids(lake) == [1, 2]
     for number in range(10, 10 + SNAPSHOTS_KEPT):
         lake.append("events", rows(number))

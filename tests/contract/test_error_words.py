@@ -106,7 +106,7 @@ def test_a_command_that_no_method_does_stays_a_command(command_name: str) -> Non
         ("sink replay out --from head", 'lake.sinks.replay("out", start="head")'),
         ("sink resume out", 'lake.sinks.resume("out")'),
         ("sink set", "lake.sinks.set(name, …)"),
-        ("repair people --take-in --apply", 'lake.repair("people", choice="take_in", apply=True)'),
+        ("repair people --accept --apply", 'lake.repair("people", choice="accept", apply=True)'),
         ("recover --discard 01X --apply", 'lake.recover(discard=["01X"])'),
         ("backfill unbind events nick", 'lake.backfill.unbind("events", "nick")'),
         ("maintain policy events --retention 90d", 'lake.maintain.set_policy("events", "90d")'),

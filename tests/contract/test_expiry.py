@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.upkeep import RECORDS_KEPT, Consumer, Maintenance
+from floodmark.catalog.maintenance_state import RECORDS_KEPT, Consumer, Maintenance
 from floodmark.model import SNAPSHOTS_KEPT
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
@@ -115,9 +115,9 @@ def test_deletions_go_with_their_versions_and_a_since_below_is_refused(keyed: fm
 
 def test_deletions_wait_for_every_protected_consumer(keyed: fm.Lake) -> None:
     table_id = keyed.catalog.history.head("users").table_id
-    keyed.catalog.upkeep.put_consumer(Consumer("slow", table_id, 3))
-    keyed.catalog.upkeep.put_consumer(Consumer("quick", table_id, 6))
-    keyed.catalog.upkeep.put_consumer(Consumer("careless", table_id, 0, protected=False))
+    keyed.catalog.maintenance.put_consumer(Consumer("slow", table_id, 3))
+    keyed.catalog.maintenance.put_consumer(Consumer("quick", table_id, 6))
+    keyed.catalog.maintenance.put_consumer(Consumer("careless", table_id, 0, protected=False))
     keyed.catalog.expiry.expire(FOREVER_MS)
     assert deleted(keyed, 3) == [2, 3]
     with pytest.raises(fm.BelowRetention):
@@ -125,7 +125,7 @@ def test_deletions_wait_for_every_protected_consumer(keyed: fm.Lake) -> None:
     keyed.maintain.sweep(grace="0s")
     assert deleted(keyed, 3) == [2, 3]
     # The consumer went on; its versions were swept long ago, its deletions follow.
-    keyed.catalog.upkeep.put_consumer(Consumer("slow", table_id, 6))
+    keyed.catalog.maintenance.put_consumer(Consumer("slow", table_id, 6))
     keyed.catalog.expiry.expire(FOREVER_MS)
     keyed.maintain.sweep(grace="0s")
     with keyed.catalog.database.read() as tx:
@@ -135,7 +135,7 @@ def test_deletions_wait_for_every_protected_consumer(keyed: fm.Lake) -> None:
 
 def test_a_mark_never_goes_down_within_an_epoch(keyed: fm.Lake) -> None:
     table_id = keyed.catalog.history.head("users").table_id
-    upkeep = keyed.catalog.upkeep
+    upkeep = keyed.catalog.maintenance
     upkeep.put_consumer(Consumer("sink", table_id, 5))
     upkeep.put_consumer(Consumer("sink", table_id, 3))
     assert [one.mark for one in upkeep.consumers(table_id)] == [5]
@@ -168,7 +168,7 @@ def test_a_reader_that_outlasts_the_grace_is_told_so(lake: fm.Lake) -> None:
 
 
 def test_the_record_of_maintenance_is_bounded_and_newest_first(lake: fm.Lake) -> None:
-    upkeep = lake.catalog.upkeep
+    upkeep = lake.catalog.maintenance
     for number in range(RECORDS_KEPT + 5):
         upkeep.record(Maintenance("compact", "events", f"outcome {number}", {"number": number}, "table-1"))
         if number % 20 == 0:

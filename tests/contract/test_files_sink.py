@@ -21,11 +21,12 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.catalog.unit import ACKNOWLEDGED, SEALED, Part, Rules, Settled, Shipped, Stopped, Unit
+from floodmark.catalog.unit import ACKNOWLEDGED, SEALED, Part, Rules, Settled, Shipped, Unit
 from floodmark.errors import Corrupt, Invalid, TooNew, Unavailable
 from floodmark.model import BEGINNING
 from floodmark.rows.reading import parts
 from floodmark.rows.reading.shipment import Shipment, plan_shipment
+from floodmark.runs import Stopped
 from floodmark.sinks.files import destination as files
 from floodmark.sinks.files.destination import FilesDestination, safe_name, unit_folder
 from floodmark.sinks.files.units import MANIFEST, FileUnit, read_rows, read_units
@@ -595,7 +596,7 @@ def test_another_manifest_of_the_same_name_stops_the_unit(lake: fm.Lake, out: Ou
     ship(lake, out.settings())
     other = out.storage.read(place).replace(unit.objects[0].sha256.encode(), b"0" * 64)
     out.storage.put(place, other)
-    with pytest.raises(Corrupt, match=r"is there already, and is another"):
+    with pytest.raises(Corrupt, match=r"another unit exists at this place already"):
         ship(lake, out.settings())
     assert out.storage.read(place) == other
 

@@ -112,7 +112,7 @@ def test_a_foreign_commit_that_sets_it_back_is_reported_and_put_back(place: Plac
         place, "events", lambda table: table.transaction().set_properties({GC_ENABLED: "true"}).commit_transaction()
     )
     (planned,) = lake.repair()
-    assert (planned.happened, planned.choice) == ("changed", "put_back")
+    assert (planned.happened, planned.choice) == ("changed", "revert")
     assert "gc.enabled" in planned.detail
     assert "gc.enabled" in failed(lake)["table events"]
     lake.repair(apply=True)
@@ -232,12 +232,12 @@ def test_repair_looks_before_it_says_that_nothing_is_lost(history: fm.Lake, plac
         history.repair("events", apply=True)
     set_there(place, a="b")
     (planned,) = history.repair()
-    assert (planned.happened, planned.choice, planned.unreadable) == ("changed", "put_back", (3,))
+    assert (planned.happened, planned.choice, planned.unreadable) == ("changed", "revert", (3,))
     assert gone.name in planned.detail
     assert "lost" not in " ".join(planned.ways)
     # What is clear is done all the same; what cannot be read stays so, and is said.
     (done,) = history.repair("events", apply=True)
-    assert (done.outcome, done.unreadable) == ("put_back", (3,))
+    assert (done.outcome, done.unreadable) == ("reverted", (3,))
 
 
 @pytest.mark.mostly_sqlite
@@ -249,7 +249,7 @@ def test_a_table_whose_newest_files_are_gone_is_not_put_back(history: fm.Lake, p
     assert (planned.outcome, planned.choice) == ("unclear", None)
     assert "restored from a copy" in " ".join(planned.ways)
     with pytest.raises(fm.Corrupt, match="files of the table are gone"):
-        history.repair("events", choice="put_back", apply=True)
+        history.repair("events", choice="revert", apply=True)
 
 
 def test_versions_that_cannot_be_read_can_be_given_up(history: fm.Lake) -> None:

@@ -68,17 +68,17 @@ def test_files_that_were_only_written_anew_are_recognised_and_rows_keep_their_se
     before, head = sequences(lake, table), lake.catalog.history.head(table).sequence
     rewrite(place, table)
     (planned,) = lake.repair()
-    assert (planned.happened, planned.outcome, planned.choice) == ("rewritten", "planned", "put_back")
+    assert (planned.happened, planned.outcome, planned.choice) == ("rewritten", "planned", "revert")
     assert "same rows, by checksum" in planned.detail
     (done,) = lake.repair(apply=True)
-    assert (done.outcome, done.rows_added, done.rows_removed) == ("put_back", 0, 0)
+    assert (done.outcome, done.rows_added, done.rows_removed) == ("reverted", 0, 0)
     assert sequences(lake, table) == before
     assert news(lake, table, head) == []
     check_lake(lake.catalog)
     # Asked to take it in, the same.
     rewrite(place, table)
-    (taken,) = lake.repair(table, choice="take_in", apply=True)
-    assert (taken.outcome, taken.rows_added, taken.rows_removed) == ("taken_in", 0, 0)
+    (taken,) = lake.repair(table, choice="accept", apply=True)
+    assert (taken.outcome, taken.rows_added, taken.rows_removed) == ("accepted", 0, 0)
     assert (sequences(lake, table), news(lake, table, head)) == (before, [])
     lake.append(table, named(50))
     assert news(lake, table, head) == [50]
@@ -95,7 +95,7 @@ def test_a_rewrite_that_does_not_hold_the_same_rows_is_not_believed(place: Place
     assert len(planned.ways) == 2
     with pytest.raises(fm.Invalid):
         lake.repair(table, apply=True)
-    assert lake.repair(table, choice="put_back", apply=True)[0].outcome == "put_back"
+    assert lake.repair(table, choice="revert", apply=True)[0].outcome == "reverted"
     assert 3 in news(lake, table, 0)
 
 
@@ -113,13 +113,13 @@ def test_rows_that_were_appended_before_a_rewrite_are_the_only_new_ones(
     (planned,) = lake.repair()
     assert (planned.happened, planned.choice, planned.rows_added, planned.rows_removed) == (
         "overwritten",
-        "take_in",
+        "accept",
         2,
         0,
     )
     assert "2 row(s) are new" in planned.detail
     (done,) = lake.repair(apply=True)
-    assert done.outcome == "taken_in"
+    assert done.outcome == "accepted"
     assert news(lake, table, head) == sorted(more)
     assert [row for row in sequences(lake, table) if row[1] <= head] == before
     check_lake(lake.catalog)
@@ -131,7 +131,7 @@ def test_rows_that_went_before_a_rewrite_are_taken_in_as_before(place: Place, la
     by_another(place, "people", lambda one: one.delete("id = 2"))
     rewrite(place, "people")
     (done,) = lake.repair(apply=True)
-    assert (done.happened, done.outcome) == ("overwritten", "taken_in")
+    assert (done.happened, done.outcome) == ("overwritten", "accepted")
     found = lake.changes("people", head).arrow().read_all().to_pylist()
     assert {(row["id"], row["_change"]) for row in found} >= {(2, "delete")}
     assert sorted(row["id"] for row in lake.read_arrow("people").read_all().to_pylist()) == [1, 3]

@@ -140,7 +140,7 @@ def test_another_geometry_under_the_same_name_is_refused(lake: fm.Lake) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tables": "nothing"}, "no such table"),
     ({"column": "nothing"}, "no such column"),
-    ({"column": "name"}, "cannot say where"),
+    ({"column": "name"}, "does not fit the range"),
     ({"tables": {"events": "delete from chunk"}}, "only a query"),
     ({"tables": {"events": "select * from notes", "notes": "select * from events"}}, "names itself"),
     ({"tables": {}}, "at least one table"),

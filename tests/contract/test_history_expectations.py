@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.chunks.context import Context
 from floodmark.backfill.chunks.geometry import Geometry
-from floodmark.backfill.chunks.sources import PathSource, bind
+from floodmark.backfill.chunks.sources import PathSource, SourceContext, bind
 from floodmark.ingest.files import unfinished_csv
 from floodmark.jobs.record import BackfillRun
 from floodmark.testing.invariants import check_lake
@@ -99,7 +98,10 @@ def manifest(folder: Path, **chunks: Any) -> str:
 def test_a_manifest_says_how_many_rows_each_chunk_has(lake: fm.Lake, tmp_path: Path) -> None:
     short = {("10..20", 1): lambda chunk: number_rows(chunk)[:4]}
     path = manifest(tmp_path, c0_10={"rows": 10}, c10=10, c20_30=10)
-    facts = failed(run(lake, Numbers(act=short), {"manifest": path}), "a chunk has other rows than the manifest says")
+    facts = failed(
+        run(lake, Numbers(act=short), {"manifest": path}),
+        "a chunk has a different number of rows than the manifest declares",
+    )
     assert (facts["rows"], facts["wanted"]) == ("4", "10")
     assert ids(lake) == list(range(10))
     assert run(lake, Numbers(), {"manifest": path}).outcome == "done"
@@ -131,7 +133,7 @@ def test_the_digest_of_a_chunk_is_that_of_its_files_one_after_the_other(lake: fm
         (tmp_path / f"{start}.jsonl").write_text(text)
     geometry = Geometry.of(0, 20, 10)
     source = PathSource(f"{tmp_path}/{{start}}.jsonl", step=5, missing="empty")
-    at_work = bind(source, Context(lake.catalog, NO_SPARK, geometry, lambda: None))
+    at_work = bind(source, SourceContext(lake.catalog, NO_SPARK, geometry, lambda: None))
     assert isinstance(at_work, PathSource)
     assert at_work.digest(geometry.chunk(0)) == hashlib.sha256(b"ab").hexdigest()
     (tmp_path / "15.jsonl").unlink()
@@ -200,7 +202,7 @@ def test_a_csv_file_cut_inside_its_last_line_is_told_by_its_last_byte(
 def test_a_history_refuses_a_cut_csv_file_by_its_name(lake: fm.Lake, tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("id,name\n1,a\n2,bee")
     source, geometry = PathSource(f"{tmp_path}/{{start}}.csv"), Geometry.of(0, 10, 10)
-    at_work = bind(source, Context(lake.catalog, SimpleNamespace(get=lambda: None), geometry, lambda: None))  # type: ignore[arg-type]
+    at_work = bind(source, SourceContext(lake.catalog, SimpleNamespace(get=lambda: None), geometry, lambda: None))  # type: ignore[arg-type]
     with pytest.raises(fm.Invalid, match="the file may be cut there") as refused:
         at_work.read(Geometry.of(0, 10, 10).chunk(0))
     assert (refused.value.facts["path"], refused.value.facts["chunk"]) == (f"{tmp_path}/0.csv", "0..10")

@@ -12,8 +12,8 @@ import floodmark as fm
 from floodmark.backfill.chunks.coverage import coverage, read_range
 from floodmark.backfill.chunks.geometry import Chunk, Geometry
 from floodmark.backfill.chunks.history import HistorySpec, plan
-from floodmark.catalog.jobs import Held
-from floodmark.catalog.upkeep import Consumer
+from floodmark.catalog.jobs import HeldJob
+from floodmark.catalog.maintenance_state import Consumer
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 from tests.history_world import Numbers, chunk_rows, history, number_rows, room_of, run
@@ -34,7 +34,7 @@ def lake(place: Place) -> Iterator[fm.Lake]:
 
 def consumer(lake: fm.Lake, mark: int, *, protected: bool = True, name: str = "follower") -> None:
     table_id = lake.catalog.history.head("events").table_id
-    lake.catalog.upkeep.put_consumer(Consumer(name, table_id, mark, protected))
+    lake.catalog.maintenance.put_consumer(Consumer(name, table_id, mark, protected))
 
 
 def states(lake: fm.Lake, table: str = "events") -> dict[int, str]:
@@ -282,7 +282,7 @@ def test_a_gap_and_what_was_pruned_are_named(lake: fm.Lake) -> None:
     assert ids(lake) == list(range(50))
 
 
-def start_without_floor(lake: fm.Lake, spec: HistorySpec) -> Held:
+def start_without_floor(lake: fm.Lake, spec: HistorySpec) -> HeldJob:
     return lake.catalog.jobs.start("years", "history", ["events"], spec.pinned(), spec.settings(), "chunks", "test")
 
 

@@ -227,7 +227,7 @@ def test_what_the_catalog_cannot_keep_is_said(lake: fm.Lake, source: Any, tables
     lake.catalog.jobs.start("years", "history", list(tables), spec.pinned(), spec.settings(), "chunks", "test")
     with pytest.raises(fm.Invalid) as caught:
         spec_from_job(lake.catalog.jobs.find("years"))
-    assert "by the same call" in caught.value.advice
+    assert "with the same call" in caught.value.advice
 
 
 # ── other writers ──

@@ -14,16 +14,17 @@ import pytest
 import floodmark as fm
 from floodmark.backfill.chunks import prune
 from floodmark.backfill.chunks.coverage import check_range, coverage
+from floodmark.backfill.chunks.done_chunks import DoneChunks
+from floodmark.backfill.chunks.frontier import Reached
 from floodmark.backfill.chunks.geometry import Chunk, Geometry
 from floodmark.backfill.chunks.history import HistorySpec, Outlook, plan
-from floodmark.backfill.chunks.ledger import Ledger
 from floodmark.backfill.chunks.load import Loader
 from floodmark.backfill.chunks.ranges import TableRange
 from floodmark.backfill.chunks.sources import TableSource
 from floodmark.catalog.chunks import ChunkRider, Chunks, LoadedTable
 from floodmark.catalog.jobs import Jobs
 from floodmark.commit.intent import Intent
-from floodmark.jobs.progress import CallbackFailed, Cancelled, Progress
+from floodmark.jobs.progress import CallbackFailed, Cancelled, JobProgress
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
 from floodmark.write.change import Change
@@ -234,8 +235,8 @@ def test_what_a_run_knows_of_another_incarnation_of_a_table_counts_for_nothing(l
     run(lake, history(Numbers()))
     job = lake.catalog.jobs.find("years").id
     for table_id, done in (("of another incarnation", 5), (lake.catalog.history.head("events").table_id, 1)):
-        known = Ledger({"events": table_id}, {"events": {3}})
-        assert Outlook.look(room_of(lake), history(Numbers()), job, None, {}, known).processed == done
+        known = DoneChunks({"events": table_id}, {"events": {3}})
+        assert Outlook.look(room_of(lake), history(Numbers()), job, None, Reached(), known).processed == done
 
 
 def test_another_definition_of_a_table_that_has_chunks_is_refused(lake: fm.Lake) -> None:
@@ -313,7 +314,7 @@ def test_progress_is_written_when_the_catalog_is_back() -> None:
 
     jobs: Any = SimpleNamespace(progress=answer, wants_cancel=away)
     held: Any = SimpleNamespace(name="years")
-    progress = Progress(jobs, held, every_s=0.0)
+    progress = JobProgress(jobs, held, every_s=0.0)
     for processed in (0, 1, 2):
         progress.step(processed, 9)
     with pytest.raises(Cancelled):
@@ -326,7 +327,7 @@ def test_progress_is_written_when_the_catalog_is_back() -> None:
         raise fm.Unavailable("of the caller")
 
     with pytest.raises(CallbackFailed, match="of the caller"):
-        Progress(jobs, held, fail).step(0, 9)
+        JobProgress(jobs, held, fail).step(0, 9)
 
 
 def test_a_chunk_whose_operation_a_healer_took_is_tried_again(lake: fm.Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 import floodmark as fm
 from floodmark import clock
-from floodmark.backfill.chunks.brake import PAUSE_S_MAX, Outage
 from floodmark.backfill.chunks.geometry import Chunk
 from floodmark.backfill.chunks.history import run_history
+from floodmark.backfill.chunks.retries import PAUSE_S_MAX, Outage
 from floodmark.backfill.chunks.sources import CallSource
 from floodmark.catalog.jobs import Job
 from floodmark.jobs.record import BackfillRun
-from floodmark.serve.daemon.tasks import JobTask, Lookout, is_resumed
+from floodmark.serve.daemon.tasks import JobTask, WorkFinder, is_resumed
 from floodmark.settings.settings import JobsSettings, check_settings
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids
@@ -175,7 +175,7 @@ def looked_at(lake: fm.Lake, jobs: JobsSettings | None = None) -> list[str]:
         started.append(task.name)
         return True
 
-    Lookout(lake, start, {}, jobs or JobsSettings()).run(threading.Event())
+    WorkFinder(lake, start, {}, jobs or JobsSettings()).run(threading.Event())
     return started
 
 

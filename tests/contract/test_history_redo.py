@@ -10,7 +10,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.backfill.chunks import redo
-from floodmark.catalog.upkeep import Consumer
+from floodmark.catalog.maintenance_state import Consumer
 from floodmark.jobs.record import BackfillRun
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
@@ -56,7 +56,7 @@ WANTED = {number: f"row {number}" for number in range(50)}
 
 def consumer(lake: fm.Lake, mark: int, table: str = "events") -> None:
     table_id = lake.catalog.history.head(table).table_id
-    lake.catalog.upkeep.put_consumer(Consumer("follower", table_id, mark))
+    lake.catalog.maintenance.put_consumer(Consumer("follower", table_id, mark))
 
 
 # ── what goes and comes ──

@@ -28,16 +28,16 @@ from pyiceberg.types import StringType
 
 import floodmark as fm
 from floodmark import failpoints
+from floodmark.catalog.maintenance_state import Maintenance
 from floodmark.catalog.unit import ACKNOWLEDGED, Part, Rules, Settled, Shipped, Unit, UnitLog
-from floodmark.catalog.upkeep import Maintenance
 from floodmark.errors import Conflict, Corrupt
 from floodmark.rows.reading.shipment import plan_shipment
 from floodmark.sinks.iceberg import destination as iceberg
 from floodmark.sinks.iceberg.compact import compact_destination
 from floodmark.sinks.iceberg.destination import IcebergDestination
-from floodmark.sinks.record import SinkRun
+from floodmark.sinks.outcome import SinkRun
+from floodmark.sinks.run import RunWatch
 from floodmark.sinks.settings import IcebergSettings
-from floodmark.sinks.watch import RunWatch
 from floodmark.storage import Storage
 from floodmark.testing.children import preload, run_killed
 from floodmark.testing.s3 import S3Server
@@ -413,7 +413,7 @@ def test_a_table_of_a_lake_is_refused(lake: fm.Lake, elsewhere: Elsewhere) -> No
         catalog.create_namespace("default")
         catalog.create_table("default.people", ARROW.append(pa.field("_seq", pa.int64())))
     lake.append("people", people(1))
-    assert "own door" in str(refused(lake))
+    assert "only that lake may write to it" in str(refused(lake))
 
 
 def test_another_format_is_refused(lake: fm.Lake, elsewhere: Elsewhere) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 import floodmark as fm
-from floodmark.sinks.iceberg.table import Place as DestinationPlace
+from floodmark.sinks.iceberg.table import IcebergPlace
 from floodmark.sinks.settings import IcebergSettings
 from floodmark.storage import Storage
 from floodmark.storage.fileio import with_options
@@ -40,12 +40,12 @@ def test_what_the_catalog_says_stands() -> None:
     assert found["s3.endpoint"] == "http://there:2"
     assert found["client.region"] == "us-2"
     assert "s3.region" not in found
-    place = DestinationPlace(IcebergSettings(catalog={**said, "uri": "sqlite://"}), Storage(inherited))
+    place = IcebergPlace(IcebergSettings(catalog={**said, "uri": "sqlite://"}), Storage(inherited))
     assert place.storage.options == {"endpoint": "http://there:2", "region": "us-2", "timeout_s": "5"}
 
 
 @pytest.mark.parametrize("options", [{}, {"endpoint": "http://lake:1", "allow_http": "true", "retries": "1"}])
 def test_a_destination_without_settings_of_its_own_uses_the_lakes_storage(options: dict[str, str]) -> None:
     storage = Storage(options)
-    place = DestinationPlace(IcebergSettings(catalog={"type": "sql", "uri": "sqlite://"}), storage)
+    place = IcebergPlace(IcebergSettings(catalog={"type": "sql", "uri": "sqlite://"}), storage)
     assert place.storage is storage

@@ -16,7 +16,7 @@ from floodmark.catalog.spools import DROPPED, HELD, RETRIED
 from floodmark.ingest.intake import Intake, IntakeLimits
 from floodmark.ingest.quarantine import drop, read_aside, retry
 from floodmark.json_form import as_json
-from floodmark.report.spools import see_spools
+from floodmark.report.spools import read_spools
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
@@ -43,7 +43,7 @@ def test_what_was_taken_comes_in_once_and_is_told_with_its_version(lake: fm.Lake
     with pytest.raises(fm.Invalid, match="Idempotency-Key"):
         take(lake, people, "events", *rows(3), key="first")
     assert ids(lake) == [1, 2]
-    [state] = [as_json(one) for one in see_spools(lake.catalog)]
+    [state] = [as_json(one) for one in read_spools(lake.catalog)]
     mine = state_of(people, "events")
     assert state == {name: mine[name] for name in state}
     assert (state["state"], state["fed_records"], state["fed_rows"], state["version"]) == ("ok", 1, 2, landed.version)
@@ -57,7 +57,7 @@ def test_records_that_wait_together_are_one_publish(lake: fm.Lake) -> None:
             take(lake, intake, "events", *rows(number))
         take(lake, intake, "notes", *rows(7))
         assert state_of(intake, "events")["state"] == "waiting"
-        [events, _] = see_spools(lake.catalog)
+        [events, _] = read_spools(lake.catalog)
         assert (events.state, events.waiting_records, events.waiting_rows) == ("waiting", 20, 20)
         before = lake.status()["version"]
         assert intake.drain(20)
@@ -291,7 +291,7 @@ def test_a_table_that_is_gone_keeps_its_rows_in_the_spool_and_stops_no_other(lak
         assert ids(lake) == []
     with intake_of(lake) as intake:
         bring(lake, intake, "events", *rows(3))
-        assert sorted(one.state for one in see_spools(lake.catalog)) == ["ok", "ok", "refused"]
+        assert sorted(one.state for one in read_spools(lake.catalog)) == ["ok", "ok", "refused"]
     assert ids(lake) == [3]
 
 
@@ -347,7 +347,7 @@ def test_a_storage_call_that_fails_loses_and_doubles_nothing(new_place: Callable
     while fired:
         number += 1
         storage = FaultyStorage(fail_at=2 * number, mode=mode)
-        with place.open(storage=storage, heal=False) as lake, intake_of(lake, SLOW) as intake:
+        with place.open(storage=storage, recover=False) as lake, intake_of(lake, SLOW) as intake:
             with suppress(fm.Unavailable):
                 take(lake, intake, "events", {"id": number}, {"id": f"bad {number}"}, key=str(number))
             # Refused because of the fault: the client sends it again.

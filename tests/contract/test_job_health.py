@@ -12,7 +12,7 @@ from sqlalchemy import text, update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.jobs import CANCELLED, DONE, FAILED, SHOWN_MS, Held
+from floodmark.catalog.jobs import CANCELLED, DONE, FAILED, SHOWN_MS, HeldJob
 from floodmark.report.jobs import TROUBLES_MAX
 from floodmark.serve.http import workers
 from floodmark.serve.http.access import new_token, token_hash
@@ -247,7 +247,7 @@ def cancel(client: httpx.Client, job: str, **headers: str) -> httpx.Response:
 
 
 def test_a_job_is_cancelled_over_http_by_id_or_name(place: Place, lake: fm.Lake, client: httpx.Client) -> None:
-    held: Held = start(lake)
+    held: HeldJob = start(lake)
     answer = cancel(client, held.id).json()
     assert (answer["outcome"], answer["cancel_asked"], answer["status"]) == ("asked", True, "running")
     assert lake.catalog.jobs.wants_cancel(held)

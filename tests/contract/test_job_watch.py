@@ -12,13 +12,24 @@ from sqlalchemy import text, update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.jobs import CANCELLED, COLUMN, DONE, FAILED, HISTORY, SHOWN_MS, STALLED_MS, EndRider, Held, Job
+from floodmark.catalog.jobs import (
+    CANCELLED,
+    COLUMN,
+    DONE,
+    FAILED,
+    HISTORY,
+    SHOWN_MS,
+    STALLED_MS,
+    EndRider,
+    HeldJob,
+    Job,
+)
 from floodmark.cli.backfill import job_fields, job_line, job_row, next_step
 from floodmark.cli.main import main
 from floodmark.clock import new_id
 from floodmark.commit.seal import rider_from_dict
 from floodmark.errors import Corrupt, Fenced, Invalid
-from floodmark.jobs.progress import TOUCH_EVERY_S, Cancelled, Progress
+from floodmark.jobs.progress import TOUCH_EVERY_S, Cancelled, JobProgress
 from floodmark.repair.examine import Check, examine_lake
 from floodmark.report.jobs import job_report
 from floodmark.testing.children import run_killed
@@ -36,7 +47,7 @@ pytestmark = pytest.mark.mostly_sqlite
 
 @pytest.mark.parametrize("outcome", ["done", "failed", "cancelled"])
 def test_a_catalog_that_is_away_right_after_the_end_fails_no_run(lake: fm.Lake, outcome: str) -> None:
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         progress.step(4, 9)
         if outcome == "failed":
             raise Invalid("not this")
@@ -103,7 +114,7 @@ def test_a_dead_run_is_interrupted_however_long_ago(place: Place, lake: fm.Lake)
 def test_a_run_that_waits_says_so(lake: fm.Lake, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
     Clock(monkeypatch)
     held = start(lake)
-    progress = Progress(lake.catalog.jobs, held)
+    progress = JobProgress(lake.catalog.jobs, held)
     if told:
         progress.step(3, 9)
     let_pass(lake, STALLED_MS)
@@ -170,7 +181,7 @@ def test_doctor_names_a_job_that_hangs_and_one_of_the_future(lake: fm.Lake) -> N
     assert (check.passed, "unknown state (paused)" in check.detail) == (False, True)
 
 
-def of_table(lake: fm.Lake, name: str, table: str, kind: str = HISTORY, **pinned: Any) -> Held:
+def of_table(lake: fm.Lake, name: str, table: str, kind: str = HISTORY, **pinned: Any) -> HeldJob:
     return lake.catalog.jobs.start(name, kind, [table], pinned, {}, "chunks", "test")
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import delete, update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.chunks import ChunkRider, FillRider, LoadedChunk, LoadedTable, PruneRider, job_rider_from_dict
+from floodmark.catalog.chunks import ChunkRider, FillRider, LoadedChunk, LoadedTable, PruneRider
 from floodmark.catalog.jobs import (
     CANCELLED,
     COLUMN,
@@ -26,13 +26,14 @@ from floodmark.catalog.jobs import (
     HISTORY,
     NAME_CHARACTERS_MAX,
     SHOWN_MS,
-    Held,
+    HeldJob,
     Job,
 )
 from floodmark.catalog.riders import AlreadyCommitted
 from floodmark.commit.intent import Intent
+from floodmark.commit.seal import rider_from_dict
 from floodmark.errors import Busy, Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
-from floodmark.jobs.progress import LOOK_EVERY_S, WRITE_EVERY_S, Cancelled, Progress
+from floodmark.jobs.progress import LOOK_EVERY_S, WRITE_EVERY_S, Cancelled, JobProgress
 from floodmark.jobs.record import BackfillRun
 from floodmark.jobs.run import TEXT_CHARACTERS_MAX, TimedOut, run_job
 from floodmark.model import MAIN
@@ -47,7 +48,7 @@ pytestmark = pytest.mark.mostly_sqlite(3)
 PINNED = {"size": 10, "column": "id", "last": None}
 
 
-def start(lake: fm.Lake, name: str = "years", kind: str = HISTORY, **changes: Any) -> Held:
+def start(lake: fm.Lake, name: str = "years", kind: str = HISTORY, **changes: Any) -> HeldJob:
     pinned = {**PINNED, **changes.pop("pinned", {})}
     settings = changes.pop("settings", {"workers": 2})
     return lake.catalog.jobs.start(name, kind, ["events"], pinned, settings, "chunks", "test", **changes)
@@ -72,8 +73,10 @@ def now_ms(lake: fm.Lake) -> int:
         return lake.catalog.database.now_ms(tx)
 
 
-def ran(lake: fm.Lake, work: Callable[[Progress], bool], callback: Any = None, held: Held | None = None) -> BackfillRun:
-    return run_job(lake.backfill._room, held or start(lake), callback, work)
+def ran(
+    lake: fm.Lake, work: Callable[[JobProgress], bool], callback: Any = None, held: HeldJob | None = None
+) -> BackfillRun:
+    return run_job(lake.backfill._context, held or start(lake), callback, work)
 
 
 def start_and_die(place: Place) -> None:
@@ -159,7 +162,7 @@ def test_of_many_who_start_a_job_at_once_one_has_it(place: Place, lake: fm.Lake)
         thread.start()
     for thread in threads:
         thread.join()
-    held = [one for one in got if isinstance(one, Held)]
+    held = [one for one in got if isinstance(one, HeldJob)]
     assert (len(got), len(held), len(lake.catalog.jobs.all())) == (4, 1, 1)
     assert find(lake).run == held[0].run
     for other in others:
@@ -283,7 +286,7 @@ def test_a_lease_that_has_run_out_is_taken_over_and_the_late_one_is_fenced(place
 
 
 def test_a_run_whose_work_was_fenced_leaves_the_job_to_others(place: Place, lake: fm.Lake) -> None:
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         raise Fenced("its operation was undone")
 
     with pytest.raises(Fenced):
@@ -318,7 +321,7 @@ def test_the_catalog_hears_at_most_once_a_second_and_the_last_word_always(
     seen: list[int] = []
     written: list[tuple[float, int]] = []
 
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         for number in range(100):
             clock.now_s = number / 10
             progress.step(number, 120)
@@ -338,7 +341,7 @@ def test_a_word_that_came_too_soon_is_written_while_the_run_goes_on(
     lake: fm.Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    progress = Progress(lake.catalog.jobs, start(lake))
+    progress = JobProgress(lake.catalog.jobs, start(lake))
     progress.step(1, 9)
     progress.step(2, 9)
     assert find(lake).processed == 1
@@ -353,7 +356,7 @@ def test_a_word_that_came_too_soon_is_written_while_the_run_goes_on(
 def test_the_caller_hears_every_step_and_none_twice_in_a_row(lake: fm.Lake) -> None:
     told: list[tuple[int, int | None]] = []
 
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         for step in [(0, None), (0, 9), (0, 9), (4, 9), (4, 9), (9, 9), (9, 9)]:
             progress.step(*step)
         return True
@@ -374,7 +377,7 @@ def test_the_first_word_of_a_retry_is_the_truth_and_its_rate_its_own(lake: fm.La
     assert (find(lake).processed, find(lake).rate(), find(lake).eta_ms()) == (900, None, None)
     set_job(lake, updated_ms=now_ms(lake) + 60_000)
     assert find(lake).rate() is None
-    progress = Progress(lake.catalog.jobs, held)
+    progress = JobProgress(lake.catalog.jobs, held)
     progress.step(400, 1000)
     assert (find(lake).processed, find(lake).resumed_from, find(lake).rate()) == (400, 400, None)
     progress.step(500, 1000)
@@ -387,7 +390,7 @@ def test_the_first_word_of_a_retry_is_the_truth_and_its_rate_its_own(lake: fm.La
 def test_a_retry_that_ends_before_its_first_word_leaves_the_figures(lake: fm.Lake) -> None:
     lake.catalog.jobs.end(start(lake), CANCELLED, 900, 1000)
 
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         raise ConnectionError("the source does not answer")
 
     done = ran(lake, work)
@@ -400,7 +403,7 @@ def test_a_first_word_that_did_not_get_through_is_said_again_as_the_first(
 ) -> None:
     lake.catalog.jobs.end(start(lake), CANCELLED, 900, 1000)
     clock = Clock(monkeypatch)
-    progress = Progress(lake.catalog.jobs, start(lake))
+    progress = JobProgress(lake.catalog.jobs, start(lake))
     faults = DatabaseFaults(lake.catalog.database, fail_at=2, mode="before")
     try:
         progress.step(400, 1000)
@@ -430,7 +433,7 @@ def test_a_callback_that_raises_fails_the_job_with_its_text(
         if processed == 2:
             raise error
 
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         for number in range(9):
             progress.step(number, 9)
         return True
@@ -466,7 +469,7 @@ def test_a_row_that_vanished_is_an_error(lake: fm.Lake) -> None:
 
 
 def test_a_run_whose_row_vanished_does_not_end_well(lake: fm.Lake) -> None:
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         change(lake, delete(tables.jobs))
         return True
 
@@ -478,7 +481,7 @@ def test_a_run_whose_row_vanished_does_not_end_well(lake: fm.Lake) -> None:
 
 
 def test_an_interrupt_ends_the_job_as_cancelled_and_goes_on(lake: fm.Lake) -> None:
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         progress.step(3, 9)
         raise KeyboardInterrupt
 
@@ -489,7 +492,7 @@ def test_an_interrupt_ends_the_job_as_cancelled_and_goes_on(lake: fm.Lake) -> No
 
 
 def test_a_tip_that_did_not_come_has_an_outcome_of_its_own(lake: fm.Lake) -> None:
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         raise TimedOut("the tip did not come", waited="10m")
 
     done = ran(lake, work)
@@ -534,7 +537,7 @@ def test_an_end_that_cannot_be_written_is_raised_and_the_job_is_interrupted(plac
 
 
 def test_a_failure_whose_end_cannot_be_written_is_still_that_failure(lake: fm.Lake) -> None:
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         faults.append(DatabaseFaults(lake.catalog.database, fail_at=1, mode="before", stay_broken=True))
         raise ValueError("what really happened")
 
@@ -571,7 +574,7 @@ def test_a_start_whose_reply_was_lost_leaves_a_job_that_can_be_started(lake: fm.
 def test_a_catalog_that_is_away_for_a_while_ends_no_run(lake: fm.Lake) -> None:
     told: list[int] = []
 
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         faults = DatabaseFaults(lake.catalog.database, fail_at=1, mode="before", stay_broken=True)
         try:
             for number in range(5):
@@ -615,7 +618,7 @@ def test_a_clock_that_is_set_back_makes_no_run_end_before_it_began(lake: fm.Lake
 
 
 def test_a_cancel_is_found_at_the_next_step_and_what_is_done_stays(place: Place, lake: fm.Lake) -> None:
-    def work(progress: Progress) -> bool:
+    def work(progress: JobProgress) -> bool:
         progress.step(1, 9)
         with place.open() as other:
             asked = other.catalog.jobs.cancel("years")
@@ -636,7 +639,7 @@ def test_a_wait_ends_with_a_cancel_and_asks_a_few_times_a_second(
 ) -> None:
     clock = Clock(monkeypatch)
     held = start(lake)
-    progress = Progress(lake.catalog.jobs, held)
+    progress = JobProgress(lake.catalog.jobs, held)
     progress.wait(1.1)
     assert (sum(clock.sleeps), max(clock.sleeps)) == (pytest.approx(1.1), LOOK_EVERY_S)
     lake.catalog.jobs.cancel("years")
@@ -839,7 +842,7 @@ def test_chunks_that_come_together_come_once(lake: fm.Lake) -> None:
         load(4, 5)
     assert caught.value.facts["chunks"] == "4"
     assert (ids(lake), len(lake.catalog.chunks.of(held.id))) == ([10, 11, 20, 21, 40, 41], 3)
-    assert job_rider_from_dict(json.loads(json.dumps(together(1, 7).as_dict()))) == together(1, 7)
+    assert rider_from_dict(json.loads(json.dumps(together(1, 7).as_dict()))) == together(1, 7)
 
 
 def test_a_chunk_of_a_job_that_vanished_changes_nothing(lake: fm.Lake) -> None:
@@ -913,7 +916,7 @@ def test_filled_rows_are_counted_by_the_run_that_has_the_job_and_no_other(lake: 
     ids=lambda rider: rider.as_dict()["type"],
 )
 def test_riders_of_jobs_come_back_from_a_seal_as_they_were(rider: Any) -> None:
-    assert job_rider_from_dict(json.loads(json.dumps(rider.as_dict()))) == rider
+    assert rider_from_dict(json.loads(json.dumps(rider.as_dict()))) == rider
 
 
 def test_a_restored_lake_has_its_jobs_and_nobody_is_at_them(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.body import RequestLimits
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, rows
 from tests.contract.test_receive_http import served
@@ -41,7 +41,7 @@ class Chain:
 
     def connect(self, tables: list[str], **settings: Any) -> None:
         for source, target in zip(self.lakes, self.lakes[1:], strict=False):
-            client = self._stack.enter_context(served(target, limits=Limits()))
+            client = self._stack.enter_context(served(target, limits=RequestLimits()))
             url = f"{str(client.base_url).rstrip('/')}/api/tables/{{table}}/rows?wait=committed"
             source.sinks.add("next", "http", tables=tables, url=url, backoff_s_max=0.01, **settings)
 

@@ -77,7 +77,7 @@ def test_an_older_lake_is_refused_and_left_as_it_is(place: Place, number: int) -
     before, there = content(place), everything(place)
     assert [row[1] for row in before["fm_lake"]] == [number]
     assert len(before) == (FORMATS / f"f{number:04d}.sql").read_text().count("CREATE TABLE")
-    for options in ({}, {"read_only": True}, {"create": True}, {"heal": False}):
+    for options in ({}, {"read_only": True}, {"create": True}, {"recover": False}):
         with pytest.raises(fm.TooOld) as caught:
             place.open(**options)
         check_refused(caught.value, number)

@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import floodmark as fm
-from floodmark.serve.http.access import Token, new_token, token_hash
+from floodmark.serve.http.access import AccessToken, new_token, token_hash
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.contract.test_door import door
 
@@ -59,7 +59,7 @@ def lake(new_place: Callable[[str], Place]) -> Iterator[fm.Lake]:
 def test_whatever_is_sent_answers_are_as_described(lake: fm.Lake, tmp_path: Path, mode: GenerationMode) -> None:
     token = new_token()
     known = {"Authorization": f"Bearer {token}"}
-    with door(lake, tmp_path / "spool", tokens=[Token("all", token_hash(token), "admin")]) as client:
+    with door(lake, tmp_path / "spool", tokens=[AccessToken("all", token_hash(token), "admin")]) as client:
         schema = schemathesis.openapi.from_url(str(client.base_url.join("/openapi.json")))
         operations = [one.ok() for one in schema.exclude(path=ENDLESS).get_all_operations()]
         tried = [run(one, mode, known) for one in operations if mode == GenerationMode.POSITIVE or has_input(one)]

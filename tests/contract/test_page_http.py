@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 import floodmark as fm
-from floodmark.serve.http.access import COOKIE, Token, new_token, token_hash
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.access import COOKIE, AccessToken, new_token, token_hash
+from floodmark.serve.http.body import RequestLimits
 from floodmark.testing.database_faults import DatabaseFaults
 from tests.conftest import EVENTS, Place, rows
 from tests.contract.test_receive_http import served, told
@@ -119,7 +119,7 @@ def tokens() -> dict[str, str]:
 
 @pytest.fixture
 def client(lake: fm.Lake, tokens: dict[str, str]) -> Iterator[httpx.Client]:
-    known = [Token(role, token_hash(text), role) for role, text in tokens.items()]  # type: ignore[arg-type]
+    known = [AccessToken(role, token_hash(text), role) for role, text in tokens.items()]  # type: ignore[arg-type]
     with served(lake, tokens=known) as client:
         yield client
 
@@ -151,14 +151,14 @@ def test_a_token_becomes_a_cookie_that_neither_scripts_nor_other_sites_can_use(
 def test_a_wrong_token_is_told_and_opens_nothing(client: httpx.Client, content: str) -> None:
     answer = client.post("/login", content=content.encode("latin-1"))
     assert answer.status_code == 401
-    assert "not a token of this lake" in answer.text
+    assert "Invalid token." in answer.text
     assert "Set-Cookie" not in answer.headers
     assert COOKIE not in client.cookies
 
 
 def test_a_form_that_does_not_come_is_not_waited_for(lake: fm.Lake, tokens: dict[str, str]) -> None:
-    known = [Token("one", token_hash(tokens["read"]), "read")]
-    with served(lake, tokens=known, limits=Limits(body_s_max=0.2)) as client:
+    known = [AccessToken("one", token_hash(tokens["read"]), "read")]
+    with served(lake, tokens=known, limits=RequestLimits(body_s_max=0.2)) as client:
         place = (client.base_url.host, client.base_url.port or 80)
         with socket.create_connection(place, timeout=30) as slow:
             slow.sendall(b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\ntoken=")

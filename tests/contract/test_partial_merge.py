@@ -184,7 +184,7 @@ def meddle(point: str, place: Place, change: Callable[[fm.Lake], Any]) -> None:
     def observe(name: str) -> None:
         if name == point:
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 change(other)
 
     failpoints.observer = observe

@@ -29,8 +29,8 @@ from floodmark.report.overview import Overview, overview
 from floodmark.report.status import Status
 from floodmark.report.tables import TableDetails
 from floodmark.serve.app import create_app
-from floodmark.serve.http.access import Access, Token, token_hash
-from floodmark.serve.http.api import Alive, Audit, ChangedJob, Commits, Jobs, Sinks, Spools, Tables
+from floodmark.serve.http.access import Access, AccessToken, token_hash
+from floodmark.serve.http.api import Alive, AuditList, ChangedJob, CommitList, JobList, SinkList, SpoolList, TableList
 from floodmark.serve.http.readiness import Ready
 from floodmark.serve.http.server import Server, bound
 from floodmark.serve.http.service import Service
@@ -41,7 +41,7 @@ from tests.contract.test_jobs import find, set_job, start
 from tests.intake_world import bring, intake_of
 
 ERROR = {"kind": "Unavailable", "message": "the source is away", "facts": {}, "advice": "", "exit_code": 4}
-TOKENS = [Token(role, token_hash(f"the {role} token"), role) for role in ("read", "write", "admin")]
+TOKENS = [AccessToken(role, token_hash(f"the {role} token"), role) for role in ("read", "write", "admin")]
 
 
 @contextmanager
@@ -128,15 +128,15 @@ def test_every_answer_is_that_of_the_lake_in_its_shape(lake: fm.Lake, client: ht
     status = got(client, "/api/status", Status)
     assert _timeless(status) == _timeless(plain(lake.status()))
     assert (status["tables"], status["rows"], status["quarantined"], status["blocking"]) == (2, 7, 0, [])
-    assert got(client, "/api/tables", Tables) == {"tables": plain(lake.tables())}
+    assert got(client, "/api/tables", TableList) == {"tables": plain(lake.tables())}
     assert got(client, "/api/tables/events", TableDetails) == plain(lake.show("events"))
-    commits = got(client, "/api/commits", Commits)
+    commits = got(client, "/api/commits", CommitList)
     assert commits == {"commits": plain([commit.as_dict() for commit in lake.history(limit=50)])}
-    assert _timeless(got(client, "/api/sinks", Sinks)) == _timeless({"sinks": plain(lake.sinks.status())})
-    assert got(client, "/api/jobs", Jobs) == {"jobs": plain(lake.backfill.list())}
+    assert _timeless(got(client, "/api/sinks", SinkList)) == _timeless({"sinks": plain(lake.sinks.status())})
+    assert got(client, "/api/jobs", JobList) == {"jobs": plain(lake.backfill.list())}
     assert got(client, "/api/jobs/years", JobReport) == plain(lake.backfill.show("years"))
-    assert got(client, "/api/audit", Audit) == {"audit": []}
-    assert got(client, "/api/spools", Spools) == {"spools": []}
+    assert got(client, "/api/audit", AuditList) == {"audit": []}
+    assert got(client, "/api/spools", SpoolList) == {"spools": []}
     assert got(client, "/healthz", Alive) == {"status": "ok"}
     whole = got(client, "/api/overview", Overview)
     assert _timeless(whole["status"]) == _timeless(status)
@@ -324,21 +324,21 @@ def test_a_spool_folder_that_cannot_be_written_to_makes_it_not_ready(lake: fm.La
         assert got(client, "/readyz", Ready)["ready"] is True, "it will be made there"
         place.rmdir()
         place.write_text("something else is there")
-        assert "cannot be written to" in got(client, "/readyz", Ready, 503)["reasons"][0]
+        assert "is not writable" in got(client, "/readyz", Ready, 503)["reasons"][0]
 
 
 def test_a_refused_spool_is_told_everywhere_and_blocks(lake: fm.Lake, client: httpx.Client) -> None:
     with intake_of(lake) as intake:
         bring(lake, intake, "events", *rows(7))
     assert got(client, "/readyz", Ready)["ready"] is True
-    (spool,) = got(client, "/api/spools", Spools)["spools"]
+    (spool,) = got(client, "/api/spools", SpoolList)["spools"]
     shutil.rmtree(spool["folder"])
     answer = got(client, "/readyz", Ready, 503)
     assert answer["reasons"] == ["refused: the spool of events; see `floodmark spool list`"]
     status = got(client, "/api/status", Status)
     assert (status["spools"][0]["state"], status["blocking"]) == ("refused", answer["reasons"])
     assert status["spools"][0]["error"]["advice"]
-    events = got(client, "/api/tables", Tables)["tables"][0]
+    events = got(client, "/api/tables", TableList)["tables"][0]
     assert events["health"] == "refused: its spool; see `floodmark spool list`"
     text = client.get("/metrics").text
     assert 'floodmark_spool_refused{table="events"} 1.0' in text

@@ -22,8 +22,8 @@ import zstandard
 import floodmark as fm
 from floodmark.ingest.intake import Intake
 from floodmark.serve.app import create_app
-from floodmark.serve.http.access import Access, Token, new_token, token_hash
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.access import Access, AccessToken, new_token, token_hash
+from floodmark.serve.http.body import RequestLimits
 from floodmark.serve.http.server import Server, bound
 from floodmark.serve.http.service import Service
 from floodmark.storage import local_path
@@ -31,7 +31,7 @@ from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 
-SMALL = Limits(body_bytes_max=64 * 1024, text_bytes_max=256 * 1024, rows_max=1000)
+SMALL = RequestLimits(body_bytes_max=64 * 1024, text_bytes_max=256 * 1024, rows_max=1000)
 
 
 @contextmanager
@@ -39,13 +39,13 @@ def served(
     lake: fm.Lake,
     *,
     token_sha256: str | None = None,
-    tokens: Sequence[Token] = (),
-    limits: Limits = SMALL,
+    tokens: Sequence[AccessToken] = (),
+    limits: RequestLimits = SMALL,
     intake: Intake | None = None,
 ) -> Iterator[httpx.Client]:
     """A client of a server that runs in a thread of this process. Without an intake rows are committed at once."""
     address: queue.Queue[str] = queue.Queue()
-    known = [*tokens, *([Token("one", token_sha256, "admin")] if token_sha256 else [])]
+    known = [*tokens, *([AccessToken("one", token_sha256, "admin")] if token_sha256 else [])]
     app = create_app(Service(lake, Access(known), limits, intake))
     with bound("127.0.0.1:0") as listening:
         server = Server(app, listening, address.put, grace_s=10)
@@ -404,7 +404,7 @@ def test_a_page_in_a_browser_cannot_write_where_no_token_is_asked_for(client: ht
 
 @pytest.mark.usefixtures("untouched")
 def test_more_requests_than_may_be_under_way_are_429_and_come_later(lake: fm.Lake) -> None:
-    with served(lake, limits=Limits(requests_max=1)) as client, raw_connection(client) as slow:
+    with served(lake, limits=RequestLimits(requests_max=1)) as client, raw_connection(client) as slow:
         slow.sendall(b"POST /api/tables/events/rows HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         answer = client.get("/healthz")
         for _ in range(100):
@@ -417,7 +417,7 @@ def test_more_requests_than_may_be_under_way_are_429_and_come_later(lake: fm.Lak
 
 @pytest.mark.usefixtures("untouched")
 def test_a_body_that_does_not_come_is_408(lake: fm.Lake) -> None:
-    with served(lake, limits=Limits(body_s_max=0.2)) as client, raw_connection(client) as slow:
+    with served(lake, limits=RequestLimits(body_s_max=0.2)) as client, raw_connection(client) as slow:
         slow.sendall(b"POST /api/tables/events/rows HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
 

@@ -10,7 +10,7 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.commit.journal import Judged, Moved
+from floodmark.commit.journal import OperationChanged
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, ids, rows
 
@@ -71,7 +71,7 @@ def between(writers: list[Stopped], act: Callable[[], None]) -> list[str]:
 def test_a_batch_that_is_sealed_while_it_is_judged_is_not_rolled_back_as_unsealed(
     lake: fm.Lake, place: Place, stopped: Any
 ) -> None:
-    with place.open(lease_ms=-60_000, heal=False) as slow:
+    with place.open(lease_ms=-60_000, recover=False) as slow:
         writer = stopped(lambda: slow.append("events", rows(1), batch="one"), ["append.staged", "append.sealed"])
         passed = between([writer], writer.go_on)  # it seals between the look and the fence
         writer.begin()
@@ -90,7 +90,7 @@ def test_a_batch_that_is_sealed_while_it_is_judged_is_not_rolled_back_as_unseale
 
 def test_a_plan_that_is_sealed_anew_while_it_is_judged_is_published_by_its_new_seal(place: Place, stopped: Any) -> None:
     """The old seal names files of a plan that its writer has left behind."""
-    with place.open(create=True) as lake, place.open(lease_ms=-60_000, heal=False) as slow, place.open() as quick:
+    with place.open(create=True) as lake, place.open(lease_ms=-60_000, recover=False) as slow, place.open() as quick:
         lake.create_table("events", "id long not null, name string", key=["id"])
         lake.append("events", rows(1, 2))
         rival = stopped(lambda: quick.merge("events", [{"id": 1, "name": "rival"}]), ["merge.built"])
@@ -119,14 +119,19 @@ def test_a_plan_that_is_sealed_anew_while_it_is_judged_is_published_by_its_new_s
 
 
 def test_an_operation_is_fenced_only_in_the_state_that_was_judged(lake: fm.Lake, place: Place, stopped: Any) -> None:
-    with place.open(lease_ms=-60_000, heal=False) as slow:
+    with place.open(lease_ms=-60_000, recover=False) as slow:
         writer = stopped(lambda: slow.append("events", rows(1)), ["append.staged", "append.sealed"])
         failpoints.observer = writer.observe
         writer.begin()
         rows_before, _ = lake.catalog.journal.unfinished()
         writer.go_on()
-        with pytest.raises(Moved):
-            lake.catalog.journal.abandon(rows_before[0].id, judged=Judged.of(rows_before[0]))
+        with pytest.raises(OperationChanged):
+            lake.catalog.journal.abandon(rows_before[0].id, judged=rows_before[0].judged)
         writer.go_on()
         assert writer.error is None
     assert ids(lake) == [1]
+
+
+def test_the_earlier_name_of_recover_is_accepted_by_open_with_a_warning(lake: fm.Lake, place: Place) -> None:
+    with pytest.warns(DeprecationWarning, match="recover="), place.open(heal=False) as other:
+        assert other.tables() == lake.tables()

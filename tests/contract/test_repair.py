@@ -87,11 +87,11 @@ def test_what_another_writer_did_is_taken_in_as_a_commit_of_external(
     with foreign_catalog(place) as catalog:
         their_sequence = catalog.load_table(f"default.{table}").metadata.last_sequence_number
     (planned,) = lake.repair()
-    assert (planned.table, planned.happened, planned.outcome, planned.choice) == (table, happened, "planned", "take_in")
+    assert (planned.table, planned.happened, planned.outcome, planned.choice) == (table, happened, "planned", "accept")
     assert len(planned.ways) == 2
     assert lake.status()["version"] == version, "a preview changes nothing"
     (done,) = lake.repair(table, apply=True)
-    assert (done.outcome, done.version) == ("taken_in", version + 1)
+    assert (done.outcome, done.version) == ("accepted", version + 1)
     assert state(lake, table) == after == seen_by_another(place, table)
     assert state(lake, table, version=version) == BEFORE
     commit = lake.history(limit=1)[0]
@@ -99,7 +99,7 @@ def test_what_another_writer_did_is_taken_in_as_a_commit_of_external(
     assert "test" in commit.message, "who asked for it"
     assert commit.tables[0].sequence > their_sequence
     (row,) = lake.audit()
-    assert (row.kind, row.found, row.outcome, row.version) == ("repair", "drifted", "taken_in", done.version)
+    assert (row.kind, row.found, row.outcome, row.version) == ("repair", "drifted", "accepted", done.version)
     # A follower gets all of it, once. Of an unkeyed table nobody is told what went.
     came = {key for key in after if key not in BEFORE or after[key] != BEFORE[key]}
     told = feed(lake, table, mark)
@@ -114,12 +114,12 @@ def test_the_table_is_put_back_if_that_is_chosen(lake: fm.Lake, place: Place, ca
     act, happened, *_ = FOREIGN[case]
     mark, version = lake.changes("people").until, lake.status()["version"]
     by_another(place, "people", act)
-    (done,) = lake.repair("people", choice="put_back", apply=True)
-    assert (done.happened, done.outcome, done.version) == (happened, "put_back", version + 1)
+    (done,) = lake.repair("people", choice="revert", apply=True)
+    assert (done.happened, done.outcome, done.version) == (happened, "reverted", version + 1)
     assert state(lake) == BEFORE == seen_by_another(place, "people")
     assert feed(lake, "people", mark) == set()
     assert lake.history(limit=1)[0].actor == "test"
-    assert [row.outcome for row in lake.audit()] == ["put_back"]
+    assert [row.outcome for row in lake.audit()] == ["reverted"]
     goes_on(lake, place, "people")
 
 
@@ -140,11 +140,11 @@ def test_a_dropped_table_comes_back(lake: fm.Lake, place: Place) -> None:
     with foreign_catalog(place) as catalog:
         catalog.drop_table("default.people")
     (planned,) = lake.repair("people")
-    assert (planned.happened, planned.outcome, planned.choice) == ("dropped", "planned", "put_back")
+    assert (planned.happened, planned.outcome, planned.choice) == ("dropped", "planned", "revert")
     with pytest.raises(fm.Invalid):
-        lake.repair("people", choice="take_in", apply=True)
+        lake.repair("people", choice="accept", apply=True)
     (done,) = lake.repair("people", apply=True)
-    assert done.outcome == "put_back"
+    assert done.outcome == "reverted"
     assert state(lake) == BEFORE
     goes_on(lake, place, "people")
 
@@ -153,7 +153,7 @@ def test_a_dropped_table_comes_back(lake: fm.Lake, place: Place) -> None:
 def test_settings_of_another_writer_are_put_back(lake: fm.Lake, place: Place) -> None:
     by_another(place, "people", lambda table: table.transaction().set_properties(theirs="yes").commit_transaction())
     (planned,) = lake.repair("people")
-    assert (planned.happened, planned.choice) == ("changed", "put_back")
+    assert (planned.happened, planned.choice) == ("changed", "revert")
     lake.repair("people", apply=True)
     with foreign_catalog(place) as catalog:
         assert "theirs" not in catalog.load_table("default.people").properties
@@ -201,13 +201,13 @@ def test_what_is_not_clear_is_said_with_the_reason_and_both_ways(lake: fm.Lake, 
     (planned,) = lake.repair()
     assert (planned.outcome, planned.choice, len(planned.ways)) == ("unclear", None, 2)
     assert why in planned.detail
-    for choice in (None, *(() if can_take else ("take_in",))):
+    for choice in (None, *(() if can_take else ("accept",))):
         with pytest.raises(fm.Invalid) as caught:
             lake.repair("people", choice=choice, apply=True)
         assert why in str(caught.value)
-        assert "--put-back" in str(caught.value)
+        assert "--revert" in str(caught.value)
     assert lake.status()["version"] == version
-    lake.repair("people", choice="put_back", apply=True)
+    lake.repair("people", choice="revert", apply=True)
     assert state(lake) == BEFORE
     goes_on(lake, place, "people")
 
@@ -216,7 +216,7 @@ def test_what_is_not_clear_is_said_with_the_reason_and_both_ways(lake: fm.Lake, 
 def test_a_table_that_was_rolled_back_can_be_taken_in_if_that_is_chosen(lake: fm.Lake, place: Place) -> None:
     mark = lake.changes("people").until
     roll_back(place)
-    lake.repair("people", choice="take_in", apply=True)
+    lake.repair("people", choice="accept", apply=True)
     assert state(lake) == {1: "a", 2: "b"} == seen_by_another(place, "people")
     assert feed(lake, "people", mark) == {(3, "delete")}
     goes_on(lake, place, "people")
@@ -238,11 +238,11 @@ def test_another_writer_that_goes_on_is_a_conflict_and_changes_nothing(lake: fm.
 
 def test_two_repairs_at_once_are_one(lake: fm.Lake, place: Place) -> None:
     by_another(place, "people", lambda table: table.append(theirs(k8="h")))
-    with place.open(actor="other", heal=False) as other:
+    with place.open(actor="other", recover=False) as other:
         first = at("repair.sealed", lambda: other.repair("people", apply=True))
         with first, pytest.raises(fm.Conflict):
             lake.repair("people", apply=True)
-    assert [row.outcome for row in lake.audit()] == ["taken_in"]
+    assert [row.outcome for row in lake.audit()] == ["accepted"]
     goes_on(lake, place, "people")
 
 
@@ -251,13 +251,13 @@ def test_repair_apply_does_what_is_clear_and_lists_the_rest(lake: fm.Lake, place
     by_another(place, "events", lambda table: table.append(theirs(k8="h")))
     add_column(place)
     done = lake.repair(apply=True)
-    assert [(one.table, one.outcome) for one in done] == [("events", "taken_in"), ("people", "unclear")]
+    assert [(one.table, one.outcome) for one in done] == [("events", "accepted"), ("people", "unclear")]
     assert done[1].ways
     assert lake.status()["drifted"] == ["people"]
     with pytest.raises(fm.Invalid):
         lake.repair("people", apply=True)
-    (last,) = lake.repair(choice="put_back", apply=True)
-    assert (last.table, last.outcome) == ("people", "put_back")
+    (last,) = lake.repair(choice="revert", apply=True)
+    assert (last.table, last.outcome) == ("people", "reverted")
     goes_on(lake, place, "people")
 
 
@@ -285,11 +285,11 @@ def test_a_dead_batch_on_a_drifted_table_blocks_writes_to_this_table_only(place:
         lake.recover(pass_drifted=True)
         assert set(Path(place.path, "tables").rglob("*.*")) == before, "waiting leaves nothing behind"
         assert lake.audit() == []
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         lake.repair("people", apply=True)
-        assert lake.recover().outcome == "healed"
+        assert lake.recover().outcome == "recovered"
         assert state(lake) == {1: "a", 7: "g", 8: "h"}
-        assert sorted(row.outcome for row in lake.audit()) == ["rolled_forward", "taken_in"]
+        assert sorted(row.outcome for row in lake.audit()) == ["accepted", "rolled_forward"]
         goes_on(lake, place, "people")
 
 
@@ -335,7 +335,7 @@ def test_a_table_with_branches_is_repaired_where_it_was_written(lake: fm.Lake, p
         with pytest.raises(fm.Corrupt):
             lake.append("people", named(k6="f"), branch=branch)
     (done,) = lake.repair("people", apply=True)
-    assert (done.branch, done.outcome) == ("main", "taken_in")
+    assert (done.branch, done.outcome) == ("main", "accepted")
     assert state(lake) == {**BEFORE, 8: "h"}
     assert state(lake, branch="dev") == {**BEFORE, 5: "dev"}
     lake.append("people", named(k6="f"), branch="dev")
@@ -347,7 +347,7 @@ def test_what_another_writer_did_on_a_branch_is_taken_in_there(lake: fm.Lake, pl
     lake.append("people", named(k5="dev"), branch="dev")
     by_another(place, "people", lambda table: table.append(theirs(k8="h"), branch="dev"))
     (planned,) = lake.repair()
-    assert (planned.branch, planned.happened, planned.choice) == ("dev", "appended", "take_in")
+    assert (planned.branch, planned.happened, planned.choice) == ("dev", "appended", "accept")
     lake.repair("people", apply=True)
     assert state(lake) == BEFORE
     assert state(lake, branch="dev") == {**BEFORE, 5: "dev", 8: "h"}
@@ -365,7 +365,7 @@ def test_rows_of_another_writer_on_two_branches_at_once_are_not_taken_in(lake: f
     (planned,) = lake.repair()
     assert (planned.outcome, planned.choice) == ("unclear", None)
     assert "dev" in planned.detail
-    lake.repair("people", choice="put_back", apply=True)
+    lake.repair("people", choice="revert", apply=True)
     assert (state(lake), state(lake, branch="dev")) == (BEFORE, {**BEFORE, 5: "dev"})
     goes_on(lake, place, "people")
 
@@ -382,12 +382,12 @@ def referring(lake: fm.Lake) -> fm.Lake:
 @pytest.mark.mostly_sqlite
 def test_rows_that_refer_to_nothing_are_not_taken_in(referring: fm.Lake, place: Place) -> None:
     by_another(place, "orders", lambda table: table.append(theirs(k3="fits")))
-    assert referring.repair("orders", apply=True)[0].outcome == "taken_in"
+    assert referring.repair("orders", apply=True)[0].outcome == "accepted"
     by_another(place, "orders", lambda table: table.append(theirs(k77="lost")))
     (planned,) = referring.repair()
     assert (planned.outcome, planned.choice) == ("unclear", None)
     assert "77" in planned.detail
-    referring.repair("orders", choice="put_back", apply=True)
+    referring.repair("orders", choice="revert", apply=True)
     assert state(referring, "orders") == {1: "first", 3: "fits"}
     goes_on(referring, place, "events")
 
@@ -398,9 +398,9 @@ def test_keys_that_are_referred_to_do_not_go(referring: fm.Lake, place: Place) -
     (planned,) = referring.repair()
     assert (planned.outcome, planned.choice) == ("unclear", None)
     assert "orders.id" in planned.detail
-    referring.repair("people", choice="put_back", apply=True)
+    referring.repair("people", choice="revert", apply=True)
     by_another(place, "people", lambda table: table.delete("id = 2"))
-    assert referring.repair("people", apply=True)[0].outcome == "taken_in"
+    assert referring.repair("people", apply=True)[0].outcome == "accepted"
     assert state(referring) == {1: "a", 3: "c"}
 
 
@@ -412,5 +412,15 @@ def test_a_table_that_was_looked_at_for_references_must_stay_as_it_was(referring
     with at("repair.sealed", lambda: referring.delete("orders", "id = 1")), pytest.raises(fm.Conflict):
         referring.repair("people", apply=True)
     assert state(referring) == BEFORE
-    assert referring.repair("people", apply=True)[0].outcome == "taken_in"
+    assert referring.repair("people", apply=True)[0].outcome == "accepted"
     goes_on(referring, place, "people")
+
+
+@pytest.mark.parametrize(("earlier", "outcome"), [("take_in", "accepted"), ("put_back", "reverted")])
+def test_earlier_names_of_the_choices_are_still_accepted(
+    lake: fm.Lake, place: Place, earlier: str, outcome: str
+) -> None:
+    by_another(place, "people", lambda table: table.append(theirs(k8="h")))
+    (done,) = lake.repair("people", choice=earlier, apply=True)
+    assert done.outcome == outcome
+    assert state(lake, "people") == (BEFORE if outcome == "reverted" else {**BEFORE, 8: "h"})

@@ -43,7 +43,7 @@ def test_sequences_that_nobody_counted_do_not_hide_rows(lake: fm.Lake, place: Pl
     before = lake.catalog.history.head("people").sequence
     by_another(place, "people", uncounted)
     (done,) = lake.repair("people", apply=True)
-    assert (done.outcome, done.rows_added) == ("taken_in", 2)
+    assert (done.outcome, done.rows_added) == ("accepted", 2)
     assert changes(lake, before) == [8, 9]
     head = lake.catalog.history.head("people")
     schema = lake.catalog.files.metadata(head.metadata_location).schema()
@@ -68,7 +68,7 @@ def test_a_table_that_was_renamed_is_told_with_its_other_name(lake: fm.Lake, pla
     with foreign_catalog(place) as catalog:
         catalog.rename_table("default.people", "default.persons")
     (planned,) = lake.repair()
-    assert (planned.happened, planned.choice) == ("dropped", "put_back")
+    assert (planned.happened, planned.choice) == ("dropped", "revert")
     assert "persons" in planned.detail
     assert "without deleting files" in " ".join(planned.ways)
     (check,) = (check for check in examine_lake(lake.catalog) if check.name == "table people")
@@ -109,11 +109,11 @@ def test_what_is_put_aside_is_told_also_if_it_is_not_clear_what_it_is(lake: fm.L
 
     by_another(place, "people", widened)
     (planned,) = lake.repair()
-    back = next(way for way in planned.ways if way.startswith("--put-back"))
+    back = next(way for way in planned.ways if way.startswith("--revert"))
     assert "stays on disk, unnamed" in back
     with foreign_catalog(place) as catalog:
         assert catalog.load_table("default.people").metadata_location in back
-    lake.repair("people", choice="put_back", apply=True)
+    lake.repair("people", choice="revert", apply=True)
 
 
 def test_a_name_that_another_engine_took_is_told(lake: fm.Lake, place: Place) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import select
 import floodmark as fm
 from floodmark import clock, failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.upkeep import Consumer, Policy
+from floodmark.catalog.maintenance_state import Consumer, Policy
 from floodmark.commit.intent import Intent
 from floodmark.commit.live_files import live_files
 from floodmark.maintenance.compact import Compacted, compact
@@ -96,7 +96,7 @@ def feed(lake: fm.Lake, since: int | None = None, table: str = "events") -> list
 
 def follow(lake: fm.Lake, name: str, mark: int, *, protected: bool = True, epoch: int = 0) -> None:
     table_id = lake.catalog.history.head("events").table_id
-    lake.catalog.upkeep.put_consumer(Consumer(name, table_id, mark, protected, epoch))
+    lake.catalog.maintenance.put_consumer(Consumer(name, table_id, mark, protected, epoch))
 
 
 def fresh_files(lake: fm.Lake, table: str = "events") -> list[bool]:

@@ -21,7 +21,7 @@ from floodmark.errors import Corrupt, Invalid
 from floodmark.ingest.receive import Sender, receive
 from floodmark.repair.examine import examine_lake
 from floodmark.sinks.files.units import MANIFEST, read_rows, read_units
-from floodmark.sinks.record import SinkRun
+from floodmark.sinks.outcome import SinkRun
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Receiver
 from tests.conftest import Place, at
@@ -130,7 +130,7 @@ def test_rows_of_a_rolled_back_catalog_are_refused_until_somebody_chooses(
 def test_every_run_compares_also_one_with_nothing_new(place: Place, new_end: NewEnd, tmp_path: Path) -> None:
     end = new_end("files")
     rolled_back(place, end, tmp_path)
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         assert error_shown(lake) == ""
         assert "rolled back" in str(refused(lake))
         lake.maintain.compact(EVENTS, files_min=2)

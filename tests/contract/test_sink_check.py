@@ -12,7 +12,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.cli.main import main
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.body import RequestLimits
 from floodmark.sinks.files.units import read_units
 from floodmark.testing.children import preload, run_killed
 from floodmark.testing.receiver import Receiver, answers
@@ -126,7 +126,7 @@ def test_an_endpoint_that_is_away_is_unavailable(lake: fm.Lake) -> None:
 
 
 def test_another_lake_is_asked_for_its_table_without_a_row(lake: fm.Lake, new_place: Callable[[str], Place]) -> None:
-    with new_place("sqlite").open(create=True) as target, served(target, limits=Limits()) as client:
+    with new_place("sqlite").open(create=True) as target, served(target, limits=RequestLimits()) as client:
         url = f"{str(client.base_url).rstrip('/')}/api/tables/{{table}}/rows?wait=committed"
         lake.sinks.add("out", "http", tables="events", url=url)
         assert "not take rows at this address" in checked(lake)["error"]["message"]

@@ -49,7 +49,7 @@ BROKEN: dict[str, tuple[Callable[[fm.Lake], Any], str]] = {
     "mark_too_high": (lambda lake: update(tables.consumers).values(mark=99), "is at 99 of events"),
     "mark_moved": (lambda lake: update(tables.consumers).values(mark=0), "does not begin at its sink's mark"),
     "mark_of_nobody": (lambda lake: delete(tables.sink_tables), "is of no sink that follows"),
-    "sink_gone": (lambda lake: delete(tables.sinks), "is of a sink that is not there"),
+    "sink_gone": (lambda lake: delete(tables.sinks), "belongs to a sink that does not exist"),
     "unit_settled_with_all_it_had": (lambda lake: update(tables.units).values(state="settled"), "has ended and names"),
     "unit_gone": (lambda lake: delete(tables.units), "is of no open unit"),
     "unit_is_another": (lambda lake: update(tables.units).values(until=77), "is another by its record"),
@@ -64,8 +64,8 @@ BROKEN: dict[str, tuple[Callable[[fm.Lake], Any], str]] = {
         "overlap",
     ),
     "parts_of_nobody": (lambda lake: update(tables.parts).values(unit=clock.new_id()), "which is not open"),
-    "bad_row_of_nobody": (lambda lake: a_bad_row(lake, sink=clock.new_id()), "in quarantine is of a sink"),
-    "bad_row_sent_by_nobody": (lambda lake: a_bad_row(lake, retry_unit=clock.new_id()), "which is not at work"),
+    "bad_row_of_nobody": (lambda lake: a_bad_row(lake, sink=clock.new_id()), "in quarantine belongs to a sink"),
+    "bad_row_sent_by_nobody": (lambda lake: a_bad_row(lake, retry_unit=clock.new_id()), "which is no open retry"),
 }  # fmt: skip
 
 

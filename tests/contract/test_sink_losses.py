@@ -41,7 +41,7 @@ def test_rows_that_an_unprotected_sink_lost_are_in_its_status_the_history_and_th
     assert "up to 3 not sent by sink out" in lake.history(limit=1)[0].message
     done = lake.sinks.run("out")
     assert (done.outcome, done.rows, done.as_dict()["tables"][0]["rows_lost"]) == ("shipped", 1, 3)
-    assert "up to 3 rows went by retention before it had them" in run_lines(done)[0]
+    assert "retention deleted up to 3 rows before they were sent" in run_lines(done)[0]
     # It is said once; the status keeps it.
     lake.append("events", [{"id": 10, "at": datetime(2026, 1, 31, tzinfo=UTC)}])
     assert "rows_lost" not in lake.sinks.run("out").as_dict()["tables"][0]

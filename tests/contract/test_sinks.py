@@ -17,7 +17,7 @@ import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.errors import Invalid, NotFound
 from floodmark.sinks.files.units import read_rows, read_units
-from floodmark.sinks.record import SinkRun
+from floodmark.sinks.outcome import SinkRun
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Receiver, answers
 from tests.conftest import EVENTS, Place, at, rows
@@ -445,7 +445,7 @@ def test_a_table_that_was_made_again_is_not_taken_for_the_old_one(lake: fm.Lake,
     lake.create_table("events", EVENTS)
     lake.append("events", rows(1, 2))
     lake.append("events", rows(3))
-    refused(lake, receiver, "made again")
+    refused(lake, receiver, "created again")
     lake.sinks.replay("out", start="beginning", table="events")
     assert ran(lake).rows == 3
     assert Counter(row["id"] for row in receiver.rows) == Counter([1, 1, 2, 3])
@@ -548,7 +548,7 @@ def test_a_replay_is_a_new_epoch_with_other_keys_and_is_counted(lake: fm.Lake, r
     assert ran(lake).rows == 1
     assert Counter(row["id"] for row in receiver.rows) == {1: 1, 2: 2}
     assert len(set(receiver.ledger.digests) - keys) == 1
-    with pytest.raises(Invalid, match="no place to begin"):
+    with pytest.raises(Invalid, match="invalid start"):
         lake.sinks.replay("out", start=99)
 
 

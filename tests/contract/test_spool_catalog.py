@@ -14,9 +14,9 @@ from sqlalchemy import insert, update
 import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.riders import AlreadyCommitted, Rider
-from floodmark.catalog.spools import Held, RetryRider, SpoolRider
+from floodmark.catalog.spools import HeldRows, RetryRider, SpoolRider
 from floodmark.commit.seal import rider_from_dict
-from floodmark.report.spools import see_spools
+from floodmark.report.spools import read_spools
 from floodmark.spool.accept import BEGIN_ANEW, GIVE_UP, GO_ON, NOTHING, accept, plan
 from floodmark.testing.children import run_child
 from floodmark.testing.invariants import check_lake
@@ -48,7 +48,7 @@ def test_a_feed_is_published_from_where_the_spool_is_and_once(lake: fm.Lake) -> 
         check(lake, rider)
     spools.accept(row, SPOOL, 3)
     check(lake, rider)
-    held = Held("Q" * 26, 3, 2, '{"kind": "Invalid", "message": "no", "records": {"3": 2}}', "file:///nowhere")
+    held = HeldRows("Q" * 26, 3, 2, '{"kind": "Invalid", "message": "no", "records": {"3": 2}}', "file:///nowhere")
     with lake.catalog.database.write() as tx:
         replace(rider, held=(held,)).apply(tx, "op", 7, 1)
     found = spools.get(TABLE)
@@ -90,7 +90,7 @@ def refused(lake: fm.Lake, match: str) -> None:
             take(lake, intake, "events", *rows(9))
         assert state_of(intake, "events")["state"] == "refused"
         bring(lake, intake, "notes", *rows(1))
-    [seen] = [one for one in see_spools(lake.catalog) if one.table == "events"]
+    [seen] = [one for one in read_spools(lake.catalog) if one.table == "events"]
     assert seen.state == "refused"
     assert seen.error is not None
     assert seen.error["advice"]
@@ -113,7 +113,7 @@ def settle(lake: fm.Lake, action: str, position: int) -> None:
 @pytest.mark.mostly_sqlite
 def test_a_spool_that_is_not_there_is_refused_until_that_is_accepted(lake: fm.Lake, fed: Path, tmp_path: Path) -> None:
     shutil.move(fed, tmp_path / "away")
-    refused(lake, "not there")
+    refused(lake, "is missing")
     settle(lake, BEGIN_ANEW, 0)
     assert ids(lake) == [1, 5]
     # The old one comes back: its rows would come in for records that the new one has.
@@ -184,13 +184,13 @@ def test_the_spool_of_a_table_that_is_gone_is_given_up_only_when_that_is_accepte
     assert fed.is_dir()
     accept(lake.catalog, planned)
     assert not fed.exists()
-    assert [one.table for one in see_spools(lake.catalog)] == ["events"]
+    assert [one.table for one in read_spools(lake.catalog)] == ["events"]
     assert ids(lake) == [7]
     # If nothing waits, nobody has to decide anything.
     lake.apply({"events": {"drop": True}}, allow_destructive=True)
     with intake_of(lake) as intake:
         assert {one["state"] for one in intake.states()} == {"ok"}
-    assert [(one.state, one.error) for one in see_spools(lake.catalog)] == [("ok", None)]
+    assert [(one.state, one.error) for one in read_spools(lake.catalog)] == [("ok", None)]
 
 
 @pytest.mark.mostly_sqlite
@@ -219,7 +219,7 @@ def test_a_second_intake_is_told_who_has_the_spool(lake: fm.Lake, fed: Path) -> 
 def test_a_spool_on_another_machine_is_neither_fed_nor_shadowed_here(lake: fm.Lake, fed: Path) -> None:
     with lake.catalog.database.write() as tx:
         tx.execute(update(tables.spools).values(host="elsewhere", folder="/there/spool"))
-    [seen] = see_spools(lake.catalog)
+    [seen] = read_spools(lake.catalog)
     assert (seen.state, seen.waiting_rows, seen.fed_rows) == ("elsewhere", None, 1)
     aside = fed.parent.parent / "aside"
     shutil.move(fed, aside)
@@ -229,7 +229,7 @@ def test_a_spool_on_another_machine_is_neither_fed_nor_shadowed_here(lake: fm.La
     shutil.move(aside, fed)
     with intake_of(lake) as intake:
         assert intake.wait(table_id(lake, "events"), 1, 30).rows == 1
-    assert see_spools(lake.catalog)[0].host == socket.gethostname()
+    assert read_spools(lake.catalog)[0].host == socket.gethostname()
 
 
 # ── the daemon ──

@@ -9,7 +9,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.ingest.intake import IntakeLimits
-from floodmark.report.spools import see_spools
+from floodmark.report.spools import read_spools
 from floodmark.spool.accept import MEND, NOTHING, accept, plan
 from floodmark.testing.invariants import check_lake
 from tests.conftest import ids
@@ -98,7 +98,7 @@ def test_what_is_damaged_is_gone_on_without_and_its_neighbours_are_fed(lake: fm.
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
     with intake_of(lake, QUICK) as intake:
         assert state_of(intake, "events")["state"] == "refused"
-    [seen] = see_spools(lake.catalog, thorough=True)
+    [seen] = read_spools(lake.catalog, thorough=True)
     assert seen.error is not None
     assert (seen.state, seen.error["kind"]) == ("refused", "Corrupt")
 

@@ -13,7 +13,7 @@ from sqlalchemy import event, func, select, update
 import floodmark as fm
 from floodmark import failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.upkeep import Consumer
+from floodmark.catalog.maintenance_state import Consumer
 from floodmark.commit.expiry import deletions_floor
 from floodmark.commit.journal import CLEANED, LOOK_ONCE_MORE
 from floodmark.model import SNAPSHOTS_KEPT
@@ -163,8 +163,8 @@ def test_deletions_stay_for_a_consumer_and_go_when_it_has_passed(lake: fm.Lake) 
     lake.append("people", rows(*range(6)))
     head = lake.catalog.history.head("people")
     mark = head.sequence
-    lake.catalog.upkeep.put_consumer(Consumer("sink", head.table_id, mark))
-    lake.catalog.upkeep.put_consumer(Consumer("careless", head.table_id, 0, protected=False))
+    lake.catalog.maintenance.put_consumer(Consumer("sink", head.table_id, mark))
+    lake.catalog.maintenance.put_consumer(Consumer("careless", head.table_id, 0, protected=False))
     lake.delete("people", "id = 3")
     lake.delete("people", "id = 4")
     commit_often(lake, "people", first=50, count=8)
@@ -175,13 +175,13 @@ def test_deletions_stay_for_a_consumer_and_go_when_it_has_passed(lake: fm.Lake) 
     assert sorted(row["id"] for row in changed if row["_change"] == "delete") == [3, 4]
     assert count_of(lake, tables.deletions) == 2
     # It goes on: half-way, then to the end.
-    lake.catalog.upkeep.put_consumer(Consumer("sink", head.table_id, mark + 1))
+    lake.catalog.maintenance.put_consumer(Consumer("sink", head.table_id, mark + 1))
     expire_and_sweep(lake)
     assert count_of(lake, tables.deletions) == 1
     with pytest.raises(fm.BelowRetention):
         lake.changes("people", mark)
     assert [row["id"] for row in deleted(lake, mark + 1)] == [4]
-    lake.catalog.upkeep.put_consumer(Consumer("sink", head.table_id, mark + 2))
+    lake.catalog.maintenance.put_consumer(Consumer("sink", head.table_id, mark + 2))
     expire_and_sweep(lake)
     assert count_of(lake, tables.deletions) == 0
     with pytest.raises(fm.BelowRetention):
@@ -445,7 +445,7 @@ def test_two_sweeps_at_once_do_not_take_each_others_work_for_damage(place: Place
 
             commit_often(other, first=10_000 * number + 5_000, count=4)
             other.maintain.expire(keep="0s")
-            with place.open(storage=Interrupted(number, act), heal=False) as lake:
+            with place.open(storage=Interrupted(number, act), recover=False) as lake:
                 done = lake.maintain.sweep(grace="0s", deep=deep)
             assert done.outcome in ("swept", "nothing_to_do"), (number, done.as_dict())
         assert number > 1, "hardly anything was read"

@@ -21,9 +21,9 @@ from floodmark.catalog.database import Database
 from floodmark.cli.main import main
 from floodmark.errors import Invalid, Unavailable
 from floodmark.ingest.receive import Sender
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.body import RequestLimits
 from floodmark.sinks.http.policy import Reply, wait_s
-from floodmark.sinks.record import SinkRun
+from floodmark.sinks.outcome import SinkRun
 from floodmark.storage import local_path
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Fault, Receiver, answers, holds
@@ -289,7 +289,7 @@ def test_rows_of_a_retry_without_an_answer_have_a_new_reason_if_the_endpoint_had
 def test_a_retry_in_which_the_endpoint_goes_down_ends_before_every_row_was_tried(
     events: fm.Lake, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("floodmark.sinks.http.destination.SILENT_MAX", 2)
+    monkeypatch.setattr("floodmark.sinks.http.suspects.SILENT_MAX", 2)
     add(events, receiver, part_rows=1, parallel=1, tries=1, split_unanswered=True)
     receiver.script(Fault(422, when=holds("id", *range(1, 10)), text="boom"))
     run(events)
@@ -600,7 +600,7 @@ def to_lake(events: fm.Lake, new_place: Callable[[str], Place]) -> Iterator[tupl
     """Another lake behind a proxy, to which the sink `web` sends."""
     with new_place("sqlite").open(create=True) as target, ExitStack() as stack:
         target.create_table("events", "id long not null, name string")
-        client = stack.enter_context(served(target, limits=Limits()))
+        client = stack.enter_context(served(target, limits=RequestLimits()))
         proxy = stack.enter_context(between(str(client.base_url)))
         settings = {"part_rows": 4, "backoff_s_max": 0.01, "tries": 2, "parallel": 2, "compression": "none"}
         url = proxy.url + "/api/tables/{table}/rows?wait=committed"

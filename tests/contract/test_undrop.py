@@ -10,8 +10,8 @@ from sqlalchemy import insert, select, update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.upkeep import Consumer
-from floodmark.commit.dropped import Dropped, find_dropped
+from floodmark.catalog.maintenance_state import Consumer
+from floodmark.commit.dropped import DroppedTable, find_dropped
 from floodmark.commit.seal import rider_from_dict
 from floodmark.commit.shape_riders import UndropRider
 from floodmark.commit.table_states import CONDEMNED_MS
@@ -45,7 +45,7 @@ def changes(lake: fm.Lake, since: int | None = None) -> Sequence[tuple[int, str,
     return sorted((row["id"], row["_change"], row["_seq"]) for row in found)
 
 
-def dropped(lake: fm.Lake, table: str = "people") -> Dropped:
+def dropped(lake: fm.Lake, table: str = "people") -> DroppedTable:
     with lake.catalog.database.read() as tx:
         return find_dropped(tx, table)
 
@@ -123,7 +123,7 @@ def test_a_stream_and_a_sender_go_on_where_they_were(people: fm.Lake) -> None:
 def test_marks_go_on_and_protect_what_they_have_not_seen(people: fm.Lake) -> None:
     head = people.catalog.history.head("people")
     consumer = Consumer("reader", head.table_id, mark=1)
-    people.catalog.upkeep.put_consumer(consumer)
+    people.catalog.maintenance.put_consumer(consumer)
     seen = changes(people, 1)
     assert (1, "delete", 3) in seen
     people.drop_table("people")
@@ -133,7 +133,7 @@ def test_marks_go_on_and_protect_what_they_have_not_seen(people: fm.Lake) -> Non
         people.append("events", rows(number))
         expire_and_sweep(people)
     people.undrop("people")
-    assert people.catalog.upkeep.consumers(head.table_id) == [consumer]
+    assert people.catalog.maintenance.consumers(head.table_id) == [consumer]
     assert changes(people, 1) == seen, "the deletion is there, though its version has expired"
     check_lake(people.catalog)
 
@@ -142,7 +142,7 @@ def test_retention_goes_on(people: fm.Lake) -> None:
     people.apply({"people": {"retention": "9 rows"}}, allow_destructive=True)
     people.drop_table("people")
     people.undrop("people")
-    assert people.catalog.upkeep.policy(people.catalog.history.head("people").table_id).retention == "9 rows"
+    assert people.catalog.maintenance.policy(people.catalog.history.head("people").table_id).retention == "9 rows"
 
 
 def test_it_comes_back_while_a_version_is_held_and_not_after(people: fm.Lake) -> None:
@@ -165,13 +165,13 @@ def test_it_comes_back_while_a_version_is_held_and_not_after(people: fm.Lake) ->
 
 def test_what_was_kept_is_forgotten_with_the_last_version_that_has_it(people: fm.Lake) -> None:
     head, location = people.catalog.history.head("people"), location_of(people, "people")
-    people.catalog.upkeep.put_consumer(Consumer("reader", head.table_id, mark=1))
+    people.catalog.maintenance.put_consumer(Consumer("reader", head.table_id, mark=1))
     people.drop_table("people")
     assert scopes(people) == [f"{head.table_id}/{scope}" for scope in ("dropped", "table:people", "table:people")]
     people.append("events", rows(1))
     people.append("events", rows(2))
     expire_and_sweep(people, deep=True)
-    assert (scopes(people), people.catalog.upkeep.consumers(head.table_id)) == ([], [])
+    assert (scopes(people), people.catalog.maintenance.consumers(head.table_id)) == ([], [])
     expire_and_sweep(people, deep=True)
     assert (files_of(people, location), waiting(people, head.table_id)) == (set(), 0)
 

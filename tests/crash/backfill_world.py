@@ -36,7 +36,7 @@ preload(
     "floodmark.backfill.columns.column",
     "floodmark.backfill.chunks.history",
     "floodmark.backfill.chunks.prune",
-    "floodmark.maintenance.keeper",
+    "floodmark.maintenance.maintenance",
     "floodmark.maintenance.compact",
     "floodmark.rows.rewriting.fill",
 )
@@ -306,7 +306,7 @@ def planned_again(kind: str, act: Callable[[fm.Lake], object], run: Callable[[Pl
     def observe(point: str) -> None:
         if point == f"{kind}.sealed":
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 act(other)
 
     failpoints.observer = observe

@@ -20,7 +20,7 @@ from sqlalchemy import select
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.sinks.record import SinkRun
+from floodmark.sinks.outcome import SinkRun
 from floodmark.testing.children import preload
 from tests.conftest import Place
 
@@ -33,7 +33,7 @@ preload(
     "floodmark.sinks.iceberg.destination",
     "floodmark.sinks.iceberg.clean",
     "floodmark.rows.reading.parts",
-    "floodmark.maintenance.keeper",
+    "floodmark.maintenance.maintenance",
     "floodmark.maintenance.compact",
     "pydantic.dataclasses",
     "pyiceberg.avro.decoder_fast",

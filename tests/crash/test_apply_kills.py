@@ -92,7 +92,7 @@ def check_new(lake: fm.Lake, users: int) -> None:
     assert [row["level"] for row in rows] == [7] * users
     head = lake.catalog.history.head("orders")
     assert (head.spec_id, lake.show("orders")["key"]) == (1, ["id"])
-    assert lake.catalog.upkeep.policy(head.table_id).retention == "1000000 rows"
+    assert lake.catalog.maintenance.policy(head.table_id).retention == "1000000 rows"
     with pytest.raises(fm.Invalid):
         lake.append("orders", [{"id": 9, "user": 99}])
 

@@ -153,7 +153,7 @@ class HistoryTrial(Trial):
         return replace(spec, retry_s=0.001)
 
     def start(self, number: int) -> BackfillRun:
-        return run_history(self.lake.backfill._room, self.spec(number), "test")
+        return run_history(self.lake.backfill._context, self.spec(number), "test")
 
     def check(self, number: int) -> None:
         numbers = range(number * 10, number * 10 + 4)
@@ -165,14 +165,14 @@ class HistoryTrial(Trial):
         assert (job.rows, job.publishes) == (8, 2), f"after fault {number}"
         states = [(one.table, one.state, one.rows) for one in self.lake.catalog.chunks.of(job.id)]
         assert sorted(states) == [(table, "done", 2) for table in (EVENTS, PEOPLE) for _ in range(2)]
-        assert plan(self.lake.backfill._room, self.spec(number))["to_load"] == 0
+        assert plan(self.lake.backfill._context, self.spec(number))["to_load"] == 0
 
 
 class PruneTrial(HistoryTrial):
     """A floor above the first of two chunks that are loaded: their rows go from both tables."""
 
     def prepare(self, number: int) -> None:
-        assert run_history(self.lake.backfill._room, super().spec(number), "test").outcome == "done"
+        assert run_history(self.lake.backfill._context, super().spec(number), "test").outcome == "done"
 
     def spec(self, number: int) -> HistorySpec:
         return replace(super().spec(number), keep=2)
@@ -200,7 +200,7 @@ class PruneTrial(HistoryTrial):
             if one.kind == "prune" and self.job(number) + ":" in one.message
         ]
         assert len(pruned) == 2, f"after fault {number}: each table once"
-        left = plan(self.lake.backfill._room, self.spec(number))
+        left = plan(self.lake.backfill._context, self.spec(number))
         assert (left["to_load"], left["to_prune"]) == (0, {})
 
 

@@ -128,7 +128,7 @@ def kill_column(
     """`names`: what is in the table when the run has died, by id."""
     make_people(place)
     assert run_killed(run, place, failpoint=point), f"{point} was never passed"
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         assert lake.backfill.show(COLUMN_JOB)["status"] == status_of(point)
         found = people(lake)
         assert found.names == names
@@ -281,7 +281,7 @@ def kill_history(
     assert heal_point is None or run_killed(heal, place, failpoint=heal_point), f"{heal_point} was never passed"
     wanted = before()
     wanted.merge(merged)
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         assert lake.backfill.show(HISTORY_JOB)["status"] == status_of(point)
         assert contents(lake) == with_chunks(wanted, chunks_done(lake))
     with place.open(actor="test") as lake:

@@ -202,7 +202,7 @@ def test_a_run_that_was_paused_past_its_lease_publishes_nothing_more(
 
 def take_over(place: Place, point: str) -> int:
     """Another process ends the job when its owner's lease is over; the lake's version then."""
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         job = COLUMN_JOB if is_column(point) else HISTORY_JOB
         wait_for(lambda: lake.catalog.jobs.find(job).status == "interrupted")
         done = lake.backfill.resume(job) if is_column(point) else history(lake)

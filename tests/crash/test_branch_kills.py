@@ -247,7 +247,7 @@ def test_a_merge_that_is_killed_while_it_is_planned_again_happens_whole_or_not_a
 def test_a_killed_merge_whose_source_is_deleted_then_is_rolled_back(place: Place, point: str) -> None:
     run_child(prepare, place)
     assert run_killed(merge, place, failpoint=point)
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         lake.catalog.branches.delete("dev")
     for _ in range(2):
         with place.open() as lake:
@@ -275,7 +275,7 @@ def three_at_once(place: Place) -> None:
 def test_operations_of_a_deleted_branch_that_died_are_discarded_with_one_report_each(place: Place) -> None:
     run_child(prepare, place)
     assert run_killed(three_at_once, place, failpoint="append.sealed")
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         lake.catalog.branches.delete("dev")
         with pytest.raises(fm.Busy):
             lake.catalog.branches.create("dev", actor="test")

@@ -145,7 +145,7 @@ def write_meddled(place: Place, kind: str) -> None:
     def observe(name: str) -> None:
         if name == point:
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 other.append("people", people(k7="g"))
 
     failpoints.observer = observe
@@ -178,7 +178,7 @@ def merge_late(place: Place) -> str:
     def observe(point: str) -> None:
         if point == "merge.sealed":
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 other.delete("people", "id = 2")
 
     with place.open() as lake:
@@ -215,7 +215,7 @@ def merge_moved(place: Place) -> str:
     def observe(point: str) -> None:
         if point == "merge.sealed":
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 assert other.maintain.compact("people", files_min=2).outcome == "compacted"
 
     with place.open() as lake:
@@ -248,7 +248,7 @@ def write_reshaped(place: Place, kind: str, batch: str | None) -> None:
     def observe(point: str) -> None:
         if point == f"{kind}.sealed":
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 other.merge("people", [{"id": 70, "name": "z", "more": 1}], evolve=True)
                 if kind == "transaction":
                     other.append("events", [{"id": 71, "name": "z", "more": 1}], evolve=True)

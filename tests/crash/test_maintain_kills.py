@@ -25,7 +25,7 @@ pytestmark = pytest.mark.mostly_sqlite
 preload(
     "tests.conftest",
     "tests.crash.test_kill_at_every_step",
-    "floodmark.maintenance.keeper",
+    "floodmark.maintenance.maintenance",
     "floodmark.maintenance.compact",
     "floodmark.maintenance.sweep",
     "floodmark.maintenance.retain",
@@ -98,7 +98,7 @@ def compact_meddled(place: Place) -> str:
     def observe(point: str) -> None:
         if point == "compact.sealed":
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 other.delete("people", "id = 0")
 
     with place.open() as lake:
@@ -115,7 +115,7 @@ def retain_meddled(place: Place) -> str:
     def observe(point: str) -> None:
         if point == "retain.sealed":
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 other.delete("people", "id = 0")
 
     with place.open() as lake:

@@ -91,7 +91,7 @@ def merge_meddled(place: Place, point: str) -> None:
     def observe(name: str) -> None:
         if name == point:
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 other.merge("people", [{"id": 2, "name": "bee"}], partial=True)
 
     failpoints.observer = observe

@@ -14,8 +14,8 @@ from tests.foreign_writer import by_another, foreign_catalog, theirs
 
 pytestmark = [pytest.mark.mostly_sqlite, pytest.mark.whole]
 
-POINTS = [("take_in", name) for name, kind in FAILPOINTS.items() if kind == "repair"]
-POINTS += [("put_back", name) for name in ("repair.sealed", "repair.moved", "repair.published")]
+POINTS = [("accept", name) for name, kind in FAILPOINTS.items() if kind == "repair"]
+POINTS += [("revert", name) for name in ("repair.sealed", "repair.moved", "repair.published")]
 DONE = ("repair.published", "repair.cleaned")
 BEFORE = {1: "a", 2: "b", 3: "c"}
 THEIRS = {2: "bee", 3: "c", 9: "i"}
@@ -30,7 +30,7 @@ def prepare(place: Place) -> None:
 
 
 def repair(place: Place, choice: str) -> str:
-    with place.open(actor="operator", heal=False) as lake:
+    with place.open(actor="operator", recover=False) as lake:
         return lake.repair("people", choice=choice, apply=True)[0].outcome
 
 
@@ -48,22 +48,22 @@ def test_a_killed_repair_has_happened_or_not(
     run_child(prepare, place)
     foreign = pointer(place)
     assert run_killed(repair, place, choice, failpoint=point), f"{point} was never passed"
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         lake.recover()
         happened = point in DONE
         assert (pointer(place) != foreign) is happened
         assert [one.outcome for one in lake.repair()] == ([] if happened else ["planned"])
         if not happened:
             assert [row.outcome for row in lake.audit()] == ["rolled_back"]
-    done = "taken_in" if choice == "take_in" else "put_back"
+    done = "accepted" if choice == "accept" else "reverted"
     assert repair(place, choice) == ("nothing_to_do" if happened else done)
     with place.open() as lake:
         facts = check_lake(lake.catalog)
         assert sorted(facts.audit.values()) == sorted([done, *([] if happened else ["rolled_back"])])
         rows = lake.read_arrow("people").read_all().to_pylist()
-        assert {row["id"]: row["name"] for row in rows} == (THEIRS if choice == "take_in" else BEFORE)
+        assert {row["id"]: row["name"] for row in rows} == (THEIRS if choice == "accept" else BEFORE)
         feed = {(row["id"], row["_change"]) for row in lake.changes("people", 2).arrow().read_all().to_pylist()}
-        expected = {(2, "upsert"), (9, "upsert"), (1, "delete")} if choice == "take_in" else set()
+        expected = {(2, "upsert"), (9, "upsert"), (1, "delete")} if choice == "accept" else set()
         assert feed == expected
         lake.append("people", [{"id": 50, "name": "on"}])
         assert lake.status()["health"] == "fine"

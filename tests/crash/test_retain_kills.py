@@ -9,7 +9,7 @@ import pytest
 
 import floodmark as fm
 from floodmark import clock, failpoints
-from floodmark.catalog.upkeep import Consumer, Policy
+from floodmark.catalog.maintenance_state import Consumer, Policy
 from floodmark.commit.intent import Intent
 from floodmark.failpoints import FAILPOINTS, WRITE_STEPS
 from floodmark.maintenance.retain import retain
@@ -34,7 +34,7 @@ def prepare(place: Place) -> None:
         lake.append("events", aged(k3=92, k4=1))  # is rewritten
         lake.append("events", aged(k5=93, k6=2))  # waits for the consumer
         table_id = lake.catalog.history.head("events").table_id
-        lake.catalog.upkeep.put_consumer(Consumer("sink", table_id, 2))
+        lake.catalog.maintenance.put_consumer(Consumer("sink", table_id, 2))
 
 
 BEFORE = {1: 1, 2: 1, 3: 2, 4: 2, 5: 3, 6: 3}
@@ -54,7 +54,7 @@ def retain_meddled(place: Place) -> str:
     def observe(point: str) -> None:
         if point == "retain.sealed":
             failpoints.observer = None
-            with place.open(heal=False) as other:
+            with place.open(recover=False) as other:
                 other.delete("events", "id = 4")
 
     failpoints.observer = observe

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.chunks import executor
+from floodmark.backfill.chunks import chunk_workers
 from floodmark.backfill.chunks.geometry import Chunk
 from floodmark.failpoints import FAILPOINTS, VARIABLE
 from floodmark.testing.children import Child, run_child, run_killed
@@ -76,7 +76,7 @@ CHUNKS, CHUNK = 12, 10
 
 
 def load_history(place: Place, master: str) -> str:
-    executor.BUNDLE_S = 600.0  # how many come together must not depend on how quick this machine is
+    chunk_workers.BUNDLE_S = 600.0  # how many come together must not depend on how quick this machine is
     with place.open(settings={"master": master}) as lake:
 
         def read(chunk: Chunk):  # type: ignore[no-untyped-def]
@@ -108,7 +108,7 @@ def test_chunks_that_are_loaded_together_come_once(spark_place: Place, server: s
 
 def test_executors_that_outlive_their_driver_leave_nothing_for_good(spark_place: Place, server: str) -> None:
     child = Child(append_slowly, spark_place, server)
-    with spark_place.open(heal=False) as lake:
+    with spark_place.open(recover=False) as lake:
         deadline = time.monotonic() + 60
         while not lake.status()["running"] and time.monotonic() < deadline:
             time.sleep(0.05)

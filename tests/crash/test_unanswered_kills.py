@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.body import RequestLimits
 from floodmark.testing.children import preload, run_killed
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.receiver import Fault, Receiver, holds
@@ -59,7 +59,7 @@ def to_lake(new_place: Callable[[str], Place]) -> Iterator[tuple[Place, fm.Lake,
     place = new_place("sqlite")
     with new_place("sqlite").open(create=True) as target, ExitStack() as stack:
         target.create_table("events", "id long not null, name string")
-        client = stack.enter_context(served(target, limits=Limits()))
+        client = stack.enter_context(served(target, limits=RequestLimits()))
         proxy = stack.enter_context(between(str(client.base_url)))
         make(place, proxy.url + "/api/tables/{table}/rows?wait=committed")
         yield place, target, proxy

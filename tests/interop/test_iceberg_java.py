@@ -54,7 +54,7 @@ def test_iceberg_java_may_not_expire_snapshots_of_our_tables(place: Place, icebe
     iceberg_java.commit("set", place, "events", "gc.enabled", "true")
     assert "error" not in iceberg_java.commit("expire", place, "events")
     assert before - files_of(place), "the reader's clean-up deletes, where it may"
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         (planned,) = lake.repair()
         assert planned.unreadable == (2, 3)
         assert "lost" not in " ".join(planned.ways)
@@ -83,7 +83,7 @@ def test_files_and_manifests_that_iceberg_java_rewrites_are_recognised(
         assert answer.get("operation") == "replace", answer
         with place.open() as lake:
             (planned,) = lake.repair()
-            assert (planned.happened, planned.choice) == (happened, "put_back")
+            assert (planned.happened, planned.choice) == (happened, "revert")
             assert "anew" in planned.detail
             lake.repair(apply=True)
             found = lake.changes("events").arrow().read_all().to_pylist()

@@ -16,7 +16,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.commit.expiry import deletions_floor
-from floodmark.maintenance.record import Upkept
+from floodmark.maintenance.record import MaintenanceRun
 
 TABLE = "people"
 SCHEMA = "id long not null, value int, part string"
@@ -111,7 +111,7 @@ def compact(lake: fm.Lake) -> int:
     return len(record.detail["versions"])
 
 
-def forget(lake: fm.Lake, *, deep: bool = False) -> Upkept:
+def forget(lake: fm.Lake, *, deep: bool = False) -> MaintenanceRun:
     """Let everything expire that nothing holds, and delete it at once."""
     assert lake.maintain.expire(keep="0s").outcome in ("expired", "nothing_to_do")
     done = lake.maintain.sweep(grace="0s", deep=deep)

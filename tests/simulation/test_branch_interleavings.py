@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.testing.explorer import Run, explore
+from floodmark.testing.explorer import ExploredRun, explore
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place
 
@@ -41,7 +41,7 @@ class World:
                 lake.append("users", [{"id": 1, "name": "old"}, {"id": 2, "name": "old"}])
             # With a healer leases end at once, so that it takes over whatever it meets half-way.
             options = {"lease_ms": -60_000} if "heal" in self._scenario else {}
-            self._lakes = {name: place.open(heal=False, **options) for name in (*self._scenario, "judge")}
+            self._lakes = {name: place.open(recover=False, **options) for name in (*self._scenario, "judge")}
         self._runs += 1
         self.number += 10
         judge, self.dev = self._lakes["judge"], f"dev{self._runs}"
@@ -87,7 +87,7 @@ class World:
 
     # ── what must hold, whatever the order was ──
 
-    def check(self, run: Run) -> None:
+    def check(self, run: ExploredRun) -> None:
         judge = self._lakes["judge"]
         judge.recover()
         check_lake(judge.catalog)
@@ -113,7 +113,7 @@ class World:
             check_lake(judge.catalog)
         self._end(lives)
 
-    def _check_told(self, run: Run) -> None:
+    def _check_told(self, run: ExploredRun) -> None:
         """What each merge said is what is in main."""
         users = self._users()
         merges = [run.actors[name] for name in ("merge", "second") if name in run.actors]
@@ -138,10 +138,10 @@ class World:
         return int(lines[self.dev].base_version)
 
     def _lines(self) -> list[Any]:
-        from floodmark.catalog.lineage import Lines
+        from floodmark.catalog.lineage import Lineages
 
         with self._lakes["judge"].catalog.database.read() as tx:
-            return Lines.read(tx).all()
+            return Lineages.read(tx).all()
 
     def _users(self) -> dict[int, str]:
         rows = self._lakes["judge"].read_arrow("users").read_all().to_pylist()

@@ -15,7 +15,7 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.catalog.upkeep import Consumer
+from floodmark.catalog.maintenance_state import Consumer
 from floodmark.commit.expiry import deletions_floor
 from floodmark.failpoints import FAILPOINTS
 from floodmark.testing.children import Child, run_killed
@@ -89,7 +89,7 @@ class Follower:
 
     def _put(self) -> None:
         head = self._lake.catalog.history.head(feed.TABLE)
-        self._lake.catalog.upkeep.put_consumer(Consumer("follower", head.table_id, self._mark))
+        self._lake.catalog.maintenance.put_consumer(Consumer("follower", head.table_id, self._mark))
 
     def follow(self, rows: feed.Rows, dice: random.Random) -> None:
         """Go on to the head, or only look how far it could; deletions are never forgotten above the mark."""
@@ -241,12 +241,12 @@ class Troubled:
     def storage(self) -> None:
         mode = self.dice.choice(["before", "after", "torn", "disk_full"])
         storage = FaultyStorage(fail_at=self.dice.randint(1, 40), mode=mode)
-        self.faulted(lambda: self.place.open(storage=storage, heal=False), lambda lake: None)
+        self.faulted(lambda: self.place.open(storage=storage, recover=False), lambda lake: None)
 
     def database(self) -> None:
         mode, call = self.dice.choice(["before", "after"]), self.dice.randint(1, 50)
         self.faulted(
-            lambda: self.place.open(heal=False),
+            lambda: self.place.open(recover=False),
             lambda lake: DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode),
         )
 
@@ -277,7 +277,7 @@ class Troubled:
     def maintain_badly(self) -> None:
         mode, call = self.dice.choice(["before", "after"]), self.dice.randint(1, 60)
         faulty = FaultyStorage(fail_at=call, mode=mode) if self.dice.random() < 0.5 else None
-        with self.place.open(storage=faulty, heal=False) as lake:
+        with self.place.open(storage=faulty, recover=False) as lake:
             faults = None if faulty else DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode)
             with suppress(fm.FloodmarkError):
                 lake.maintain.run(files_min=2, keep="0s", grace="0s")

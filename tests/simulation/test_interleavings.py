@@ -9,7 +9,7 @@ import pytest
 
 import floodmark as fm
 from floodmark.model import Commit
-from floodmark.testing.explorer import Run, explore
+from floodmark.testing.explorer import ExploredRun, explore
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, EVENTS, Place, ids, rows
 
@@ -37,7 +37,7 @@ class World:
                 lake.create_table("events", EVENTS)
                 lake.create_table("notes", EVENTS)
                 lake.append("events", rows(0))
-            self._lakes = {name: place.open(lease_ms=-60_000, heal=False) for name in (*self._scenario, "judge")}
+            self._lakes = {name: place.open(lease_ms=-60_000, recover=False) for name in (*self._scenario, "judge")}
         self._runs += 1
         self.number += 10
         self.pinned, self.expired = None, []
@@ -79,7 +79,7 @@ class World:
 
     # ── what must hold, whatever the order was ──
 
-    def check(self, run: Run) -> None:
+    def check(self, run: ExploredRun) -> None:
         judge = self._lakes["judge"]
         judge.recover()
         facts = check_lake(judge.catalog)

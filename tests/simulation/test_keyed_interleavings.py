@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.testing.explorer import Run, explore
+from floodmark.testing.explorer import ExploredRun, explore
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 from tests.simulation import feed
@@ -88,7 +88,7 @@ class World:
             with place.open(create=True) as lake:
                 feed.make(lake, [])
             lease = {"lease_ms": -60_000} if self._heal else {}
-            self._lakes = [place.open(heal=False, **lease) for _ in range(len(self._operations) + 2)]
+            self._lakes = [place.open(recover=False, **lease) for _ in range(len(self._operations) + 2)]
         self._runs += 1
         judge = self._lakes[-1]
         # The same rows before every run.
@@ -110,7 +110,7 @@ class World:
             lake.close()
         self._lakes = []
 
-    def check(self, run: Run) -> None:
+    def check(self, run: ExploredRun) -> None:
         judge = self._lakes[-1]
         judge.recover()
         check_lake(judge.catalog)

@@ -21,10 +21,10 @@ from sqlalchemy import select
 import floodmark as fm
 from floodmark.catalog import tables
 from floodmark.catalog.history import LIVE
-from floodmark.maintenance.record import Upkept
+from floodmark.maintenance.record import MaintenanceRun
 from floodmark.model import SNAPSHOTS_KEPT
 from floodmark.testing.children import Child
-from floodmark.testing.explorer import Run, explore
+from floodmark.testing.explorer import ExploredRun, explore
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, Place
@@ -96,7 +96,7 @@ class World:
             with place.open(create=True) as lake:
                 feed.make(lake, [])
             lease = {"lease_ms": -60_000} if "heal" in self._scenario else {}
-            self._lakes = {name: place.open(heal=False, **lease) for name in (*self._scenario, "judge")}
+            self._lakes = {name: place.open(recover=False, **lease) for name in (*self._scenario, "judge")}
             self._judge = Judge(self._lakes["judge"])
             for value in range(3):
                 self._write("judge", "merge", [[30, value, "a"], [31, value, "b"], [32, value, "c"]])
@@ -125,19 +125,19 @@ class World:
     def merge(self) -> fm.Commit:
         return self._write("merge", "merge", [[self._key, -1, "c"], [33, self._runs, "c"]])
 
-    def compact(self) -> Upkept:
+    def compact(self) -> MaintenanceRun:
         return self._lakes["compact"].maintain.compact(feed.TABLE, files_min=2)
 
-    def expire(self) -> Upkept:
+    def expire(self) -> MaintenanceRun:
         return self._lakes["expire"].maintain.expire(keep="0s")
 
-    def sweep(self) -> Upkept:
+    def sweep(self) -> MaintenanceRun:
         return self._lakes["sweep"].maintain.sweep(grace="0s")
 
-    def deep(self) -> Upkept:
+    def deep(self) -> MaintenanceRun:
         return self._lakes["deep"].maintain.sweep(grace="0s", deep=True)
 
-    def cycle(self) -> Upkept:
+    def cycle(self) -> MaintenanceRun:
         """A second keeper that does all of it."""
         return self._lakes["cycle"].maintain.run(files_min=2, keep="0s", grace="0s")
 
@@ -152,7 +152,7 @@ class World:
 
     # ── what must hold, whatever the order was ──
 
-    def check(self, run: Run) -> None:
+    def check(self, run: ExploredRun) -> None:
         judge = self._judge
         judge.lake.recover()
         judge.look()
@@ -175,7 +175,7 @@ class World:
             assert allowed is not None, f"{name}: {error!r}"
             assert isinstance(error, allowed), f"{name}: {error!r}"
             assert fenced or name == "pin", f"{name}: {error!r}"
-        elif isinstance(result, Upkept):
+        elif isinstance(result, MaintenanceRun):
             for record in result.records:
                 expected = {"compact": COMPACTED, "expire": {"expired", "nothing_to_do"}}.get(record.verb, SWEPT)
                 taken_over = fenced and record.detail.get("error") == "Fenced"
@@ -371,7 +371,7 @@ def interrupted(new_place: Callable[[], Place], verb: str, step: int) -> int:
             feed.perform(first, {"verb": "merge", "rows": rows})
             feed.perform(first, {"verb": "delete", "where": ["id", "=", 4 + number % 20]})
             between = Between(number, partial(others_act, other, dice))
-            with between.watch(place.open(storage=between, heal=False)) as lake:
+            with between.watch(place.open(storage=between, recover=False)) as lake:
                 VERBS[verb](lake, judge)
             acted = between.acted
             judge.check()
@@ -389,7 +389,7 @@ def hammer(place: Place, seed: int, steps: int) -> tuple[int, dict[str, int], li
     dice = random.Random(seed)
     written, outcomes, bad = 0, Counter[str](), list[str]()
     with place.open() as lake:
-        verbs: list[Callable[[], Upkept]] = [
+        verbs: list[Callable[[], MaintenanceRun]] = [
             lambda: lake.maintain.compact(feed.TABLE, files_min=2),
             lambda: lake.maintain.expire(keep="0s"),
             lambda: lake.maintain.sweep(grace="0s"),

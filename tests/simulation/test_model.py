@@ -146,7 +146,7 @@ def undrop_in_child(place: Place, table: str) -> None:
 
 
 def repair_in_child(place: Place, table: str, choice: str) -> None:
-    with place.open(heal=False) as lake:
+    with place.open(recover=False) as lake:
         lake.repair(table, choice=choice, apply=True)
 
 
@@ -265,12 +265,12 @@ class Model:
     def step_storage(self) -> None:
         mode = self.random.choice(["before", "after", "torn", "disk_full"])
         storage = FaultyStorage(fail_at=self.random.randint(1, 25), mode=mode)
-        self.faulted(lambda: self.place.open(storage=storage, heal=False), lambda lake: None)
+        self.faulted(lambda: self.place.open(storage=storage, recover=False), lambda lake: None)
 
     def step_database(self) -> None:
         mode, place_in_run = self.random.choice(["before", "after"]), self.random.randint(1, 45)
         self.faulted(
-            lambda: self.place.open(heal=False),
+            lambda: self.place.open(recover=False),
             lambda lake: DatabaseFaults(lake.catalog.database, fail_at=place_in_run, mode=mode),
         )
 
@@ -318,7 +318,7 @@ class Model:
         else:
             call, mode = self.random.randint(1, 80), self.random.choice(["before", "after"])
             storage = FaultyStorage(fail_at=call, mode=mode) if how == "storage" else None
-            with self.place.open(heal=False, storage=storage) as lake:
+            with self.place.open(recover=False, storage=storage) as lake:
                 faults = DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode) if storage is None else None
                 with suppress(fm.FloodmarkError):
                     lake.maintain.run(files_min=2, keep="0s", grace="0s")
@@ -335,7 +335,7 @@ class Model:
             return
         call, mode = self.random.randint(1, 40), self.random.choice(["before", "after"])
         storage = FaultyStorage(fail_at=call, mode=mode) if how == "storage" else None
-        with self.place.open(storage=storage, heal=storage is None) as lake:
+        with self.place.open(storage=storage, recover=storage is None) as lake:
             faults = DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode) if how == "database" else None
             with suppress(fm.FloodmarkError):
                 done = lake.sinks.run("out")
@@ -380,19 +380,20 @@ class Model:
     def step_apply(self) -> None:
         """A column with a default comes, gets another name or goes, perhaps beside a new table; whole, or killed."""
         table = self.random.choice(sorted(self.versions[self.head]))
-        with self.place.open() as lake:
-            there = lake.show(table)["columns"]
-        wanted: dict[str, Any] = {one["name"]: {"type": one["type"], "required": one["required"]} for one in there}
         before = self.defaults.get(table, {})
         after = dict(before)
         self.declared += 1
         new, how = f"x{self.declared}", self.random.choice(["add", "rename", "drop"] if before else ["add"])
+        with self.place.open() as lake:
+            if how != "add":
+                # A column that a backfill may read does not go, nor get another name, before the backfill has ended.
+                # Ended first, then listed: a column that it adds would else be missing below, and be dropped.
+                self.check_backfilled(lake)
+            there = lake.show(table)["columns"]
+        wanted: dict[str, Any] = {one["name"]: {"type": one["type"], "required": one["required"]} for one in there}
         if how == "add":
             wanted[new], after[new] = {"type": "string", "default": new}, new
         else:
-            # A column that a backfill may read does not go, nor get another name, before the backfill has ended.
-            with self.place.open() as lake:
-                self.check_backfilled(lake)
             old = self.random.choice(sorted(before))
             value = after.pop(old)
             del wanted[old]
@@ -456,15 +457,15 @@ class Model:
         columns = [pa.field(name, pa.string()) if name != "id" else pa.field("id", pa.int64(), False) for name in names]
         brought = pa.Table.from_pylist([{**row, "id": number}], schema=pa.schema(columns))
         by_another(self.place, table, lambda theirs: theirs.append(brought))
-        choice = self.random.choice(["take_in", "put_back"])
+        choice = self.random.choice(["accept", "revert"])
         with self.place.open() as lake, pytest.raises(fm.Corrupt):
             lake.append(table, rows(number))
         if self.random.random() < 0.6:
             run_killed(repair_in_child, self.place, table, choice, failpoint=self.random.choice(REPAIR_POINTS))
         with self.place.open() as lake:
-            assert lake.repair(table, choice=choice, apply=True)[0].outcome in ("taken_in", "put_back", "nothing_to_do")
+            assert lake.repair(table, choice=choice, apply=True)[0].outcome in ("accepted", "reverted", "nothing_to_do")
             assert lake.status()["version"] == self.head + 1
-        self.happened({table: [number]} if choice == "take_in" else {})
+        self.happened({table: [number]} if choice == "accept" else {})
 
     def backfill(self, points: list[str], run: Callable[..., BackfillRun], *arguments: Any) -> None:
         """Whole, killed somewhere, or with a fault; what is not done then is done by a later run."""
@@ -475,7 +476,7 @@ class Model:
         else:
             call, mode = self.random.randint(1, 60), self.random.choice(["before", "after"])
             storage = FaultyStorage(fail_at=call, mode=mode) if how == "storage" else None
-            with self.place.open(storage=storage, heal=storage is None) as lake:
+            with self.place.open(storage=storage, recover=storage is None) as lake:
                 faults = DatabaseFaults(lake.catalog.database, fail_at=call, mode=mode) if how == "database" else None
                 with suppress(fm.Unavailable, fm.CommitUnknown):
                     done = run(lake, *arguments)

@@ -15,7 +15,7 @@ import floodmark as fm
 from floodmark.backfill.chunks.geometry import Chunk
 from floodmark.backfill.chunks.sources import CallSource
 from floodmark.sinks.files.units import read_rows, read_units
-from floodmark.testing.explorer import Run, explore
+from floodmark.testing.explorer import ExploredRun, explore
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 
@@ -52,7 +52,7 @@ class World:
             with place.open(create=True) as lake:
                 lake.create_table("events", EVENTS)
                 lake.sinks.add("out", "files", tables=["events"], path=self._out)
-            self._lakes = {name: place.open(heal=False) for name in (*self._scenario, "judge")}
+            self._lakes = {name: place.open(recover=False) for name in (*self._scenario, "judge")}
             self._wanted = []
         self._runs += 1
         self._first = 10 * self._runs
@@ -93,7 +93,7 @@ class World:
 
     # ── what must hold, whatever the order was ──
 
-    def check(self, run: Run) -> None:
+    def check(self, run: ExploredRun) -> None:
         judge = self._lakes["judge"]
         refused = self._check_redo(run.actors["redo"].error)
         for name, actor in run.actors.items():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.testing.explorer import Run, explore
+from floodmark.testing.explorer import ExploredRun, explore
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 
@@ -71,7 +71,7 @@ class World:
             place = self._new_place()
             with place.open(create=True):
                 pass
-            self._lakes = [place.open(heal=False) for _ in range(3)]
+            self._lakes = [place.open(recover=False) for _ in range(3)]
         self._runs += 1
         self.child, self.parent = f"child{self._runs}", f"parent{self._runs}"
         judge = self._lakes[-1]
@@ -90,7 +90,7 @@ class World:
             lake.close()
         self._lakes = []
 
-    def check(self, run: Run) -> None:
+    def check(self, run: ExploredRun) -> None:
         judge = self._lakes[-1]
         if self._runs % 5 == 0:
             check_lake(judge.catalog)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.testing.explorer import Run, explore
+from floodmark.testing.explorer import ExploredRun, explore
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.simulation.test_maintain_interleavings import Between
@@ -63,7 +63,7 @@ class World:
             place = self._new_place()
             with place.open(create=True) as lake:
                 lake.create_table("other", EVENTS)
-            self._lakes = {name: place.open(heal=False) for name in (*self._scenario, "judge")}
+            self._lakes = {name: place.open(recover=False) for name in (*self._scenario, "judge")}
         self._runs += 1
         self.table = f"people{self._runs}"
         before = fill(self._lakes["judge"], self.table)
@@ -77,7 +77,7 @@ class World:
             lake.close()
         self._lakes = {}
 
-    def check(self, run: Run) -> None:
+    def check(self, run: ExploredRun) -> None:
         judge, done = self._lakes["judge"], {name for name, actor in run.actors.items() if actor.error is None}
         for name, actor in run.actors.items():
             assert name in done or isinstance(actor.error, REFUSED), f"{name}: {actor.error!r}"
@@ -137,7 +137,7 @@ def test_whatever_expires_and_is_swept_between_two_calls_an_undrop_is_whole_or_r
                 assert judge.maintain.sweep(grace="0s").outcome in ("swept", "nothing_to_do")
 
             between = Between(number, act)
-            with place.open(heal=False, storage=between) as lake:
+            with place.open(recover=False, storage=between) as lake:
                 between.watch(lake)
                 try:
                     lake.undrop(table)

@@ -16,7 +16,7 @@ import pytest
 import floodmark as fm
 from floodmark.backfill.chunks.geometry import Chunk, Geometry
 from floodmark.backfill.chunks.ranges import TableRange
-from floodmark.backfill.chunks.sources import Context, PathSource, Source, TableSource, bind, explain
+from floodmark.backfill.chunks.sources import HistorySource, PathSource, SourceContext, TableSource, bind, explain
 from floodmark.errors import Invalid, NotFound, Unavailable
 from tests.without_spark import NO_SPARK
 
@@ -35,9 +35,11 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[fm.Lake]:
         yield lake
 
 
-def context(lake: fm.Lake, geometry: Geometry, *, table: str | None = "events", with_spark: bool = True) -> Context:
+def context(
+    lake: fm.Lake, geometry: Geometry, *, table: str | None = "events", with_spark: bool = True
+) -> SourceContext:
     sessions = lake.sessions if with_spark else NO_SPARK
-    return Context(lake.catalog, sessions, geometry, lambda: None if table is None else lake.schema(table))
+    return SourceContext(lake.catalog, sessions, geometry, lambda: None if table is None else lake.schema(table))
 
 
 def write(folder: Path, name: str, *rows: dict[str, Any] | str) -> None:
@@ -110,7 +112,7 @@ def test_columns_may_be_told_where_no_table_tells_them(lake: fm.Lake, tmp_path: 
     template = f"{tmp_path}/{{start}}.jsonl"
     told = bind(PathSource(template, columns="a int, b timestamp"), context(lake, NUMBERS, table=None))
     assert dict(told.read(NUMBERS.chunk(0)).dtypes) == {"a": "int", "b": "timestamp"}
-    with pytest.raises(Invalid, match="columns of these files are not known"):
+    with pytest.raises(Invalid, match="columns of these files are unknown"):
         bind(PathSource(template), context(lake, NUMBERS, table=None)).read(NUMBERS.chunk(0))
 
 
@@ -124,7 +126,7 @@ def test_a_path_that_spark_has_no_connector_for_says_so(lake: fm.Lake, scheme: s
 def test_a_tip_may_be_in_a_file(lake: fm.Lake, tmp_path: Path) -> None:
     tip = tmp_path / "tip.txt"
     source = bind(PathSource("/d/{start:%d}.jsonl", tip=f"@{tip}"), context(lake, DAYS, with_spark=False))
-    with pytest.raises(Unavailable, match="is not there"):
+    with pytest.raises(Unavailable, match="does not exist"):
         source.tip()
     tip.write_text("")  # in the middle of being written
     with pytest.raises(Unavailable, match="empty"):
@@ -132,7 +134,7 @@ def test_a_tip_may_be_in_a_file(lake: fm.Lake, tmp_path: Path) -> None:
     tip.write_text("2024-01-03T06:00:00+06:00\n")
     assert source.tip() == datetime(2024, 1, 3, tzinfo=UTC)
     tip.write_text("soon")
-    with pytest.raises(Invalid, match="does not hold a tip") as error:
+    with pytest.raises(Invalid, match="contains no valid tip") as error:
         source.tip()
     assert error.value.facts["path"] == str(tip)
 
@@ -164,7 +166,7 @@ def history(lake: fm.Lake) -> fm.Lake:
     return lake
 
 
-def names_by_chunk(source: Source, geometry: Geometry) -> list[list[int]]:
+def names_by_chunk(source: HistorySource, geometry: Geometry) -> list[list[int]]:
     return [ids(source.read(geometry.chunk(number))) for number in geometry.wanted(None)]
 
 
@@ -270,9 +272,9 @@ def test_files_that_have_nothing_of_a_range_are_not_opened(lake: fm.Lake) -> Non
 @pytest.mark.parametrize(
     ("column", "geometry", "says"),
     [
-        ("name", NUMBERS, "cannot say where"),
-        ("at", NUMBERS, "cannot say where"),
-        ("id", DAYS, "cannot say where"),
+        ("name", NUMBERS, "does not fit the range"),
+        ("at", NUMBERS, "does not fit the range"),
+        ("id", DAYS, "does not fit the range"),
         ("idd", NUMBERS, "Did you mean id"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.chunks import executor
+from floodmark.backfill.chunks import chunk_workers
 from floodmark.backfill.chunks.geometry import Chunk
 from floodmark.backfill.chunks.history import HistorySpec, run_history
 from floodmark.testing.invariants import check_lake
@@ -19,8 +19,8 @@ from tests.history_world import Numbers, chunk_rows, history, room_of, steps_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from floodmark.jobs.progress import Step
     from floodmark.jobs.record import BackfillRun
+    from floodmark.runs import JobCallback
 
 CHUNKS = 12
 
@@ -28,7 +28,7 @@ CHUNKS = 12
 @pytest.fixture
 def lake(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[fm.Lake]:
     # How many come together must not depend on how quick this machine is.
-    monkeypatch.setattr(executor, "BUNDLE_S", 600.0)
+    monkeypatch.setattr(chunk_workers, "BUNDLE_S", 600.0)
     with fm.open(tmp_path / "lake", create=True, actor="test", spark=spark) as lake:
         lake.create_table("events", EVENTS)
         yield lake
@@ -44,7 +44,7 @@ def frames(spark: SparkSession, *columns: str) -> Callable[[Chunk], DataFrame]:
     return frame
 
 
-def run(lake: fm.Lake, spec: HistorySpec, progress: Step | None = None) -> BackfillRun:
+def run(lake: fm.Lake, spec: HistorySpec, progress: JobCallback | None = None) -> BackfillRun:
     return run_history(room_of(lake, lake.sessions), spec, "test", progress)
 
 

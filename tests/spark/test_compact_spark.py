@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import floodmark as fm
-from floodmark.rows.rewriting import gather
+from floodmark.rows import tasks
 from floodmark.testing.invariants import check_lake
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fm.Lake]:
-    monkeypatch.setattr(gather, "IN_PROCESS_ROWS_MAX", 0)  # everything is too much for this process
+    monkeypatch.setattr(tasks, "IN_PROCESS_ROWS_MAX", 0)  # everything is too much for this process
     with fm.open(tmp_path / "lake", create=True, spark=spark) as lake:
         lake.create_table(
             "events",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import floodmark as fm
-from floodmark.ingest.drop import Drop, Dropped
+from floodmark.ingest.drop import Drop, DropRun
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, ids
 
@@ -33,11 +33,11 @@ def test_files_that_are_too_large_for_this_process_are_read_by_spark(lake: fm.La
     (folder / "b [1].jsonl").write_text('{"id": 2, "name": "y"}\n{"id": 3}\n')
     (folder / "bad.csv").write_text("id,name\n4,x\nfive,y\n")
     source = Drop(lake, "src", folder, "events", settle_s=0.0, small_bytes=0)
-    assert source.run() == Dropped(loaded=2, rows=3, failed=1, set_aside=1)
+    assert source.run() == DropRun(loaded=2, rows=3, failed=1, set_aside=1)
     assert ids(lake) == [1, 2, 3]
     reason = json.loads((folder / ".failed" / "bad.csv.reason.json").read_text())
     assert (reason["error"]["facts"]["column"], reason["error"]["facts"]["count"]) == ("id", "1")
     # Known again by what is in it, whichever way it is read.
     (folder / "a.csv").write_text("name,id\nx,1\n")
-    assert Drop(lake, "src", folder, "events", settle_s=0.0).run() == Dropped(loaded=1, set_aside=1)
+    assert Drop(lake, "src", folder, "events", settle_s=0.0).run() == DropRun(loaded=1, set_aside=1)
     assert ids(lake) == [1, 2, 3]

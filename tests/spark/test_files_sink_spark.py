@@ -11,7 +11,7 @@ import pytest
 
 import floodmark as fm
 from floodmark import failpoints
-from floodmark.rows.reading import parts
+from floodmark.rows import tasks
 from floodmark.sinks.files import destination as files
 from floodmark.sinks.files.units import FileUnit, read_rows, read_units
 from floodmark.storage import Storage
@@ -52,7 +52,7 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[fm.Lake]:
 @pytest.fixture
 def in_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is too much for this process, and a few pieces are a wave."""
-    monkeypatch.setattr(parts, "IN_PROCESS_ROWS_MAX", 0)
+    monkeypatch.setattr(tasks, "IN_PROCESS_ROWS_MAX", 0)
     monkeypatch.setattr(files, "WAVE_PIECES_MIN", 4)
     monkeypatch.setattr(files, "WAVE_ROUNDS", 2)
 

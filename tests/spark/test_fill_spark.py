@@ -15,16 +15,16 @@ from floodmark.commit.intent import Intent
 from floodmark.commit.live_files import LiveFile, live_files
 from floodmark.errors import Invalid
 from floodmark.model import MAIN
+from floodmark.rows import tasks
 from floodmark.rows.reading.scan import quoted
-from floodmark.rows.rewriting import fill as filling
 from floodmark.rows.rewriting.fill import Filled, expression_type, run_fill
-from floodmark.rows.rewriting.rewrite import Source
+from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.sql.expression import parse_plain
 from floodmark.rows.staging.stage import StageTarget
 from floodmark.rows.translate import struct_from_spark
 from floodmark.testing.invariants import check_lake
 from floodmark.write.add_column import add_column
-from floodmark.write.other_tables import tables_at_head
+from floodmark.write.table import tables_at_head
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +98,7 @@ def fill_files(
         settled=settled,
     )
     sources = [
-        Source.of(file, absent=absent_fields(file, fills(lake, table), schema)) for file in unfilled(lake, table)
+        InputFile.of(file, absent=absent_fields(file, fills(lake, table), schema)) for file in unfilled(lake, table)
     ]
     return run_fill(
         lake.catalog.storage,
@@ -291,7 +291,7 @@ def test_an_expression_sees_a_column_that_is_to_be_filled_as_filled(lake: fm.Lak
 
 def test_much_that_is_plain_is_filled_by_tasks(lake: fm.Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = add(lake, "copy", "name")
-    monkeypatch.setattr(filling, "IN_PROCESS_ROWS_MAX", 0)
+    monkeypatch.setattr(tasks, "IN_PROCESS_ROWS_MAX", 0)
     filled, used_spark = fill_files(lake, tmp_path / "out", [copy])
     assert used_spark
     assert [(row["copy"], row["_seq"]) for row in rows_of(filled)] == [("n1", 1), ("n2", 1), (None, 2)]

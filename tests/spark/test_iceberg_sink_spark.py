@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import floodmark as fm
-from floodmark.rows.rewriting import runner
-from floodmark.sinks.iceberg import compact as iceberg_compact
+from floodmark.rows import tasks
 from floodmark.sinks.iceberg import stage as iceberg_stage
 from floodmark.sinks.iceberg.compact import compact_destination
 from floodmark.sinks.iceberg.destination import IcebergDestination
@@ -31,8 +30,7 @@ def elsewhere(tmp_path: Path) -> Elsewhere:
 def lake(
     spark: SparkSession, elsewhere: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[fm.Lake]:
-    for module in (iceberg_stage, iceberg_compact, runner):
-        monkeypatch.setattr(module, "IN_PROCESS_ROWS_MAX", 0)  # everything is too much for this process
+    monkeypatch.setattr(tasks, "IN_PROCESS_ROWS_MAX", 0)  # everything is too much for this process
     monkeypatch.setattr(iceberg_stage, "PIECE_BYTES", 1)  # a task for every file
     with fm.open(tmp_path / "lake", create=True, spark=spark) as lake:
         lake.create_table("people", PEOPLE, key=["id"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import floodmark as fm
-from floodmark.rows.rewriting import runner
+from floodmark.rows import tasks
 from floodmark.testing.invariants import check_lake
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[fm.Lake]:
 def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Little work is done in the caller's process; with a limit of nothing, all of it runs as Spark tasks."""
     if request.param == "on executors":
-        monkeypatch.setattr(runner, "IN_PROCESS_BYTES_MAX", 0)
+        monkeypatch.setattr(tasks, "IN_PROCESS_BYTES_MAX", 0)
     return str(request.param)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import floodmark as fm
+from floodmark.rows import tasks
 from floodmark.rows.reading.scan import scan
-from floodmark.rows.rewriting import runner
 from floodmark.rows.sql.query import stream
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, rows
@@ -29,7 +29,7 @@ def test_what_a_retried_task_of_a_repair_left_is_deleted(
         lake.create_table("people", "id long not null, name string", key=["id"])
         lake.append("people", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
         by_another(place, "people", lambda table: table.overwrite(theirs(k2="bee"), "id > 0"))
-        monkeypatch.setattr(runner, "IN_PROCESS_ROWS_MAX", 0)
+        monkeypatch.setattr(tasks, "IN_PROCESS_ROWS_MAX", 0)
         copies: list[Path] = []
 
         def run_twice() -> None:
@@ -39,8 +39,8 @@ def test_what_a_retried_task_of_a_repair_left_is_deleted(
             copies[0].write_bytes(written.read_bytes())
 
         with at("repair.rewritten", run_twice):
-            (done,) = lake.repair("people", choice="take_in", apply=True)
-        assert done.outcome == "taken_in"
+            (done,) = lake.repair("people", choice="accept", apply=True)
+        assert done.outcome == "accepted"
         assert not copies[0].exists()
         assert lake.maintain.sweep(grace="0s", deep=True).records[-1].detail["leftovers"] == 0
         check_lake(lake.catalog)

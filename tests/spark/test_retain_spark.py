@@ -10,12 +10,12 @@ import pytest
 
 import floodmark as fm
 from floodmark import clock
-from floodmark.catalog.upkeep import Consumer, Policy
+from floodmark.catalog.maintenance_state import Consumer, Policy
 from floodmark.commit.intent import Intent
 from floodmark.maintenance.compact import Compacted, compact, plan_table
 from floodmark.maintenance.retain import plan_retention, retain
 from floodmark.model import MAIN
-from floodmark.rows.rewriting import runner
+from floodmark.rows import tasks
 from floodmark.testing.invariants import check_lake
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def lake(
             plan = plan_table(lake.catalog, head, files_min=2)
             compact(lake.engine, intent, head, plan, Compacted())
             assert lake.catalog.history.head("events").files == 1
-        monkeypatch.setattr(runner, "IN_PROCESS_ROWS_MAX", 0)
+        monkeypatch.setattr(tasks, "IN_PROCESS_ROWS_MAX", 0)
         yield lake
         check_lake(lake.catalog)
 
@@ -61,7 +61,7 @@ def run(lake: fm.Lake, retention: str, *, force: bool = False) -> tuple[str, dic
 
 def follow(lake: fm.Lake, name: str, mark: int) -> None:
     table_id = lake.catalog.history.head("events").table_id
-    lake.catalog.upkeep.put_consumer(Consumer(name, table_id, mark))
+    lake.catalog.maintenance.put_consumer(Consumer(name, table_id, mark))
 
 
 def state(lake: fm.Lake) -> dict[int, int]:

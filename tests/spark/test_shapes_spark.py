@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import floodmark as fm
-from floodmark.rows.rewriting import fill
-from floodmark.schema import filling
+from floodmark.rows import tasks
 from floodmark.testing.invariants import check_lake
 
 if TYPE_CHECKING:
@@ -82,8 +81,7 @@ def test_spark_reads_the_new_shape_and_the_old_versions(lake: fm.Lake) -> None:
 
 
 def test_much_is_filled_by_tasks(lake: fm.Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (filling, fill):
-        monkeypatch.setattr(module, "IN_PROCESS_ROWS_MAX", 0)
+    monkeypatch.setattr(tasks, "IN_PROCESS_ROWS_MAX", 0)
     before = lake.read_arrow("events", with_seq=True).read_all()
     lake.apply({"events": AFTER}, allow_destructive=True)
     after = lake.read_arrow("events", with_seq=True).read_all()

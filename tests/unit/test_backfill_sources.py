@@ -14,9 +14,9 @@ from floodmark import clock
 from floodmark.backfill.chunks.geometry import Chunk, Geometry
 from floodmark.backfill.chunks.sources import (
     CallSource,
-    Context,
+    HistorySource,
     PathSource,
-    Source,
+    SourceContext,
     TableSource,
     bind,
     source_as_dict,
@@ -29,10 +29,10 @@ DAYS = Geometry.of("2024-01-01", "2024-02-01", "1d")
 NUMBERS = Geometry.of(0, 10_000, 1000)
 
 
-def context(geometry: Geometry) -> Context:
+def context(geometry: Geometry) -> SourceContext:
     """Of a lake that must not be asked for anything."""
     nothing: Any = None
-    return Context(nothing, nothing, geometry, lambda: None)
+    return SourceContext(nothing, nothing, geometry, lambda: None)
 
 
 def paths(template: str, geometry: Geometry, number: int | None = None, **options: Any) -> list[str]:
@@ -92,10 +92,10 @@ def test_a_relative_template_is_of_the_folder_where_it_was_said(
         ("/d/{number:%Y}.csv", "{number:%Y}"),
         ("/d/{start:{number}}.csv", "{start:{number}}"),
         ("/d/{start:%Y}/{end:08d}.csv", "times and of numbers"),
-        ("/d/{start.csv", "cannot be understood"),
+        ("/d/{start.csv", "invalid path template"),
         ("/d/all.csv", "no field"),
         ("", "is a text"),
-        ("/d/{start:%Y}", "format cannot be told"),
+        ("/d/{start:%Y}", "does not show the format"),
     ],
 )
 def test_a_wrong_template_is_refused_when_it_is_made(template: str, says: str) -> None:
@@ -204,11 +204,11 @@ def test_files_that_never_come_again_are_read(template: str, geometry: Geometry,
     ("options", "says"),
     [
         ({"missing": "skip"}, "error or empty"),
-        ({"format": "xml"}, "format is not known"),
+        ({"format": "xml"}, "unknown format"),
         ({"step": "1mo"}, "no fixed length"),
         ({"step": timedelta(microseconds=1)}, "whole milliseconds"),
-        ({"tip": "now-soon"}, "not a span of time"),
-        ({"tip": 1.5}, "not a tip"),
+        ({"tip": "now-soon"}, "invalid duration"),
+        ({"tip": 1.5}, "invalid tip"),
         ({"columns": "id lnog"}, "lnog"),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_function_that_cannot_be_imported_is_named(name: str, says: str) -> No
 # ── as they are kept ──
 
 
-def kept(source: Source) -> Source:
+def kept(source: HistorySource) -> HistorySource:
     return source_from_dict(json.loads(json.dumps(source_as_dict(source))))
 
 
@@ -305,7 +305,7 @@ def kept(source: Source) -> Source:
     ],
     ids=["path", "path-with-all", "table", "functions", "function-by-name"],
 )
-def test_settings_come_back_from_json(source: Source) -> None:
+def test_settings_come_back_from_json(source: HistorySource) -> None:
     again = kept(source)
     assert type(again) is type(source)
     assert source_as_dict(again) == source_as_dict(source)
@@ -330,8 +330,8 @@ class OwnSource:
     [CallSource(lambda chunk: []), CallSource(rows_of, lambda: 1), OwnSource()],
     ids=["lambda", "tip-is-a-lambda", "own-class"],
 )
-def test_what_cannot_be_kept_says_how_to_go_on(source: Source) -> None:
-    with pytest.raises(Invalid, match="cannot be made again"):
+def test_what_cannot_be_kept_says_how_to_go_on(source: HistorySource) -> None:
+    with pytest.raises(Invalid, match="cannot be restored"):
         kept(source)
 
 
@@ -350,5 +350,5 @@ def test_a_source_is_made_from_what_is_given() -> None:
     assert isinstance(to_source("/d/{start}.csv"), PathSource)
     assert isinstance(to_source("json:loads"), CallSource)
     for given in (7, None, OwnSource, ["/d/{start}.csv"]):
-        with pytest.raises(Invalid, match="not a source"):
+        with pytest.raises(Invalid, match="unsupported source"):
             to_source(given)

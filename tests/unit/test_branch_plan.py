@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from floodmark.branches.plan import TableFacts, TablePlan, plan_table
+from floodmark.branches.plan import MergeFacts, TableMerge, plan_table
 from floodmark.catalog.merge_base import OwnChanges
 from floodmark.model import Head
 
@@ -21,13 +21,13 @@ def head(rows: int = 10, schema: int = 0, spec: int = 0) -> Head:
     return Head("b", "t", "id", 1, 5, schema, spec, None, "m", 3, rows, 1, 100)
 
 
-def facts(**changed: Any) -> TableFacts:
+def facts(**changed: Any) -> MergeFacts:
     """A table without a key that is everywhere, and that only the source touched: it appended rows."""
-    there = TableFacts("t", head(), head(), head(), ADDED, None, target_still=True)
+    there = MergeFacts("t", head(), head(), head(), ADDED, None, target_still=True)
     return replace(there, **changed)
 
 
-def keyed(**changed: Any) -> TableFacts:
+def keyed(**changed: Any) -> MergeFacts:
     return facts(**{"source_key": (1,), "target_key": (1,), **changed})
 
 
@@ -36,7 +36,7 @@ def shapes(common: int, source: int, target: int) -> dict[str, Head]:
 
 
 # facts, what is done, and what is done when a side is preferred.
-CASES: dict[str, tuple[TableFacts, str, str, str]] = {
+CASES: dict[str, tuple[MergeFacts, str, str, str]] = {
     # Where it is.
     "source did nothing": (facts(own_source=None), "nothing", "nothing", "nothing"),
     "source did nothing, target did": (facts(own_source=None, own_target=DELETED), "nothing", "nothing", "nothing"),
@@ -127,17 +127,17 @@ def test_the_shape_is_that_of_the_side_that_changed_it(
 
 def test_partitions_are_part_of_the_shape() -> None:
     assert plan_table(facts(source=head(spec=1))).theirs_shape
-    assert plan_table(facts(source=head(spec=1), target=head(spec=2))) == TablePlan("t", "conflict", "schema")
+    assert plan_table(facts(source=head(spec=1), target=head(spec=2))) == TableMerge("t", "conflict", "schema")
 
 
 def test_a_shape_comes_without_rows() -> None:
     given = facts(own_source=SHAPED, **shapes(0, 1, 0))
-    assert plan_table(given) == TablePlan("t", "reshape", theirs_shape=True)
+    assert plan_table(given) == TableMerge("t", "reshape", theirs_shape=True)
 
 
 def test_rows_that_stay_by_ours_still_get_the_other_shape() -> None:
     given = facts(own_source=DELETED, own_target=DELETED, target_still=False, **shapes(0, 1, 0))
-    assert plan_table(given, "ours") == TablePlan("t", "reshape", theirs_shape=True, settled="kept")
+    assert plan_table(given, "ours") == TableMerge("t", "reshape", theirs_shape=True, settled="kept")
 
 
 def test_a_choice_is_told_to_whoever_remembers_it() -> None:

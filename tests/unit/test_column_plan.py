@@ -7,7 +7,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
 from floodmark.backfill.columns.column import ColumnSpec, fold, spec_from_job
-from floodmark.backfill.columns.plan import CUT_BYTES_MIN, Batch, Limits, in_order, plan_batches
+from floodmark.backfill.columns.plan import CUT_BYTES_MIN, Batch, BatchLimits, in_order, plan_batches
 from floodmark.catalog.jobs import COLUMN, HISTORY, ROWS, RUNNING, Job
 from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Corrupt, Invalid
@@ -37,7 +37,7 @@ def names(batches: list[Batch]) -> list[list[str]]:
 
 
 def plan(files: list[LiveFile], rows: int = MUCH, size: int = MUCH, count: int = 256) -> list[Batch]:
-    return list(plan_batches(files, Limits(rows, size, count)))
+    return list(plan_batches(files, BatchLimits(rows, size, count)))
 
 
 # ── which files ──
@@ -105,7 +105,7 @@ def test_a_file_of_too_many_bytes_is_cut_by_rows_that_fit_with_a_margin() -> Non
 
 
 def test_the_pieces_of_a_file_are_not_cut_again() -> None:
-    limits = Limits(5000, LARGE)
+    limits = BatchLimits(5000, LARGE)
     big = file("a", 100_000, size=7 * LARGE)
     rows = limits.piece_rows(big)
     assert rows is not None
@@ -115,13 +115,13 @@ def test_the_pieces_of_a_file_are_not_cut_again() -> None:
 
 @pytest.mark.parametrize("size", [1, CUT_BYTES_MIN, 100 * LARGE])
 def test_one_row_cannot_be_cut(size: int) -> None:
-    assert Limits(1, 1).piece_rows(file("a", 1, size=size)) is None
+    assert BatchLimits(1, 1).piece_rows(file("a", 1, size=size)) is None
 
 
 def test_a_small_file_is_not_cut_by_its_bytes() -> None:
     """It is mostly its frame: pieces of it would have as many bytes, and be cut again down to single rows."""
-    assert Limits(MUCH, 1).piece_rows(file("a", 100, size=CUT_BYTES_MIN)) is None
-    assert Limits(MUCH, 1).piece_rows(file("a", 100, size=CUT_BYTES_MIN + 1)) == 1
+    assert BatchLimits(MUCH, 1).piece_rows(file("a", 100, size=CUT_BYTES_MIN)) is None
+    assert BatchLimits(MUCH, 1).piece_rows(file("a", 100, size=CUT_BYTES_MIN + 1)) == 1
 
 
 def test_a_file_without_rows_is_taken_with_others() -> None:

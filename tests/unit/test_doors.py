@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 
-from floodmark.serve.http.access import COOKIE, ROLES, Access, Refused, Role, Token, is_own_name, new_token, token_hash
+from floodmark.serve.http.access import (
+    COOKIE,
+    ROLES,
+    Access,
+    AccessToken,
+    Refused,
+    Role,
+    is_own_name,
+    new_token,
+    token_hash,
+)
 
 TOKENS: dict[Role, str] = {role: new_token() for role in ROLES}
-GUARDED = Access([Token(f"the {role} one", token_hash(token).upper(), role) for role, token in TOKENS.items()])
+GUARDED = Access([AccessToken(f"the {role} one", token_hash(token).upper(), role) for role, token in TOKENS.items()])
 OPEN = Access()
 
 
@@ -51,7 +61,7 @@ def test_what_is_no_token_is_unknown(authorization: str) -> None:
 def test_the_hash_of_a_token_is_no_token_and_nothing_is_none_either() -> None:
     assert status(GUARDED, bearer(token_hash(TOKENS["admin"])), "read") == 401
     assert status(GUARDED, request(), "read") == 401
-    assert Access([Token("empty", token_hash(""), "admin")]).caller(bearer("")) is None
+    assert Access([AccessToken("empty", token_hash(""), "admin")]).caller(bearer("")) is None
     assert status(GUARDED, bearer(TOKENS["admin"] + "x" * 100_000), "read") == 401
 
 

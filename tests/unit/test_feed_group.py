@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 import floodmark as fm
-from floodmark.ingest.feed_group import Group, Memory, Rows, Seen, last_of_each, lines_of, same_kind, taken
+from floodmark.ingest.feed_group import Memory, RecordReader, SpooledRows, last_of_each, lines_of, same_kind, taken
 from floodmark.ingest.judge import Judge
 from floodmark.spool.segments import Record
 
@@ -34,18 +34,18 @@ def record(number: int, *rows: Any, evolve: bool = False) -> Record:
     return Record(number, len(rows), text(*rows), evolve, 0)
 
 
-def dicts(rows: Rows) -> list[dict[str, Any]]:
+def dicts(rows: SpooledRows) -> list[dict[str, Any]]:
     found = rows.data if rows.from_json else rows.data.to_pylist()  # type: ignore[union-attr]
     return [{name: value for name, value in row.items() if value is not None} for row in found]
 
 
-def read(group: Group, *texts: bytes, evolve: bool = False) -> list[dict[str, Any]]:
+def read(group: RecordReader, *texts: bytes, evolve: bool = False) -> list[dict[str, Any]]:
     return dicts(group.read(texts, 1000, evolve=evolve))
 
 
 @pytest.mark.parametrize("filled", [(), ("note",)])
 def test_the_last_change_of_a_key_is_left_alone_across_records_and_within_one(filled: tuple[str, ...]) -> None:
-    rows = Group(KEYED, filled).read(
+    rows = RecordReader(Judge(KEYED, filled)).read(
         [
             text({"id": 1, "name": "a"}, {"id": 2, "name": "a"}, {"id": 1, "name": "b"}),
             text({"id": 3, "name": "c"}, {"_change": "delete", "id": 2}),
@@ -61,7 +61,7 @@ def test_the_last_change_of_a_key_is_left_alone_across_records_and_within_one(fi
 
 
 def test_without_a_key_every_row_stays() -> None:
-    assert read(Group(PLAIN, ()), text({"id": 1}, {"id": 1}), text({"id": 1})) == [{"id": 1}] * 3
+    assert read(RecordReader(Judge(PLAIN, ())), text({"id": 1}, {"id": 1}), text({"id": 1})) == [{"id": 1}] * 3
 
 
 def test_one_key_in_two_spellings_is_one_key() -> None:
@@ -74,11 +74,11 @@ def test_one_key_in_two_spellings_is_one_key() -> None:
     one = text({"at": "2026-01-01T00:00:00Z", "price": "1.5", "name": "a"})
     two = text({"at": "2026-01-01T01:00:00+01:00", "price": "1.50", "name": "b"})
     for filled in ((), ("name",)):
-        assert [row["name"] for row in read(Group(schema, filled), one, two)] == ["b"]
+        assert [row["name"] for row in read(RecordReader(Judge(schema, filled)), one, two)] == ["b"]
 
 
 def test_a_column_with_a_default_keeps_null_and_absent_apart_row_by_row() -> None:
-    rows = Group(PLAIN, ("note",)).read(
+    rows = RecordReader(Judge(PLAIN, ("note",))).read(
         [text({"id": 1}, {"id": 2, "note": None}, {"id": 3, "note": "x"})], 9, evolve=False
     )
     assert rows.data == [{"id": 1}, {"id": 2, "note": None}, {"id": 3, "note": "x"}]
@@ -88,13 +88,13 @@ def test_records_that_may_add_columns_are_a_group_of_their_own() -> None:
     records = [record(0, {"id": 1}), record(1, {"id": 2}), record(2, {"id": 3, "new": 1}, evolve=True), record(3)]
     assert [one.number for one in same_kind(records)] == [0, 1]
     assert [one.number for one in same_kind(records[2:])] == [2]
-    assert read(Group(PLAIN, ()), records[2].text, evolve=True) == [{"id": 3, "new": 1}]
+    assert read(RecordReader(Judge(PLAIN, ())), records[2].text, evolve=True) == [{"id": 3, "new": 1}]
     with pytest.raises(fm.Invalid, match="new"):
-        read(Group(PLAIN, ()), records[2].text)
+        read(RecordReader(Judge(PLAIN, ())), records[2].text)
 
 
 def test_lines_that_do_not_fit_are_told_apart_with_their_numbers_and_as_they_were_sent() -> None:
-    group = Group(KEYED, ())
+    group = RecordReader(Judge(KEYED, ()))
     wrong = record(4, {"id": 1}, b"", {"id": "x"}, b"not json", {"name": "no key"}, b"\xff", {"id": 5, "name": "e"})
     with pytest.raises(fm.Invalid):
         group.read([wrong.text], 100, evolve=False)
@@ -109,7 +109,7 @@ def test_lines_that_do_not_fit_are_told_apart_with_their_numbers_and_as_they_wer
 
 
 def test_nothing_is_folded_away_that_has_no_key() -> None:
-    group = Group(KEYED, ())
+    group = RecordReader(Judge(KEYED, ()))
     rows = [{"name": "a"}, {"name": "b"}, {"id": 1, "name": "c"}, {"id": 1, "name": "d"}]
     keys = pa.table({"id": [row.get("id") for row in rows]})
     assert [row["name"] for row in taken(rows, last_of_each(keys, group.key))] == ["a", "b", "d"]
@@ -118,7 +118,10 @@ def test_nothing_is_folded_away_that_has_no_key() -> None:
 def test_rows_that_widen_their_key_are_folded_by_what_they_widen_it_to() -> None:
     narrow = Schema(NestedField(1, "id", IntegerType(), required=True), *FIELDS[1:], identifier_field_ids=[1])
     wide = text({"id": 2**40, "name": "a"}, {"id": 5, "name": "b"}, {"id": 2**40, "name": "c"})
-    assert read(Group(narrow, ()), wide, evolve=True) == [{"id": 5, "name": "b"}, {"id": 2**40, "name": "c"}]
+    assert read(RecordReader(Judge(narrow, ())), wide, evolve=True) == [
+        {"id": 5, "name": "b"},
+        {"id": 2**40, "name": "c"},
+    ]
 
 
 CHANGE = st.tuples(st.integers(0, 5), st.one_of(st.none(), st.sampled_from("abc")))
@@ -136,7 +139,7 @@ def test_folding_leaves_what_one_change_after_another_would(records: list[list[t
                 table[key] = name
         texts.append(text(*({"id": k, "name": n} if n else {"_change": "delete", "id": k} for k, n in changes)))
     for filled in ((), ("note",)):
-        found = read(Group(KEYED, filled), *texts)
+        found = read(RecordReader(Judge(KEYED, filled)), *texts)
         assert len({row["id"] for row in found}) == len(found)
         assert {row["id"]: row["name"] for row in found if row.get("_change", "upsert") == "upsert"} == table
 
@@ -157,7 +160,7 @@ ROWS = st.lists(
 
 @given(st.lists(ROWS, min_size=1, max_size=4))
 def test_rows_that_were_judged_before_are_those_that_are_read(records: list[list[dict[str, Any]]]) -> None:
-    group, judge = Group(KEYED, ()), Judge(KEYED)
+    group, judge = RecordReader(Judge(KEYED, ())), Judge(KEYED)
     assert group.is_judged_by(judge)
     texts = [text(*rows) for rows in records]
     joined, found = group.join([judge.read(one, 100).table for one in texts]), group.read(texts, 100, evolve=False)
@@ -165,14 +168,14 @@ def test_rows_that_were_judged_before_are_those_that_are_read(records: list[list
 
 
 def test_what_another_shape_or_a_default_was_judged_by_is_read_again() -> None:
-    assert not Group(KEYED, ()).is_judged_by(Judge(PLAIN))
-    assert not Group(KEYED, ("note",)).is_judged_by(Judge(KEYED))
-    assert not Group(KEYED, ()).is_judged_by(Judge(KEYED, ("note",)))
+    assert not RecordReader(Judge(KEYED, ())).is_judged_by(Judge(PLAIN))
+    assert not RecordReader(Judge(KEYED, ("note",))).is_judged_by(Judge(KEYED))
+    assert not RecordReader(Judge(KEYED, ())).is_judged_by(Judge(KEYED, ("note",)))
 
 
 def test_what_is_remembered_is_bounded_and_known_by_its_spool(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, judge = Memory(), Judge(PLAIN)
-    seen = Seen(judge, judge.read(text({"id": 1, "name": "a"}), 9).table)
+    memory = Memory()
+    seen = Judge(PLAIN).read(text({"id": 1, "name": "a"}), 9)
     monkeypatch.setattr("floodmark.ingest.feed_group.MEMORY_BYTES_MAX", 2 * seen.table.nbytes)
     for number in range(3):
         memory.put("one", number, seen)

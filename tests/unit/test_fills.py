@@ -19,7 +19,7 @@ from floodmark.errors import Corrupt, Invalid
 from floodmark.model import FileRecord
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.rewriting.fill import run_fill
-from floodmark.rows.rewriting.rewrite import Source
+from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.schema import arrow_schema, table_schema
 from floodmark.rows.staging.stage import StageTarget, stage_in_process
 from floodmark.storage import Storage
@@ -54,7 +54,7 @@ def no_tables(name: str) -> None:
     raise AssertionError(f"no other table is needed here: {name}")
 
 
-def run(into: StageTarget, sources: list[Source], *fills: Fill, schema: Schema = SCHEMA):  # type: ignore[no-untyped-def]
+def run(into: StageTarget, sources: list[InputFile], *fills: Fill, schema: Schema = SCHEMA):  # type: ignore[no-untyped-def]
     filled, used_spark = run_fill(
         Storage(), NO_SPARK, "tag", into, sources, fills, table="t", source_schema=schema, tables=no_tables
     )
@@ -136,9 +136,9 @@ def test_a_file_without_any_counts_lacks_the_column(tmp_path: Path) -> None:
 # ── filling, by plain expressions ──
 
 
-def source(record: FileRecord, *absent: str, sequence: int | None = None) -> Source:
+def source(record: FileRecord, *absent: str, sequence: int | None = None) -> InputFile:
     ids = tuple(IDS[name] for name in absent)
-    return Source(record.path, record.rows, record.size_bytes, sequence, True, absent=ids)
+    return InputFile(record.path, record.rows, record.size_bytes, sequence, True, absent=ids)
 
 
 def test_rows_get_the_value_and_keep_the_rest_with_their_sequence(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_an_expression_sees_the_filled_value_of_a_column_that_is_to_be_filled_it
     into = replace(target(tmp_path), schema_json=schema.model_dump_json(), properties=properties)
     ids = tuple(one.field_id for one in fills)
     (record,) = stage_in_process(into.without(ids), [{"id": 1}], Storage())
-    absent = Source(record.path, 1, record.size_bytes, None, True, absent=ids)
+    absent = InputFile(record.path, 1, record.size_bytes, None, True, absent=ids)
     filled = run(into, [absent], fills[2], schema=schema)
     assert rows_in(filled.records) == [{"id": 1, "c": "x"}]
     filled = run(into, [absent], *fills, schema=schema)
@@ -232,5 +232,5 @@ def test_a_narrow_number_fills_a_wider_column(tmp_path: Path) -> None:
     schema = table_schema("id long, n long")
     into = replace(target(tmp_path), schema_json=schema.model_dump_json())
     (record,) = stage_in_process(into.without((2,)), [{"id": 1}], Storage())
-    filled = run(into, [Source(record.path, 1, 1, None, True, absent=(2,))], Fill(2, "n", "5"), schema=schema)
+    filled = run(into, [InputFile(record.path, 1, 1, None, True, absent=(2,))], Fill(2, "n", "5"), schema=schema)
     assert pq.read_table(filled.records[0].path.removeprefix("file://")).schema.field("n").type == pa.int64()

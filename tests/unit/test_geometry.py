@@ -108,7 +108,7 @@ def test_outside_of_the_range_there_are_no_chunks() -> None:
         Chunk(4, 400, 450),
     ]
     for number in (0, 5):
-        with pytest.raises(Invalid, match="no such chunk"):
+        with pytest.raises(Invalid, match="chunk does not exist"):
             geometry.chunk(number)
 
 
@@ -194,17 +194,17 @@ def test_chunks_of_weeks_start_on_mondays_unless_aligned_otherwise() -> None:
         ((0, "2024-01-01", 1), "not a whole number"),
         ((0, 2**63, 1), "64 bits"),
         ((0, CHUNKS_MAX + 1, 1), "too many chunks"),
-        (("2024-01-01", 7, "1d"), "not a time"),
-        (("2024-13-01", None, "1d"), "not a time"),
+        (("2024-01-01", 7, "1d"), "invalid timestamp"),
+        (("2024-13-01", None, "1d"), "invalid timestamp"),
         (("0001-01-01T00:00:00+10:00", None, "1d"), "years 1 to 9999"),
-        (("2024-01-01", None, 3600), "not a span"),
-        (("2024-01-01", None, "1 fortnight"), "not a span"),
+        (("2024-01-01", None, 3600), "invalid duration"),
+        (("2024-01-01", None, "1 fortnight"), "invalid duration"),
         (("2024-01-01", None, "1mo"), "no fixed length"),
         (("2024-01-01", None, "1M"), "no fixed length"),
         (("2024-01-01", None, "2 years"), "no fixed length"),
         (("2024-01-01", None, "9999999w"), "out of range"),
         (("2024-01-01", None, "0d"), "above zero"),
-        (("2024-01-01", None, "1d", 0), "not a time"),
+        (("2024-01-01", None, "1d", 0), "invalid timestamp"),
     ],
     ids=str,
 )

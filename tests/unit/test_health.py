@@ -10,11 +10,11 @@ import pytest
 from floodmark.json_form import StoredError, stored_error
 from floodmark.report.daemon import DaemonReport, TaskReport
 from floodmark.report.health import Health, Troubles, judge
-from floodmark.report.jobs import JobsSeen
+from floodmark.report.jobs import JobsState
 from floodmark.report.sinks import SinkLine
 from floodmark.report.spools import SpoolReport, State
 
-NOTHING = Troubles((), (), (), (), (), (), None, JobsSeen(()))
+NOTHING = Troubles((), (), (), (), (), (), None, JobsState(()))
 
 
 def spool(
@@ -93,7 +93,7 @@ def test_what_a_sink_or_a_spool_says_itself_is_not_said_again_of_its_task() -> N
 def test_the_worst_comes_first_and_what_can_be_settled_alone_hides_the_rest() -> None:
     found = judge(
         replace(NOTHING, drifted=["people"], pending=["x"], spools=[spool(state="refused", quarantined=1)],
-                jobs=JobsSeen(None, "why"))
+                jobs=JobsState(None, "why"))
     )  # fmt: skip
     parts = found.text.split("; ")
     assert [part.partition(":")[0] for part in parts if ":" in part] == [

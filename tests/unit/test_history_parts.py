@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import floodmark as fm
-from floodmark.backfill.chunks.brake import Brake, Stopped, call_source, is_worth_a_retry, retrying
-from floodmark.backfill.chunks.executor import Executor, Pace
+from floodmark.backfill.chunks.chunk_workers import BundleSize, ChunkWorkers
+from floodmark.backfill.chunks.done_chunks import DoneChunks, joined
 from floodmark.backfill.chunks.geometry import Chunk, Geometry, PlannedChunk
-from floodmark.backfill.chunks.ledger import Ledger, joined
 from floodmark.backfill.chunks.load import order_of
 from floodmark.backfill.chunks.prune import floor_of, floor_start
+from floodmark.backfill.chunks.retries import OtherFailed, WorkerStop, call_source, is_worth_a_retry, retrying
 from floodmark.backfill.chunks.spec import kept_units, references
 from floodmark.jobs.progress import Cancelled
 from tests.without_spark import NO_SPARK
@@ -65,15 +65,15 @@ def test_the_floor_of_time_is_counted_from_now() -> None:
 
 
 def test_a_chunk_is_complete_when_every_table_has_it() -> None:
-    ledger = Ledger({"a": "a-1", "b": "b-1"}, {"a": {0, 1, 2}, "b": {0, 2, 7}})
-    assert ledger.complete(range(10)) == 2
-    assert ledger.complete(range(1, 10)) == 1
-    assert ledger.missing(1) == ("b",)
-    assert ledger.missing(9) == ("a", "b")
-    assert ledger.loaded_below("a", 2) == [0, 1]
-    ledger.add(1, ["b"])
-    ledger.take("a", [0])
-    assert (ledger.complete(range(10)), ledger.missing(0)) == (2, ("a",))
+    done_chunks = DoneChunks({"a": "a-1", "b": "b-1"}, {"a": {0, 1, 2}, "b": {0, 2, 7}})
+    assert done_chunks.complete(range(10)) == 2
+    assert done_chunks.complete(range(1, 10)) == 1
+    assert done_chunks.missing(1) == ("b",)
+    assert done_chunks.missing(9) == ("a", "b")
+    assert done_chunks.loaded_below("a", 2) == [0, 1]
+    done_chunks.add(1, ["b"])
+    done_chunks.take("a", [0])
+    assert (done_chunks.complete(range(10)), done_chunks.missing(0)) == (2, ("a",))
 
 
 def test_neighbours_are_joined() -> None:
@@ -105,7 +105,7 @@ def test_tables_that_take_the_rows_come_first() -> None:
         (fm.Fenced("x"), False),
         (fm.BelowRetention("x"), False),
         (Cancelled(), False),
-        (Stopped(), False),
+        (OtherFailed(), False),
         (KeyboardInterrupt(), False),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
@@ -117,7 +117,7 @@ def test_what_is_worth_a_retry(error: BaseException, again: bool) -> None:
 def test_waits_double_up_to_a_limit() -> None:
     waited: list[float] = []
 
-    class Clock(Brake):
+    class Clock(WorkerStop):
         def wait(self, wait_s: float) -> None:
             waited.append(wait_s)
 
@@ -130,8 +130,8 @@ def test_waits_double_up_to_a_limit() -> None:
 
 
 def test_a_call_of_the_source_gives_its_answer_or_an_error_that_names_it() -> None:
-    brake = Brake(None)
-    assert call_source("read(1..2)", 5, brake, lambda: [1]) == [1]
+    worker_stop = WorkerStop(None)
+    assert call_source("read(1..2)", 5, worker_stop, lambda: [1]) == [1]
     for error, kind in (
         (fm.Invalid("x"), fm.Invalid),
         (KeyError("x"), fm.Unavailable),
@@ -142,7 +142,7 @@ def test_a_call_of_the_source_gives_its_answer_or_an_error_that_names_it() -> No
             raise error
 
         with pytest.raises(kind) as caught:
-            call_source("read(1..2)", 5, brake, fail)
+            call_source("read(1..2)", 5, worker_stop, fail)
         assert caught.value is error or caught.value.facts["call"] == "read(1..2)"
 
 
@@ -168,10 +168,10 @@ PLANNED = [PlannedChunk(Chunk(number, number, number + 1), ("a",)) for number in
 def test_every_chunk_is_loaded_by_one_worker(workers: int) -> None:
     progress: Any = Steps()
     loaded: list[int] = []
-    executor = Executor(
+    executor = ChunkWorkers(
         lambda one, tries: loaded.append(one.chunk.number),
         progress,
-        Brake(progress),
+        WorkerStop(progress),
         workers=workers,
         tries=1,
         retry_s=0.01,
@@ -191,7 +191,7 @@ def test_the_first_failure_stops_the_others_after_their_chunk(workers: int) -> N
             raise ValueError(f"no {one.chunk.number}")
         loaded.append(one.chunk.number)
 
-    executor = Executor(load, progress, Brake(progress), workers=workers, tries=2, retry_s=0.01)
+    executor = ChunkWorkers(load, progress, WorkerStop(progress), workers=workers, tries=2, retry_s=0.01)
     with pytest.raises(fm.Unavailable) as caught:
         executor.run(PLANNED, 0, 20)
     assert caught.value.facts["chunk"] in [one.chunk.name for one in PLANNED[3 : 3 + workers]]
@@ -225,9 +225,9 @@ def test_quick_chunks_are_loaded_together_and_each_once(workers: int) -> None:
     progress: Any = Steps()
     loaded: list[int] = []
     bundles = Bundles(loaded)
-    executor = Executor(
+    executor = ChunkWorkers(
         lambda one, tries: loaded.append(one.chunk.number),
-        progress, Brake(progress), workers=workers, tries=1, retry_s=0.01, bundle=bundles,
+        progress, WorkerStop(progress), workers=workers, tries=1, retry_s=0.01, bundle=bundles,
     )  # fmt: skip
     executor.run(PLANNED * 3, 0, 60)
     assert sorted(loaded) == sorted(3 * list(range(20)))
@@ -247,21 +247,25 @@ def test_a_bundle_that_fails_is_loaded_one_by_one(act: Exception | bool) -> None
         loaded.append(one.chunk.number)
 
     bundles = Bundles(loaded, {1: act})
-    Executor(load, progress, Brake(progress), workers=1, tries=1, retry_s=0.01, bundle=bundles).run(PLANNED, 0, 20)
+    ChunkWorkers(load, progress, WorkerStop(progress), workers=1, tries=1, retry_s=0.01, bundle=bundles).run(
+        PLANNED, 0, 20
+    )
     assert loaded == list(range(20))
     first = range(1, 1 + bundles.sizes[0])
     # What came of a try that failed may not be known: whoever tries again asks first.
     assert {tries[number] for number in first} == {1 if act is False else 2}
 
 
-@pytest.mark.parametrize("error", [Cancelled(), Stopped(), fm.Fenced("x")], ids=repr)
+@pytest.mark.parametrize("error", [Cancelled(), OtherFailed(), fm.Fenced("x")], ids=repr)
 def test_a_bundle_that_is_to_stop_stops(error: Exception) -> None:
     progress: Any = Steps()
     loaded: list[int] = []
     bundles = Bundles(loaded, {1: error})
     load = partial(_append_to, loaded)
     with pytest.raises(type(error)):
-        Executor(load, progress, Brake(progress), workers=1, tries=1, retry_s=0.01, bundle=bundles).run(PLANNED, 0, 20)
+        ChunkWorkers(load, progress, WorkerStop(progress), workers=1, tries=1, retry_s=0.01, bundle=bundles).run(
+            PLANNED, 0, 20
+        )
     assert loaded == [0]
 
 
@@ -270,7 +274,7 @@ def _append_to(loaded: list[int], one: PlannedChunk, _: int) -> None:
 
 
 def test_the_pace_follows_the_time_that_chunks_take() -> None:
-    pace = Pace()
+    pace = BundleSize()
     for seconds, size in [(0.01, 8), (0.01, 16), (0.01, 16), (16, 8), (15.6, 4), (240, 1), (3.6, 2), (7.6, 2)]:
         pace.took(pace.size, seconds)
         assert pace.size == size, (seconds, size)

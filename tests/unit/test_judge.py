@@ -18,8 +18,7 @@ from pyiceberg.schema import Schema
 from floodmark.errors import Invalid
 from floodmark.ingest.judge import Judge
 from floodmark.rows.convert import conform, table_shape
-from floodmark.rows.json.json_lines import NotJson, TooManyRows
-from floodmark.rows.json.json_rows import PROBLEMS_MAX, WrongLines, WrongRows
+from floodmark.rows.json.json_lines import PROBLEMS_MAX, NotJson, TooManyRows, WrongLines, WrongRows
 from floodmark.write.shape import plan_table
 
 ALL = (

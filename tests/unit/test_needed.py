@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from floodmark.commit.table_states import NOW, Held, Place
+from floodmark.commit.table_states import NOW, HeldVersions, Place
 
 
 @dataclass
@@ -100,7 +100,7 @@ def test_the_states_that_are_seen_are_those_that_every_parent_leads_to(seed: int
         step(tree, set(tree.before))
     for share in (0.0, 0.05, 0.3, 1.0):
         held = {version for version in tree.before if tree.random.random() < share}
-        asked = Held(tree.lines.values(), tree.places(held))
+        asked = HeldVersions(tree.lines.values(), tree.places(held))
         states = tree.states(tree.touched)
         assert asked.seen(states) == {tree.seen_by(version) for version in held} - {None}
         for line, version in tree.places(held):
@@ -122,8 +122,8 @@ def test_what_is_taken_away_step_by_step_is_never_missed(seed: int) -> None:
         held, there, known = held | new, there | (new & tree.touched), tree.version
         if tree.random.random() < 0.2:
             held -= {one for one in held - tree.must_hold() if tree.random.random() < 0.7}
-            there &= Held(tree.lines.values(), tree.places(held)).seen(tree.states(there))
-        asked, states = Held(tree.lines.values(), tree.places(held)), tree.states(there)
+            there &= HeldVersions(tree.lines.values(), tree.places(held)).seen(tree.states(there))
+        asked, states = HeldVersions(tree.lines.values(), tree.places(held)), tree.states(there)
         for version in sorted(held):
             seen = asked.look(states, (tree.owner[version], version))
             assert seen == tree.seen_by(version), f"version {version} sees {seen}"
@@ -134,13 +134,13 @@ def test_what_is_taken_away_step_by_step_is_never_missed(seed: int) -> None:
 def test_a_state_of_main_is_not_out_of_sight_because_a_branch_has_a_newer_one() -> None:
     lines = [Line("main", None, 0, 6), Line("dev", "main", 3, 5)]
     # main touched the table at 4, dev at 5; main's version 6 touched another one and sees 4.
-    held = Held(lines, [("main", 6)])
+    held = HeldVersions(lines, [("main", 6)])
     assert held.seen({"main": [1, 4], "dev": [5]}) == {4}
 
 
 def test_a_branch_that_never_wrote_sees_its_base_and_not_what_its_parent_did_since() -> None:
     lines = [Line("main", None, 0, 9), Line("dev", "main", 3, 8), Line("sub", "dev", 8, 10)]
-    held = Held(lines, [("sub", 10)])
+    held = HeldVersions(lines, [("sub", 10)])
     assert held.seen({"main": [1, 3, 4, 9]}) == {3}
     assert held.seen({"main": [1, 9], "dev": [7, 12]}) == {7}
     assert held.seen({"main": [4, 9]}) == set()
@@ -150,4 +150,4 @@ def test_a_branch_that_never_wrote_sees_its_base_and_not_what_its_parent_did_sin
 def test_a_line_that_nobody_knows_is_an_error_and_never_nothing(what: str) -> None:
     lines = [Line("main", None, 0, 1)]
     with pytest.raises(KeyError):
-        Held(lines, [("gone", 1)] if what == "held" else []).seen({"gone": [1]})
+        HeldVersions(lines, [("gone", 1)] if what == "held" else []).seen({"gone": [1]})

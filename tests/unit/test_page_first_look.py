@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from floodmark.serve.page import charts
-from floodmark.serve.page.content import Column, example_of
+from floodmark.serve.page.content import ExampleColumn, example_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +59,7 @@ def test_ticks_of_spans_are_exact(highest_s: float, labels: tuple[str, str]) -> 
 def test_an_example_names_a_column_that_is_there_and_one_that_is_not(
     columns: dict[str, str], wanted: tuple[str, str]
 ) -> None:
-    assert example_of([Column(name, kind) for name, kind in columns.items()]) == wanted
+    assert example_of([ExampleColumn(name, kind) for name, kind in columns.items()]) == wanted
 
 
 def test_a_wheel_has_every_file_of_the_page() -> None:

@@ -11,7 +11,15 @@ from floodmark.report.spools import SpoolReport
 from floodmark.report.tables import TableLine
 from floodmark.serve.http.timeseries import RecentFigures
 from floodmark.serve.page import charts, wording
-from floodmark.serve.page.content import LINES_MAX, State, rates_of, shown_first, spool_state, table_state, task_state
+from floodmark.serve.page.content import (
+    LINES_MAX,
+    ShownState,
+    rates_of,
+    shown_first,
+    spool_state,
+    table_state,
+    task_state,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,14 +35,14 @@ from floodmark.serve.page.content import LINES_MAX, State, rates_of, shown_first
         ),
         ("not ready: jobs cannot be read (x)", "bad", "Not ready", "jobs cannot be read (x)", ()),
         ("refused: t changed; see `floodmark repair`", "bad", "Writes are refused", "t changed", ("floodmark repair",)),
-        ("a text of a newer version", "bad", "Not well", "a text of a newer version", ()),
-        ("", "bad", "Not well", "", ()),
-        ("fine; attention: x", "bad", "Not well", "fine; attention: x", ()),
+        ("a text of a newer version", "bad", "Unhealthy", "a text of a newer version", ()),
+        ("", "bad", "Unhealthy", "", ()),
+        ("fine; attention: x", "bad", "Unhealthy", "fine; attention: x", ()),
     ],
 )
 @pytest.mark.whole
 def test_health_in_words(text: str, level: str, word: str, sentence: str, commands: tuple[str, ...]) -> None:
-    assert wording.health_of(text) == wording.Health(level, word, sentence, commands)
+    assert wording.health_of(text) == wording.ShownHealth(level, word, sentence, commands)
 
 
 def test_a_backtick_that_is_not_closed_is_a_sign_like_others() -> None:
@@ -94,8 +102,8 @@ def test_states_that_nobody_knows_are_not_good() -> None:
 
 
 def test_of_very_many_lines_none_that_is_not_well_is_left_out() -> None:
-    lines = [State("good", f"t{number}") for number in range(LINES_MAX + 7)]
-    lines[-1] = State("bad", "ill")
+    lines = [ShownState("good", f"t{number}") for number in range(LINES_MAX + 7)]
+    lines[-1] = ShownState("bad", "ill")
     shown, left = shown_first(lines, lambda line: line)
     assert (shown[0], shown[1], len(shown), left) == (lines[-1], lines[0], LINES_MAX + 1, 6)
     assert shown_first(lines[:5], lambda line: line) == (tuple(lines[:5]), 0)

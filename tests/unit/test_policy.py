@@ -16,7 +16,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import LongType
 
 from floodmark import clock
-from floodmark.catalog.upkeep import Policy
+from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.live_files import LiveFile, seq_field_id
 from floodmark.commit.manifests import data_file
 from floodmark.commit.metadata import new_metadata

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from floodmark.catalog.upkeep import Policy
+from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.fills import Fill, fill_property
 from floodmark.commit.metadata import add_properties, new_metadata
 from floodmark.commit.references import Reference, reference_property, referrer_property
@@ -19,7 +19,7 @@ from floodmark.rows.schema import table_schema
 from floodmark.schema.diff import diff
 from floodmark.schema.file import wanted_tables
 from floodmark.schema.step import DESTRUCTIVE, NEEDS_REWRITE, REFUSED, SAFE, Step
-from floodmark.schema.tables import Current, Link, TablePlan, Users
+from floodmark.schema.table_plan import Current, Dependents, Link, TablePlan
 
 ORDERS = "id long, customer long, ts timestamp, n int, note string"
 
@@ -34,7 +34,7 @@ def table(
     rows: int = 0,
     properties: dict[str, str] | None = None,
     policy: Policy | None = None,
-    **users: Any,
+    **dependents: Any,
 ) -> Current:
     """A table as a lake would have it."""
     table_id = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
@@ -56,8 +56,8 @@ def table(
         files=1 if rows else 0,
         size_bytes=rows,
     )
-    users = {"live_specs": frozenset({head.spec_id}) if rows else frozenset(), **users}
-    return Current(head, metadata, policy or Policy(), Users(**users))
+    dependents = {"live_specs": frozenset({head.spec_id}) if rows else frozenset(), **dependents}
+    return Current(head, metadata, policy or Policy(), Dependents(**dependents))
 
 
 def plan(wanted: dict[str, dict[str, Any]], *current: Current) -> dict[str, TablePlan]:

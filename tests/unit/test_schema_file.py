@@ -102,8 +102,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key of a column": ({"t": {"columns": {"a": {"type": "int", "defualt": 1}}}}, "Did you mean default?"),
     "rename of a table": ({"t": {"renamed_from": "s"}}, "make a new one"),
     "no table": ({"t": 1}, "[tables.NAME]"),
-    "name": ({"1t": {"columns": {"a": "int"}}}, "cannot be a table's name"),
-    "names by case": ({"t": {"columns": {"a": "int"}}, "T": {"columns": {"a": "int"}}}, "by case only"),
+    "name": ({"1t": {"columns": {"a": "int"}}}, "invalid table name"),
+    "names by case": ({"t": {"columns": {"a": "int"}}, "T": {"columns": {"a": "int"}}}, "differ by more than case"),
     "drop with more": ({"t": {"drop": True, "key": []}}, "alone in its table"),
     "drop false": ({"t": {"drop": False}}, "alone in its table"),
     "schema and columns": ({"t": {"schema": "a int", "columns": {"a": "int"}}}, "one of `schema` and `columns`"),
@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "same name before": ({"t": {"columns": {"a": {"type": "int", "renamed_from": "a"}}}}, "had before"),
     "one name twice before": (
         {"t": {"columns": {c: {"type": "int", "renamed_from": "x"} for c in "ab"}}},
-        "two columns say that they were x",
+        "two columns have renamed_from = x",
     ),
     "names swapped": (
         {"t": {"columns": {"a": {"type": "int", "renamed_from": "b"}, "b": {"type": "int", "renamed_from": "a"}}}},
@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "key of no column": ({"t": {"columns": {"a": "int"}, "key": ["b"]}}, "no such column for the key"),
     "partition": ({"t": {"columns": {"a": "int"}, "partition": ["day(a)"]}}, "cannot be partitioned"),
     "sort": ({"t": {"columns": {"a": "int"}, "sort": ["b"]}}, "no such column for the sort"),
-    "retention": ({"t": {"columns": {"a": "int"}, "retention": "soon"}}, "not a retention policy"),
+    "retention": ({"t": {"columns": {"a": "int"}, "retention": "soon"}}, "invalid retention policy"),
     "retention without a time": ({"t": {"columns": {"a": "int"}, "retention": "9d"}}, "needs a time column"),
     "column of no retention": ({"t": {"retention_column": "ts"}}, "goes with `retention`"),
     "comment": ({"t": {"comment": 1}}, "a text"),

@@ -57,7 +57,7 @@ def test_a_file_that_is_right_says_all_of_it(tmp_path: Path) -> None:
 
 # What is wrong, and where it is: the last line of the text, at this column.
 WRONG = {
-    "no TOML": ("[lake]\npath = ", 8, "not TOML"),
+    "no TOML": ("[lake]\npath = ", 8, "not valid TOML"),
     "unknown section": ("[lake]\n[laek]", 2, "Did you mean lake"),
     "unknown key": ('[serve]\nbnd = "x"', 1, "Did you mean bind"),
     "unknown key of a source": ('[sources.a]\ntype = "files"\npath = "x"\ntabel = "t"', 1, "Did you mean table"),
@@ -66,10 +66,10 @@ WRONG = {
     "wrong kind of source": ('[sources.a]\npath = "x"\ntable = "t"\ntype = "kafka"', 8, "files"),
     "wrong role": (f'[serve.tokens.a]\nsha256 = "{SHA}"\nrole = "king"', 8, "admin"),
     "missing key": ('[sources]\na = { type = "files", path = "x" }', 5, "sources.a.table"),
-    "no span of time": ('[maintain]\nevery = "soon"', 9, "span of time"),
+    "no span of time": ('[maintain]\nevery = "soon"', 9, "duration"),
     "never": ('[maintain]\nevery = "0s"', 9, "above zero"),
-    "no span at all": ("[sinks.a]\nevery = 5", 9, "span of time"),
-    "drain": ('[serve]\ndrain = "x"', 9, "span of time"),
+    "no span at all": ("[sinks.a]\nevery = 5", 9, "duration"),
+    "drain": ('[serve]\ndrain = "x"', 9, "duration"),
     "spark": ('[spark]\nmaster = "local"\nmaser = "x"', 1, "spark.master"),
     "no section": ("[lake]\n[serve]\n[jobs]\nresume = true\n[maintain]\n[tables]\n[sinks]\nx = 1", 5, "sinks.x"),
     "spark is no section": ("spark = 5", 9, "[spark]"),
@@ -96,14 +96,14 @@ WRONG = {
         '[sinks.s]\ntype = "files"\ntables = "t"\npath = "d/out"\n'
         '[sources.a]\ntype = "files"\ntable = "t"\npath = "./d"',
         8,
-        "sink s has this folder",
+        "sink s uses this folder",
     ),
     "a source's folder in a sink's": (
         '[sources.a]\ntype = "files"\ntable = "t"\npath = "x"\n'
         '[sinks.s]\ntype = "files"\ntables = "t"\npath = "file:///out"\n'
         '[sources.b]\ntype = "files"\ntable = "t"\npath = "/out/in"',
         8,
-        "sink s has this folder",
+        "sink s uses this folder",
     ),
     "key of a table": ('[tables.t]\nschema = "id long"\nprtition = ["id"]', 1, "Did you mean partition"),
     "type of a column": ('[tables.t]\ncolumns.id = "lung"', 14, "tables.t"),
@@ -152,7 +152,7 @@ def test_a_drop_folder_is_apart_from_the_lake(tmp_path: Path, path: str, monkeyp
     monkeypatch.chdir(tmp_path)
     apart = GOOD.replace('path = "out"', 'path = "s3://bucket/out"')
     settings = read(tmp_path, apart.replace('path = "in"', f'path = "{path}"'))
-    with pytest.raises(fm.Invalid, match="wrong form") as refused:
+    with pytest.raises(fm.Invalid, match="invalid setting") as refused:
         check_apart(check_file(settings), str(tmp_path / "lake"), None)
     assert "f.toml:7:8" in str(refused.value)
     assert source_path(settings.sources["drop"]) == (tmp_path / path).resolve()
@@ -164,7 +164,7 @@ def test_a_drop_folder_is_apart_from_the_spool(tmp_path: Path, path: str, monkey
     monkeypatch.chdir(tmp_path)
     elsewhere = GOOD.replace('path = "out"', 'path = "s3://bucket/out"')
     settings = read(tmp_path, elsewhere.replace('path = "in"', f'path = "{path}"'))
-    with pytest.raises(fm.Invalid, match="apart from") as refused:
+    with pytest.raises(fm.Invalid, match="outside of") as refused:
         check_apart(check_file(settings), "s3://bucket/lake", tmp_path / "spool")
     assert "f.toml:7:8" in str(refused.value)
 

@@ -12,7 +12,7 @@ import pytest
 
 from floodmark.errors import Invalid
 from floodmark.rows.convert import conform
-from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.schema import table_schema
 
 
@@ -192,7 +192,7 @@ def test_slices_keep_their_rows() -> None:
 
 
 def test_equal_problems_of_many_tasks_are_added_up() -> None:
-    problems = Problems(
+    problems = Misfits(
         [Problem("a", "bad", 2), Problem.from_json(Problem("a", "bad", 3).to_json()), Problem("b", "gone")]
     )
     problems.add(Problem("b", "gone"))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from floodmark.settings.places import NO_TEXT, Place, TomlText, where_stopped
+from floodmark.settings.places import NO_TEXT, TextPosition, TomlText, where_stopped
 
 TEXT = '''\
 # a = 0
@@ -62,8 +62,8 @@ def test_keys_and_values_have_their_places(
 ) -> None:
     tomllib.loads(TEXT)  # it is TOML
     text = TomlText(TEXT, "f.toml")
-    assert text.find(path) == Place(*key)
-    assert text.find(path, value=True) == Place(*value)
+    assert text.find(path) == TextPosition(*key)
+    assert text.find(path, value=True) == TextPosition(*value)
 
 
 def test_a_name_with_dots_is_found_by_its_whole_text() -> None:
@@ -88,7 +88,7 @@ def test_of_what_is_no_toml_it_says_where_the_reader_stopped(text: str, place: t
     with pytest.raises(tomllib.TOMLDecodeError) as failed:
         tomllib.loads(text)
     found, problem = where_stopped(failed.value, text)
-    assert found == Place(*place)
+    assert found == TextPosition(*place)
     assert problem
 
 

@@ -2,25 +2,25 @@
 
 A range of which a part is pruned, below the floor or before the history is BelowRetention; one of which a chunk is not
 loaded yet is Incomplete. Neither looks like "no rows". The catalog answers; the source is never asked, so the floor of
-a range of numbers is counted from how far the last run found the history (tip.py); for a job without such a record,
-from the highest loaded chunk.
+a range of numbers is counted from how far the last run found the history (frontier.py); for a job without such a
+record, from the highest loaded chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
-from floodmark.backfill.chunks.geometry import TIME, Geometry, gaps, range_text, value_text
-from floodmark.backfill.chunks.ledger import joined
+from floodmark.backfill.chunks.done_chunks import joined
+from floodmark.backfill.chunks.frontier import Reached, clock_of, frontier_of
+from floodmark.backfill.chunks.geometry import TIME, Geometry, GivenValue, gaps, range_text, value_text
 from floodmark.backfill.chunks.prune import DAY_US, database_now_ms, floor_of, floor_start
-from floodmark.backfill.chunks.spec import kept_parts, kept_units, table_range
-from floodmark.backfill.chunks.tip import SEEN, clock_of, frontier_of
+from floodmark.backfill.chunks.spec import StoredHistory, kept_units, stored_history, table_range
 from floodmark.catalog.chunks import DONE, PRUNED, ChunkState
 from floodmark.catalog.jobs import Job
 from floodmark.commit.metadata import schema_of
 from floodmark.errors import BelowRetention, Conflict, Incomplete, Invalid
-from floodmark.jobs.run import Room
+from floodmark.jobs.run import JobContext
 from floodmark.maintenance.policy import read_rule
 
 if TYPE_CHECKING:
@@ -29,12 +29,33 @@ if TYPE_CHECKING:
 LOOKS_MAX = 5
 
 
-def coverage(room: Room, job: Job) -> dict[str, Any]:
+class TableCoverage(TypedDict):
+    """The ranges of one table, each as its two ends."""
+
+    chunks: int
+    rows: int
+    loaded: list[list[str]]
+    gaps: list[list[str]]
+    pruned: list[list[str]]
+
+
+class Coverage(TypedDict):
+    """What a history has and lacks."""
+
+    job: str
+    first: str
+    last: str | None
+    column: str | None
+    floor: str | None
+    tables: dict[str, TableCoverage]
+
+
+def coverage(context: JobContext, job: Job) -> Coverage:
     """The ranges that are loaded, missing and pruned, per table, above the floor and up to the newest chunk."""
-    known = _Known.of(room, job)
+    known = _Known.of(context, job)
     geometry = known.geometry
     wanted = known.wanted
-    tables = {}
+    tables: dict[str, TableCoverage] = {}
     for table in known.tables:
         done = {state.chunk: state.rows for state in known.states(table) if state.state == DONE}
         pruned = [state.chunk for state in known.states(table) if state.state == PRUNED]
@@ -57,16 +78,18 @@ def coverage(room: Room, job: Job) -> dict[str, Any]:
     }
 
 
-def read_range(room: Room, job: Job, first: Any, last: Any, table: str | None = None) -> DataFrame:
+def read_range(
+    context: JobContext, job: Job, first: GivenValue, last: GivenValue, table: str | None = None
+) -> DataFrame:
     """The rows of [first, last) of a table. BelowRetention or Incomplete if a part of it is missing."""
-    known = _Known.of(room, job)
+    known = _Known.of(context, job)
     geometry = known.geometry
     name = known.table(table)
     low, high = known.check_ends(first, last)
     for _ in range(LOOKS_MAX):
-        version = room.catalog.history.resolve()
-        found = table_range(room, geometry, name, str(known.column))
-        newest = known.check_chunks(room, name, low, high)
+        version = context.catalog.history.resolve()
+        found = table_range(context, geometry, name, str(known.column))
+        newest = known.check_chunks(context, name, low, high)
         # In this order: a chunk that is loaded and not pruned now was present then, unless it was loaded since; if so,
         # look again.
         if newest <= version:
@@ -74,40 +97,40 @@ def read_range(room: Room, job: Job, first: Any, last: Any, table: str | None = 
     raise Conflict("the table kept changing while it was read", table=name, advice="Run it again.")
 
 
-def check_range(room: Room, job: Job, first: Any, last: Any, table: str | None = None) -> None:
+def check_range(context: JobContext, job: Job, first: GivenValue, last: GivenValue, table: str | None = None) -> None:
     """BelowRetention or Incomplete if a part of [first, last) is missing, for a table or for all of the job's."""
-    known = _Known.of(room, job)
+    known = _Known.of(context, job)
     low, high = known.check_ends(first, last)
     for name in known.tables if table is None else [known.named(table)]:
-        known.check_chunks(room, name, low, high)
+        known.check_chunks(context, name, low, high)
 
 
 class _Known:
     """What the catalog records of a job, without its source."""
 
-    def __init__(self, room: Room, job: Job, geometry: Geometry, column: str | None, settings: Any) -> None:
+    def __init__(self, context: JobContext, job: Job, stored: StoredHistory) -> None:
         self.job = job
-        self.geometry = geometry
-        self.column = column
-        self.tables: dict[str, Any] = dict(settings["tables"])
-        self._catalog = room.catalog
-        known = (room.catalog.chunks.newest(job.id, table, self._table_id(table)) for table in self.tables)
+        self.geometry = geometry = stored.geometry
+        self.column = stored.column
+        self.tables = stored.tables
+        self._catalog = context.catalog
+        known = (context.catalog.chunks.newest(job.id, table, self._table_id(table)) for table in self.tables)
         newest = max((number for number in known if number is not None), default=None)
-        keep = kept_units(geometry, settings.get("keep"))
-        self._now_ms = database_now_ms(room.catalog)
-        self._is_tip_known = geometry.unit == TIME or SEEN in settings
+        keep, reached = kept_units(geometry, stored.keep), Reached.of(stored.settings)
+        self._now_ms = database_now_ms(context.catalog)
+        self._is_tip_known = geometry.unit == TIME or reached.is_known
         if self._is_tip_known:
-            frontier = frontier_of(geometry, settings.get(SEEN), settings, newest)
+            frontier = frontier_of(geometry, reached.frontier, reached, newest)
         else:
             frontier = None if newest is None else geometry.shown(geometry.ends(newest)[1])
         self.wanted = geometry.wanted(None if geometry.last is not None else frontier)
         self.floor = None
         if self._is_tip_known or newest is not None:
-            self.floor = floor_of(geometry, keep, frontier, clock_of(settings, self._now_ms))
+            self.floor = floor_of(geometry, keep, frontier, clock_of(reached, self._now_ms))
 
     @classmethod
-    def of(cls, room: Room, job: Job) -> _Known:
-        return cls(room, job, *kept_parts(job))
+    def of(cls, context: JobContext, job: Job) -> _Known:
+        return cls(context, job, stored_history(job))
 
     def states(self, table: str, within: range | None = None) -> list[ChunkState]:
         """The chunks of a table as it is now."""
@@ -133,7 +156,7 @@ class _Known:
         """The table to read: the named one, or the first that stores the chunks' rows unchanged."""
         if self.column is None:
             raise Invalid(
-                "this history has no range column, so its rows cannot be told by their place in it",
+                "this history has no range column, so its rows cannot be selected by range",
                 job=self.job.name,
                 advice="Read the whole table.",
             )
@@ -149,7 +172,7 @@ class _Known:
             )
         return name
 
-    def check_ends(self, first: Any, last: Any) -> tuple[int, int]:
+    def check_ends(self, first: GivenValue, last: GivenValue) -> tuple[int, int]:
         """The range [first, last) as inner values, if the history covers it."""
         geometry = self.geometry
         low, high = geometry.value(first), geometry.value(last)
@@ -174,10 +197,10 @@ class _Known:
             )
         return low, high
 
-    def check_chunks(self, room: Room, table: str, low: int, high: int) -> int:
+    def check_chunks(self, context: JobContext, table: str, low: int, high: int) -> int:
         """Check that every chunk of the range is loaded; returns the newest version that loaded one of them."""
         geometry = self.geometry
-        self._check_policy(room, table, low)
+        self._check_policy(context, table, low)
         wanted = geometry.covering(geometry.shown(low), geometry.shown(high))
         chunks = {state.chunk: state for state in self.states(table, wanted)}
         versions = []
@@ -201,13 +224,13 @@ class _Known:
             versions.append(state.version)
         return max(versions)
 
-    def _check_policy(self, room: Room, table: str, low: int) -> None:
+    def _check_policy(self, context: JobContext, table: str, low: int) -> None:
         """The table's own retention may remove rows of the range, if it uses the same column."""
-        policy = room.catalog.upkeep.policy(self._table_id(table))
+        policy = context.catalog.maintenance.policy(self._table_id(table))
         if policy.retention is None or policy.column != self.column or self.geometry.unit != TIME:
             return
-        head = room.catalog.history.head(table)
-        metadata = room.catalog.files.metadata(head.metadata_location)
+        head = context.catalog.history.head(table)
+        metadata = context.catalog.files.metadata(head.metadata_location)
         rule = read_rule(policy, schema_of(metadata, head), metadata.spec())
         before = rule.before(self._now_ms) * (DAY_US if str(rule.column and rule.column.field_type) == "date" else 1)
         if low < before:

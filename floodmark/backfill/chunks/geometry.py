@@ -18,17 +18,21 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import SupportsIndex, TypeAlias
 
 from floodmark import clock
 from floodmark.errors import Corrupt, Invalid
+from floodmark.json_form import Json
 
 NUMBER, TIME = "number", "time"
 # A range with more chunks than this has a mistake in its size.
 CHUNKS_MAX = 10_000_000
 
-# What callers pass and get: a whole number, or a time (UTC).
-Value = int | datetime
+# A value of a range as callers get it: a whole number, or a time (UTC).
+RangeValue: TypeAlias = int | datetime
+# As callers pass it: also a date, or the text of a number or a time. A size: a number, a span of time or its text.
+GivenValue: TypeAlias = SupportsIndex | date | str
+GivenSize: TypeAlias = SupportsIndex | timedelta | str
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -52,8 +56,8 @@ class Chunk:
     """A slice of the history: `start` is in it, `end` is not."""
 
     number: int
-    start: Value
-    end: Value
+    start: RangeValue
+    end: RangeValue
 
     @property
     def name(self) -> str:
@@ -94,7 +98,9 @@ class Geometry:
             self._check_count(range(self.number_of_inner(self.first), self.below(self.last)))
 
     @classmethod
-    def of(cls, first: Any, last: Any, size: Any, align: Any = None) -> Geometry:
+    def of(
+        cls, first: GivenValue, last: GivenValue | None, size: GivenSize, align: GivenValue | None = None
+    ) -> Geometry:
         """From a caller's values: whole numbers, or times (datetime, date, ISO text) and a size like 1h; `last` or
         None.
         """
@@ -111,22 +117,22 @@ class Geometry:
 
     # ── values ──
 
-    def value(self, given: Any) -> int:
+    def value(self, given: GivenValue) -> int:
         """The inner value of a number, a time or their text. `Invalid` if it is not of this history's kind."""
         return _inner(self.unit, given)
 
-    def shown(self, inner: int) -> Value:
+    def shown(self, inner: int) -> RangeValue:
         """The user's form of an inner value."""
         return inner if self.unit == NUMBER else _EPOCH + inner * _MICROSECOND
 
-    def shown_within(self, inner: int) -> Value:
+    def shown_within(self, inner: int) -> RangeValue:
         """The same for a value that may be beyond 64 bits or the years 1 to 9999: the nearest value within."""
         lowest, highest = _LIMITS[self.unit]
         return self.shown(min(max(inner, lowest), highest))
 
     # ── chunks ──
 
-    def number_of(self, value: Any) -> int:
+    def number_of(self, value: GivenValue) -> int:
         """The number of the chunk that holds a value, also outside of the range."""
         return self.number_of_inner(self.value(value))
 
@@ -141,7 +147,7 @@ class Geometry:
         """Where a chunk starts and ends, as inner values."""
         if not self.has(number):
             first, last = self.number_of_inner(self.first), self.number_of_inner(self._end - 1)
-            raise Invalid("there is no such chunk", chunk=number, first=first, last=last)
+            raise Invalid("this chunk does not exist", chunk=number, first=first, last=last)
         low = self.origin + number * self.size
         return max(low, self.first), min(low + self.size, self._end)
 
@@ -151,7 +157,7 @@ class Geometry:
             return self.number_of_inner(self.last - 1) + 1
         return self.number_of_inner(inner)
 
-    def wanted(self, tip: Any) -> range:
+    def wanted(self, tip: GivenValue | None) -> range:
         """The numbers of the chunks that are complete when the source has reached `tip`, exclusive.
 
         Without a tip the source counts as having all of the range; of an open range, no chunk is known to be complete.
@@ -162,7 +168,7 @@ class Geometry:
         self._check_count(found)
         return found
 
-    def covering(self, first: Any, last: Any) -> range:
+    def covering(self, first: GivenValue, last: GivenValue) -> range:
         """The numbers of the chunks that overlap [first, last)."""
         low, high = max(self.value(first), self.first), min(self.value(last), self._end)
         start = self.number_of_inner(low)
@@ -187,20 +193,29 @@ class Geometry:
 
     # ── stored form ──
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {name: getattr(self, name) for name in _FIELDS}
 
     @classmethod
-    def from_dict(cls, values: Any) -> Geometry:
+    def from_dict(cls, values: Json) -> Geometry:
         """The inverse of `as_dict`. `Corrupt` for anything else."""
-        if not isinstance(values, Mapping) or set(values) != set(_FIELDS):
-            raise Corrupt("the kept geometry of a history cannot be understood", found=repr(values)[:200])
-        try:
-            return cls(**values)
-        except (Invalid, TypeError) as error:
-            raise Corrupt(
-                "the kept geometry of a history cannot be understood", found=repr(values)[:200], cause=str(error)
-            ) from error
+        problem: Invalid | None = None
+        match values:
+            case {
+                "unit": str(unit),
+                "size": int(size),
+                "origin": int(origin),
+                "first": int(first),
+                "last": int() | None as last,
+                **others,
+            } if not others:
+                try:
+                    return cls(unit, size, origin, first, last)
+                except Invalid as error:
+                    problem = error
+        raise Corrupt(
+            "the stored geometry of a history is invalid", found=repr(values)[:200], cause=problem and str(problem)
+        ) from problem
 
     def differences(self, other: Geometry) -> list[str]:
         """How this geometry differs from the other one, in words; empty if they are the same."""
@@ -262,7 +277,7 @@ def gaps(
     done: Mapping[str, Collection[int]],
     tables: Sequence[str],
     geometry: Geometry,
-) -> list[tuple[Value, Value]]:
+) -> list[tuple[RangeValue, RangeValue]]:
     """The ranges that are wanted and not done for every table, neighbours joined: for display."""
     found: list[list[int]] = []
     for number, _ in _missing(iter(_above(wanted, floor, geometry)), done, tables):
@@ -292,12 +307,12 @@ def _missing(
 # ── texts ──
 
 
-def value_text(value: Value) -> str:
+def value_text(value: RangeValue) -> str:
     """A value as a person writes it: a number, or 2024-01-01T10:00:00Z."""
     return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else str(value)
 
 
-def range_text(start: Value, end: Value) -> tuple[str, str]:
+def range_text(start: RangeValue, end: RangeValue) -> tuple[str, str]:
     """Both ends as texts; times are dates if both are midnights."""
     texts = value_text(start), value_text(end)
     midnight = "T00:00:00Z"
@@ -306,28 +321,28 @@ def range_text(start: Value, end: Value) -> tuple[str, str]:
     return texts
 
 
-def _unit_of(first: Any) -> str:
+def _unit_of(first: GivenValue) -> str:
     if isinstance(first, str):
         return NUMBER if _WHOLE.fullmatch(first.strip()) else TIME
     return TIME if isinstance(first, date) else NUMBER
 
 
-def _inner(unit: str, given: Any) -> int:
+def _inner(unit: str, given: GivenValue) -> int:
     return _whole(given) if unit == NUMBER else _moment(given)
 
 
-def _whole(given: Any) -> int:
+def _whole(given: GivenValue) -> int:
     number = None
     if isinstance(given, str) and _WHOLE.fullmatch(given.strip()):
         number = int(given)
-    elif not isinstance(given, bool | str):
+    elif not isinstance(given, bool | str | date):
         try:
             number = operator.index(given)
         except TypeError:
             number = None
     if number is None:
         raise Invalid(
-            "this is not a whole number",
+            "not a whole number",
             value=repr(given),
             advice="A range of numbers has whole numbers throughout; write times like 2024-01-01.",
         )
@@ -337,8 +352,8 @@ def _whole(given: Any) -> int:
     return number
 
 
-def _moment(given: Any) -> int:
-    moment = given
+def _moment(given: GivenValue) -> int:
+    moment: GivenValue | None = given
     if isinstance(given, str):
         try:
             moment = datetime.fromisoformat(given.strip())
@@ -348,7 +363,7 @@ def _moment(given: Any) -> int:
         moment = datetime(given.year, given.month, given.day)
     if not isinstance(moment, datetime):
         raise Invalid(
-            "this is not a time", value=repr(given), advice="Write it like 2024-01-01 or 2024-01-01T10:00:00Z."
+            "invalid timestamp", value=repr(given), advice="Write it like 2024-01-01 or 2024-01-01T10:00:00Z."
         )
     aware = moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)
     inner = (aware - _EPOCH) // _MICROSECOND
@@ -358,7 +373,7 @@ def _moment(given: Any) -> int:
     return int(inner)
 
 
-def _size(unit: str, size: Any) -> int:
+def _size(unit: str, size: GivenSize) -> int:
     if unit == NUMBER:
         if isinstance(size, timedelta) or (isinstance(size, str) and not _WHOLE.fullmatch(size.strip())):
             raise Invalid(
@@ -370,7 +385,7 @@ def _size(unit: str, size: Any) -> int:
     return span_us(size)
 
 
-def span_us(size: Any) -> int:
+def span_us(size: GivenSize) -> int:
     """Microseconds of a span of time: a text like 15m, 1h, 1d, 1w, or a timedelta."""
     if isinstance(size, timedelta):
         return size // _MICROSECOND
@@ -382,4 +397,4 @@ def span_us(size: Any) -> int:
                 raise Invalid(
                     "months, quarters and years have no fixed length", size=size, advice="Use days or weeks, like 30d."
                 ) from error
-    raise Invalid("this is not a span of time", size=repr(size), advice=_SIZE_ADVICE)
+    raise Invalid("invalid duration", size=repr(size), advice=_SIZE_ADVICE)

@@ -13,35 +13,49 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from tenacity import Retrying
 
 from floodmark import clock, log
-from floodmark.backfill.chunks.brake import RETRY_S_MAX, Brake, Outage, is_worth_a_retry, retrying
-from floodmark.backfill.chunks.context import Context
-from floodmark.backfill.chunks.executor import Executor
-from floodmark.backfill.chunks.geometry import TIME, Geometry, PlannedChunk, gaps, plan_chunks, range_text, value_text
-from floodmark.backfill.chunks.ledger import Ledger
+from floodmark.backfill.chunks.chunk_workers import ChunkWorkers
+from floodmark.backfill.chunks.done_chunks import DoneChunks
+from floodmark.backfill.chunks.frontier import Reached, Tip, clock_of, frontier_of, settings_with_tip
+from floodmark.backfill.chunks.geometry import (
+    TIME,
+    Geometry,
+    PlannedChunk,
+    RangeValue,
+    gaps,
+    plan_chunks,
+    range_text,
+    value_text,
+)
 from floodmark.backfill.chunks.load import Loader
 from floodmark.backfill.chunks.prune import database_now_ms, due, floor_of, floor_start, prune
-from floodmark.backfill.chunks.sources import Source, bind
+from floodmark.backfill.chunks.retries import RETRY_S_MAX, Outage, WorkerStop, is_worth_a_retry, retrying
+from floodmark.backfill.chunks.sources import HistorySource, SourceContext, bind
 from floodmark.backfill.chunks.spec import (
     HistorySpec,
+    StoredDefinition,
     check_spec,
     is_same_definition,
-    kept_definition,
-    kept_parts,
     kept_units,
     spec_from_job,
+    stored_definition,
+    stored_history,
 )
-from floodmark.backfill.chunks.tip import CLOCK, SEEN, Tip, clock_of, frontier_of, settings_with_tip
-from floodmark.catalog.jobs import CHUNKS, FAILING_SINCE, HISTORY, Held, Job
+from floodmark.catalog.jobs import CHUNKS, FAILING_SINCE, HISTORY, HeldJob, Job
 from floodmark.errors import Fenced, FloodmarkError, Incomplete, Invalid, NotFound, Unavailable
-from floodmark.jobs.progress import CallbackFailed, Progress, Step
+from floodmark.jobs.progress import CallbackFailed, JobProgress
 from floodmark.jobs.record import BackfillRun
-from floodmark.jobs.run import Room, run_job, told_of
+from floodmark.jobs.run import JobContext, error_document, run_job
+from floodmark.json_form import Json
 from floodmark.model import Head
+from floodmark.runs import JobCallback
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
 
 __all__ = ["HistorySpec", "plan", "run_history", "spec_from_job"]
 
@@ -50,35 +64,53 @@ PLANNED_MAX = 10_000
 SHOWN_MAX = 10
 
 
-def run_history(room: Room, spec: HistorySpec, actor: str, callback: Step | None = None) -> BackfillRun:
+def run_history(context: JobContext, spec: HistorySpec, actor: str, callback: JobCallback | None = None) -> BackfillRun:
     """Load all that is wanted and not done. A wrong spec creates no job; Busy if a living run holds the job."""
-    check_spec(room, spec)
-    source = bound(room, spec)
-    job = _find_job(room, spec)
-    room.engine.get_ready()
+    check_spec(context, spec)
+    source = bound(context, spec)
+    job = _find_job(context, spec)
+    context.engine.get_ready()
     # Until this run has asked the source, the tip of the previous run counts.
-    settings = settings_with_tip(spec, _kept(spec, job))
-    held = room.catalog.jobs.start(spec.name, HISTORY, list(spec.tables), spec.pinned(), settings, CHUNKS, actor)
+    settings = settings_with_tip(spec, _reached(spec, job))
+    held = context.catalog.jobs.start(spec.name, HISTORY, list(spec.tables), spec.pinned(), settings, CHUNKS, actor)
     return run_job(
-        room, held, callback, lambda progress: Run(room, spec, source, held, actor, progress, settings).work()
+        context,
+        held,
+        callback,
+        lambda progress: HistoryRun(context, spec, source, held, actor, progress, settings).work(),
     )
 
 
-def _kept(spec: HistorySpec, job: Job | None) -> Mapping[str, Any]:
-    """What earlier runs stored with the job: how far its history has come."""
-    return {} if job is None or spec.forget_tip else job.settings
+def _reached(spec: HistorySpec, job: Job | None) -> Reached:
+    """What earlier runs stored with the job."""
+    return Reached() if job is None or spec.forget_tip else Reached.of(job.settings)
 
 
-def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
+class HistoryPlan(TypedDict):
+    """What a run of a history would do now. The numbers are chunks; `next` and `gaps` are cut to a few."""
+
+    job: str
+    tables: list[str]
+    tip: str | None
+    floor: str | None
+    chunks: int
+    done: int
+    to_load: int
+    not_complete_yet: int
+    to_prune: dict[str, int]
+    next: list[str]
+    gaps: list[list[str]]
+
+
+def plan(context: JobContext, spec: HistorySpec | Job) -> HistoryPlan:
     """What a run would do now: asks the source for its tip, changes nothing."""
     if isinstance(spec, Job):
         spec = spec_from_job(spec)
-    check_spec(room, spec)
-    source, job = bound(room, spec), _find_job(room, spec)
-    tip = Tip(source, spec, Brake(None)).ask()
-    kept = _kept(spec, job)
-    outlook = Outlook.look(room, spec, None if job is None else job.id, tip, kept)
-    missing = gaps(outlook.complete, None, outlook.ledger.done, list(spec.tables), spec.geometry)
+    check_spec(context, spec)
+    source, job = bound(context, spec), _find_job(context, spec)
+    tip = Tip(source, spec, WorkerStop(None)).ask()
+    outlook = Outlook.look(context, spec, None if job is None else job.id, tip, _reached(spec, job))
+    missing = gaps(outlook.complete, None, outlook.done_chunks.done, list(spec.tables), spec.geometry)
     return {
         "job": spec.name,
         "tables": list(spec.tables),
@@ -86,9 +118,11 @@ def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
         "floor": outlook.floor_text,
         "chunks": outlook.total,
         "done": outlook.processed,
-        "to_load": len(outlook.complete) - outlook.ledger.complete(outlook.complete),
+        "to_load": len(outlook.complete) - outlook.done_chunks.complete(outlook.complete),
         "not_complete_yet": len(outlook.kept) - len(outlook.complete),
-        "to_prune": {table: len(found) for table, found in due(room, spec, outlook.ledger, outlook.floor).items()},
+        "to_prune": {
+            table: len(found) for table, found in due(context, spec, outlook.done_chunks, outlook.floor).items()
+        },
         "next": [one.chunk.name for one in outlook.planned(SHOWN_MAX)],
         "gaps": [list(range_text(start, end)) for start, end in missing[:SHOWN_MAX]],
     }
@@ -101,40 +135,42 @@ def plan(room: Room, spec: HistorySpec | Job) -> dict[str, Any]:
 class Outlook:
     """The wanted and the done chunks, at one moment.
 
-    `kept`: chunks of the range that are not below the floor; of an open range, as far as it has ever come (tip.py).
-    `complete`: those of them that the source has now. `seen`: what to store with the job.
+    `kept`: chunks of the range that are not below the floor; of an open range, as far as it has ever come
+    (frontier.py). `complete`: those of them that the source has now. `reached`: what to store with the job.
     """
 
     geometry: Geometry
     newest_first: bool
-    ledger: Ledger
+    done_chunks: DoneChunks
     floor: int | None
     kept: range
     complete: range
-    seen: Mapping[str, Any]
+    reached: Reached
 
     @classmethod
     def look(
-        cls, room: Room, spec: HistorySpec, job: str | None, tip: Any, before: Mapping[str, Any],
-        known: Ledger | None = None,
+        cls, context: JobContext, spec: HistorySpec, job: str | None, tip: RangeValue | None, before: Reached,
+        known: DoneChunks | None = None,
     ) -> Outlook:  # fmt: skip
-        """`before`: settings that hold what was seen earlier. `known`: the chunks that the run knows to be done, so
+        """`before`: what earlier runs stored. `known`: the chunks that the run knows to be done, so
         that not all of them are read for every look.
         """
         geometry, keep = spec.geometry, kept_units(spec.geometry, spec.keep)
-        is_known = known is not None and known.is_current(room.catalog)
-        ledger = known if known is not None and is_known else Ledger.read(room.catalog, job, list(spec.tables))
-        frontier = frontier_of(geometry, tip, before, ledger.newest)
-        now_ms = clock_of(before, database_now_ms(room.catalog))
+        is_known = known is not None and known.is_current(context.catalog)
+        done_chunks = (
+            known if known is not None and is_known else DoneChunks.read(context.catalog, job, list(spec.tables))
+        )
+        frontier = frontier_of(geometry, tip, before, done_chunks.newest)
+        now_ms = clock_of(before, database_now_ms(context.catalog))
         floor = floor_of(geometry, keep, frontier, now_ms)
         complete = geometry.wanted(tip)
         goal = geometry.wanted(frontier if geometry.last is None else None)
         first = goal.start if floor is None else min(max(goal.start, geometry.below(floor)), goal.stop)
         kept, complete = range(first, goal.stop), range(first, min(max(first, complete.stop), goal.stop))
-        seen = {SEEN: frontier, CLOCK: now_ms}
-        if CLOCK in before and floor_of(geometry, keep, frontier, int(before[CLOCK])) == floor:
-            seen[CLOCK] = before[CLOCK]  # the floor is the same with it: not worth a write
-        return cls(geometry, spec.newest_first, ledger, floor, kept, complete, seen)
+        if before.clock_ms is not None and floor_of(geometry, keep, frontier, before.clock_ms) == floor:
+            now_ms = before.clock_ms  # the floor is the same with it: not worth a write
+        reached = Reached.at(frontier, now_ms)
+        return cls(geometry, spec.newest_first, done_chunks, floor, kept, complete, reached)
 
     @property
     def is_done(self) -> bool:
@@ -143,7 +179,7 @@ class Outlook:
 
     def missing(self) -> list[int]:
         """The chunks that the source has not reached yet."""
-        return [number for number in range(self.complete.stop, self.kept.stop) if self.ledger.missing(number)]
+        return [number for number in range(self.complete.stop, self.kept.stop) if self.done_chunks.missing(number)]
 
     @property
     def total(self) -> int:
@@ -151,7 +187,7 @@ class Outlook:
 
     @property
     def processed(self) -> int:
-        return self.ledger.complete(self.kept)
+        return self.done_chunks.complete(self.kept)
 
     @property
     def floor_text(self) -> str | None:
@@ -159,29 +195,29 @@ class Outlook:
         return None if self.floor is None else value_text(geometry.shown(floor_start(geometry, self.floor)))
 
     def planned(self, limit: int = PLANNED_MAX) -> list[PlannedChunk]:
-        done, tables = self.ledger.done, list(self.ledger.done)
+        done, tables = self.done_chunks.done, list(self.done_chunks.done)
         return plan_chunks(self.complete, None, done, tables, self.newest_first, self.geometry, limit=limit)
 
 
-class Run:
+class HistoryRun:
     """One run of a history, which holds its job."""
 
     def __init__(
-        self, room: Room, spec: HistorySpec, source: Source, held: Held, actor: str, progress: Progress,
-        settings: Mapping[str, Any],
+        self, context: JobContext, spec: HistorySpec, source: HistorySource, held: HeldJob, actor: str,
+        progress: JobProgress, settings: Mapping[str, Json],
     ) -> None:  # fmt: skip
-        self._room = room
+        self._context = context
         self._spec = spec
         self._held = held
         self._actor = actor
         self._progress = progress
-        self._brake = Brake(progress)
-        self._tip = Tip(source, spec, self._brake)
-        self._loader = Loader(room, spec, source, held.id, actor, self._brake)
-        self._ledger: Ledger | None = None
+        self._worker_stop = WorkerStop(progress)
+        self._tip = Tip(source, spec, self._worker_stop)
+        self._loader = Loader(context, spec, source, held.id, actor, self._worker_stop)
+        self._done_chunks: DoneChunks | None = None
         self._settings = settings
         self._busy = False
-        self._outage = Outage(room.give_up_s, min(RETRY_S_MAX, spec.retry_s * 2.0 ** min(spec.retries, 10)))
+        self._outage = Outage(context.give_up_s, min(RETRY_S_MAX, spec.retry_s * 2.0 ** min(spec.retries, 10)))
         self._away_since = ""
 
     def work(self) -> bool:
@@ -206,27 +242,27 @@ class Run:
         now_s, now_ms = time.monotonic(), clock.now_ms()
         pause_s = self._outage.pause_s(now_s)
         self._away_since = self._away_since or clock.format_time(now_ms)
-        facts = error.facts if isinstance(error, FloodmarkError) else {}
-        facts[FAILING_SINCE] = self._away_since
+        own = error.facts if isinstance(error, FloodmarkError) else {}
+        own[FAILING_SINCE] = self._away_since
         if pause_s is None:
-            facts["gave_up_after_s"] = round(self._outage.away_s(now_s))
+            own["gave_up_after_s"] = round(self._outage.away_s(now_s))
             raise error
         next_try = clock.format_time(now_ms + round(1000 * pause_s))
-        told = told_of(error)
-        told["facts"] |= {FAILING_SINCE: self._away_since, "tries": str(self._outage.tries), "next_try": next_try}
+        facts = {FAILING_SINCE: self._away_since, "tries": str(self._outage.tries), "next_try": next_try}
+        told = error_document(error, facts)
         log.get(job=self._held.name).warning("waiting for the source", cause=str(error), pause_s=round(pause_s, 1))
         with suppress(Unavailable):  # the catalog itself may not answer
-            self._room.catalog.jobs.waits(self._held, told)
-        self._brake.release()
-        self._brake.wait(pause_s)
+            self._context.catalog.jobs.waits(self._held, told)
+        self._worker_stop.clear()
+        self._worker_stop.wait(pause_s)
         # The catalog has the outcome of the last try.
-        self._ledger = None
+        self._done_chunks = None
         with suppress(Unavailable):
-            self._room.engine.get_ready()
+            self._context.engine.get_ready()
 
     def _is_back(self) -> None:
         if self._away_since:
-            self._room.catalog.jobs.waits(self._held, None)
+            self._context.catalog.jobs.waits(self._held, None)
             log.get(job=self._held.name).info("the source is back", since=self._away_since)
             self._away_since = ""
         self._outage.over()
@@ -258,7 +294,7 @@ class Run:
         tip = self._tip.ask()
         outlook = self._look(tip)
         self._progress.step(outlook.processed, outlook.total)
-        missing = [number for number in numbers if number in outlook.kept and outlook.ledger.missing(number)]
+        missing = [number for number in numbers if number in outlook.kept and outlook.done_chunks.missing(number)]
         if lost := [number for number in missing if number not in outlook.complete]:
             raise Incomplete(
                 "the source does not reach a chunk that is to be loaded again",
@@ -266,27 +302,28 @@ class Run:
                 tip=None if tip is None else value_text(tip),
                 advice="The chunk is missing until a run loads it: `floodmark backfill resume`.",
             )
-        geometry, ledger = self._spec.geometry, outlook.ledger
-        planned = [PlannedChunk(geometry.chunk(number), ledger.missing(number)) for number in missing]
+        geometry, done_chunks = self._spec.geometry, outlook.done_chunks
+        planned = [PlannedChunk(geometry.chunk(number), done_chunks.missing(number)) for number in missing]
         if planned:
             self._load(planned, outlook)
         return outlook, len(planned)
 
-    def _look(self, tip: Any) -> Outlook:
+    def _look(self, tip: RangeValue | None) -> Outlook:
         found = None
         for attempt in self._tries("the plan"):
             with attempt:
-                found = Outlook.look(self._room, self._spec, self._held.id, tip, self._settings, self._ledger)
-                self._keep_seen(found.seen)
+                before = Reached.of(self._settings)
+                found = Outlook.look(self._context, self._spec, self._held.id, tip, before, self._done_chunks)
+                self._store(found.reached)
         assert found is not None  # the last try raises
-        self._ledger = found.ledger
+        self._done_chunks = found.done_chunks
         return found
 
-    def _keep_seen(self, seen: Mapping[str, Any]) -> None:
+    def _store(self, reached: Reached) -> None:
         """Store it before anything is pruned: the floor is computed from it."""
-        settings = settings_with_tip(self._spec, seen)
+        settings = settings_with_tip(self._spec, reached)
         if settings != self._settings:
-            self._room.catalog.jobs.keep(self._held, settings)
+            self._context.catalog.jobs.keep(self._held, settings)
             self._settings = settings
 
     def _is_floor_above(self, number: int) -> bool:
@@ -295,41 +332,49 @@ class Run:
         if keep is None or geometry.unit != TIME:
             return False
         try:
-            floor = floor_of(geometry, keep, None, database_now_ms(self._room.catalog))
+            floor = floor_of(geometry, keep, None, database_now_ms(self._context.catalog))
         except Unavailable:
             return False
         return floor is not None and geometry.below(floor) > number
 
-    def _prune(self, tip: Any, outlook: Outlook) -> bool:
-        room, spec, pruned = self._room, self._spec, 0
+    def _prune(self, tip: RangeValue | None, outlook: Outlook) -> bool:
+        context, spec, pruned = self._context, self._spec, 0
         for attempt in self._tries("pruning"):
             with attempt:
                 if attempt.retry_state.attempt_number > 1:
-                    room.engine.get_ready()
-                    outlook = Outlook.look(room, spec, self._held.id, tip, self._settings)
-                    self._ledger = outlook.ledger
-                pruned = prune(room, spec, self._held.id, self._actor, outlook.ledger, outlook.floor, self._brake.check)
+                    context.engine.get_ready()
+                    outlook = Outlook.look(context, spec, self._held.id, tip, Reached.of(self._settings))
+                    self._done_chunks = outlook.done_chunks
+                pruned = prune(
+                    context,
+                    spec,
+                    self._held.id,
+                    self._actor,
+                    outlook.done_chunks,
+                    outlook.floor,
+                    self._worker_stop.check,
+                )
         return pruned > 0
 
     def _tries(self, what: str) -> Retrying:
-        return retrying(self._brake, self._spec.retries, self._spec.retry_s, what)
+        return retrying(self._worker_stop, self._spec.retries, self._spec.retry_s, what)
 
     def _load(self, planned: Sequence[PlannedChunk], outlook: Outlook) -> None:
         spec = self._spec
-        executor = Executor(
-            lambda one, tries: self._load_one(one, tries, outlook.ledger),
+        executor = ChunkWorkers(
+            lambda one, tries: self._load_one(one, tries, outlook.done_chunks),
             self._progress,
-            self._brake,
+            self._worker_stop,
             workers=spec.workers,
             tries=spec.retries,
             retry_s=spec.retry_s,
-            bundle=_Bundles(self._loader, outlook.ledger, self._still_held),
+            bundle=_Bundles(self._loader, outlook.done_chunks, self._still_held),
         )
         executor.run(planned, outlook.processed, outlook.total)
 
-    def _load_one(self, one: PlannedChunk, tries: int, ledger: Ledger) -> None:
+    def _load_one(self, one: PlannedChunk, tries: int, done_chunks: DoneChunks) -> None:
         with self._still_held(one):
-            self._loader.load(one, tries, ledger)
+            self._loader.load(one, tries, done_chunks)
 
     @contextmanager
     def _still_held(self, one: PlannedChunk) -> Iterator[None]:
@@ -338,14 +383,14 @@ class Run:
         except Fenced as error:
             # A recovering process took the chunk's operation for a dead one's. Fenced again if the job itself was taken
             # over.
-            self._room.catalog.jobs.wants_cancel(self._held)
+            self._context.catalog.jobs.wants_cancel(self._held)
             raise Unavailable("the operation of a chunk was taken over", chunk=one.chunk.name, cause=error) from error
 
 
 @dataclass(frozen=True)
 class _Bundles:
     loader: Loader
-    ledger: Ledger
+    done_chunks: DoneChunks
     still_held: Callable[[PlannedChunk], AbstractContextManager[None]]
 
     def is_possible(self) -> bool:
@@ -353,42 +398,42 @@ class _Bundles:
 
     def load(self, planned: Sequence[PlannedChunk]) -> bool:
         with self.still_held(planned[0]):
-            return self.loader.load_bundle(planned, self.ledger)
+            return self.loader.load_bundle(planned, self.done_chunks)
 
 
 # ── before a job is created ──
 
 
-def bound(room: Room, spec: HistorySpec) -> Source:
+def bound(context: JobContext, spec: HistorySpec) -> HistorySource:
     """The source bound to this lake: path templates, for example, get the columns of the table."""
 
     def head() -> Head | None:
-        return next((room.catalog.history.head(table) for table in spec.plain_tables), None)
+        return next((context.catalog.history.head(table) for table in spec.plain_tables), None)
 
-    def schema() -> Any:
+    def schema() -> Schema | None:
         found = head()
-        return None if found is None else room.engine.reader.schema(found)
+        return None if found is None else context.engine.reader.schema(found)
 
     def filled() -> Sequence[str]:
         found = head()
-        return () if found is None else room.engine.reader.filled_columns(found)
+        return () if found is None else context.engine.reader.filled_columns(found)
 
-    return bind(spec.source, Context(room.catalog, room.engine.sessions, spec.geometry, schema, filled))
+    return bind(spec.source, SourceContext(context.catalog, context.engine.sessions, spec.geometry, schema, filled))
 
 
-def _find_job(room: Room, spec: HistorySpec) -> Job | None:
+def _find_job(context: JobContext, spec: HistorySpec) -> Job | None:
     """The job of this name, if it exists. `Invalid` if it is a different one; the error says how."""
     try:
-        job = room.catalog.jobs.find(spec.name)
+        job = context.catalog.jobs.find(spec.name)
     except NotFound:
         _check_name(spec.name)
         return None
     if job.kind != HISTORY:
         raise Invalid("there is a job of this name, and it is another one", job=spec.name, kind=job.kind)
-    geometry, column, _ = kept_parts(job)
-    different = spec.geometry.differences(geometry)
-    if column != spec.column:
-        different.append(f"column {spec.column}, was {column}")
+    stored = stored_history(job)
+    different = spec.geometry.differences(stored.geometry)
+    if stored.column != spec.column:
+        different.append(f"column {spec.column}, was {stored.column}")
     if different:
         raise Invalid(
             "there is a job of this name, and it is another one",
@@ -396,7 +441,7 @@ def _find_job(room: Room, spec: HistorySpec) -> Job | None:
             different="; ".join(different),
             advice="What a job is does not change once it was started. Choose another name.",
         )
-    _check_definitions(room, spec, job)
+    _check_definitions(context, spec, job)
     return job
 
 
@@ -410,25 +455,25 @@ def _check_name(name: str) -> None:
         )
 
 
-def _definition_text(kept: Any) -> str:
+def _definition_text(stored: StoredDefinition) -> str:
     """A definition as users know it; two functions of one name by the fingerprints of their code."""
-    if isinstance(kept, Mapping):
-        return f"the function {kept.get('function')}, code {kept.get('code', 'not known')}"
-    return "the chunk's rows" if kept is None else str(kept)
+    if isinstance(stored, Mapping):
+        return f"the function {stored.get('function')}, code {stored.get('code', 'not known')}"
+    return "the chunk's rows" if stored is None else stored
 
 
-def _check_definitions(room: Room, spec: HistorySpec, job: Job) -> None:
+def _check_definitions(context: JobContext, spec: HistorySpec, job: Job) -> None:
     """A table has all its chunks by one definition: those that are done would not be computed again."""
-    kept = kept_parts(job)[2]["tables"]
+    stored = stored_history(job).tables
     for table, definition in spec.tables.items():
-        if table not in kept or is_same_definition(kept[table], definition):
+        if table not in stored or is_same_definition(stored[table], definition):
             continue
-        if room.catalog.chunks.has_done(job.id, table, room.catalog.history.head(table).table_id):
+        if context.catalog.chunks.has_done(job.id, table, context.catalog.history.head(table).table_id):
             raise Invalid(
                 "chunks of this table were made by another definition",
                 job=spec.name,
                 table=table,
-                definition=_definition_text(kept_definition(definition)),
-                was=_definition_text(kept[table]),
+                definition=_definition_text(stored_definition(definition)),
+                was=_definition_text(stored[table]),
                 advice="Load into a new table, or choose another name for the job.",
             )

@@ -13,24 +13,24 @@ chunk of one try, and dropped with it; threads that share a session do not confl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from floodmark import clock, log
-from floodmark.backfill.chunks.brake import Brake, call_source
-from floodmark.backfill.chunks.checks import Checks
+from floodmark.backfill.chunks.chunk_checks import ChunkChecks
+from floodmark.backfill.chunks.done_chunks import DoneChunks
 from floodmark.backfill.chunks.geometry import Chunk, PlannedChunk
-from floodmark.backfill.chunks.ledger import Ledger
 from floodmark.backfill.chunks.ranges import TableRange
-from floodmark.backfill.chunks.sources import Source, explain
+from floodmark.backfill.chunks.retries import WorkerStop, call_source
+from floodmark.backfill.chunks.sources import ChunkRows, HistorySource, explain
 from floodmark.backfill.chunks.spec import CHUNK, Definition, HistorySpec, has_column, references, table_range
 from floodmark.catalog.chunks import DONE, ChunkRider, LoadedChunk, LoadedTable
 from floodmark.commit.intent import Intent
 from floodmark.commit.publication import publish
 from floodmark.errors import Invalid
-from floodmark.jobs.run import Room
+from floodmark.jobs.run import JobContext
 from floodmark.model import MAIN, FileRecord, Head
 from floodmark.rows.failures import spark_job
 from floodmark.rows.reading.scan import scan
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame, SparkSession
 
 
-def is_frame(data: Any) -> bool:
+def is_frame(data: ChunkRows) -> TypeGuard[DataFrame]:
     return hasattr(data, "mapInArrow")  # a Spark DataFrame, classic or Connect
 
 
 class Outputs:
     """The rows of each table, by its definition, for one chunk. Used in a `with` block."""
 
-    def __init__(self, definitions: Mapping[str, Definition], data: Any, sessions: Sessions, uses: int) -> None:
+    def __init__(self, definitions: Mapping[str, Definition], data: ChunkRows, sessions: Sessions, uses: int) -> None:
         """`uses`: the maximum number of reads of the rows; if more than one, they are computed once."""
         self._definitions = definitions
         self._sessions = sessions
@@ -74,7 +74,7 @@ class Outputs:
         if self._kept is not None:
             self._kept.unpersist()
 
-    def of(self, table: str) -> Any:
+    def of(self, table: str) -> ChunkRows:
         """The rows for a table: the chunk's own in the form in which they came, else a DataFrame."""
         if self._definitions[table] is None:
             return self._data
@@ -115,13 +115,13 @@ class Outputs:
         return run_query(self._sessions.get(), definition, tables, self._frame)
 
 
-def _reusable(data: Any) -> Any:
+def _reusable(data: ChunkRows) -> ChunkRows:
     """Rows that can be read more than once; other Arrow sources may allow only one read."""
     known = is_frame(data) or isinstance(data, list | tuple | pa.Table | pa.RecordBatch) or hasattr(data, "iloc")
     return data if known else to_table(data)
 
 
-def to_table(data: Any) -> pa.Table:
+def to_table(data: ChunkRows) -> pa.Table:
     """Rows in memory as an Arrow table; the values determine the types."""
     if isinstance(data, list | tuple):
         return pa.Table.from_pylist(list(data))
@@ -132,17 +132,17 @@ def to_table(data: Any) -> pa.Table:
     if hasattr(data, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(data).read_all()
     raise Invalid(
-        "these are not rows",
+        "unsupported data type",
         given=type(data).__name__,
         advice="Return a Spark DataFrame, an Arrow table or reader, a pandas DataFrame or a list of dicts.",
     )
 
 
-def to_frame(spark: SparkSession, data: Any) -> DataFrame:
+def to_frame(spark: SparkSession, data: ChunkRows) -> DataFrame:
     table = to_table(data)
     if not table.num_columns:
         raise Invalid(
-            "rows that are none have no columns to compute from",
+            "an empty list of rows has no columns to compute from",
             advice="Return an Arrow table or a DataFrame, or let a table take the rows as they are.",
         )
     return spark.createDataFrame(table)
@@ -159,44 +159,52 @@ KIND = "chunk"
 class Loader:
     """Loads chunks of one job; its threads share it."""
 
-    def __init__(self, room: Room, spec: HistorySpec, source: Source, job: str, actor: str, brake: Brake) -> None:
-        self._room = room
+    def __init__(
+        self,
+        context: JobContext,
+        spec: HistorySpec,
+        source: HistorySource,
+        job: str,
+        actor: str,
+        worker_stop: WorkerStop,
+    ) -> None:
+        self._context = context
         self._spec = spec
         self._source = source
         self._job = job
         self._actor = actor
-        self._brake = brake
-        self._checks = Checks(room, spec)
+        self._worker_stop = worker_stop
+        self._checks = ChunkChecks(context, spec)
         # Whether the last chunk could have been loaded together with others.
         self.bundles = False
 
-    def load(self, planned: PlannedChunk, tries: int, ledger: Ledger) -> None:
+    def load(self, planned: PlannedChunk, tries: int, done_chunks: DoneChunks) -> None:
         """Load a chunk into the tables that lack it. Later tries first ask the catalog for earlier outcomes."""
-        number, tables, now = planned.chunk.number, planned.tables, ledger
+        number, tables, now = planned.chunk.number, planned.tables, done_chunks
         if tries > 1:
-            self._room.engine.get_ready()
-            now = Ledger.read(self._room.catalog, self._job, list(self._spec.tables), number)
+            self._context.engine.get_ready()
+            now = DoneChunks.read(self._context.catalog, self._job, list(self._spec.tables), number)
             tables = now.missing(number)
         if tables:
             self._load(planned.chunk, order_of(tables, self._spec.tables), now)
-        ledger.add(number, planned.tables)
+        done_chunks.add(number, planned.tables)
 
-    def _load(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> None:
-        data = self._from_lake(chunk, tables, ledger)
+    def _load(self, chunk: Chunk, tables: Sequence[str], done_chunks: DoneChunks) -> None:
+        data = self._from_lake(chunk, tables, done_chunks)
         if data is not None:
             try:
-                self._publish_one(chunk, tables, data, ledger, from_source=False)
+                self._publish_one(chunk, tables, data, done_chunks, from_source=False)
             except Invalid as error:
                 # For example, the table has columns that the source never had.
                 log.get().warning("the source is asked after all", chunk=chunk.name, cause=str(error))
             else:
                 return
-        self._load_from_source(chunk, tables, ledger)
+        self._load_from_source(chunk, tables, done_chunks)
 
-    def _load_from_source(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> None:
+    def _load_from_source(self, chunk: Chunk, tables: Sequence[str], done_chunks: DoneChunks) -> None:
         data = self._read(chunk)
         try:
-            self._publish_one(chunk, tables, data, ledger, from_source=True)
+            self._publish_one(chunk, tables, data, done_chunks, from_source=True)
             self.bundles = is_frame(data) and self._can_bundle()
         except Invalid as error:
             # Spark reports that a record does not fit, not which one: the source may know. The try has left nothing
@@ -204,24 +212,24 @@ class Loader:
             known = explain(self._source, chunk) if "chunk" not in error.facts else None
             raise (known or error) from error
 
-    def _read(self, chunk: Chunk) -> Any:
+    def _read(self, chunk: Chunk) -> ChunkRows:
         self._checks.digest(chunk, self._source)
         what = f"read({chunk.name})"
-        return call_source(what, self._spec.call_deadline_s, self._brake, lambda: self._source.read(chunk))
+        return call_source(what, self._spec.call_deadline_s, self._worker_stop, lambda: self._source.read(chunk))
 
     def _publish_one(
-        self, chunk: Chunk, tables: Sequence[str], data: Any, ledger: Ledger, *, from_source: bool
+        self, chunk: Chunk, tables: Sequence[str], data: ChunkRows, done_chunks: DoneChunks, *, from_source: bool
     ) -> None:
         def stage(change: Change) -> list[dict[str, int]]:
             return [self._stage(change, chunk, tables, data, from_source=from_source)]
 
-        self._publish([chunk], tables, ledger, stage)
+        self._publish([chunk], tables, done_chunks, stage)
 
     def _publish(
         self,
         chunks: Sequence[Chunk],
         tables: Sequence[str],
-        ledger: Ledger,
+        done_chunks: DoneChunks,
         stage: Callable[[Change], Sequence[Mapping[str, int]]],
     ) -> None:
         """Publish chunks with their `done`. `stage` stages and checks their rows; it returns how many, by table."""
@@ -233,18 +241,18 @@ class Loader:
 
         names = chunks[0].name if len(chunks) == 1 else f"{len(chunks)} chunks, {chunks[0].name} to {chunks[-1].name}"
         message = f"{self._spec.name}: {'chunk ' if len(chunks) == 1 else ''}{names}"
-        known = rider(ledger.table_ids, [dict.fromkeys(tables, 0)] * len(chunks))
+        known = rider(done_chunks.table_ids, [dict.fromkeys(tables, 0)] * len(chunks))
         intent = Intent(KIND, MAIN, self._actor, message, known)
 
         def fill(change: Change) -> None:
             rows = stage(change)
             change.identify(rider({table: change.table_id(table) for table in tables}, rows))
 
-        publish(self._room.catalog, intent, Change(self._room.engine, intent, fill, tables))
+        publish(self._context.catalog, intent, Change(self._context.engine, intent, fill, tables))
 
     # ── several at once ──
 
-    def load_bundle(self, planned: Sequence[PlannedChunk], ledger: Ledger) -> bool:
+    def load_bundle(self, planned: Sequence[PlannedChunk], done_chunks: DoneChunks) -> bool:
         """Load chunks in one publish; False if they must be loaded one by one. An error leaves nothing behind.
 
         A Spark job costs as much as some ten thousand rows, so small chunks share one. Each has files of its own.
@@ -255,9 +263,9 @@ class Loader:
             return False
         (table,) = tables
         chunks, bundle = [one.chunk for one in planned], Bundle(frames)
-        self._publish(chunks, [table], ledger, lambda change: self._stage_bundle(change, chunks, table, bundle))
+        self._publish(chunks, [table], done_chunks, lambda change: self._stage_bundle(change, chunks, table, bundle))
         for one in planned:
-            ledger.add(one.chunk.number, one.tables)
+            done_chunks.add(one.chunk.number, one.tables)
         return True
 
     def _can_bundle(self) -> bool:
@@ -265,8 +273,8 @@ class Loader:
         tables = list(self._spec.tables)
         if len(tables) != 1 or self._spec.tables[tables[0]] is not None:
             return False
-        head = self._room.catalog.history.head(tables[0])
-        return not self._is_keyed(tables[0]) and not self._room.engine.reader.filled_columns(head)
+        head = self._context.catalog.history.head(tables[0])
+        return not self._is_keyed(tables[0]) and not self._context.engine.reader.filled_columns(head)
 
     def _stage_bundle(
         self, change: Change, chunks: Sequence[Chunk], table: str, bundle: Bundle
@@ -281,7 +289,7 @@ class Loader:
 
     # ── where the rows come from ──
 
-    def _from_lake(self, chunk: Chunk, tables: Sequence[str], ledger: Ledger) -> Any:
+    def _from_lake(self, chunk: Chunk, tables: Sequence[str], done_chunks: DoneChunks) -> DataFrame | None:
         """The chunk's rows from a table that stores them unchanged, if all of them still exist; else None.
 
         Otherwise, rows that others added to the chunk's range, or removed from it, would count as the source's. A table
@@ -290,11 +298,11 @@ class Loader:
         spec = self._spec
         start, end = spec.geometry.ends(chunk.number)
         for table in spec.plain_tables:
-            if table in tables or chunk.number not in ledger.done[table] or spec.column is None:
+            if table in tables or chunk.number not in done_chunks.done[table] or spec.column is None:
                 continue
-            if self._is_keyed(table) or not has_column(self._room, table, spec):
+            if self._is_keyed(table) or not has_column(self._context, table, spec):
                 continue
-            now = table_range(self._room, spec.geometry, table, spec.column)
+            now = table_range(self._context, spec.geometry, table, spec.column)
             if self._is_as_loaded(now, chunk.number):
                 rows = now.rows(start, end)
                 return rows.drop(*self._not_brought(now.head, tables))
@@ -302,21 +310,23 @@ class Loader:
 
     def _not_brought(self, head: Head, tables: Sequence[str]) -> list[str]:
         """Columns that a table fills by itself and that others, which store the rows unchanged, do not have."""
-        schema = self._room.engine.reader.schema
-        known = [schema(self._room.catalog.history.head(table)) for table in tables if table in self._spec.plain_tables]
+        schema = self._context.engine.reader.schema
+        known = [
+            schema(self._context.catalog.history.head(table)) for table in tables if table in self._spec.plain_tables
+        ]
         others = [{column.name for column in user_fields(one)} for one in known]
-        filled = self._room.engine.reader.filled_columns(head)
+        filled = self._context.engine.reader.filled_columns(head)
         return [name for name in filled if any(name not in columns for columns in others)]
 
     def _is_as_loaded(self, now: TableRange, number: int) -> bool:
         """Whether a table has the rows of a chunk as they were loaded: the same number, and no others."""
-        states = self._room.catalog.chunks.of(self._job, range(number, number + 1))
+        states = self._context.catalog.chunks.of(self._job, range(number, number + 1))
         mine = (now.head.table, now.head.table_id)
         loaded = next((one for one in states if one.state == DONE and (one.table, one.table_id) == mine), None)
         start, end = self._spec.geometry.ends(number)
         if loaded is None or now.count(start, end) != loaded.rows:
             return False
-        touched = {part.table_id: part for part in self._room.catalog.history.commit(loaded.version).tables}
+        touched = {part.table_id: part for part in self._context.catalog.history.commit(loaded.version).tables}
         part = touched.get(loaded.table_id)
         # A chunk without rows changes no table.
         return not loaded.rows or (part is not None and not now.has_others(start, end, part.sequence))
@@ -324,7 +334,7 @@ class Loader:
     # ── stage and check ──
 
     def _stage(
-        self, change: Change, chunk: Chunk, tables: Sequence[str], data: Any, *, from_source: bool
+        self, change: Change, chunk: Chunk, tables: Sequence[str], data: ChunkRows, *, from_source: bool
     ) -> dict[str, int]:
         """Stage the rows of each table; returns how many rows each has."""
         spec = self._spec
@@ -335,7 +345,7 @@ class Loader:
         # Once staged for a table unchanged, the rows are computed only once anyway.
         uses = 1 if whole and is_frame(data) else len(tables) + counted
         rows: dict[str, int] = {}
-        with Outputs(spec.tables, data, self._room.engine.sessions, uses) as outputs:
+        with Outputs(spec.tables, data, self._context.engine.sessions, uses) as outputs:
             if counted:
                 self._checks.rows(chunk, outputs.count())
                 if spec.rows_exact and spec.column is not None:
@@ -347,7 +357,7 @@ class Loader:
                 records = change.staged(table)
                 # Computed rows too, if they have the range column: the floor removes them and range reads find them by
                 # it.
-                if table in plain or has_column(self._room, table, spec):
+                if table in plain or has_column(self._context, table, spec):
                     self._checks.within(chunk, table, records)
                 if table not in whole:
                     continue
@@ -364,18 +374,18 @@ class Loader:
         return rows
 
     def _is_keyed(self, table: str) -> bool:
-        return bool(self._room.engine.reader.schema(self._room.catalog.history.head(table)).identifier_field_ids)
+        return bool(self._context.engine.reader.schema(self._context.catalog.history.head(table)).identifier_field_ids)
 
-    def _is_read_again(self, tables: Sequence[str], data: Any) -> bool:
+    def _is_read_again(self, tables: Sequence[str], data: ChunkRows) -> bool:
         """Whether others of these tables are computed from the files staged for the first."""
         computed = any(self._spec.tables[table] is not None for table in tables)
         return computed or (len(tables) > 1 and is_frame(data))
 
-    def _staged_rows(self, table: str, records: Iterable[FileRecord]) -> Any:
-        catalog = self._room.catalog
-        schema = self._room.engine.reader.schema(catalog.history.head(table))
+    def _staged_rows(self, table: str, records: Iterable[FileRecord]) -> DataFrame:
+        catalog = self._context.catalog
+        schema = self._context.engine.reader.schema(catalog.history.head(table))
         paths = [record.path for record in records]
-        return scan(self._room.engine.sessions.get(), paths, schema, storage_options=catalog.storage.options)
+        return scan(self._context.engine.sessions.get(), paths, schema, storage_options=catalog.storage.options)
 
     def _verb(self, table: str) -> tuple[str, WriteOptions]:
         """How rows are written to a table. With a key, history never replaces newer rows.
@@ -387,6 +397,6 @@ class Loader:
         spec = self._spec
         if not self._is_keyed(table):
             return APPEND, WriteOptions()
-        if has_column(self._room, table, spec):
+        if has_column(self._context, table, spec):
             return MERGE, WriteOptions(order=spec.column, newest_by=spec.column, whole_rows=False)
         return MERGE, WriteOptions(newest_by="" if spec.newest_first else None, whole_rows=False)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from string import Formatter
 
-from floodmark.backfill.chunks.geometry import NUMBER, TIME, Chunk, Geometry, Value
+from floodmark.backfill.chunks.geometry import NUMBER, TIME, Chunk, Geometry, RangeValue
 from floodmark.errors import Invalid
 
 STEPS_MAX = 10_000
@@ -115,8 +115,8 @@ class Template:
             for start in range(low, high, step)
         ]
 
-    def _expand(self, number: int, start: Value, end: Value) -> str:
-        values: dict[str, Value] = {"start": start, "end": end, "number": number}
+    def _expand(self, number: int, start: RangeValue, end: RangeValue) -> str:
+        values: dict[str, RangeValue] = {"start": start, "end": end, "number": number}
         return "".join(literal + (format(values[field], spec) if field else "") for literal, field, spec in self._parts)
 
 
@@ -154,7 +154,7 @@ def _parse(text: str) -> list[tuple[str, str, str]]:
         found = list(Formatter().parse(text))
     except ValueError as error:
         raise Invalid(
-            "the path template cannot be understood",
+            "invalid path template",
             template=text,
             cause=str(error),
             advice="A brace that belongs to the path is doubled.",

@@ -13,15 +13,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from floodmark import log
-from floodmark.backfill.chunks.geometry import NUMBER, Geometry, value_text
-from floodmark.backfill.chunks.ledger import Ledger, joined
+from floodmark.backfill.chunks.done_chunks import DoneChunks, joined
+from floodmark.backfill.chunks.geometry import NUMBER, Geometry, GivenValue, value_text
 from floodmark.backfill.chunks.spec import HistorySpec, has_column
 from floodmark.catalog.chunks import PruneRider
 from floodmark.catalog.riders import MarksRider, Rider
@@ -30,12 +31,11 @@ from floodmark.commit.intent import Intent
 from floodmark.commit.live_files import LiveFile
 from floodmark.commit.publication import publish
 from floodmark.errors import Conflict
-from floodmark.jobs.run import Room
+from floodmark.jobs.run import JobContext
 from floodmark.maintenance.policy import Share, share_up_to, span
 from floodmark.model import BEGINNING, MAIN
 from floodmark.rows.project import read_file
-from floodmark.rows.rewriting.position_text import pack_positions
-from floodmark.rows.rewriting.rewrite import ALL, BY_POSITIONS, Result, Rewrite, Source
+from floodmark.rows.rewriting.rewrite import ALL, BY_POSITIONS, InputFile, Result, Rewrite, pack_positions
 from floodmark.rows.schema import user_fields
 from floodmark.write.change import Change
 from floodmark.write.options import WriteOptions
@@ -60,7 +60,7 @@ class Waits(Exception):
 # ── the floor ──
 
 
-def floor_of(geometry: Geometry, keep: int | None, tip: Any, now_ms: int) -> int | None:
+def floor_of(geometry: Geometry, keep: int | None, tip: GivenValue | None, now_ms: int) -> int | None:
     """Chunks that end at or before this inner value are below the floor; None if the history has no floor."""
     if keep is None:
         return None
@@ -85,21 +85,27 @@ def database_now_ms(catalog: Catalog) -> int:
 # ── pruning ──
 
 
-def due(room: Room, spec: HistorySpec, ledger: Ledger, floor: int | None) -> dict[str, list[int]]:
+def due(context: JobContext, spec: HistorySpec, done_chunks: DoneChunks, floor: int | None) -> dict[str, list[int]]:
     """The loaded chunks below the floor, by table; only of tables with the range column."""
     if floor is None:
         return {}
     below = spec.geometry.below(floor)
-    found = {table: ledger.loaded_below(table, below) for table in spec.tables}
-    return {table: chunks for table, chunks in found.items() if chunks and has_column(room, table, spec)}
+    found = {table: done_chunks.loaded_below(table, below) for table in spec.tables}
+    return {table: chunks for table, chunks in found.items() if chunks and has_column(context, table, spec)}
 
 
 def prune(
-    room: Room, spec: HistorySpec, job: str, actor: str, ledger: Ledger, floor: int | None, check: Callable[[], None]
+    context: JobContext,
+    spec: HistorySpec,
+    job: str,
+    actor: str,
+    done_chunks: DoneChunks,
+    floor: int | None,
+    check: Callable[[], None],
 ) -> int:
     """Remove what is below the floor; returns how many tables lost rows."""
     pruned = 0
-    for table, chunks in due(room, spec, ledger, floor).items():
+    for table, chunks in due(context, spec, done_chunks, floor).items():
         assert floor is not None
         start = value_text(spec.geometry.shown(floor_start(spec.geometry, floor)))
         intent = Intent(KIND, MAIN, actor, f"{spec.name}: rows of {table} below {start}")
@@ -108,8 +114,8 @@ def prune(
             for place in range(0, len(ranges), RANGES_MAX):
                 check()
                 part = tuple(ranges[place : place + RANGES_MAX])
-                _prune_table(room, spec, intent, PruneRider(job, table, ledger.table_ids[table], 0, part))
-                ledger.take(table, (number for one in part for number in range(*one)))
+                _prune_table(context, spec, intent, PruneRider(job, table, done_chunks.table_ids[table], 0, part))
+                done_chunks.take(table, (number for one in part for number in range(*one)))
         except Waits as waits:
             log.get().warning("rows below the floor wait for a consumer", table=table, consumer=str(waits))
         else:
@@ -118,19 +124,19 @@ def prune(
     return pruned
 
 
-def _prune_table(room: Room, spec: HistorySpec, intent: Intent, rider: PruneRider) -> None:
+def _prune_table(context: JobContext, spec: HistorySpec, intent: Intent, rider: PruneRider) -> None:
     geometry, table = spec.geometry, rider.table
     # Before the table is read: a chunk that is loaded later is not mistaken for one to remove.
-    rider = replace(rider, version=room.catalog.history.resolve())
+    rider = replace(rider, version=context.catalog.history.resolve())
     intent = replace(intent, batch=rider)
 
     def fill(change: Change) -> None:
         if change.table_id(table) != rider.table_id:
             raise Conflict("the table was made again", table=table)
         ends = [(geometry.ends(low)[0], geometry.ends(high - 1)[1]) for low, high in rider.chunks]
-        change.write(RETAIN, table, options=WriteOptions(remover=Pruning(room.catalog, str(spec.column), ends)))
+        change.write(RETAIN, table, options=WriteOptions(remover=Pruning(context.catalog, str(spec.column), ends)))
 
-    publish(room.catalog, intent, Change(room.engine, intent, fill, [table]))
+    publish(context.catalog, intent, Change(context.engine, intent, fill, [table]))
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class _Found:
     """Files of a table that hold due rows: all their rows, or some at these positions."""
 
     whole: tuple[LiveFile, ...] = ()
-    part: tuple[tuple[LiveFile, np.ndarray[Any, Any]], ...] = ()
+    part: tuple[tuple[LiveFile, npt.NDArray[np.int64]], ...] = ()
 
     @property
     def files(self) -> list[LiveFile]:
@@ -157,7 +163,7 @@ class Pruning:
     def remove(self, table: TableState) -> Removed:
         found = self._find(table)
         # Asked for every plan: a consumer may have been added since the last one.
-        consumers = self._catalog.upkeep.consumers(table.head.table_id)
+        consumers = self._catalog.maintenance.consumers(table.head.table_id)
         first = min((one for one in consumers if one.protected), key=lambda one: one.mark, default=None)
         if first is not None and self._is_unseen(table, found, first.mark):
             raise Waits(first.name)
@@ -190,7 +196,7 @@ class Pruning:
                     part.append((file, positions))
         return _Found(tuple(whole), tuple(part))
 
-    def _positions(self, file: LiveFile, column: NestedField, ranges: Ranges) -> np.ndarray[Any, Any]:
+    def _positions(self, file: LiveFile, column: NestedField, ranges: Ranges) -> npt.NDArray[np.int64]:
         """Where rows of these ranges are; for a file across an end of a range, this reads its one column."""
         ends = [(-(-low // unit_of(column)), -(-high // unit_of(column))) for low, high in ranges]
         found, start = [np.empty(0, np.int64)], 0
@@ -219,11 +225,11 @@ def _above(*results: Result) -> bool:
     return any(file.above[0] for result in results for file in result.files)
 
 
-def at_positions(source: Source, positions: np.ndarray[Any, Any]) -> Source:
+def at_positions(source: InputFile, positions: npt.NDArray[np.int64]) -> InputFile:
     return replace(source, packed=(pack_positions(positions),))
 
 
-def inside(values: pa.Array, low: int, high: int) -> np.ndarray[Any, Any]:
+def inside(values: pa.Array, low: int, high: int) -> npt.NDArray[np.bool_]:
     """Which values are in [low, high), in the column's unit; a null is in no range."""
     kind = pa.int32() if values.type.bit_width == 32 else pa.int64()
     numbers = values.view(kind).cast(pa.int64())

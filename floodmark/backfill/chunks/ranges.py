@@ -54,7 +54,7 @@ class TableRange:
         if unit != geometry.unit:
             fitting = [one.name for one in columns.values() if _UNITS.get(str(one.field_type)) == geometry.unit]
             raise Invalid(
-                "this column cannot say where in the range a row is",
+                "the type of this column does not fit the range",
                 table=table,
                 column=column,
                 type=found.field_type,

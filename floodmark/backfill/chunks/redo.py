@@ -16,40 +16,48 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from floodmark import clock
-from floodmark.backfill.chunks.brake import Brake
-from floodmark.backfill.chunks.geometry import Geometry, range_text, value_text
-from floodmark.backfill.chunks.history import Outlook, Run, bound
+from floodmark.backfill.chunks.frontier import Reached, Tip
+from floodmark.backfill.chunks.geometry import Geometry, GivenValue, RangeValue, range_text, value_text
+from floodmark.backfill.chunks.history import HistoryRun, Outlook, bound
 from floodmark.backfill.chunks.prune import at_positions, inside, share_in, unit_of
-from floodmark.backfill.chunks.sources import Source
+from floodmark.backfill.chunks.retries import WorkerStop
+from floodmark.backfill.chunks.sources import HistorySource
 from floodmark.backfill.chunks.spec import HistorySpec, check_spec, has_column, spec_from_job
-from floodmark.backfill.chunks.tip import Tip
 from floodmark.catalog import jobs as states
 from floodmark.catalog.chunks import DONE, ChunkState, RedoneChunk, RedoRider, shipped, shipped_to
-from floodmark.catalog.jobs import CHUNKS, HISTORY, Held, Job
+from floodmark.catalog.jobs import CHUNKS, HISTORY, HeldJob, Job
 from floodmark.catalog.riders import Rider
 from floodmark.commit.intent import Intent
 from floodmark.commit.live_files import LiveFile, live_files
 from floodmark.commit.metadata import schema_of
 from floodmark.commit.publication import publish
 from floodmark.errors import BelowRetention, CommitUnknown, FloodmarkError, Incomplete, Invalid
-from floodmark.jobs.progress import Progress, Step
-from floodmark.jobs.record import DONE as RUN_DONE
-from floodmark.jobs.record import REDONE, BackfillRun
-from floodmark.jobs.run import Room, run_job
+from floodmark.jobs.progress import JobProgress
+from floodmark.jobs.record import BackfillRun
+from floodmark.jobs.run import JobContext, run_job
+from floodmark.json_form import Json, as_json
 from floodmark.maintenance.policy import Share
 from floodmark.model import BEGINNING, MAIN, SEQ_COLUMN, Commit
 from floodmark.rows.project import read_file, take_rows
 from floodmark.rows.rewriting.rewrite import BY_POSITIONS, Rewrite
 from floodmark.rows.schema import user_fields
+from floodmark.runs import DONE as RUN_DONE
+from floodmark.runs import REDONE, JobCallback
 from floodmark.storage import Storage
 from floodmark.write.change import Change
 from floodmark.write.options import WriteOptions
 from floodmark.write.step import RETAIN, Removed, TableState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import NestedField
 
 KIND = "redo"
 # How many of the rows that stay are named.
@@ -57,13 +65,36 @@ NAMED_MAX = 5
 # They are sealed with the operation: the maximum of chunks of a table in one redo.
 CHUNKS_MAX = 1_000
 
-Positions = np.ndarray[Any, Any]
+Positions: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 # ── the request ──
 
 
-def whole_chunks(geometry: Geometry, first: Any, last: Any) -> range:
+@dataclass(frozen=True)
+class RedoneTable:
+    """What one table loses: rows. Rows that came since stay; `since` names some. `shipped_to`: the consumers that have
+    shipped the removed rows.
+    """
+
+    rows_out: int
+    rows_since: int
+    since: tuple[str, ...]
+    shipped_to: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RedoPlan:
+    """What a redo removes and loads again."""
+
+    job: str
+    range: str
+    chunks: int
+    tables: Mapping[str, RedoneTable]
+
+
+def whole_chunks(geometry: Geometry, first: GivenValue, last: GivenValue) -> range:
     """The chunks of [first, last), which must be whole chunks."""
     low, high = geometry.value(first), geometry.value(last)
     numbers = geometry.covering(first, last)
@@ -78,7 +109,7 @@ def whole_chunks(geometry: Geometry, first: Any, last: Any) -> range:
             advice=f"Its chunks are {whole}: ask for that, or for fewer.",
         )
     if len(numbers) > CHUNKS_MAX:
-        raise Invalid("these are too many chunks for one redo", chunks=len(numbers), most=CHUNKS_MAX)
+        raise Invalid("too many chunks for one redo", chunks=len(numbers), most=CHUNKS_MAX)
     return numbers
 
 
@@ -134,43 +165,45 @@ class _Asked:
         ends = geometry.ends(self.numbers[0])[0], geometry.ends(self.numbers[-1])[1]
         return "..".join(range_text(geometry.shown(ends[0]), geometry.shown(ends[1])))
 
-    def going(self, room: Room) -> list[_Going]:
+    def going(self, context: JobContext) -> list[_Going]:
         """The tables that hold some of the chunks, as they are now."""
-        loaded = [one for one in room.catalog.chunks.of(self.job.id, self.numbers) if one.state == DONE]
+        loaded = [one for one in context.catalog.chunks.of(self.job.id, self.numbers) if one.state == DONE]
         found = []
         for table in self.spec.tables:
-            head = room.catalog.history.head(table)
+            head = context.catalog.history.head(table)
             chunks = tuple(one for one in loaded if (one.table, one.table_id) == (table, head.table_id))
             if not chunks:
                 continue
-            column = self.spec.column if has_column(room, table, self.spec) else None
-            keyed = bool(room.engine.reader.schema(head).identifier_field_ids)
-            sequences = {one.chunk: _sequence(room, one) for one in chunks}
+            column = self.spec.column if has_column(context, table, self.spec) else None
+            keyed = bool(context.engine.reader.schema(head).identifier_field_ids)
+            sequences = {one.chunk: _sequence(context, one) for one in chunks}
             going = _Going(table, head.table_id, column, keyed, chunks, sequences)
             if column is None:
-                _check_alone(room, self.job, going)
+                _check_alone(context, self.job, going)
             found.append(going)
         return found
 
-    def find(self, storage: Storage, going: _Going, files: Sequence[LiveFile], schema: Any) -> _Found:
+    def find(self, storage: Storage, going: _Going, files: Sequence[LiveFile], schema: Schema) -> _Found:
         return _Search(storage, self.spec.geometry, going, schema, self.all_rows).find(files)
 
 
-def _sequence(room: Room, state: ChunkState) -> int | None:
+def _sequence(context: JobContext, state: ChunkState) -> int | None:
     """The sequence of a chunk's rows; a chunk without rows changes no table."""
-    parts = room.catalog.history.commit(state.version).tables
+    parts = context.catalog.history.commit(state.version).tables
     return next((part.sequence for part in parts if part.table_id == state.table_id and state.rows), None)
 
 
-def _check_alone(room: Room, job: Job, going: _Going) -> None:
+def _check_alone(context: JobContext, job: Job, going: _Going) -> None:
     """Without a range column the sequence identifies a chunk's rows only if no other chunk came with it."""
     mine = {one.chunk for one in going.chunks}
     versions = {one.version for one in going.chunks if one.rows}
-    same = [one for one in room.catalog.chunks.of(job.id) if one.table_id == going.table_id and one.version in versions]
+    same = [
+        one for one in context.catalog.chunks.of(job.id) if one.table_id == going.table_id and one.version in versions
+    ]
     others = [one.chunk for one in same if one.chunk not in mine and one.rows]
     if others:
         raise Invalid(
-            "the rows of this chunk cannot be told from those of others that came in the same commit",
+            "the rows of this chunk cannot be distinguished from rows of other chunks in the same commit",
             job=job.name,
             table=going.table,
             advice="The table has no range column: redo all chunks of that commit, or load into a new table.",
@@ -185,7 +218,7 @@ class _Search:
     storage: Storage
     geometry: Geometry
     going: _Going
-    schema: Any
+    schema: Schema
     all_rows: bool
 
     def find(self, files: Sequence[LiveFile]) -> _Found:
@@ -225,7 +258,9 @@ class _Search:
         low, high = file.seq_bounds() or (BEGINNING, BEGINNING)
         return any(one is not None and low <= one <= high for one in self.going.sequences.values())
 
-    def _masks(self, values: Any, column: Any, sequences: Positions) -> tuple[Positions, Positions, Positions]:
+    def _masks(
+        self, values: pa.Array | None, column: NestedField | None, sequences: Positions
+    ) -> tuple[Mask, Mask, Mask]:
         go, rest, newer = (np.zeros(len(sequences), np.bool_) for _ in range(3))
         for one in self.going.chunks:
             sequence = self.going.sequences[one.chunk]
@@ -309,7 +344,7 @@ def _check_told(asked: _Asked, going: _Going, found: _Found) -> None:
     )
 
 
-def _check_there(asked: _Asked, outlook: Outlook, tip: Any) -> None:
+def _check_there(asked: _Asked, outlook: Outlook, tip: RangeValue | None) -> None:
     """Check that every removed chunk can be loaded again: the source has it now, and it is not below the floor."""
     geometry = asked.spec.geometry
     for number in asked.numbers:
@@ -331,49 +366,62 @@ def _unshipped(asked: _Asked, going: Sequence[_Going]) -> tuple[tuple[str, int],
     return tuple((one.table_id, one.lowest) for one in going if not one.keyed and one.lowest is not None)
 
 
-def _shipped_to(room: Room, one: _Going) -> list[str]:
-    with room.catalog.database.read() as tx:
+def _shipped_to(context: JobContext, one: _Going) -> list[str]:
+    with context.catalog.database.read() as tx:
         return [] if one.lowest is None else shipped_to(tx, one.table_id, one.lowest)
 
 
 # ── the plan ──
 
 
-def plan(room: Room, job: Job, first: Any, last: Any, **options: Any) -> dict[str, Any]:
+def plan(
+    context: JobContext,
+    job: Job,
+    first: GivenValue,
+    last: GivenValue,
+    *,
+    source: HistorySource | None = None,
+    force: bool = False,
+    all_rows: bool = False,
+) -> dict[str, Json]:
     """What a redo would remove and load; changes nothing, and refuses what a redo would."""
-    asked, _ = _ask(room, job, first, last, **options)
-    return _plan(room, asked)
+    asked, _ = _ask(context, job, first, last, source, force, all_rows)
+    return as_json(_plan(context, asked))
 
 
-def _plan(room: Room, asked: _Asked) -> dict[str, Any]:
-    tables: dict[str, Any] = {}
-    for one in asked.going(room):
-        head = room.catalog.history.head(one.table)
-        schema = schema_of(room.catalog.files.metadata(head.metadata_location), head)
-        found = asked.find(room.catalog.storage, one, live_files(room.catalog.files, head, schema), schema)
-        names = _shipped_to(room, one)
+def _plan(context: JobContext, asked: _Asked) -> RedoPlan:
+    tables: dict[str, RedoneTable] = {}
+    for one in asked.going(context):
+        head = context.catalog.history.head(one.table)
+        schema = schema_of(context.catalog.files.metadata(head.metadata_location), head)
+        found = asked.find(context.catalog.storage, one, live_files(context.catalog.files, head, schema), schema)
+        names = _shipped_to(context, one)
         if names and _unshipped(asked, [one]):
             raise shipped(one.table, names)
         _check_told(asked, one, found)
         tables[one.table] = _told(found, names)
-    return {"job": asked.job.name, "range": asked.range, "chunks": len(asked.numbers), "tables": tables}
+    return RedoPlan(asked.job.name, asked.range, len(asked.numbers), tables)
 
 
-def _told(found: _Found, names: Sequence[str]) -> dict[str, Any]:
-    told: dict[str, Any] = {"rows_out": found.rows, "rows_since": found.since, "since": list(found.named)}
-    return {**told, "shipped_to": list(names)}
+def _told(found: _Found, names: Sequence[str]) -> RedoneTable:
+    return RedoneTable(found.rows, found.since, found.named, tuple(names))
 
 
 def _ask(
-    room: Room, job: Job, first: Any, last: Any, *, source: Source | None = None, force: bool = False,
-    all_rows: bool = False,
-) -> tuple[_Asked, Source]:  # fmt: skip
+    context: JobContext,
+    job: Job,
+    first: GivenValue,
+    last: GivenValue,
+    source: HistorySource | None,
+    force: bool,
+    all_rows: bool,
+) -> tuple[_Asked, HistorySource]:
     spec = spec_from_job(job, source)
-    check_spec(room, spec)
-    at_work = bound(room, spec)
+    check_spec(context, spec)
+    at_work = bound(context, spec)
     asked = _Asked(job, spec, whole_chunks(spec.geometry, first, last), force, all_rows)
-    tip = Tip(at_work, spec, Brake(None)).ask()
-    _check_there(asked, Outlook.look(room, spec, job.id, tip, job.settings), tip)
+    tip = Tip(at_work, spec, WorkerStop(None)).ask()
+    _check_there(asked, Outlook.look(context, spec, job.id, tip, Reached.of(job.settings)), tip)
     return asked, at_work
 
 
@@ -381,51 +429,60 @@ def _ask(
 
 
 def redo(
-    room: Room, job: Job, first: Any, last: Any, actor: str, progress: Step | None = None, **options: Any
+    context: JobContext,
+    job: Job,
+    first: GivenValue,
+    last: GivenValue,
+    actor: str,
+    progress: JobCallback | None = None,
+    *,
+    source: HistorySource | None = None,
+    force: bool = False,
+    all_rows: bool = False,
 ) -> BackfillRun:
     """Remove the chunks of [first, last) and load them again. If refused, nothing changes. Busy if a run
     holds the job.
     """
-    room.engine.get_ready()
-    asked, source = _ask(room, job, first, last, **options)
-    planned = _plan(room, asked)
+    context.engine.get_ready()
+    asked, at_work = _ask(context, job, first, last, source, force, all_rows)
+    planned = _plan(context, asked)
     kept = json.loads(job.spec)
-    held = room.catalog.jobs.start(
+    held = context.catalog.jobs.start(
         job.name, HISTORY, list(asked.spec.tables), kept["pinned"], kept["settings"], CHUNKS, actor
     )
     try:
-        redone, commit = _take_out(room, asked, held, actor, planned)
+        redone, commit = _take_out(context, asked, held, actor, planned)
     except CommitUnknown:
         # The chunk may be missing now: the job is interrupted, not done, and `resume` loads what is missing.
-        room.catalog.jobs.disown(held.run)
+        context.catalog.jobs.disown(held.run)
         raise
     except BaseException:
         with suppress(FloodmarkError):
-            _give_back(room, held, job, None)
+            _give_back(context, held, job, None)
         raise
     looked: list[Outlook] = []
 
-    def load(told: Progress) -> bool:
-        run = Run(room, asked.spec, source, held, actor, told, kept["settings"])
+    def load(told: JobProgress) -> bool:
+        run = HistoryRun(context, asked.spec, at_work, held, actor, told, kept["settings"])
         outlook, chunks = run.load_again(asked.numbers)
         looked.append(outlook)
         return commit is not None or chunks > 0
 
-    def end(told: Progress) -> dict[str, Any]:
-        return _give_back(room, held, job, looked[0], told)
+    def end(told: JobProgress) -> dict[str, Json]:
+        return _give_back(context, held, job, looked[0], told)
 
-    run = run_job(room, held, progress, load, end)
+    run = run_job(context, held, progress, load, end)
     # Not `done`: other chunks may be missing.
     return replace(run, outcome=REDONE if run.outcome == RUN_DONE else run.outcome, redone=redone)
 
 
 def _take_out(
-    room: Room, asked: _Asked, held: Held, actor: str, planned: Mapping[str, Any]
-) -> tuple[dict[str, Any], Commit | None]:
+    context: JobContext, asked: _Asked, held: HeldJob, actor: str, planned: RedoPlan
+) -> tuple[dict[str, Json], Commit | None]:
     """One publish: removes the rows and marks their chunks missing. None if nothing of the range is loaded."""
-    going = asked.going(room)
+    going = asked.going(context)
     if not going:
-        return {**planned, "version": None}, None
+        return {**as_json(planned), "version": None}, None
     redone = [
         RedoneChunk(state.chunk, one.table, one.table_id, state.version, state.rows)
         for one in going
@@ -433,37 +490,37 @@ def _take_out(
     ]
     rider = RedoRider(clock.new_id(), asked.job.id, held.run, tuple(redone), _unshipped(asked, going))
     intent = Intent(KIND, MAIN, actor, f"{asked.job.name}: redo {asked.range}", rider)
-    told = {}
+    told: dict[str, RedoneTable] = {}
 
     def fill(change: Change) -> None:
         for one in going:
-            remover = _Redoing(asked, one, room.catalog.storage)
+            remover = _Redoing(asked, one, context.catalog.storage)
             change.write(RETAIN, one.table, options=WriteOptions(remover=remover))
-            told[one.table] = _told(remover.found, _shipped_to(room, one))
+            told[one.table] = _told(remover.found, _shipped_to(context, one))
         change.identify(replace(rider, detail=_audit_text(asked, actor, told)))
 
-    commit = publish(room.catalog, intent, Change(room.engine, intent, fill, [one.table for one in going]))
-    return {**planned, "tables": told, "version": commit.version}, commit
+    commit = publish(context.catalog, intent, Change(context.engine, intent, fill, [one.table for one in going]))
+    return {**as_json(replace(planned, tables=told)), "version": commit.version}, commit
 
 
-def _audit_text(asked: _Asked, actor: str, told: Mapping[str, Mapping[str, Any]]) -> str:
+def _audit_text(asked: _Asked, actor: str, told: Mapping[str, RedoneTable]) -> str:
     parts = []
     for table, one in told.items():
-        text = f"{one['rows_out']} rows of {table} taken out"
-        text += f", {one['rows_since']} that came since named ({'; '.join(one['since'])})" if one["rows_since"] else ""
-        text += f", shipped before to {', '.join(one['shipped_to'])}" if one["shipped_to"] else ""
+        text = f"{one.rows_out} rows of {table} taken out"
+        text += f", {one.rows_since} that came since named ({'; '.join(one.since)})" if one.rows_since else ""
+        text += f", shipped before to {', '.join(one.shipped_to)}" if one.shipped_to else ""
         parts.append(text)
     return f"{asked.job.name}: {asked.range} by {actor}: {'; '.join(parts)}"
 
 
 def _give_back(
-    room: Room, held: Held, job: Job, outlook: Outlook | None, progress: Progress | None = None
-) -> dict[str, Any]:
+    context: JobContext, held: HeldJob, job: Job, outlook: Outlook | None, progress: JobProgress | None = None
+) -> dict[str, Json]:
     """End the run. The job is done if nothing is missing now; else it returns to its state before this run.
 
     A done job whose source has more chunks now is stopped: `resume` loads those too.
     """
-    jobs = room.catalog.jobs
+    jobs = context.catalog.jobs
     figures = (None, None) if progress is None else (progress.processed, progress.total)
     if outlook is not None and outlook.is_done:
         return jobs.end(held, states.DONE, *figures).as_dict()

@@ -6,6 +6,10 @@ as the files or tables behind it stay the same; so a chunk may be read again aft
 Invalid when a source is made or bound, before a job is created. A missing file is NotFound, a record that does not fit
 Invalid; errors of a function pass unchanged.
 
+A tip is given by a value, by the clock ("now", "now-10m"), by a small file ("@path") or by a function; it is checked
+against the history before a job is created. A file of it that is missing or empty is being written: Unavailable, so a
+later try reads it again.
+
 `bind` gives a source what it needs of the lake. Settings are stored as JSON, so that another process can resume a job;
 a function that cannot be imported, or an object of a foreign class, cannot be stored.
 """
@@ -15,20 +19,36 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
+import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkable
 
-from floodmark.backfill.chunks.context import Context, check_tip, in_context, kept_step, kept_tip, tip_value
-from floodmark.backfill.chunks.geometry import NUMBER, TIME, Chunk, Geometry, Value, span_us
-from floodmark.backfill.chunks.paths import Template
+from floodmark import clock
+from floodmark.backfill.chunks.geometry import NUMBER, TIME, Chunk, Geometry, GivenSize, GivenValue, RangeValue, span_us
+from floodmark.backfill.chunks.paths import Template, absolute_path
 from floodmark.backfill.chunks.ranges import TableRange
+from floodmark.commit.catalog import Catalog
 from floodmark.errors import Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
+from floodmark.json_form import Json
+from floodmark.model import Row
+from floodmark.rows.session import Sessions
 from floodmark.storage import local_path
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.schema import Schema
+
     from floodmark.rows.frames import DataFrame, SparkSession, StructType
+
+TIP_BYTES_MAX = 1024
+_FILE_ADVICE = "Write it beside, then rename it into its place: so it is always whole."
+_NOW = re.compile(r"now(?: *- *(.+))?")
+# A tip as callers pass it.
+GivenTip: TypeAlias = GivenValue | Callable[[], GivenValue | None] | None
 
 ERROR, EMPTY, ACCEPT = "error", "empty", "accept"
 DIGEST_BYTES = 8 * 1024 * 1024
@@ -36,23 +56,41 @@ _PATTERN = re.compile(r"[*?\[\]{}\\]")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 # Spark's message for an address without a connector.
 _NO_CONNECTOR = re.compile(r"No FileSystem for scheme|FileSystem not found")
+P = ParamSpec("P")
+T = TypeVar("T")
+# The rows of a chunk: a Spark DataFrame, or rows in any form that `lake.append` accepts.
+ChunkRows: TypeAlias = "DataFrame | pa.Table | pa.RecordBatch | pa.RecordBatchReader | Sequence[Row]"
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """What a source needs of the lake: `schema` gives the columns of the chunk's rows, if a table defines them.
+
+    `filled` names those that rows may omit, because the table fills them.
+    """
+
+    catalog: Catalog
+    sessions: Sessions
+    geometry: Geometry
+    schema: Callable[[], Schema | None]
+    filled: Callable[[], Sequence[str]] = tuple
 
 
 @runtime_checkable
-class Source(Protocol):
-    def tip(self) -> Any:
+class HistorySource(Protocol):
+    def tip(self) -> GivenValue | None:
         """How far the source has come, exclusive: a number or a time; None if unknown."""
 
-    def read(self, chunk: Chunk) -> Any:
+    def read(self, chunk: Chunk) -> ChunkRows:
         """The chunk's rows: a Spark DataFrame, or rows in any form that `lake.append` accepts."""
 
 
-def bind(source: Source, context: Context) -> Source:
+def bind(source: HistorySource, context: SourceContext) -> HistorySource:
     """The source bound to this lake and history. `Invalid` if its settings do not fit them."""
     return source.bind(context) if isinstance(source, PathSource | TableSource | CallSource) else source
 
 
-def explain(source: Source, chunk: Chunk) -> FloodmarkError | None:
+def explain(source: HistorySource, chunk: Chunk) -> FloodmarkError | None:
     """After rows of a chunk were refused: which records do not fit, if the source can find them."""
     return source.explain(chunk) if isinstance(source, PathSource) else None
 
@@ -60,46 +98,123 @@ def explain(source: Source, chunk: Chunk) -> FloodmarkError | None:
 # ── stored form ──
 
 
-def to_source(given: Any) -> Source:
+def to_source(given: HistorySource | Callable[[Chunk], ChunkRows] | str) -> HistorySource:
     """A source unchanged, a path template as text, or a function (also as text, like package.module:function)."""
-    if isinstance(given, Source) and not isinstance(given, type):
+    if isinstance(given, HistorySource) and not isinstance(given, type):
         return given
     if isinstance(given, str):
         return CallSource(given) if _FUNCTION.fullmatch(given) else PathSource(given)
     if callable(given) and not isinstance(given, type):
         return CallSource(given)
     raise Invalid(
-        "this is not a source",
+        "unsupported source",
         given=repr(given),
         advice="Give a path template, a function of a chunk, or an object with tip() and read(chunk).",
     )
 
 
-def source_as_dict(source: Source) -> dict[str, Any]:
+def source_as_dict(source: HistorySource) -> dict[str, Json]:
     """A source's settings for JSON."""
     if isinstance(source, PathSource | TableSource | CallSource):
         return source.as_dict()
     return {"kind": "object", "type": f"{type(source).__module__}.{type(source).__qualname__}"}
 
 
-def source_from_dict(values: Any) -> Source:
+def source_from_dict(values: Json) -> HistorySource:
     """The source with these stored settings. `Invalid` if they do not make one, `Corrupt` if they are not settings."""
-    known: dict[str, Callable[..., Source]] = {"path": PathSource, "table": TableSource, "call": CallSource}
-    kind = values.get("kind") if isinstance(values, Mapping) else None
+    known: dict[str, Callable[..., HistorySource]] = {"path": PathSource, "table": TableSource, "call": CallSource}
+    settings = dict(values) if isinstance(values, Mapping) else {}
+    kind = settings.pop("kind", None)
     if kind == "object":
-        raise _not_kept(str(values.get("type")))
+        raise _not_kept(str(settings.get("type")))
     try:
-        return known[str(kind)](**{name: value for name, value in values.items() if name != "kind"})
+        return known[str(kind)](**settings)
     except (KeyError, TypeError) as error:
-        raise Corrupt("the kept settings of a source cannot be understood", found=repr(values)[:200]) from error
+        raise Corrupt("the stored settings of a source are invalid", found=repr(values)[:200]) from error
 
 
 def _not_kept(what: str) -> Invalid:
     return Invalid(
-        "this source cannot be made again from what the catalog keeps",
+        "this source cannot be restored from the catalog",
         source=what,
-        advice="Start the job again by the same call, with the same name: it goes on from where it is.",
+        advice="Start the job again with the same call and name: it continues.",
     )
+
+
+# ── tips and steps ──
+
+
+def kept_tip(given: GivenValue | None) -> str | int | None:
+    """A tip that is not a function, in the form that JSON can store."""
+    if isinstance(given, str):
+        _delay_ms(given)
+        return "@" + absolute_path(given[1:]) if given.startswith("@") else given
+    if given is None or isinstance(given, date):
+        return given.isoformat() if given else None
+    try:
+        return operator.index(given)
+    except TypeError as error:
+        raise Invalid("invalid tip", tip=repr(given), advice="Give a number, a time, now-10m or @path.") from error
+
+
+def _delay_ms(text: str) -> int | None:
+    """How long before now a tip is; None if the clock does not determine it."""
+    found = _NOW.fullmatch(text.strip())
+    return None if found is None else clock.parse_duration_ms(found[1] or "0s")
+
+
+def check_tip(given: GivenTip, geometry: Geometry) -> None:
+    if given is None or callable(given) or (isinstance(given, str) and given.startswith("@")):
+        return
+    if isinstance(given, str) and _delay_ms(given) is not None:
+        if geometry.unit != TIME:
+            raise Invalid("a range of numbers has no tip by the clock", tip=given, advice="Give a number, or @path.")
+        return
+    geometry.value(given)
+
+
+def tip_value(given: GivenTip, context: SourceContext) -> RangeValue | None:
+    found = given() if callable(given) else given
+    if found is None:
+        return None
+    geometry = context.geometry
+    if isinstance(found, str):
+        delay_ms = _delay_ms(found)
+        if delay_ms is not None and geometry.unit == TIME:
+            return geometry.shown_within((clock.now_ms() - delay_ms) * 1000)
+        if found.startswith("@"):
+            return _in_file(found[1:], context)
+    return geometry.shown(geometry.value(found))
+
+
+def _in_file(path: str, context: SourceContext) -> RangeValue:
+    try:
+        data = context.catalog.storage.read_range(path, 0, TIP_BYTES_MAX + 1)
+    except NotFound as error:
+        raise Unavailable("the tip file does not exist", path=path, advice=_FILE_ADVICE) from error
+    if not data.strip():
+        raise Unavailable("the tip file is empty", path=path, advice=_FILE_ADVICE)
+    try:
+        return context.geometry.shown(context.geometry.value(data.decode().strip()))
+    except (Invalid, UnicodeDecodeError) as error:
+        raise Invalid("this file contains no valid tip", path=path, found=repr(data[:40]), cause=str(error)) from error
+
+
+def kept_step(given: GivenSize | None) -> int | str | None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+        return given
+    if isinstance(given, str) and given.strip().isdecimal():
+        return int(given)
+    span = span_us(given)
+    if span % 1000:
+        raise Invalid("a step is of whole milliseconds", step=repr(given))
+    return given if isinstance(given, str) else f"{span // 1000}ms"
+
+
+def in_context(context: SourceContext | None) -> SourceContext:
+    if context is None:
+        raise Invalid("the source is not bound to a lake", advice="A backfill does that: lake.backfill.history(...).")
+    return context
 
 
 # ── files ──
@@ -120,10 +235,10 @@ class PathSource:
         self,
         template: str,
         *,
-        step: Any = None,
+        step: GivenSize | None = None,
         format: str | None = None,
         missing: str = ERROR,
-        tip: Any = None,
+        tip: GivenValue | None = None,
         columns: str | None = None,
         unfinished: str = ERROR,
     ) -> None:
@@ -144,9 +259,9 @@ class PathSource:
         self.tip_given = kept_tip(tip)
         self.columns = columns
         self._footers = Footers()
-        self._context: Context | None = None
+        self._context: SourceContext | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {
             "kind": "path",
             "template": self.template.text,
@@ -158,14 +273,14 @@ class PathSource:
             "columns": self.columns,
         }
 
-    def bind(self, context: Context) -> PathSource:
+    def bind(self, context: SourceContext) -> PathSource:
         self.template.check(context.geometry, self._inner_step(context.geometry))
         check_tip(self.tip_given, context.geometry)
         bound = copy.copy(self)
         bound._context = context
         return bound
 
-    def tip(self) -> Value | None:
+    def tip(self) -> RangeValue | None:
         context = in_context(self._context)
         default = "now" if context.geometry.unit == TIME else None
         return tip_value(default if self.tip_given is None else self.tip_given, context)
@@ -219,11 +334,11 @@ class PathSource:
             if self.missing == ERROR:
                 lost = [path for path in paths if path not in there] or paths
                 raise NotFound(
-                    "a chunk's files are not there",
+                    "files of a chunk do not exist",
                     chunk=chunk.name,
                     path=",".join(lost[:3]),
                     files=len(lost),
-                    advice='Bring them, or say that missing files are empty: --missing empty (missing="empty").',
+                    advice='Add them, or treat missing files as empty: --missing empty (missing="empty").',
                 ) from error
         if there:
             return self._load(spark, there, columns)
@@ -305,9 +420,9 @@ def _files_there(paths: list[str]) -> Iterator[None]:
 
 def _columns_unknown(template: str) -> Invalid:
     return Invalid(
-        "the columns of these files are not known: no table takes them as they are",
+        "the columns of these files are unknown: no table stores the rows unchanged",
         template=template,
-        advice='Say them: --columns "id long, ts timestamp" (in Python columns="…").',
+        advice='Declare them: --columns "id long, ts timestamp" (in Python columns="…").',
     )
 
 
@@ -323,23 +438,23 @@ class TableSource:
     a history whose last rows are before its end, set how far the table goes: a value, "now-10m", or "@path".
     """
 
-    def __init__(self, table: str, column: str, *, tip: Any = None) -> None:
+    def __init__(self, table: str, column: str, *, tip: GivenValue | None = None) -> None:
         self.table = table
         self.column = column
         self.tip_given = kept_tip(tip)
-        self._context: Context | None = None
+        self._context: SourceContext | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return {"kind": "table", "table": self.table, "column": self.column, "tip": self.tip_given}
 
-    def bind(self, context: Context) -> TableSource:
+    def bind(self, context: SourceContext) -> TableSource:
         check_tip(self.tip_given, context.geometry)
         bound = copy.copy(self)
         bound._context = context
         bound._now()
         return bound
 
-    def tip(self) -> Value | None:
+    def tip(self) -> RangeValue | None:
         context = in_context(self._context)
         if self.tip_given is not None:
             return tip_value(self.tip_given, context)
@@ -368,51 +483,52 @@ class CallSource:
     a range with an end counts as complete.
     """
 
-    def __init__(self, read: Callable[[Chunk], Any] | str, tip: Any = None) -> None:
+    def __init__(self, read: Callable[[Chunk], ChunkRows] | str | None, tip: GivenTip = None) -> None:
         if read is None:
             raise _not_kept("a function that cannot be imported")
-        self._read: Callable[[Chunk], Any] = _function(read)
-        self.tip_given = _function(tip) if _is_function(tip) else kept_tip(tip)
-        self._context: Context | None = None
+        self._read = _function(read)
+        self.tip_given: Callable[[], GivenValue | None] | str | int | None = (
+            _function(tip) if callable(tip) or _is_function_name(tip) else kept_tip(tip)
+        )
+        self._context: SourceContext | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         read = _function_name(self._read)
         if not callable(self.tip_given):
             return {"kind": "call", "read": read, "tip": self.tip_given}
         tip = _function_name(self.tip_given)
         return {"kind": "call", "read": read if tip else None, "tip": tip}
 
-    def bind(self, context: Context) -> CallSource:
+    def bind(self, context: SourceContext) -> CallSource:
         check_tip(self.tip_given, context.geometry)
         bound = copy.copy(self)
         bound._context = context
         return bound
 
-    def tip(self) -> Value | None:
+    def tip(self) -> RangeValue | None:
         return tip_value(self.tip_given, in_context(self._context))
 
-    def read(self, chunk: Chunk) -> Any:
+    def read(self, chunk: Chunk) -> ChunkRows:
         return self._read(chunk)
 
 
-def _is_function(given: Any) -> bool:
-    return callable(given) or (isinstance(given, str) and _FUNCTION.fullmatch(given) is not None)
+def _is_function_name(given: GivenTip) -> TypeGuard[str]:
+    return isinstance(given, str) and _FUNCTION.fullmatch(given) is not None
 
 
-def _function(given: Any) -> Callable[..., Any]:
-    function: Any = given if callable(given) else None
-    if function is None and _is_function(given):
-        function = _imported(given)
+def _function(given: Callable[P, T] | str) -> Callable[P, T]:
+    function = given
+    if isinstance(given, str):
+        function = _imported(given) if _is_function_name(given) else given
     if not callable(function):
-        raise Invalid("this is not a function", given=repr(given), advice="Write it like package.module:function.")
-    found: Callable[..., Any] = function
-    return found
+        raise Invalid("not a function", given=repr(given), advice="Write it like package.module:function.")
+    return function
 
 
 def _imported(name: str) -> Any:
     module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except Exception as error:
@@ -425,7 +541,7 @@ def _imported(name: str) -> Any:
     return found
 
 
-def _function_name(function: Callable[..., Any]) -> str | None:
+def _function_name(function: Callable[P, T]) -> str | None:
     """The name by which another process finds the function; None if it cannot."""
     name = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
     if name.startswith("__main__:") or not _FUNCTION.fullmatch(name):

@@ -12,36 +12,38 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from floodmark.backfill.chunks.geometry import NUMBER, TIME, Geometry, span_us
 from floodmark.backfill.chunks.ranges import TableRange
 from floodmark.backfill.chunks.sources import (
     CallSource,
+    HistorySource,
     PathSource,
-    Source,
     TableSource,
     source_as_dict,
     source_from_dict,
 )
 from floodmark.catalog.jobs import Job
 from floodmark.errors import Corrupt, Invalid, NotFound
-from floodmark.jobs.run import Room
+from floodmark.jobs.run import JobContext
+from floodmark.json_form import Json
 from floodmark.rows.session import Sessions
 from floodmark.rows.sql.query import named_tables, query_body
 from floodmark.rows.sql.table_names import relations
 
 if TYPE_CHECKING:
-    pass
+    from floodmark.rows.frames import DataFrame
 
-
+P = ParamSpec("P")
+T = TypeVar("T")
 _CHARACTERS = 16
 
 
-def fingerprint(function: Callable[..., Any]) -> dict[str, str]:
+def fingerprint(function: Callable[P, T]) -> dict[str, str]:
     """In a form that JSON can store. A callable without code of its own is identified by its name alone."""
     name = getattr(function, "__qualname__", type(function).__name__)
     code = getattr(function, "__code__", None)
@@ -65,7 +67,7 @@ def _code_text(code: CodeType) -> str:
     return f"({code.co_code.hex()} {code.co_names} {' '.join(map(_constant_text, code.co_consts))})"
 
 
-def _constant_text(constant: Any) -> str:
+def _constant_text(constant: Hashable) -> str:
     if isinstance(constant, CodeType):
         return _code_text(constant)
     if isinstance(constant, tuple):
@@ -81,21 +83,25 @@ CHUNK = "chunk"
 NEWEST, OLDEST = "newest", "oldest"
 
 # The rows of a table: the chunk's rows unchanged, Spark SQL over `chunk`, or a function of its DataFrame.
-Definition = str | Callable[[Any], Any] | None
+Definition: TypeAlias = "str | Callable[[DataFrame], DataFrame] | None"
+# As the catalog stores it: a function by its fingerprint.
+StoredDefinition: TypeAlias = str | Mapping[str, str] | None
 
-_KEPT = (
-    "order",
-    "workers",
-    "rows_min",
-    "rows_max",
-    "rows_exact",
-    "manifest",
-    "keep",
-    "follow",
-    "tip_wait_s",
-    "call_deadline_s",
-    "retries",
-)
+
+class StoredOptions(TypedDict):
+    """The options of a run that the catalog stores with its job."""
+
+    order: str
+    workers: int
+    rows_min: int | None
+    rows_max: int | None
+    rows_exact: bool
+    manifest: str | None
+    keep: str | int | None
+    follow: bool
+    tip_wait_s: float
+    call_deadline_s: float
+    retries: int
 
 
 @dataclass(frozen=True)
@@ -103,13 +109,13 @@ class HistorySpec:
     """`column`: the position of a row in the range. `keep`: how much below the tip, or before now, is kept (see
     prune.py).
 
-    `manifest`: a file that describes each chunk (checks.py). `retries`: how often a chunk is tried; between two tries
-    retry_s, doubled each time. poll_s: how often a waiting run asks for the tip. `forget_tip`: this start ignores how
-    far the history came before (tip.py).
+    `manifest`: a file that describes each chunk (chunk_checks.py). `retries`: how often a chunk is tried; between two
+    tries retry_s, doubled each time. poll_s: how often a waiting run asks for the tip. `forget_tip`: this start ignores
+    how far the history came before (frontier.py).
     """
 
     name: str
-    source: Source
+    source: HistorySource
     tables: Mapping[str, Definition]
     geometry: Geometry
     column: str | None = None
@@ -137,13 +143,24 @@ class HistorySpec:
     def newest_first(self) -> bool:
         return self.order == NEWEST
 
-    def pinned(self) -> dict[str, Any]:
+    def pinned(self) -> dict[str, Json]:
         return {**self.geometry.as_dict(), "column": self.column}
 
-    def settings(self) -> dict[str, Any]:
-        tables = {table: kept_definition(definition) for table, definition in self.tables.items()}
-        kept = {name: getattr(self, name) for name in _KEPT}
-        return {"source": source_as_dict(self.source), "tables": tables, **kept}
+    def settings(self) -> dict[str, Json]:
+        tables = {table: stored_definition(definition) for table, definition in self.tables.items()}
+        options = {name: getattr(self, name) for name in StoredOptions.__annotations__}
+        return {"source": source_as_dict(self.source), "tables": tables, **options}
+
+
+@dataclass(frozen=True)
+class StoredHistory:
+    """What the catalog stores of a history: known without its source."""
+
+    geometry: Geometry
+    column: str | None
+    tables: Mapping[str, StoredDefinition]
+    keep: str | int | None
+    settings: Mapping[str, Json]
 
 
 def kept_units(geometry: Geometry, keep: str | int | None) -> int | None:
@@ -153,97 +170,114 @@ def kept_units(geometry: Geometry, keep: str | int | None) -> int | None:
     return geometry.value(keep) if geometry.unit == NUMBER else span_us(keep)
 
 
-def spec_from_job(job: Job, source: Source | None = None) -> HistorySpec:
+def spec_from_job(job: Job, source: HistorySource | None = None) -> HistorySpec:
     """The spec that a job was last started with; `source`: one that the catalog cannot store.
 
     `Invalid` if it cannot be made from what the catalog stores.
     """
-    geometry, column, settings = kept_parts(job)
-    tables = {table: _definition(job.name, table, kept) for table, kept in settings["tables"].items()}
-    try:
-        kept = {name: settings[name] for name in _KEPT}
-    except KeyError as error:
-        raise Corrupt("the kept settings of a job cannot be understood", job=job.name, missing=error) from error
+    stored = stored_history(job)
+    tables = {table: _definition(job.name, table, one) for table, one in stored.tables.items()}
     return HistorySpec(
         name=job.name,
-        source=source_from_dict(settings["source"]) if source is None else source,
+        source=source_from_dict(stored.settings["source"]) if source is None else source,
         tables=tables,
-        geometry=geometry,
-        column=column,
-        **kept,
+        geometry=stored.geometry,
+        column=stored.column,
+        **_stored_options(job),
     )
 
 
-def kept_parts(job: Job) -> tuple[Geometry, str | None, Mapping[str, Any]]:
-    """A job's geometry, range column and settings: what is known without its source."""
+def _stored_options(job: Job) -> StoredOptions:
+    settings = json.loads(job.spec)["settings"]
     try:
-        kept = json.loads(job.spec)
-        pinned, settings = dict(kept["pinned"]), kept["settings"]
+        return StoredOptions(
+            order=settings["order"],
+            workers=settings["workers"],
+            rows_min=settings["rows_min"],
+            rows_max=settings["rows_max"],
+            rows_exact=settings["rows_exact"],
+            manifest=settings["manifest"],
+            keep=settings["keep"],
+            follow=settings["follow"],
+            tip_wait_s=settings["tip_wait_s"],
+            call_deadline_s=settings["call_deadline_s"],
+            retries=settings["retries"],
+        )
+    except KeyError as error:
+        raise Corrupt("the stored settings of a job are invalid", job=job.name, missing=error) from error
+
+
+def stored_history(job: Job) -> StoredHistory:
+    """`Corrupt` if the catalog stores something else with the job."""
+    try:
+        stored = json.loads(job.spec)
+        pinned, settings = dict(stored["pinned"]), stored["settings"]
         column = pinned.pop("column")
         if not isinstance(settings["tables"], dict) or "source" not in settings:
-            raise ValueError("its tables or its source are not there")
+            raise ValueError("its tables or its source are missing")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Corrupt("the kept settings of a job cannot be understood", job=job.name, cause=error) from error
-    return Geometry.from_dict(pinned), column, settings
+        raise Corrupt("the stored settings of a job are invalid", job=job.name, cause=error) from error
+    geometry = Geometry.from_dict(pinned)
+    return StoredHistory(geometry, column, settings["tables"], settings.get("keep"), settings)
 
 
-def kept_definition(definition: Definition) -> Any:
+def stored_definition(definition: Definition) -> StoredDefinition:
     """A definition as the catalog stores it."""
     if definition is None or isinstance(definition, str):
         return definition
     return fingerprint(definition)
 
 
-def is_same_definition(kept: Any, definition: Definition) -> bool:
+def is_same_definition(stored: StoredDefinition, definition: Definition) -> bool:
     """Whether a definition is the one that the catalog stores, as far as functions can be compared."""
-    given = kept_definition(definition)
-    if isinstance(kept, dict) and isinstance(given, dict):
-        return is_same_function(kept, given)
-    return bool(kept == given)
+    given = stored_definition(definition)
+    if isinstance(stored, Mapping) and isinstance(given, Mapping):
+        return is_same_function(stored, given)
+    return stored == given
 
 
-def _definition(job: str, table: str, kept: Any) -> Definition:
-    if kept is None or isinstance(kept, str):
-        return kept
+def _definition(job: str, table: str, stored: StoredDefinition) -> Definition:
+    if stored is None or isinstance(stored, str):
+        return stored
     raise Invalid(
         "what comes into a table was a function, which the catalog cannot keep",
         job=job,
         table=table,
-        advice="Start the job again by the same call, with the same name: it goes on from where it is.",
+        advice="Start the job again with the same call and name: it continues.",
     )
 
 
 # ── checks ──
 
 
-def check_spec(room: Room, spec: HistorySpec) -> None:
+def check_spec(context: JobContext, spec: HistorySpec) -> None:
     """Refuse what cannot be loaded, before a job exists. Does not ask the source.
 
     Spark is asked only which tables a new definition reads, if its text does not show it.
     """
     _check_numbers(spec)
     if not spec.tables:
-        raise Invalid("a history comes into at least one table", job=spec.name)
+        raise Invalid("a history needs at least one table", job=spec.name)
     if isinstance(spec.source, TableSource) and spec.source.table in spec.tables:
         raise Invalid("a table cannot be its own source", table=spec.source.table, job=spec.name)
     for table, definition in spec.tables.items():
-        room.catalog.history.head(table)
+        context.catalog.history.head(table)
         if table.lower() == CHUNK:
             raise Invalid("this name stands for the chunk's rows in definitions", table=table)
         if definition is not None and not callable(definition):
             query_body(definition)
-    _check_column(room, spec)
+    _check_column(context, spec)
     _check_end(spec)
     kept = kept_units(spec.geometry, spec.keep)
     if kept is not None and kept <= 0:
         raise Invalid("what is kept is above zero", keep=spec.keep)
-    if not _are_known(room, spec):
-        _check_references(room, spec)
+    if not _are_known(context, spec):
+        _check_references(context, spec)
 
 
 def _check_numbers(spec: HistorySpec) -> None:
     if spec.order not in (NEWEST, OLDEST):
-        raise Invalid("chunks come newest or oldest first", order=spec.order, advice="Use newest or oldest.")
+        raise Invalid("the order of chunks must be newest or oldest", order=spec.order, advice="Use newest or oldest.")
     for name in ("workers", "retries"):
         if getattr(spec, name) < 1:
             raise Invalid(f"{name} must be a whole number above 0", given=getattr(spec, name))
@@ -271,31 +305,31 @@ def references(table: str, definition: str, tables: Mapping[str, Definition], se
     return [name for name in named if name.lower() in read]
 
 
-def _are_known(room: Room, spec: HistorySpec) -> bool:
+def _are_known(context: JobContext, spec: HistorySpec) -> bool:
     """Whether an earlier start of the job had the same definitions: they were checked then."""
     try:
-        kept = kept_parts(room.catalog.jobs.find(spec.name))[2]["tables"]
+        stored = stored_history(context.catalog.jobs.find(spec.name)).tables
     except (NotFound, Corrupt):
         return False  # the code that needs its settings reports that they cannot be read
-    return kept.keys() == spec.tables.keys() and all(
-        is_same_definition(kept[table], definition) for table, definition in spec.tables.items()
+    return stored.keys() == spec.tables.keys() and all(
+        is_same_definition(stored[table], definition) for table, definition in spec.tables.items()
     )
 
 
-def _check_references(room: Room, spec: HistorySpec) -> None:
+def _check_references(context: JobContext, spec: HistorySpec) -> None:
     """A definition reads the chunk and the job's other tables. It must not depend on itself, even through others."""
     names = {name.lower(): name for name in (CHUNK, *spec.tables)}
     needed: dict[str, list[str]] = {table: [] for table in spec.tables}
     for table, definition in spec.tables.items():
         if not isinstance(definition, str):
             continue
-        read = relations(query_body(definition), names, room.engine.sessions)
+        read = relations(query_body(definition), names, context.engine.sessions)
         if strange := [name for name in read if name.lower() not in names]:
             raise Invalid(
                 "a definition reads what is neither the chunk nor a table of the job",
                 table=table,
                 reads=", ".join(strange),
-                advice="Views of a session and other tables are not there for every run: take it from `chunk`.",
+                advice="Views of a session and other tables may not exist in another run: read from `chunk`.",
             )
         needed[table] = [names[name.lower()] for name in read if name.lower() != CHUNK]
     for start in spec.tables:
@@ -310,19 +344,19 @@ def _check_references(room: Room, spec: HistorySpec) -> None:
                 waiting += needed[table]
 
 
-def _check_column(room: Room, spec: HistorySpec) -> None:
+def _check_column(context: JobContext, spec: HistorySpec) -> None:
     if spec.column is None:
         if spec.keep is not None:
             raise Invalid(
-                "what is to go below a floor is told by the range column",
+                "keep needs the range column",
                 keep=spec.keep,
                 advice="Name it: --column NAME (in Python column=…).",
             )
         return
     for table in spec.plain_tables or list(spec.tables):
         # A computed table may lack it, unless no other table has it.
-        if spec.tables[table] is None or not any(has_column(room, one, spec) for one in spec.tables):
-            table_range(room, spec.geometry, table, spec.column)
+        if spec.tables[table] is None or not any(has_column(context, one, spec) for one in spec.tables):
+            table_range(context, spec.geometry, table, spec.column)
 
 
 def _check_end(spec: HistorySpec) -> None:
@@ -343,16 +377,16 @@ def no_tip(job: str) -> Invalid:
     )
 
 
-def table_range(room: Room, geometry: Geometry, table: str, column: str) -> TableRange:
-    return TableRange.at_head(room.catalog, room.engine.sessions, geometry, table, column)
+def table_range(context: JobContext, geometry: Geometry, table: str, column: str) -> TableRange:
+    return TableRange.at_head(context.catalog, context.engine.sessions, geometry, table, column)
 
 
-def has_column(room: Room, table: str, spec: HistorySpec) -> bool:
+def has_column(context: JobContext, table: str, spec: HistorySpec) -> bool:
     """Whether the table has the job's range column, of the history's kind."""
     if spec.column is None:
         return False
     try:
-        table_range(room, spec.geometry, table, spec.column)
+        table_range(context, spec.geometry, table, spec.column)
     except Invalid:
         return False
     return True

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from floodmark import clock
 from floodmark.backfill.columns.plan import Batch
 from floodmark.catalog.chunks import FillRider
-from floodmark.catalog.jobs import Held
+from floodmark.catalog.jobs import HeldJob
 from floodmark.catalog.riders import PlanAgain
 from floodmark.commit.fills import Fill, absent_fields, fills_of
 from floodmark.commit.intent import Intent
@@ -25,18 +25,18 @@ from floodmark.commit.journal import Operation
 from floodmark.commit.live_files import LiveFile, live_files
 from floodmark.commit.metadata import new_snapshot_id, schema_of
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
-from floodmark.commit.seal import WRITE, Edit, RemovedFile
+from floodmark.commit.seal import Edit
 from floodmark.errors import Conflict, Corrupt
 from floodmark.failpoints import hit
-from floodmark.jobs.run import Room
+from floodmark.jobs.run import JobContext
 from floodmark.model import Commit, FileRecord, Head
-from floodmark.reading import Moment
+from floodmark.reading import ReadMoment
 from floodmark.rows.reading.arrow_reader import read_rows
 from floodmark.rows.rewriting.fill import run_fill
-from floodmark.rows.rewriting.rewrite import Source
-from floodmark.rows.rewriting.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX
+from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.sql.expression import parse_plain
 from floodmark.rows.staging.stage import StageTarget, stage_batches
+from floodmark.rows.tasks import is_little
 from floodmark.write.table import check_records
 
 if TYPE_CHECKING:
@@ -48,19 +48,19 @@ _ADVICE = "Nothing was changed. Run `floodmark doctor`."
 
 
 @dataclass(frozen=True)
-class Work:
+class FillWork:
     """What is filled, and by which run of which job. `announce`: the rows get new sequences."""
 
     table: str
     table_id: str
     fill: Fill
     announce: bool
-    held: Held
+    held: HeldJob
     intent: Intent
 
 
 @dataclass(frozen=True)
-class Done:
+class FillResult:
     """The result of a batch: filled rows, files that another writer replaced meanwhile, the commit if any."""
 
     rows: int = 0
@@ -93,8 +93,8 @@ class _State:
     files: dict[str, LiveFile]
     target: StageTarget
 
-    def source(self, file: LiveFile) -> Source:
-        return Source.of(file, absent=absent_fields(file, self.fills, self.schema))
+    def source(self, file: LiveFile) -> InputFile:
+        return InputFile.of(file, absent=absent_fields(file, self.fills, self.schema))
 
 
 class FillBatch(PublishPlan):
@@ -106,10 +106,17 @@ class FillBatch(PublishPlan):
     takes_turn = False
 
     def __init__(
-        self, room: Room, work: Work, batch: Batch, parts: int, check: Callable[[], None], *, take_turn: bool = False
+        self,
+        context: JobContext,
+        work: FillWork,
+        batch: Batch,
+        parts: int,
+        check: Callable[[], None],
+        *,
+        take_turn: bool = False,
     ) -> None:
-        self._room = room
-        self._catalog = room.catalog
+        self._context = context
+        self._catalog = context.catalog
         self._work = work
         self._batch = batch
         self._parts = parts
@@ -123,11 +130,11 @@ class FillBatch(PublishPlan):
         self._used_spark = False
         self._lost = 0
 
-    def run(self) -> Done:
+    def run(self) -> FillResult:
         commit = publish(self._catalog, self._work.intent, self)
         if commit.operation is None:
-            return Done(lost=self._lost)
-        return Done(sum(one.filled for one in self._rewritten), self._lost, commit)
+            return FillResult(lost=self._lost)
+        return FillResult(sum(one.filled for one in self._rewritten), self._lost, commit)
 
     def start(self) -> Start:
         read = self._catalog.files.metadata
@@ -160,13 +167,12 @@ class FillBatch(PublishPlan):
         head = self._look()
         metadata = self._catalog.files.metadata(head.metadata_location)
         schema = schema_of(metadata, head)
-        target = StageTarget(
-            folder=operation.folder(metadata.location, "data"),
-            schema_json=schema.model_dump_json(),
-            spec_json=metadata.specs()[head.spec_id].model_dump_json(),
-            sort_json=metadata.sort_order().model_dump_json(),
-            properties=dict(metadata.properties),
-            storage_options=self._catalog.storage.options,
+        target = StageTarget.of(
+            metadata,
+            operation.folder(metadata.location, "data"),
+            self._catalog.storage,
+            schema=schema,
+            spec=metadata.specs()[head.spec_id],
             settled=not self._work.announce,
         )
         files = {file.path: file for file in live_files(self._catalog.files, head, schema)}
@@ -182,7 +188,10 @@ class FillBatch(PublishPlan):
             return []
         if batch.piece_rows is not None:
             return [self._cut(state, live[0], batch.piece_rows)]
-        if _is_little(batch) and parse_plain(self._work.fill.expression, state.schema) is not None:
+        if (
+            is_little(batch.rows, batch.size_bytes)
+            and parse_plain(self._work.fill.expression, state.schema) is not None
+        ):
             parts = len(live)
         rewritten = []
         for files in batch.units(parts):
@@ -195,7 +204,7 @@ class FillBatch(PublishPlan):
         before, self._used_spark = self._used_spark, True  # until known: an error must not report that it was unused
         filled, used_spark = run_fill(
             self._catalog.storage,
-            self._room.engine.sessions,
+            self._context.engine.sessions,
             f"floodmark-{operation.id}",
             state.target,
             sources,
@@ -203,8 +212,8 @@ class FillBatch(PublishPlan):
             table=self._work.table,
             source_schema=state.schema,
             # At the version that this operation holds: none of its files can be deleted while they are read.
-            tables=lambda name: self._room.engine.reader.read(
-                name, Moment(version=operation.base_version), with_seq=False
+            tables=lambda name: self._context.engine.reader.read(
+                name, ReadMoment(version=operation.base_version), with_seq=False
             ),
         )
         self._used_spark = before or used_spark
@@ -238,23 +247,12 @@ class FillBatch(PublishPlan):
             return Planned()
         filled, unfilled = sum(one.filled for one in rewritten), sum(one.unfilled for one in rewritten)
         announced = self._work.announce and filled > 0
-        edit = Edit(
-            WRITE,
-            self._work.table,
-            self._work.table_id,
-            self._state.location,
-            head.schema_id,
-            head.spec_id,
-            snapshot=self._snapshot,
-            added=tuple(record for one in rewritten for record in one.records),
-            removed=tuple(
-                RemovedFile(file.path, file.rows, file.size_bytes) for one in rewritten for file in one.files
-            ),
-            rows_updated=filled if announced else 0,
-            checked=True,
+        edit = Edit.at(head, self._state.location, self._snapshot, checked=True).exchange(
+            (record for one in rewritten for record in one.records),
+            (file for one in rewritten for file in one.files),
             same_rows=not announced,
-            base_snapshot=head.snapshot,
         )
+        edit = replace(edit, rows_updated=filled if announced else 0)
         # Not repeatable: recovery undoes what a dead run sealed, and the next run fills its rows.
         return Planned((edit,), (FillRider(self._work.held.id, self._work.held.run, filled, unfilled),))
 
@@ -295,13 +293,8 @@ class _Rows:
             yield some
 
 
-def _is_little(batch: Batch) -> bool:
-    """Whether Arrow fills it in this process, file by file, as quickly in one part as in many."""
-    return batch.rows <= IN_PROCESS_ROWS_MAX and batch.size_bytes <= IN_PROCESS_BYTES_MAX
-
-
 def _check_same(
-    state: _State, sources: Sequence[Source], files: Sequence[LiveFile], records: Sequence[FileRecord]
+    state: _State, sources: Sequence[InputFile], files: Sequence[LiveFile], records: Sequence[FileRecord]
 ) -> None:
     """As many rows as before, and as many nulls in every plain column that all the files had, by their counts.
 

@@ -13,33 +13,34 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
-from floodmark import log
-from floodmark.backfill.columns.batch import FillBatch, Work
-from floodmark.backfill.columns.plan import Limits, plan_batches
+from floodmark import log, runs
+from floodmark.backfill.columns.batch import FillBatch, FillWork
+from floodmark.backfill.columns.plan import BatchLimits, plan_batches
 from floodmark.catalog.chunks import FillRider
-from floodmark.catalog.jobs import COLUMN, DONE, ROWS, Held, Job, vanished
+from floodmark.catalog.jobs import COLUMN, DONE, ROWS, HeldJob, Job, vanished
 from floodmark.commit.fills import Fill, absent_fields, fills_of, is_unbound
 from floodmark.commit.intent import Intent
 from floodmark.commit.live_files import LiveFile, live_files
 from floodmark.commit.metadata import schema_of
 from floodmark.errors import CommitUnknown, Conflict, Corrupt, Fenced, FloodmarkError, Invalid, NotFound, Unavailable
-from floodmark.jobs import record
-from floodmark.jobs.progress import Cancelled, Progress, Step
+from floodmark.jobs.progress import Cancelled, JobProgress
 from floodmark.jobs.record import BackfillRun
-from floodmark.jobs.run import Room, run_job
+from floodmark.jobs.run import JobContext, run_job
+from floodmark.json_form import Json
 from floodmark.model import MAIN, Head
-from floodmark.reading import Moment
+from floodmark.reading import ReadMoment
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.rewriting.fill import expression_type
 from floodmark.rows.schema import arrow_schema, arrow_type
+from floodmark.runs import JobCallback
 from floodmark.write.add_column import add_column, can_bind_anew, find_column, unbind_column
 
 if TYPE_CHECKING:
@@ -65,10 +66,10 @@ class ColumnSpec:
         return f"{self.table}.{self.column}"
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.batch_rows, self.batch_bytes)
+    def limits(self) -> BatchLimits:
+        return BatchLimits(self.batch_rows, self.batch_bytes)
 
-    def pinned(self, table_id: str) -> dict[str, Any]:
+    def pinned(self, table_id: str) -> dict[str, Json]:
         """The part of the job that never changes."""
         return {
             "table": self.table,
@@ -78,8 +79,8 @@ class ColumnSpec:
             "announce": self.announce,
         }
 
-    def settings(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name in ("batch_rows", "batch_bytes", "pause_s")}
+    def settings(self) -> dict[str, Json]:
+        return {"batch_rows": self.batch_rows, "batch_bytes": self.batch_bytes, "pause_s": self.pause_s}
 
 
 def fold(expression: str, join: str | None, on: str | None) -> str:
@@ -97,12 +98,20 @@ def fold(expression: str, join: str | None, on: str | None) -> str:
 def spec_from_job(job: Job) -> ColumnSpec:
     """The spec that a job was last started with."""
     if job.kind != COLUMN:
-        raise Invalid("this is no column backfill", job=job.name, kind=job.kind)
-    try:
-        names = ("table", "column", "expression", "announce", "batch_rows", "batch_bytes", "pause_s")
-        return ColumnSpec(**{name: job.settings[name] for name in names})
-    except KeyError as error:
-        raise Corrupt("a job's record cannot be understood", job=job.name, cause=error) from error
+        raise Invalid("not a column backfill", job=job.name, kind=job.kind)
+    match job.settings:
+        case {
+            "table": str(table),
+            "column": str(column),
+            "expression": str(expression),
+            "announce": bool(announce),
+            "batch_rows": int(batch_rows),
+            "batch_bytes": int(batch_bytes),
+            "pause_s": int() | float() as pause_s,
+        }:
+            return ColumnSpec(table, column, expression, announce, batch_rows, batch_bytes, pause_s)
+    missing = [field.name for field in fields(ColumnSpec) if field.name not in job.settings]
+    raise Corrupt("a job's record cannot be understood", job=job.name, cause=KeyError(missing[0]) if missing else None)
 
 
 __all__ = ["ColumnSpec", "fold", "plan", "run_column", "spec_from_job"]
@@ -117,25 +126,43 @@ LOST_MAX = 20
 T = TypeVar("T")
 
 
-def run_column(room: Room, spec: ColumnSpec, actor: str, callback: Step | None) -> BackfillRun:
+def run_column(context: JobContext, spec: ColumnSpec, actor: str, callback: JobCallback | None) -> BackfillRun:
     """Add the column if it does not exist, and fill all rows that lack it. Wrong input changes nothing."""
-    room.engine.get_ready()
-    found, job = _look_and_find(room, spec)
+    context.engine.get_ready()
+    found, job = _look_and_find(context, spec)
     pinned = spec.pinned(found.head.table_id)
-    kind = found.kind or _type_of(room, spec, found)
+    kind = found.kind or _type_of(context, spec, found)
     done = job is not None and job.state == DONE and json.loads(job.spec)["pinned"] == pinned
     if job is not None and done and found.fill is not None and not found.unfilled:
-        return BackfillRun(record.NOTHING_TO_DO, job.as_dict())
-    held = room.catalog.jobs.start(
+        return BackfillRun(runs.NOTHING_TO_DO, job.as_dict())
+    held = context.catalog.jobs.start(
         spec.name, COLUMN, [spec.table], pinned, spec.settings(), ROWS, actor, anew=found.unbound
     )
-    return run_job(room, held, callback, _Run(room, spec, actor, held, kind).work)
+    return run_job(context, held, callback, _ColumnRun(context, spec, actor, held, kind).work)
 
 
-def plan(room: Room, spec: ColumnSpec) -> dict[str, Any]:
+class ColumnPlan(TypedDict):
+    """What a run would do now. Of the `batches`, `cuts` cut a file that is too large for one."""
+
+    job: str
+    kind: str
+    table: str
+    column: str
+    type: str
+    expression: str
+    adds_column: bool
+    announce: bool
+    rows: int
+    files: int
+    bytes: int
+    batches: int
+    cuts: int
+
+
+def plan(context: JobContext, spec: ColumnSpec) -> ColumnPlan:
     """What a backfill would do now; changes nothing."""
-    found, _ = _look_and_find(room, spec)
-    kind = found.kind or _type_of(room, spec, found)
+    found, _ = _look_and_find(context, spec)
+    kind = found.kind or _type_of(context, spec, found)
     batches = list(plan_batches(found.unfilled, spec.limits))
     return {
         "job": spec.name,
@@ -175,20 +202,20 @@ class _Found:
         return sum(file.rows for file in self.unfilled)
 
 
-def _look_and_find(room: Room, spec: ColumnSpec) -> tuple[_Found, Job | None]:
+def _look_and_find(context: JobContext, spec: ColumnSpec) -> tuple[_Found, Job | None]:
     """The table, then the job: another process may be starting it, and a job exists before its column.
 
     Only a column with a default has no job: it came with its table's schema, and its older rows wait for one.
     """
-    found, job = _look(room, spec), _find_job(room, spec)
+    found, job = _look(context, spec), _find_job(context, spec)
     if job is None and found.fill is not None and not found.unfilled:
         raise _taken(spec, found.fill.column, found.fill.expression)
     return found, job
 
 
-def _look(room: Room, spec: ColumnSpec) -> _Found:
+def _look(context: JobContext, spec: ColumnSpec) -> _Found:
     """Refuses an existing column that this expression does not fill. Reads metadata only."""
-    files = room.catalog.files
+    files = context.catalog.files
 
     def read(head: Head) -> _Found:
         metadata = files.metadata(head.metadata_location)
@@ -199,7 +226,7 @@ def _look(room: Room, spec: ColumnSpec) -> _Found:
             return _Found(head, schema, None, None, tuple(live))
         fills = (fill for fill in fills_of(metadata.properties, schema) if fill.field_id == field.field_id)
         fill = next(fills, None)
-        if fill is None and field.name == spec.column and can_bind_anew(room.catalog, metadata, head, field):
+        if fill is None and field.name == spec.column and can_bind_anew(context.catalog, metadata, head, field):
             return _Found(head, schema, None, None, tuple(live), unbound=True)
         if fill is None and is_unbound(metadata.properties, field.field_id):
             raise _unbound(spec, field.name)
@@ -208,7 +235,7 @@ def _look(room: Room, spec: ColumnSpec) -> _Found:
         unfilled = (file for file in live if absent_fields(file, [fill], schema))
         return _Found(head, schema, fill, field.field_type, tuple(unfilled))
 
-    return room.catalog.at_head(spec.table, read)
+    return context.catalog.at_head(spec.table, read)
 
 
 def _taken(spec: ColumnSpec, column: str, expression: str | None) -> Invalid:
@@ -230,9 +257,9 @@ def _unbound(spec: ColumnSpec, column: str) -> Invalid:
     )
 
 
-def _find_job(room: Room, spec: ColumnSpec) -> Job | None:
+def _find_job(context: JobContext, spec: ColumnSpec) -> Job | None:
     try:
-        job = room.catalog.jobs.find(spec.name)
+        job = context.catalog.jobs.find(spec.name)
     except NotFound:
         return None
     if job.kind != COLUMN:
@@ -245,15 +272,15 @@ def _find_job(room: Room, spec: ColumnSpec) -> Job | None:
     return job
 
 
-def _type_of(room: Room, spec: ColumnSpec, found: _Found) -> IcebergType:
+def _type_of(context: JobContext, spec: ColumnSpec, found: _Found) -> IcebergType:
     """The type of the new column; Invalid if such a column cannot exist."""
 
     def read(name: str) -> DataFrame:
-        return room.engine.reader.read(name, Moment(), with_seq=False)
+        return context.engine.reader.read(name, ReadMoment(), with_seq=False)
 
     known = find_column(found.schema, spec.column)
     schema = Schema(*(field for field in found.schema.fields if field is not known))
-    kind = expression_type(room.engine.sessions, schema, spec.table, spec.expression, read)
+    kind = expression_type(context.engine.sessions, schema, spec.table, spec.expression, read)
     if known is not None and not arrow_type(kind).equals(arrow_type(known.field_type)):
         raise Invalid(
             "the table has a column of this name and of another type",
@@ -273,11 +300,11 @@ def _type_of(room: Room, spec: ColumnSpec, found: _Found) -> IcebergType:
 # ── one run ──
 
 
-class _Run:
+class _ColumnRun:
     """One run of the job, which holds it."""
 
-    def __init__(self, room: Room, spec: ColumnSpec, actor: str, held: Held, kind: IcebergType) -> None:
-        self._room = room
+    def __init__(self, context: JobContext, spec: ColumnSpec, actor: str, held: HeldJob, kind: IcebergType) -> None:
+        self._context = context
         self._spec = spec
         self._held = held
         self._kind = kind
@@ -286,7 +313,7 @@ class _Run:
         self._lost = 0
         self._parts = 1
 
-    def work(self, progress: Progress) -> bool:
+    def work(self, progress: JobProgress) -> bool:
         """Fill until no file lacks the column; False if there was nothing to do."""
         try:
             return self._work(progress)
@@ -298,26 +325,26 @@ class _Run:
         undo = f"`floodmark backfill unbind {self._spec.table} {self._spec.column}` lets writers leave it out."
         advice = f"{error.advice} {undo}"
         with suppress(FloodmarkError):  # then an operator has to
-            job = _find_job(self._room, self._spec)
+            job = _find_job(self._context, self._spec)
             if self._look().fill is None or job is None:
                 return error
             if job.rows == 0:
                 intent = replace(self._intent, kind="add_column", message=f"unbind {self._spec.name}")
                 rider = FillRider(self._held.id, self._held.run, 0, 0)
-                unbind_column(self._room.catalog, intent, self._spec.table, self._spec.column, (rider,))
+                unbind_column(self._context.catalog, intent, self._spec.table, self._spec.column, (rider,))
                 advice = f"{error.advice} No row was filled, and writes leave the column out. Start with what is right."
             return Invalid(error.message, advice=advice.strip(), **error.facts)
         return error
 
-    def _work(self, progress: Progress) -> bool:
-        busy = _patiently(self._room, self._held, progress, self._add_column)
+    def _work(self, progress: JobProgress) -> bool:
+        busy = _patiently(self._context, self._held, progress, self._add_column)
         while True:
-            found = _patiently(self._room, self._held, progress, partial(self._tell, progress))
+            found = _patiently(self._context, self._held, progress, partial(self._tell, progress))
             if not found.unfilled:
                 return busy
             if busy:
                 _wait(progress, self._spec.pause_s)
-            _patiently(self._room, self._held, progress, partial(self._fill, found, progress))
+            _patiently(self._context, self._held, progress, partial(self._fill, found, progress))
             busy = True
 
     def _add_column(self) -> bool:
@@ -329,22 +356,28 @@ class _Run:
         # A run that was taken over adds nothing.
         rider = FillRider(self._held.id, self._held.run, 0, 0)
         add_column(
-            self._room.catalog, intent, self._spec.table, self._spec.column, self._kind, self._spec.expression, (rider,)
+            self._context.catalog,
+            intent,
+            self._spec.table,
+            self._spec.column,
+            self._kind,
+            self._spec.expression,
+            (rider,),
         )
         return True
 
     def _look(self) -> _Found:
-        found = _look(self._room, self._spec)
+        found = _look(self._context, self._spec)
         if found.head.table_id != self._held.pinned["table_id"]:
             raise Conflict("the table was made again meanwhile", table=self._spec.table)
         return found
 
-    def _tell(self, progress: Progress) -> _Found:
+    def _tell(self, progress: JobProgress) -> _Found:
         """Report progress: rows that publishes counted, and those in files that lack the column."""
         found = self._look()
         if found.fill is None:
             raise Corrupt("the column vanished from the table", table=self._spec.table, column=self._spec.column)
-        job = _find_job(self._room, self._spec)
+        job = _find_job(self._context, self._spec)
         if job is None:
             raise vanished(self._held.name)
         progress.step(job.rows, job.rows + found.rows)
@@ -352,15 +385,17 @@ class _Run:
             raise Cancelled  # after this batch, however quick they are
         return found
 
-    def _fill(self, found: _Found, progress: Progress) -> None:
+    def _fill(self, found: _Found, progress: JobProgress) -> None:
         """One batch. If it filled nothing, the next one is smaller, and after a few it takes a turn."""
         assert found.fill is not None
         turn = self._lost >= LOST_BEFORE_TURN
         limits = replace(self._spec.limits, files_max=1) if turn else self._spec.limits
         batch = next(plan_batches(found.unfilled, limits))
-        work = Work(self._spec.table, found.head.table_id, found.fill, self._spec.announce, self._held, self._intent)
+        work = FillWork(
+            self._spec.table, found.head.table_id, found.fill, self._spec.announce, self._held, self._intent
+        )
         try:
-            done = FillBatch(self._room, work, batch, self._parts, progress.check, take_turn=turn).run()
+            done = FillBatch(self._context, work, batch, self._parts, progress.check, take_turn=turn).run()
         except Conflict as conflict:
             self._count_lost(conflict)
             return
@@ -386,7 +421,7 @@ class _Run:
             ) from cause
 
 
-def _patiently(room: Room, held: Held, progress: Progress, work: Callable[[], T]) -> T:
+def _patiently(context: JobContext, held: HeldJob, progress: JobProgress, work: Callable[[], T]) -> T:
     """Run it; again, after recovery, if something did not answer or a recovering process took this
     operation for dead.
     """
@@ -394,7 +429,7 @@ def _patiently(room: Room, held: Held, progress: Progress, work: Callable[[], T]
     for tries in range(1, TRIES_MAX + 1):
         try:
             if tries > 1:
-                room.engine.get_ready()
+                context.engine.get_ready()
             return work()
         except (Unavailable, CommitUnknown, Fenced) as error:
             if tries == TRIES_MAX:
@@ -402,13 +437,13 @@ def _patiently(room: Room, held: Held, progress: Progress, work: Callable[[], T]
             log.get(job=held.name).warning("trying again", cause=str(error), tries=tries, wait_s=wait_s)
             if isinstance(error, Fenced):
                 with suppress(Unavailable):
-                    room.catalog.jobs.wants_cancel(held)  # Fenced if it is the job that was taken over
+                    context.catalog.jobs.wants_cancel(held)  # Fenced if it is the job that was taken over
         _wait(progress, wait_s)
         wait_s = min(BACKOFF_S_MAX, 2 * wait_s)
     raise AssertionError("it returns or raises")
 
 
-def _wait(progress: Progress, wait_s: float) -> None:
+def _wait(progress: JobProgress, wait_s: float) -> None:
     """Wait the whole time, even while a request to cancel cannot be checked."""
     end_s = monotonic() + wait_s
     while (left_s := end_s - monotonic()) > 0:

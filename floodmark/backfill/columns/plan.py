@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from floodmark.commit.live_files import LiveFile
+from floodmark.model import Scalar
 
 # The seal records what a publish names: many tiny files are many batches.
 FILES_MAX = 256
@@ -20,7 +21,7 @@ CUT_BYTES_MIN = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """The limits of one batch."""
 
     rows_max: int
@@ -69,7 +70,7 @@ class Batch:
         return [tuple(part) for part in parts if part]
 
 
-def plan_batches(files: Sequence[LiveFile], limits: Limits) -> Iterator[Batch]:
+def plan_batches(files: Sequence[LiveFile], limits: BatchLimits) -> Iterator[Batch]:
     """All batches that these files make: those that fill, then the cuts."""
     waiting: list[LiveFile] = []
     cuts: list[Batch] = []
@@ -93,14 +94,14 @@ def plan_batches(files: Sequence[LiveFile], limits: Limits) -> Iterator[Batch]:
 
 def in_order(files: Sequence[LiveFile]) -> list[LiveFile]:
     """Partition by partition, the one with the oldest rows first; the oldest first in each."""
-    oldest: dict[tuple[object, ...], tuple[int, str]] = {}
+    oldest: dict[tuple[Scalar, ...], tuple[int, str]] = {}
     for file in files:
         place, age = _place(file), _age(file)
         oldest[place] = min(oldest.get(place, age), age)
     return sorted(files, key=lambda file: (oldest[_place(file)], _age(file)))
 
 
-def _place(file: LiveFile) -> tuple[object, ...]:
+def _place(file: LiveFile) -> tuple[Scalar, ...]:
     record = file.data_file.partition
     return (file.spec_id, *(record[place] for place in range(len(record))))
 

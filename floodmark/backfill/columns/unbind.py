@@ -13,39 +13,40 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
-from floodmark.catalog.jobs import CANCELLED, DONE, INTERRUPTED, EndRider, Held, Job
+from floodmark import runs
+from floodmark.catalog.jobs import CANCELLED, DONE, INTERRUPTED, EndRider, HeldJob, Job
 from floodmark.commit.fills import is_unbound
 from floodmark.commit.intent import Intent
 from floodmark.commit.metadata import schema_of
 from floodmark.errors import Fenced, Invalid, NotFound
-from floodmark.jobs import record
 from floodmark.jobs.record import BackfillRun
-from floodmark.jobs.run import Room
+from floodmark.jobs.run import JobContext
+from floodmark.json_form import Json
 from floodmark.model import MAIN, Commit, Head
 from floodmark.write.add_column import bound_column, can_bind_anew, find_column, unbind_column
 
 T = TypeVar("T")
 
 
-def unbind(room: Room, table: str, column: str, actor: str) -> Commit:
+def unbind(context: JobContext, table: str, column: str, actor: str) -> Commit:
     """`Invalid` if no expression fills it, `Busy` if a run is filling it. An unfinished job ends as cancelled."""
-    room.engine.get_ready()
-    jobs = room.catalog.jobs
-    column = _at_head(room, table, lambda metadata, schema, head: bound_column(metadata, schema, head, column).name)
+    context.engine.get_ready()
+    jobs = context.catalog.jobs
+    column = _at_head(context, table, lambda metadata, schema, head: bound_column(metadata, schema, head, column).name)
     intent = Intent("add_column", MAIN, actor, f"unbind {table}.{column}")
     try:
         job = jobs.find(f"{table}.{column}")
     except NotFound:
-        return unbind_column(room.catalog, intent, table, column)
-    held = _hold(room, job)
+        return unbind_column(context.catalog, intent, table, column)
+    held = _hold(context, job)
     state, told = (DONE, None) if job.state == DONE else (CANCELLED, _told(table, column))
     try:
-        commit = unbind_column(room.catalog, intent, table, column, (EndRider(held.id, held.run, state, told),))
+        commit = unbind_column(context.catalog, intent, table, column, (EndRider(held.id, held.run, state, told),))
     except BaseException:
         with suppress(Fenced):  # then the publish succeeded although its reply was lost: it ended the job
             jobs.end(held, job.state if job.is_over else CANCELLED, None, None, job.error)
@@ -54,7 +55,7 @@ def unbind(room: Room, table: str, column: str, actor: str) -> Commit:
     return commit
 
 
-def end_unbound(room: Room, job: Job) -> BackfillRun | None:
+def end_unbound(context: JobContext, job: Job) -> BackfillRun | None:
     """End a job whose run died, if its column was unbound and cannot be bound again; None if it can continue."""
     if job.status != INTERRUPTED:
         return None
@@ -64,35 +65,35 @@ def end_unbound(room: Room, job: Job) -> BackfillRun | None:
         field = find_column(schema, column)
         if field is None or head.table_id != table_id or not is_unbound(metadata.properties, field.field_id):
             return False
-        return not can_bind_anew(room.catalog, metadata, head, field)
+        return not can_bind_anew(context.catalog, metadata, head, field)
 
-    room.engine.get_ready()
+    context.engine.get_ready()
     try:
-        if not _at_head(room, table, is_over):
+        if not _at_head(context, table, is_over):
             return None
     except NotFound:
         return None
     told = _told(table, column)
-    ended = room.catalog.jobs.end(_hold(room, job), CANCELLED, None, None, told)
-    return BackfillRun(record.CANCELLED, ended.as_dict(), told)
+    ended = context.catalog.jobs.end(_hold(context, job), CANCELLED, None, None, told)
+    return BackfillRun(runs.CANCELLED, ended.as_dict(), told)
 
 
-def _at_head(room: Room, table: str, look: Callable[[TableMetadata, Schema, Head], T]) -> T:
+def _at_head(context: JobContext, table: str, look: Callable[[TableMetadata, Schema, Head], T]) -> T:
     def read(head: Head) -> T:
-        metadata = room.catalog.files.metadata(head.metadata_location)
+        metadata = context.catalog.files.metadata(head.metadata_location)
         return look(metadata, schema_of(metadata, head), head)
 
-    return room.catalog.at_head(table, read)
+    return context.catalog.at_head(table, read)
 
 
-def _hold(room: Room, job: Job) -> Held:
+def _hold(context: JobContext, job: Job) -> HeldJob:
     """Hold a job with its last start settings. Busy if a living run holds it."""
     spec = json.loads(job.spec)
-    return room.catalog.jobs.start(
+    return context.catalog.jobs.start(
         job.name, job.kind, job.table_names, spec["pinned"], spec["settings"], job.unit, job.actor
     )
 
 
-def _told(table: str, column: str) -> dict[str, Any]:
+def _told(table: str, column: str) -> dict[str, Json]:
     told = Invalid("the column was unbound from its expression", table=table, column=column)
     return {**told.as_dict(), "exit_code": told.exit_code}

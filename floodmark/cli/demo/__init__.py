@@ -29,11 +29,11 @@ from floodmark.lake import Lake
 from floodmark.opening import open as open_lake
 
 
-def run(
+def demo(
     context: typer.Context,
-    path: Annotated[str | None, typer.Option(help="An empty folder for it (default: a new temporary one).")] = None,
+    path: Annotated[str | None, typer.Option(help="Empty folder to use (default: a new temporary folder).")] = None,
 ) -> None:
-    """Rows in, jobs, sinks, upkeep, kill -9 all the way, healing, and a count: in, out, lost, doubled."""
+    """Run everything once, with kill -9 throughout, and count the rows in, out, lost and duplicated."""
     from floodmark.cli.demo.story import tell
     from floodmark.cli.demo.world import new_world
 
@@ -49,19 +49,19 @@ def run(
         wanted = demo_rows.wanted(world.today)
         with open_lake(world.first_lake, actor="demo", settings=context.obj.settings.spark) as lake:
             ends = [_lake_end(lake, wanted), _archive_end(world.archive, wanted)]
-            healed = len(lake.audit())
+            recovered = len(lake.audit())
             versions = lake.status()["version"]
         with open_lake(world.second_lake, read_only=True) as lake:
             ends.append(_copy_end(lake, wanted))
-        told(f"{world.kills} kills, {healed} operations healed, {versions} versions")
-        _say(output, folder, wanted, ends, {"kills": world.kills, "healed": healed, "versions": versions})
+        told(f"{world.kills} kills, {recovered} operations recovered, {versions} versions")
+        _say(output, folder, wanted, ends, {"kills": world.kills, "recovered": recovered, "versions": versions})
     raise typer.Exit(exit_code(ends))
 
 
 def _folder(path: str | None) -> Path:
     folder = Path(path).absolute() if path else Path(tempfile.mkdtemp(prefix="floodmark-demo-"))
     if folder.exists() and any(folder.iterdir()):
-        raise Invalid("the demo wants an empty folder", path=folder, advice="Name another one, or none.")
+        raise Invalid("the demo needs an empty folder", path=folder, advice="Choose another folder, or none.")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -120,7 +120,9 @@ def exit_code(ends: list[dict[str, Json]]) -> int:
     return 1 if any(end["lost"] or end["doubled"] for end in ends) else 0
 
 
-def _say(output: Output, folder: Path, wanted: Wanted, ends: list[dict[str, Json]], figures: dict[str, int]) -> None:
+def _say(
+    output: Output, folder: Path, wanted: Wanted, ends: list[dict[str, Json]], figures: Mapping[str, Json]
+) -> None:
     came = {
         "http": len(wanted.by_http) + len(wanted.customers),
         "files": len(wanted.by_files),

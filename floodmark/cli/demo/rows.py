@@ -8,7 +8,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING
+
+from floodmark.json_form import Json
+
+if TYPE_CHECKING:
+    from floodmark.backfill.chunks.geometry import Chunk
 
 ORDERS = "id long not null, customer long, ts timestamp not null, amount decimal(10,2)"
 CUSTOMERS = "id long not null, name string, visits long"
@@ -48,21 +53,24 @@ def wanted(today: datetime) -> Wanted:
         by_files=frozenset(range(FILES_FROM, FILES_FROM + FILES * ORDERS_PER_FILE)),
         by_history=frozenset(history),
         retired=frozenset(history[: DAYS_RETIRED * ORDERS_PER_DAY]),
-        customers={row["id"]: row["visits"] for request in range(REQUESTS) for row in customers(request)},
+        customers={number: request for request in range(REQUESTS) for number in _visitors(request)},
     )
 
 
-def orders(request: int) -> list[dict[str, Any]]:
+def orders(request: int) -> list[dict[str, Json]]:
     return _orders(request * ORDERS_PER_REQUEST, ORDERS_PER_REQUEST, today())
 
 
-def customers(request: int) -> list[dict[str, Any]]:
+def customers(request: int) -> list[dict[str, Json]]:
     """Some customers, as they are at the time of a request: each comes in many requests, with one more visit."""
-    some = (number for number in range(CUSTOMER_COUNT) if (number + request) % 3)
-    return [{"id": number, "name": f"customer {number}", "visits": request} for number in some]
+    return [{"id": number, "name": f"customer {number}", "visits": request} for number in _visitors(request)]
 
 
-def lines(rows: list[dict[str, Any]]) -> str:
+def _visitors(request: int) -> list[int]:
+    return [number for number in range(CUSTOMER_COUNT) if (number + request) % 3]
+
+
+def lines(rows: list[dict[str, Json]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -89,8 +97,9 @@ def retention_time(today: datetime) -> str:
     return (today + timedelta(hours=12)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def history(chunk: Any) -> list[dict[str, Any]]:
+def history(chunk: Chunk) -> list[dict[str, Json]]:
     """The orders of one day: the source of the history backfill."""
+    assert isinstance(chunk.start, datetime)
     return _orders(_history_id(chunk.start), ORDERS_PER_DAY, chunk.start)
 
 
@@ -98,7 +107,7 @@ def _history_id(day: datetime) -> int:
     return HISTORY_FROM + day.toordinal() * ORDERS_PER_DAY
 
 
-def _orders(first: int, count: int, day: datetime) -> list[dict[str, Any]]:
+def _orders(first: int, count: int, day: datetime) -> list[dict[str, Json]]:
     return [
         {
             "id": first + n,

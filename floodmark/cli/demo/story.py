@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from floodmark.cli.demo import rows as demo_rows
-from floodmark.cli.demo.work import HISTORY
+from floodmark.cli.demo.killable import HISTORY
 from floodmark.cli.demo.world import World
 from floodmark.errors import Unavailable
 from floodmark.opening import open as open_lake
@@ -85,11 +85,11 @@ def run_jobs(world: World) -> None:
     world.wait_until("the history", lambda: _is_done(world, "history"))
     world.work("column", failpoint="fill.published:2")
     world.wait_until("the column", lambda: _is_done(world, "column"))
-    world.told("the daemon has gone on with both jobs, to their ends")
+    world.told("the daemon has continued and finished both jobs")
 
 
 def _is_done(world: World, kind: str) -> bool:
-    jobs = world.ask("/api/jobs")["jobs"]
+    jobs = world.ask("/api/jobs").json()["jobs"]
     return any(job["kind"] == kind for job in jobs) and all(job["status"] == "done" for job in jobs)
 
 
@@ -103,7 +103,7 @@ def ship(world: World) -> None:
 
 
 def _all_shipped(world: World) -> bool:
-    status = world.ask("/api/status")
+    status = world.ask("/api/status").json()
     fed = all(not spool["waiting_records"] for spool in status["spools"])
     return fed and all(not sink["lag_rows"] and sink["error"] is None for sink in status["sinks"])
 
@@ -112,4 +112,4 @@ def keep_house(world: World) -> None:
     for part, point in (("compaction", "compact.built"), ("retention", "retain.moved")):
         world.work(part, failpoint=point)
         world.work(part)
-    world.told("small files are together, and orders beyond their age are gone")
+    world.told("small files are compacted, and orders beyond their age are deleted")

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -60,7 +59,7 @@ every = "1s"
 """
 
 
-class Daemon:
+class DemoDaemon:
     """`floodmark run` in a process of its own; it may be set to die at a failpoint."""
 
     def __init__(self, name: str, settings: Path) -> None:
@@ -133,8 +132,8 @@ class World:
         self.first_lake, self.second_lake = str(folder / "lake"), str(folder / "copy")
         self.drop, self.archive = folder / "drop", folder / "archive"
         self.drop.mkdir(parents=True, exist_ok=True)
-        self.first = Daemon("first", folder / "floodmark.toml")
-        self.second = Daemon("second", folder / "copy.toml")
+        self.first = DemoDaemon("first", folder / "floodmark.toml")
+        self.second = DemoDaemon("second", folder / "copy.toml")
         self.work_kills = 0
         # The day of the story, also if midnight comes in the middle of it.
         self.today = demo_rows.today()
@@ -174,12 +173,11 @@ class World:
             time.sleep(POLL_S)
         raise Unavailable("a request was not taken in time", table=table, key=key, seconds=WAIT_S)
 
-    def ask(self, path: str) -> dict[str, Any]:
+    def ask(self, path: str) -> httpx.Response:
         self.mend()
         answer = httpx.get(f"{self.first.url}{path}", timeout=WAIT_S)
         answer.raise_for_status()
-        found: dict[str, Any] = answer.json()
-        return found
+        return answer
 
     def wait_until(self, what: str, is_so: Callable[[], bool], *, mend: bool = True) -> None:
         end = time.monotonic() + WAIT_S
@@ -192,12 +190,12 @@ class World:
             except httpx.HTTPError:
                 pass  # it was killed meanwhile: asked again once it is there again
             time.sleep(POLL_S)
-        raise Unavailable(f"{what} did not come to its end", seconds=WAIT_S)
+        raise Unavailable(f"{what} did not finish in time", seconds=WAIT_S)
 
     def work(self, what: str, *, failpoint: str | None = None) -> None:
         """A piece of work in a process of its own, killed at a failpoint if one is named."""
         done = subprocess.run(
-            [sys.executable, "-m", "floodmark.cli.demo.work", self.first_lake, what, self.today.isoformat()],
+            [sys.executable, "-m", "floodmark.cli.demo.killable", self.first_lake, what, self.today.isoformat()],
             env={**os.environ, **_QUIET, **({VARIABLE: failpoint} if failpoint else {})},
             check=False,
         )

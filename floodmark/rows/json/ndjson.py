@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from math import isfinite, isnan
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
 from floodmark.errors import Corrupt, Invalid
-from floodmark.rows.nested import list_of
+from floodmark.json_form import Json
+from floodmark.model import Value
+from floodmark.rows.arrays import list_of
 
 _AS_PARQUET = "`floodmark export` writes it as Parquet."
 _TEXT = pa.large_string()
@@ -63,12 +67,14 @@ def holds(kind: pa.DataType) -> bool:
     return all(holds(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+def dicts(batch: pa.RecordBatch) -> list[dict[str, Value]]:
     """Rows as dicts of Python's values; maps are dicts too."""
-    return _python_values(batch)
+    with _readable():
+        rows: list[dict[str, Value]] = batch.to_pylist(maps_as_pydicts="strict")
+    return rows
 
 
-def json_value(value: Any) -> Any:
+def json_value(value: Value) -> Json:
     """A value with all that JSON does not have as text, at any depth."""
     if isinstance(value, dict):
         return {str(json_value(key)): json_value(item) for key, item in value.items()}
@@ -79,7 +85,7 @@ def json_value(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int) else plain_text(value)
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Value) -> str:
     """One value, or one row as a dict, as JSON: the reference that all other functions here must equal."""
     try:
         return json.dumps(value, default=plain_text, ensure_ascii=False, allow_nan=False)
@@ -87,7 +93,7 @@ def json_text(value: Any) -> str:
         return json.dumps(json_value(value), ensure_ascii=False)
 
 
-def plain_text(value: Any) -> str:
+def plain_text(value: Value) -> str:
     """A value as text: times in ISO 8601, bytes in base64, decimals in full, floats as Java and Python read them."""
     if isinstance(value, float):
         return repr(value) if isfinite(value) else "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -100,14 +106,15 @@ def plain_text(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} has no form as text")
 
 
-def _python_values(rows: pa.RecordBatch | pa.Array) -> list[Any]:
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Around everything that turns Arrow's values into Python's: `Invalid` for those that Python does not have."""
     try:
-        values: list[Any] = rows.to_pylist(maps_as_pydicts="strict")
+        yield
     except OverflowError as error:
         raise _beyond_years(error) from error
     except KeyError as error:
         raise Invalid("a map has a key twice", cause=error, advice=_AS_PARQUET) from error
-    return values
 
 
 def _beyond_years(cause: Exception | None = None) -> Invalid:
@@ -119,13 +126,13 @@ def _beyond_years(cause: Exception | None = None) -> Invalid:
 
 def _object(columns: dict[str, pa.Array], end: str) -> pa.Array:
     """The texts of objects with these members."""
-    parts: list[Any] = []
+    parts: list[str | pa.Array] = []
     for name, column in columns.items():
         parts += [("{" if not parts else ", ") + json.dumps(name, ensure_ascii=False) + ": ", _texts(column, name)]
     return _joined(*parts, end, nulls="replace")
 
 
-def _joined(*parts: Any, nulls: str = "emit_null") -> pa.Array:
+def _joined(*parts: str | pa.Array, nulls: str = "emit_null") -> pa.Array:
     whole = [pa.scalar(part, _TEXT) if isinstance(part, str) else part for part in parts]
     return pc.binary_join_element_wise(*whole, pa.scalar("", _TEXT), null_handling=nulls, null_replacement="null")
 
@@ -154,7 +161,9 @@ def _texts(column: pa.Array, name: str) -> pa.Array:
 
 
 def _one_by_one(column: pa.Array) -> pa.Array:
-    return pa.array([json_text(value) for value in _python_values(column)], _TEXT)
+    with _readable():
+        values = column.to_pylist(maps_as_pydicts="strict")
+    return pa.array([json_text(value) for value in values], _TEXT)
 
 
 def _replaced(texts: pa.Array, values: pa.Array, strange: pa.Array) -> pa.Array:
@@ -186,7 +195,7 @@ def _escaped(column: pa.Array, name: str) -> pa.Array:
     return texts
 
 
-def _bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _bytes(texts: pa.Array) -> npt.NDArray[np.uint8]:
     """The bytes of all texts, one after the other."""
     _, offsets, data = texts.buffers()
     if data is None or not len(texts):
@@ -232,7 +241,7 @@ def _moments(column: pa.Array, zone: str) -> pa.Array:
     return _where_valid(column, texts)
 
 
-def _matrix(written: np.ndarray[Any, np.dtype[np.uint8]], zone: str) -> pa.Array:
+def _matrix(written: npt.NDArray[np.uint8], zone: str) -> pa.Array:
     rows, width = written.shape
     end = np.frombuffer(f'{zone}"'.encode(), np.uint8)
     text = np.empty((rows, 1 + width + len(end)), np.uint8)

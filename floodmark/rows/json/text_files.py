@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from floodmark.errors import Invalid
+from floodmark.model import Value
 from floodmark.rows.json.ndjson import dicts, encode_text, holds, json_value, plain_text
 from floodmark.storage import Storage
+from floodmark.storage.streams import OutputStream
 
 __all__ = ["FORMATS", "dicts", "format_for", "json_value", "write_file"]
 
@@ -73,7 +74,7 @@ Write = Callable[[pa.RecordBatch], None]
 
 
 @contextmanager
-def _jsonl(stream: Any, schema: pa.Schema) -> Iterator[Write]:
+def _jsonl(stream: OutputStream, schema: pa.Schema) -> Iterator[Write]:
     def write(batch: pa.RecordBatch) -> None:
         stream.write(encode_text(batch))
 
@@ -81,7 +82,7 @@ def _jsonl(stream: Any, schema: pa.Schema) -> Iterator[Write]:
 
 
 @contextmanager
-def _csv(stream: Any, schema: pa.Schema) -> Iterator[Write]:
+def _csv(stream: OutputStream, schema: pa.Schema) -> Iterator[Write]:
     def write(batch: pa.RecordBatch) -> None:
         stream.write("".join(_csv_line(row.values()) for row in dicts(batch)).encode())
 
@@ -90,17 +91,17 @@ def _csv(stream: Any, schema: pa.Schema) -> Iterator[Write]:
 
 
 @contextmanager
-def _parquet(stream: Any, schema: pa.Schema) -> Iterator[Write]:
+def _parquet(stream: OutputStream, schema: pa.Schema) -> Iterator[Write]:
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
         yield writer.write_batch
 
 
-def _csv_line(values: Iterable[Any]) -> str:
+def _csv_line(values: Iterable[Value]) -> str:
     # Readers would take an empty line for no row.
     return (",".join(_csv_text(value) for value in values) or '""') + "\n"
 
 
-def _csv_text(value: Any) -> str:
+def _csv_text(value: Value) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from floodmark.errors import Corrupt
+from floodmark.rows.arrays import Numbers
 from floodmark.rows.compare import same_rows
 from floodmark.rows.json.ndjson import encode_lines
 from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE
 from floodmark.rows.reading.shipment import Piece, Shipment
-from floodmark.rows.rewriting.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX
 from floodmark.rows.schema import FIELD_ID, arrow_schema
 from floodmark.rows.staging.writer import DICTIONARY_BYTES_MAX, ROW_GROUP_BYTES
 from floodmark.rows.tasks import collect_tagged, run_tasks
@@ -95,11 +95,6 @@ def cut_pieces(shipment: Shipment, file_format: str, part_bytes: int) -> list[Pi
         raise Corrupt("a unit has a format that is not known", format=file_format)
     wanted = max(PIECE_BYTES_MIN[file_format], shipment.plan.size_bytes // PIECES_WANTED)
     return shipment.pieces(min(part_bytes, wanted))
-
-
-def is_little(shipment: Shipment) -> bool:
-    """Whether the unit is written in this process."""
-    return shipment.rows_max <= IN_PROCESS_ROWS_MAX and shipment.plan.size_bytes <= IN_PROCESS_BYTES_MAX
 
 
 def object_schema(shipment: Shipment) -> pa.Schema:
@@ -327,7 +322,7 @@ def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from (batch.slice(start, rows) for start in range(0, len(batch), rows))
 
 
-def _ends(lines: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _ends(lines: pa.LargeBinaryArray) -> Numbers:
     """Where each line ends in the text of all, after where the first starts."""
     offsets = np.frombuffer(lines.buffers()[1], np.int64)
     return offsets[lines.offset : lines.offset + len(lines) + 1]

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +18,7 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from floodmark.commit.live_files import LiveFile
+from floodmark.model import Scalar
 from floodmark.rows.keys import KEY_BATCH_ROWS, KEY_BYTES_PER_CHUNK, KEYS_PER_CHUNK, read_keys, render_keys
 from floodmark.rows.project import read_file, read_schema
 from floodmark.storage import Storage
@@ -53,14 +53,14 @@ def missing_values(
 ) -> Missing:
     """The values in a column of some files that no parent file has; `found_in` lists the files that have the others."""
     count, examples, found_in = 0, list[str](), set[str]()
-    told = pa.array([], _compared_type(child_field, parent_field))
+    shown = pa.array([], _compared_type(child_field, parent_field))
     for values in _chunks(storage, children, child_field, parent_field, chunk_rows):
         rest, here = _not_in(storage, values, parents, parent_field, child_field)
         found_in |= here
         count += len(rest)
         examples += _rendered(rest, child_field, EXAMPLES_MAX - len(examples))
-        told = _more(told, rest)
-    return Missing(count, tuple(examples), frozenset(found_in), told)
+        shown = _more(shown, rest)
+    return Missing(count, tuple(examples), frozenset(found_in), shown)
 
 
 def held_values(
@@ -75,7 +75,7 @@ def held_values(
 ) -> Missing:
     """The keys in some files that a child's column still holds, without those that are in the files `stay`."""
     count, examples, found_in = 0, list[str](), set[str]()
-    told = pa.array([], _compared_type(child_field, key_field))
+    shown = pa.array([], _compared_type(child_field, key_field))
     for values in _chunks(storage, keys, key_field, child_field, chunk_rows):
         gone, _ = _not_in(storage, values, stay, key_field, child_field)
         rest, here = _not_in(storage, gone, children, child_field, key_field)
@@ -83,8 +83,8 @@ def held_values(
         count += len(gone) - len(rest)
         held = gone if not len(rest) else gone.filter(pc.invert(pc.is_in(gone, value_set=rest)))
         examples += _rendered(held, child_field, EXAMPLES_MAX - len(examples))
-        told = _more(told, held)
-    return Missing(count, tuple(examples), frozenset(found_in), told)
+        shown = _more(shown, held)
+    return Missing(count, tuple(examples), frozenset(found_in), shown)
 
 
 def _chunks(
@@ -137,7 +137,7 @@ def _may_hold(file: LiveFile, field: NestedField, values: pa.Array) -> bool:
     return bool(ends["min"].as_py() <= high and low <= ends["max"].as_py())
 
 
-def _bound(bounds: dict[int, bytes] | None, field: NestedField) -> Any:
+def _bound(bounds: dict[int, bytes] | None, field: NestedField) -> Scalar:
     raw = (bounds or {}).get(field.field_id)
     if raw is None or not isinstance(field.field_type, _COMPARED):
         return None
@@ -157,8 +157,8 @@ def _compared_type(one: NestedField, other: NestedField) -> pa.DataType:
     return max(kinds, key=lambda kind: kind.precision if types.is_decimal(kind) else 0)
 
 
-def _more(told: pa.Array, values: pa.Array) -> pa.Array:
-    return pa.concat_arrays([told, values[: VALUES_MAX - len(told)]])
+def _more(shown: pa.Array, values: pa.Array) -> pa.Array:
+    return pa.concat_arrays([shown, values[: VALUES_MAX - len(shown)]])
 
 
 def _rendered(values: pa.Array, field: NestedField, limit: int) -> list[str]:

@@ -16,7 +16,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,12 +24,13 @@ from pyiceberg.types import NestedField
 
 from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Corrupt, Invalid
-from floodmark.model import SEQ_COLUMN
+from floodmark.model import SEQ_COLUMN, DeletionsFile
 from floodmark.rows.reading.arrow_reader import arrow_read_schema, read_rows
 from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE, UPSERT, ChangePlan, deletions_batches
 from floodmark.rows.reading.texts import Body, Range, bodies
 from floodmark.rows.schema import require_name, user_fields
 from floodmark.rows.sql.where import Where
+from floodmark.rows.tasks import is_little
 from floodmark.storage import Storage
 
 __all__ = ["Body", "Piece", "Shipment", "bodies", "plan_shipment"]
@@ -51,7 +51,7 @@ def plan_shipment(plan: ChangePlan, columns: tuple[str, ...] | None, where: str 
 
 
 @dataclass(frozen=True)
-class Source:
+class ShippedFile:
     """One data file of a unit."""
 
     path: str
@@ -101,11 +101,11 @@ class Reading:
     def condition(self) -> Where | None:
         return None if self.where is None else Where(self.where, self.schema_json)
 
-    def counts(self, source: Source) -> bool:
+    def counts(self, source: ShippedFile) -> bool:
         """Whether a file ships all of its rows."""
         return source.whole and (self.where is None or bool(self.key))
 
-    def rows(self, storage: Storage, source: Source) -> Iterator[pa.RecordBatch]:
+    def rows(self, storage: Storage, source: ShippedFile) -> Iterator[pa.RecordBatch]:
         """The rows of one file that ship."""
         seen = 0
         between = self.since, self.until
@@ -123,7 +123,7 @@ class Reading:
                 advice="Run `floodmark doctor`; restore the file.",
             )
 
-    def count(self, storage: Storage, source: Source) -> int:
+    def count(self, storage: Storage, source: ShippedFile) -> int:
         """How many rows of the file ship, from the columns that decide it."""
         if self.counts(source):
             return source.rows
@@ -177,13 +177,18 @@ class Shipment:
         """An upper bound of the rows to read, and so of those that ship."""
         return self.plan.rows_max
 
+    @property
+    def is_little(self) -> bool:
+        """Whether the unit is processed in this process."""
+        return is_little(self.rows_max, self.plan.size_bytes)
+
     @cached_property
     def reading(self) -> Reading:
         plan = self.plan
         return Reading(plan.schema.model_dump_json(), self.columns, self.where, plan.since, plan.until)
 
     @cached_property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[ShippedFile, ...]:
         return tuple(_source(file, self.plan) for file in sorted(self.plan.files, key=lambda file: file.path))
 
     def batches(self, storage: Storage, first: int = 0) -> Iterator[pa.RecordBatch]:
@@ -208,7 +213,7 @@ class Shipment:
 
     def pieces(self, piece_bytes: int) -> list[Piece]:
         """The same rows in groups of files of about so many bytes; the deletions are the last piece, alone."""
-        groups: list[list[Source]] = []
+        groups: list[list[ShippedFile]] = []
         size_bytes = 0
         for source in self.sources:
             size_bytes += source.size_bytes
@@ -224,10 +229,10 @@ class Shipment:
         return deletions_batches(storage, replace(self.plan, schema=self.reading.shipped))
 
 
-def _source(file: LiveFile, plan: ChangePlan) -> Source:
+def _source(file: LiveFile, plan: ChangePlan) -> ShippedFile:
     bounds = file.seq_bounds()
     whole = bounds is not None and plan.since < bounds[0] and bounds[1] <= plan.until
-    return Source(file.path, file.sequence, file.rows, file.size_bytes, whole)
+    return ShippedFile(file.path, file.sequence, file.rows, file.size_bytes, whole)
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,7 @@ class Piece:
 
     number: int
     reading: Reading
-    sources: tuple[Source, ...]
+    sources: tuple[ShippedFile, ...]
     # Whose deletions these are: matching them needs the whole plan, so they stay in the process that has it.
     deletions_of: Shipment | None = None
 
@@ -254,7 +259,7 @@ class Piece:
         return sum(part.size_bytes for part in self._parts)
 
     @property
-    def _parts(self) -> Sequence[Any]:
+    def _parts(self) -> Sequence[ShippedFile | DeletionsFile]:
         return self.sources if self.deletions_of is None else self.deletions_of.plan.deletions
 
     def batches(self, storage: Storage) -> Iterator[pa.RecordBatch]:
@@ -279,5 +284,5 @@ class Piece:
         values = json.loads(text)
         reading = values["reading"]
         columns = None if reading["columns"] is None else tuple(reading["columns"])
-        sources = tuple(Source(**source) for source in values["sources"])
+        sources = tuple(ShippedFile(**source) for source in values["sources"])
         return cls(values["number"], Reading(**{**reading, "columns": columns}), sources)

@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from floodmark.errors import Corrupt, Invalid
+from floodmark.json_form import Json
 from floodmark.rows.json.ndjson import encode_lines, holds
 from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE
 from floodmark.storage import Storage
@@ -201,7 +202,7 @@ def _halved_to_bad(number: int, rows: pa.RecordBatch) -> Iterator[tuple[int, _Li
 
 def _stand_in(row: pa.RecordBatch) -> bytes:
     """A row without the values that have no text, and with their names."""
-    found: dict[str, Any] = {}
+    found: dict[str, Json] = {}
     missing = []
     for field_, column in zip(row.schema, row.columns, strict=True):
         try:

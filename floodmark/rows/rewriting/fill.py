@@ -11,12 +11,12 @@ crash leaves files in the operation's own folder that nothing refers to (I3).
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -27,19 +27,18 @@ from floodmark.commit.fills import FILL_PREFIX, Fill, absent_fields, fill_proper
 from floodmark.errors import Corrupt, Invalid
 from floodmark.model import FileRecord
 from floodmark.rows.convert import table_shape
-from floodmark.rows.misfits import Problems
+from floodmark.rows.misfits import Misfits
 from floodmark.rows.reading.arrow_reader import read_rows
-from floodmark.rows.rewriting.rewrite import Source
-from floodmark.rows.rewriting.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX, TASKS_MAX
+from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.schema import user_fields
 from floodmark.rows.session import Sessions
 from floodmark.rows.sql.expression import parse_plain
 from floodmark.rows.staging.stage import StageTarget, stage_batches
-from floodmark.rows.tasks import run_tasks
+from floodmark.rows.tasks import run_files
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 __all__ = [
     "FILL_PREFIX",
@@ -92,7 +91,7 @@ def run_fill(
     sessions: Sessions,
     tag: str,
     target: StageTarget,
-    sources: Sequence[Source],
+    sources: Sequence[InputFile],
     fills: Sequence[Fill],
     *,
     table: str,
@@ -104,7 +103,7 @@ def run_fill(
     `source_schema` names the sources' columns. Columns that a source lacks by its `absent`, and that are not among the
     fills, stay absent. `tables` returns another table of the lake, for expressions that read it.
     """
-    groups: dict[tuple[int, ...], list[Source]] = {}
+    groups: dict[tuple[int, ...], list[InputFile]] = {}
     for source in sources:
         groups.setdefault(source.absent, []).append(source)
     done, used_spark = [], False
@@ -115,12 +114,17 @@ def run_fill(
 
             done.append(fill_by_query(sessions.get(), tag, plan, members, tables))
             used_spark = True
-        elif _is_little(members):
-            with storage.batch():
-                done += [fill_source(plan, source, storage) for source in members]
-        else:
-            done += _run_tasks(sessions.get(), tag, plan, members)
-            used_spark = True
+            continue
+        found, by_tasks = run_files(
+            sessions,
+            members,
+            partial(_fill_here, plan, storage),
+            partial(_fill_task, plan),
+            tag=tag,
+            message="Spark could not fill the table's files",
+        )
+        done += found
+        used_spark |= by_tasks
     filled = _together(done)
     if filled.rows != sum(source.rows for source in sources):
         raise Corrupt(
@@ -166,33 +170,23 @@ def _with_needed(fills: Sequence[Fill], others: Sequence[Fill]) -> tuple[Fill, .
     return tuple(sorted(found.values(), key=lambda fill: fill.field_id))
 
 
-def _is_little(sources: Sequence[Source]) -> bool:
-    rows, size_bytes = sum(source.rows for source in sources), sum(source.size_bytes for source in sources)
-    return rows <= IN_PROCESS_ROWS_MAX and size_bytes <= IN_PROCESS_BYTES_MAX
+def _fill_here(
+    plan: FillPlan, storage: Storage, sources: Sequence[InputFile], *, in_task: bool = False
+) -> list[Filled]:
+    with storage.batch():
+        return [fill_source(plan, source, storage, in_task=in_task) for source in sources]
 
 
-def _run_tasks(spark: SparkSession, tag: str, plan: FillPlan, sources: Sequence[Source]) -> list[Filled]:
-    # The largest first, dealt out in turn: tasks of about the same size when there are more files than tasks.
-    largest = sorted(sources, key=lambda source: -source.size_bytes)
-    dealt = [largest[start::TASKS_MAX] for start in range(min(TASKS_MAX, len(largest)))]
-
-    def work(task: str) -> Iterator[str]:
-        storage = Storage(plan.target.storage_options)
-        with storage.batch():
-            for one in json.loads(task):
-                yield json.dumps(asdict(fill_source(plan, Source.from_dict(one), storage, in_task=True)))
-
-    tasks = [json.dumps([asdict(source) for source in part]) for part in dealt]
-    texts = run_tasks(spark, work, tasks, tag=tag, message="Spark could not fill the table's files")
-    return [_from_dict(json.loads(text)) for text in texts]
+def _fill_task(plan: FillPlan, sources: Sequence[InputFile]) -> list[Filled]:
+    return _fill_here(plan, Storage(plan.target.storage_options), sources, in_task=True)
 
 
-def fill_source(plan: FillPlan, source: Source, storage: Storage, *, in_task: bool = False) -> Filled:
+def fill_source(plan: FillPlan, source: InputFile, storage: Storage, *, in_task: bool = False) -> Filled:
     """Fill one source by plain expressions: each source file gets files of its own."""
     nulls: Counter[int] = Counter()
     batches = _filled_batches(plan, source, storage, nulls)
     staged = stage_batches(plan.target, batches, clock.new_id(), storage=storage, in_task=in_task)
-    Problems(staged.problems).raise_invalid()
+    Misfits(staged.problems).raise_invalid()
     if staged.rows != source.rows:
         raise Corrupt(
             "a data file does not hold as many rows as the catalog says",
@@ -204,7 +198,9 @@ def fill_source(plan: FillPlan, source: Source, storage: Storage, *, in_task: bo
     return Filled(staged.records, staged.rows, {field_id: nulls[field_id] for field_id in plan.written})
 
 
-def _filled_batches(plan: FillPlan, source: Source, storage: Storage, nulls: Counter[int]) -> Iterator[pa.RecordBatch]:
+def _filled_batches(
+    plan: FillPlan, source: InputFile, storage: Storage, nulls: Counter[int]
+) -> Iterator[pa.RecordBatch]:
     read, row = table_shape(plan.source_schema_json).schema, table_shape(plan.row_schema_json).schema
     settled = plan.target.settled
     expressions = [(fill, parse_plain(fill.expression, row)) for fill in plan.fills]
@@ -225,11 +221,6 @@ def _together(parts: Sequence[Filled]) -> Filled:
         unfilled.update(part.unfilled)
     records = tuple(record for part in parts for record in part.records)
     return Filled(records, sum(part.rows for part in parts), dict(unfilled))
-
-
-def _from_dict(values: dict[str, Any]) -> Filled:
-    unfilled = {int(field_id): rows for field_id, rows in values["unfilled"].items()}
-    return Filled(tuple(map(FileRecord.from_dict, values["records"])), values["rows"], unfilled)
 
 
 # ── the type of a column ──

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema
 
@@ -123,5 +123,5 @@ def _functions(table: str, expression: str, names: str | None) -> Invalid:
     )
 
 
-def _refused(problem: str, table: str, expression: str, part: Any, advice: str) -> Invalid:
+def _refused(problem: str, table: str, expression: str, part: str | None, advice: str) -> Invalid:
     return Invalid(problem, table=table, expression=expression, part=part, advice=advice)

@@ -24,14 +24,14 @@ from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.model import SEQ_COLUMN, FileRecord
 from floodmark.rows.convert import table_shape
 from floodmark.rows.failures import spark_failures
-from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.reading.scan import empty, quoted, scan, scan_with_seq
 from floodmark.rows.rewriting.fill import Filled, FillPlan
 from floodmark.rows.rewriting.fill_checks import check_functions, check_plan, check_relations, check_text
-from floodmark.rows.rewriting.rewrite import Source
+from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.schema import spark_schema, user_fields
+from floodmark.rows.session import SharedSettings
 from floodmark.rows.sql.table_names import parsed_relations
-from floodmark.rows.sql.zone import in_utc
 from floodmark.rows.staging.stage import batch_size, check_dataframe, stage_batches
 from floodmark.rows.tasks import collect_tagged
 from floodmark.rows.translate import struct_from_spark
@@ -61,15 +61,21 @@ _KNOWN = {
     "GENERATOR": ("an expression gives one value for each row", "Leave it an array: that can be a value."),
 }
 
+_ZONE = "spark.sql.session.timeZone"
+# Expressions are computed in UTC, whatever a session has set, so that all writers agree.
+_ZONES = SharedSettings(keeps=lambda _, zone: zone == "UTC", choose=lambda zones: zones[0])
+
 
 # ── filling ──
 
 
-def fill_by_query(spark: SparkSession, tag: str, plan: FillPlan, sources: Sequence[Source], tables: Tables) -> Filled:
+def fill_by_query(
+    spark: SparkSession, tag: str, plan: FillPlan, sources: Sequence[InputFile], tables: Tables
+) -> Filled:
     """The rows of all sources with the plan's columns, staged by tasks without a shuffle unless a query needs one."""
     schema = table_shape(plan.row_schema_json).schema
     expressions = "; ".join(fill.expression for fill in plan.fills)
-    with in_utc(spark), _views(spark) as view:
+    with _ZONES.held(spark, {_ZONE: "UTC"}), _views(spark) as view:
         rows = _rows(spark, plan, sources)
         with _failures(plan.table, expressions):
             for fill in plan.fills:
@@ -86,7 +92,7 @@ def fill_by_query(spark: SparkSession, tag: str, plan: FillPlan, sources: Sequen
             raise Invalid(_MANY_VALUES, table=plan.table, expression=expressions, advice=_ONE_VALUE) from error
 
 
-def _rows(spark: SparkSession, plan: FillPlan, sources: Sequence[Source]) -> DataFrame:
+def _rows(spark: SparkSession, plan: FillPlan, sources: Sequence[InputFile]) -> DataFrame:
     """The rows of the sources with the columns that expressions see, without those to be computed; `_seq` last."""
     from pyspark.sql import functions as F
 
@@ -179,7 +185,7 @@ def _stage(plan: FillPlan, rows: DataFrame, tag: str) -> Filled:
         results = collect_tagged(
             numbered.mapInArrow(stage, "kind string, body string"), tag, "Spark could not fill the table's rows"
         )
-    Problems(Problem.from_json(row["body"]) for row in results if row["kind"] == "problem").raise_invalid()
+    Misfits(Problem.from_json(row["body"]) for row in results if row["kind"] == "problem").raise_invalid()
     records = sorted(
         (FileRecord.from_json(row["body"]) for row in results if row["kind"] == "record"),
         key=lambda record: record.path,
@@ -209,7 +215,7 @@ def query_type(spark: SparkSession, schema: Schema, table: str, expression: str,
     check_text(expression, schema, table)
     rows = empty(spark, spark_schema(schema, all_nullable=True))
     value = f"(\n{expression}\n)"
-    with in_utc(spark), _failures(table, expression), _views(spark) as view:
+    with _ZONES.held(spark, {_ZONE: "UTC"}), _failures(table, expression), _views(spark) as view:
         _check_one(rows, expression)
         check_relations(_relations(spark, expression), expression, table)
         query = _Query(spark, view, table, expression, tables)

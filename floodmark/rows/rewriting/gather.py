@@ -11,11 +11,10 @@ that nothing refers to (I3).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -26,15 +25,11 @@ from floodmark.model import FileRecord
 from floodmark.rows.checksum import RowChecksum
 from floodmark.rows.reading.arrow_reader import read_rows
 from floodmark.rows.rewriting.merge_sort import sorted_batches
-from floodmark.rows.rewriting.rewrite import Source
-from floodmark.rows.rewriting.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX
+from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.session import Sessions
 from floodmark.rows.staging.stage import StageTarget, stage_batches
-from floodmark.rows.tasks import run_tasks
+from floodmark.rows.tasks import run_files
 from floodmark.storage import Storage, join
-
-if TYPE_CHECKING:
-    pass
 
 SORT_BYTES_MAX = 128 * 1024 * 1024
 # Small files come in small batches; work on a batch costs the same for more rows.
@@ -48,16 +43,15 @@ class Group:
     """Files that become few; plain values, so that it can be sent to executors."""
 
     number: int
-    sources: tuple[Source, ...]
+    sources: tuple[InputFile, ...]
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    @property
+    def rows(self) -> int:
+        return sum(source.rows for source in self.sources)
 
-    @classmethod
-    def from_json(cls, text: str) -> Group:
-        values: dict[str, Any] = json.loads(text)
-        sources = [Source.from_dict(one) for one in values["sources"]]
-        return cls(values["number"], tuple(sources))
+    @property
+    def size_bytes(self) -> int:
+        return sum(source.size_bytes for source in self.sources)
 
 
 @dataclass(frozen=True)
@@ -68,13 +62,6 @@ class Gathered:
     records: tuple[FileRecord, ...]
     rows: int
     checksum: str
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Gathered:
-        return cls(**{**values, "records": tuple(FileRecord.from_dict(record) for record in values["records"])})
 
 
 def run_groups(
@@ -90,29 +77,38 @@ def run_groups(
 
     `progress` gets the number of groups that are done: after each in this process, once at the end with Spark.
     """
-    sources = [source for group in groups for source in group.sources]
-    little = sum(source.rows for source in sources) <= IN_PROCESS_ROWS_MAX
-    if little and sum(source.size_bytes for source in sources) <= IN_PROCESS_BYTES_MAX:
-        done = []
+    done = 0
+
+    def here(groups: Sequence[Group]) -> Iterator[Gathered]:
+        nonlocal done
         for group in groups:
-            done.append(gather(target, group, storage))
+            yield gather(target, group, storage)
+            done += 1
             if progress is not None:
-                progress(len(done))
-        return done, False
+                progress(done)
 
-    def work(task: str) -> Iterator[str]:
-        yield gather(target, Group.from_json(task), Storage(target.storage_options), in_task=True).to_json()
+    # A task for each group: they are large enough.
+    found, used_spark = run_files(
+        sessions,
+        groups,
+        here,
+        partial(_gather_task, target),
+        tag=tag,
+        message="Spark could not gather the table's files",
+        tasks_max=max(1, len(groups)),
+    )
+    if used_spark:
+        found = sorted(found, key=lambda one: one.number)
+        if [one.number for one in found] != sorted(group.number for group in groups):
+            raise Corrupt("Spark did not give one result for every group", groups=len(groups), results=len(found))
+        if progress is not None:
+            progress(len(found))
+    return found, used_spark
 
-    # The largest first: the last task to start should not be the longest.
-    largest = sorted(groups, key=lambda group: -sum(source.size_bytes for source in group.sources))
-    tasks = [group.to_json() for group in largest]
-    texts = run_tasks(sessions.get(), work, tasks, tag=tag, message="Spark could not gather the table's files")
-    found = sorted((Gathered.from_dict(json.loads(text)) for text in texts), key=lambda one: one.number)
-    if [one.number for one in found] != sorted(group.number for group in groups):
-        raise Corrupt("Spark did not give one result for every group", groups=len(groups), results=len(found))
-    if progress is not None:
-        progress(len(found))
-    return found, True
+
+def _gather_task(target: StageTarget, groups: Sequence[Group]) -> Iterator[Gathered]:
+    for group in groups:
+        yield gather(target, group, Storage(target.storage_options), in_task=True)
 
 
 def gather(

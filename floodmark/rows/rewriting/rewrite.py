@@ -11,12 +11,12 @@ that nothing refers to (I3).
 
 from __future__ import annotations
 
-import json
+import base64
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,11 @@ from floodmark import clock
 from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Corrupt
 from floodmark.model import SEQ_COLUMN, FileRecord
+from floodmark.rows.arrays import Mask, Numbers
 from floodmark.rows.compare import same_rows
 from floodmark.rows.convert import table_shape
 from floodmark.rows.keys import KeySet, Matches, examples, read_keys
-from floodmark.rows.project import read_file
-from floodmark.rows.rewriting.matching import completed_rows, judged, not_newer
-from floodmark.rows.rewriting.position_text import pack_positions, unpack_positions
+from floodmark.rows.project import read_file, row_bytes, take_rows
 from floodmark.rows.schema import user_fields
 from floodmark.rows.sql.where import Where
 from floodmark.rows.staging.deletions import DeletionsWriter
@@ -43,10 +42,15 @@ from floodmark.storage import Storage
 BY_KEY, BY_WHERE, BY_POSITIONS, BY_TIME, ALL, NONE = "key", "where", "positions", "time", "all", "none"
 # Above every sequence: for rows whose commit is still to come.
 _NOT_YET = 2**63 - 1
+# How many bytes of existing rows are held at once to be compared with incoming ones.
+_COMPARE_BYTES_MAX = 64 * 1024 * 1024
+_COMPARE_ROWS_MIN = 1024
+
+_Judge = Callable[[pa.Table, pa.Table], Mask]
 
 
 @dataclass(frozen=True)
-class Source:
+class InputFile:
     """A file to read. `sequence` is None if this change staged it.
 
     Positions that were found before come packed: in `packed` themselves, or in the objects that `positions` names.
@@ -63,13 +67,9 @@ class Source:
     absent: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, file: LiveFile, positions: Sequence[str] = (), absent: Sequence[int] = ()) -> Source:
+    def of(cls, file: LiveFile, positions: Sequence[str] = (), absent: Sequence[int] = ()) -> InputFile:
         places, ids = tuple(positions), tuple(absent)
         return cls(file.path, file.rows, file.size_bytes, file.sequence, file.fresh, positions=places, absent=ids)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Source:
-        return cls(**{**values, **{name: tuple(values[name]) for name in ("packed", "positions", "absent")}})
 
     @property
     def stays_fresh(self) -> bool:
@@ -113,18 +113,6 @@ class Rewrite:
     held: tuple[tuple[int, ...], ...] = ()
     refilled: tuple[int, ...] = ()
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Rewrite:
-        values: dict[str, Any] = json.loads(text)
-        values["target"] = StageTarget(**values["target"])
-        values |= {name: tuple(values[name]) for name in ("key", "incoming", "existed_in", "marks", "refilled")}
-        values["held"] = tuple(tuple(ids) for ids in values["held"])
-        values["time"] = values["time"] and tuple(values["time"])
-        return cls(**values)
-
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -149,21 +137,6 @@ class Rewritten:
     def matched(self) -> int:
         return self.removed + self.unchanged
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Rewritten:
-        return cls(
-            **{
-                **values,
-                "records": tuple(FileRecord.from_dict(record) for record in values["records"]),
-                "places": tuple((int(file), packed) for file, packed in values["places"]),
-                "examples": tuple(values["examples"]),
-                "above": tuple(values["above"]),
-            }
-        )
-
 
 @dataclass(frozen=True)
 class Completed:
@@ -172,19 +145,15 @@ class Completed:
     lacking: tuple[int, ...]
     records: tuple[FileRecord, ...]
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Completed:
-        return cls(tuple(values["lacking"]), tuple(FileRecord.from_dict(record) for record in values["records"]))
-
 
 @dataclass(frozen=True)
 class _Update:
     """Rows of a source, and the rows of one incoming file with new values for some columns, in the same order."""
 
-    source: Source
+    source: InputFile
     file: int
-    positions: np.ndarray[Any, Any]
-    places: np.ndarray[Any, Any]
+    positions: Numbers
+    places: Numbers
 
 
 @dataclass
@@ -194,6 +163,12 @@ class Result:
     files: list[Rewritten] = field(default_factory=list)
     deletions: list[FileRecord] = field(default_factory=list)
     completed: list[Completed] = field(default_factory=list)
+
+    def __iadd__(self, other: Result) -> Result:
+        self.files += other.files
+        self.deletions += other.deletions
+        self.completed += other.completed
+        return self
 
     @property
     def matched(self) -> int:
@@ -229,7 +204,7 @@ class Rewriter:
     def _where(self) -> Where:
         return Where.parse(self._rewrite.where, self._schema)
 
-    def rewrite(self, source: Source) -> Rewritten:
+    def rewrite(self, source: InputFile) -> Rewritten:
         positions, matches = self._find(source)
         found = len(positions)
         positions, above = self._by_sequence(source, positions)
@@ -258,7 +233,7 @@ class Rewriter:
             above=above,
         )
 
-    def look_at_all(self, sources: Sequence[Source], at_once: int) -> list[Rewritten]:
+    def look_at_all(self, sources: Sequence[InputFile], at_once: int) -> list[Rewritten]:
         """Look only, at many sources at once if the keys fit into memory: the check mostly waits for storage."""
         looked = [self.rewrite(source) for source in sources[:1]]
         if not self._incoming.held:
@@ -294,7 +269,7 @@ class Rewriter:
         own = [field for field in user_fields(self._schema) if field.field_id not in absent]
         come = [field for field in own if field.field_id in held]
         kept = [field for field in own if field.field_id not in held]
-        yield from completed_rows(
+        yield from _completed_rows(
             self._storage,
             (update.source.path, kept, update.positions),
             (self._rewrite.incoming[update.file], come, update.places),
@@ -310,7 +285,7 @@ class Rewriter:
 
     # ── which rows ──
 
-    def _find(self, source: Source) -> tuple[np.ndarray[Any, Any], Matches | None]:
+    def _find(self, source: InputFile) -> tuple[Numbers, Matches | None]:
         """The positions of the rows that match, ascending; with their places among the incoming rows if by key."""
         find = self._rewrite.find
         if find == BY_KEY:
@@ -327,17 +302,15 @@ class Rewriter:
         return np.arange(source.rows if find == ALL else 0, dtype=np.int64), None
 
     def _masked(
-        self, source: Source, fields: Sequence[NestedField], mask: Callable[[pa.RecordBatch], pa.BooleanArray]
-    ) -> np.ndarray[Any, Any]:
+        self, source: InputFile, fields: Sequence[NestedField], mask: Callable[[pa.RecordBatch], pa.BooleanArray]
+    ) -> Numbers:
         found, start = [np.empty(0, np.int64)], 0
         for batch in read_file(self._storage, source.path, fields):
             found.append(np.flatnonzero(mask(batch).to_numpy(zero_copy_only=False)).astype(np.int64) + start)
             start += len(batch)
         return np.concatenate(found)
 
-    def _by_sequence(
-        self, source: Source, positions: np.ndarray[Any, Any]
-    ) -> tuple[np.ndarray[Any, Any], tuple[int, ...]]:
+    def _by_sequence(self, source: InputFile, positions: Numbers) -> tuple[Numbers, tuple[int, ...]]:
         """The positions whose sequence is not above `seq_max`, and how many of all are above each mark."""
         seq_max, marks = self._rewrite.seq_max, self._rewrite.marks
         if not len(positions) or (seq_max is None and not marks):
@@ -347,7 +320,7 @@ class Rewriter:
         above = tuple(int(rows) for rows in between[:0:-1].cumsum()[::-1])
         return (positions if seq_max is None else positions[sequences <= seq_max]), above
 
-    def _sequences(self, source: Source) -> np.ndarray[Any, Any]:
+    def _sequences(self, source: InputFile) -> Numbers:
         """The sequence of every row of the source. Rows that this change has staged are newer than all others."""
         inherited = _NOT_YET if source.sequence is None else source.sequence
         if source.fresh or self._seq is None:
@@ -360,39 +333,39 @@ class Rewriter:
             raise _other_rows(source, len(found))
         return found
 
-    def _look(self, source: Source, positions: np.ndarray[Any, Any]) -> Rewritten:
+    def _look(self, source: InputFile, positions: Numbers) -> Rewritten:
         shown: Sequence[str] = ()
         if len(positions) and self._key:
             shown = examples(self._storage, source.path, self._key, positions[:3])
         return Rewritten(source.path, removed=len(positions), examples=tuple(shown))
 
-    def _staying(self, source: Source, matches: Matches) -> np.ndarray[Any, Any]:
+    def _staying(self, source: InputFile, matches: Matches) -> Mask:
         """For each match, whether the existing row stays: the incoming one is the same, or not newer."""
         rewrite, stay = self._rewrite, np.zeros(len(matches.positions), dtype=bool)
         if rewrite.newest_by == "":
             return ~stay
-        compared = partial(judged, self._storage, source.path, rewrite.incoming)
+        compared = partial(_judged, self._storage, source.path, rewrite.incoming)
         if rewrite.compare and rewrite.held:
             stay |= self._same_as_held(source, matches)
         elif rewrite.compare:
             stay |= compared(user_fields(self._schema), matches, same_rows)
         if rewrite.newest_by is not None:
-            stay |= compared([self._schema.find_field(rewrite.newest_by)], matches, not_newer)
+            stay |= compared([self._schema.find_field(rewrite.newest_by)], matches, _not_newer)
         return stay
 
-    def _same_as_held(self, source: Source, matches: Matches) -> np.ndarray[Any, Any]:
+    def _same_as_held(self, source: InputFile, matches: Matches) -> Mask:
         """Of a partial merge: whether the existing row already has the incoming values; other columns do not matter."""
         same = np.zeros(len(matches.positions), dtype=bool)
         for number in np.unique(matches.files):
             of_file = matches.files == number
             some = Matches(matches.positions[of_file], matches.files[of_file], matches.places[of_file])
             held = [field for field in user_fields(self._schema) if field.field_id in self._rewrite.held[number]]
-            same[of_file] = judged(self._storage, source.path, self._rewrite.incoming, held, some, same_rows)
+            same[of_file] = _judged(self._storage, source.path, self._rewrite.incoming, held, some, same_rows)
         return same
 
     # ── what is written ──
 
-    def _write_deletions(self, source: Source, positions: np.ndarray[Any, Any]) -> int:
+    def _write_deletions(self, source: InputFile, positions: Numbers) -> int:
         """Record the keys of rows that are deleted for good; returns how many of the rows come in again."""
         if not self._key or not (self._rewrite.deletions or self._rewrite.incoming):
             return 0
@@ -414,7 +387,7 @@ class Rewriter:
             self._writer.write(keys.filter(pa.array(gone)))
         return replaced
 
-    def _carry(self, source: Source, positions: np.ndarray[Any, Any]) -> tuple[FileRecord, ...]:
+    def _carry(self, source: InputFile, positions: Numbers) -> tuple[FileRecord, ...]:
         """Write the source's other rows to files of their own."""
         settled = not source.stays_fresh
         if settled and self._seq is None:
@@ -430,9 +403,7 @@ class Rewriter:
             raise _other_rows(source, staged.rows + len(positions))
         return staged.records
 
-    def _rest(
-        self, source: Source, fields: Sequence[NestedField], positions: np.ndarray[Any, Any]
-    ) -> Iterator[pa.RecordBatch]:
+    def _rest(self, source: InputFile, fields: Sequence[NestedField], positions: Numbers) -> Iterator[pa.RecordBatch]:
         start = 0
         for batch in read_file(self._storage, source.path, fields):
             first, last = np.searchsorted(positions, [start, start + len(batch)])
@@ -446,7 +417,7 @@ class Rewriter:
             yield batch if last == first else batch.filter(pa.array(keep))
 
 
-def _updates(source: Source, matches: Matches, changed: np.ndarray[Any, Any]) -> Iterator[_Update]:
+def _updates(source: InputFile, matches: Matches, changed: Mask) -> Iterator[_Update]:
     """The rows that change, by the incoming file that changes them."""
     for number in np.unique(matches.files[changed]):
         some = changed & (matches.files == number)
@@ -460,7 +431,7 @@ def _is_before(before: int, batch: pa.RecordBatch) -> pa.BooleanArray:
     return pc.fill_null(pc.less(numbers, pa.scalar(before, numbers.type)), False)
 
 
-def _other_rows(source: Source, rows: int) -> Corrupt:
+def _other_rows(source: InputFile, rows: int) -> Corrupt:
     return Corrupt(
         "a data file does not hold as many rows as the catalog says",
         file=source.path,
@@ -470,9 +441,77 @@ def _other_rows(source: Source, rows: int) -> Corrupt:
     )
 
 
-def _pack(matches: Matches, same: np.ndarray[Any, Any]) -> tuple[tuple[int, str], ...]:
+def _pack(matches: Matches, same: Mask) -> tuple[tuple[int, str], ...]:
     """The places of unchanged rows among the incoming ones, by file, small enough to send."""
     return tuple(
         (int(number), pack_positions(np.sort(matches.places[same & (matches.files == number)])))
         for number in np.unique(matches.files[same])
     )
+
+
+# ── existing rows beside incoming rows of the same key ──
+# Compared piece by piece, so that memory follows the piece and not the match (I14).
+
+
+def _judged(
+    storage: Storage,
+    path: str,
+    incoming: Sequence[str],
+    fields: Sequence[NestedField],
+    matches: Matches,
+    judge: _Judge,
+) -> Mask:
+    """For each match the result of `judge` for the existing row and the incoming one, by these columns."""
+    found = np.zeros(len(matches.positions), dtype=bool)
+    piece = max(_COMPARE_ROWS_MIN, _COMPARE_BYTES_MAX // row_bytes(storage, path, fields))
+    for start in range(0, len(found), piece):
+        end = min(start + piece, len(found))
+        there = take_rows(storage, path, fields, matches.positions[start:end])
+        for number in np.unique(matches.files[start:end]):
+            which = np.flatnonzero(matches.files[start:end] == number)
+            places = matches.places[start:end][which]
+            order = np.argsort(places, kind="stable")
+            come = take_rows(storage, incoming[number], fields, places[order])
+            found[start + which[order]] = judge(there.take(pa.array(which[order])), come)
+    return found
+
+
+_Rows = tuple[str, Sequence[NestedField], Numbers]
+
+
+def _completed_rows(storage: Storage, kept: _Rows, come: _Rows) -> Iterator[pa.RecordBatch]:
+    """Rows with some columns of one file and the others of another: (file, columns, positions) of both, row by row.
+
+    The positions of `kept` ascend, those of `come` need not.
+    """
+    kept_path, kept_fields, positions = kept
+    come_path, come_fields, places = come
+    row = row_bytes(storage, come_path, come_fields)
+    row += row_bytes(storage, kept_path, kept_fields) if kept_fields else 0
+    piece = max(_COMPARE_ROWS_MIN, _COMPARE_BYTES_MAX // row)
+    for start in range(0, len(positions), piece):
+        some = places[start : start + piece]
+        order = np.argsort(some, kind="stable")
+        new = take_rows(storage, come_path, come_fields, some[order]).take(pa.array(np.argsort(order)))
+        old = take_rows(storage, kept_path, kept_fields, positions[start : start + piece]) if kept_fields else None
+        whole = new if old is None else pa.table([*old.columns, *new.columns], [*old.column_names, *new.column_names])
+        yield from whole.combine_chunks().to_batches()
+
+
+def _not_newer(there: pa.Table, come: pa.Table) -> Mask:
+    """For each row whether the incoming one is not newer, by the only column; any value is newer than null."""
+    old, new = there.column(0), come.column(0)
+    newer = pc.if_else(pc.is_null(old), pc.is_valid(new), pc.fill_null(pc.greater(new, old), False))
+    return ~np.asarray(newer.to_numpy())
+
+
+# ── positions as text, to send between processes and to store in small objects ──
+
+
+def pack_positions(positions: Numbers) -> str:
+    """Ascending positions as a short text."""
+    return base64.b85encode(zlib.compress(np.diff(positions, prepend=0).astype(np.int64).tobytes())).decode()
+
+
+def unpack_positions(text: str) -> Numbers:
+    return np.cumsum(np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.int64))

@@ -1,16 +1,12 @@
-"""Where work on files runs: small work in the caller's process, large work as Spark tasks.
-
-The same rewriter runs in both places, so that a change of ten rows does not wait for a JVM, and no driver holds a
-table.
-"""
+"""The rewrites of one operation, in the caller's process or as Spark tasks (rows/tasks.py): one rewriter for both."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +15,11 @@ from pyiceberg.schema import Schema
 
 from floodmark import clock
 from floodmark.model import FileRecord
-from floodmark.rows.rewriting.position_text import pack_positions
-from floodmark.rows.rewriting.rewrite import BY_KEY, Completed, Result, Rewrite, Rewriter, Rewritten, Source
+from floodmark.rows.arrays import Numbers
+from floodmark.rows.rewriting.rewrite import BY_KEY, InputFile, Result, Rewrite, Rewriter, pack_positions
 from floodmark.rows.session import Sessions
 from floodmark.rows.sql.where import Where
-from floodmark.rows.tasks import collect_tagged, run_tasks
+from floodmark.rows.tasks import collect_tagged, is_little, run_files
 from floodmark.storage import Storage, join
 
 if TYPE_CHECKING:
@@ -32,10 +28,6 @@ if TYPE_CHECKING:
     from floodmark.commit.fills import Fill
     from floodmark.rows.staging.stage import StageTarget
 
-IN_PROCESS_BYTES_MAX = 64 * 1024 * 1024
-# Rows that compress well are much work for few bytes.
-IN_PROCESS_ROWS_MAX = 2_000_000
-TASKS_MAX = 512
 LOOKS_AT_ONCE = 8
 
 
@@ -48,15 +40,25 @@ class Runner:
         self._tag = f"floodmark-{operation}"
         self.used_spark = False
 
-    def run(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
+    def run(self, rewrite: Rewrite, sources: Sequence[InputFile]) -> Result:
         if not sources:
             return Result()
-        little = sum(source.rows for source in sources) <= IN_PROCESS_ROWS_MAX
-        if little and sum(source.size_bytes for source in sources) <= IN_PROCESS_BYTES_MAX:
-            return self._run_here(rewrite, sources)
-        return self._run_tasks(rewrite, sources)
+        # Before they run: tasks that failed may have left files behind too.
+        self.used_spark |= not is_little(sum(one.rows for one in sources), sum(one.size_bytes for one in sources))
+        found, _ = run_files(
+            self._sessions,
+            sources,
+            lambda sources: [self._run_here(rewrite, sources)],
+            partial(_rewrite_task, rewrite),
+            tag=self._tag,
+            message="Spark could not rewrite the table's files",
+        )
+        result = Result()
+        for part in found:
+            result += part
+        return result
 
-    def _run_here(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
+    def _run_here(self, rewrite: Rewrite, sources: Sequence[InputFile]) -> Result:
         rewriter = Rewriter(rewrite, self._storage)
         if rewrite.find == BY_KEY and len(sources) > LOOKS_AT_ONCE:
             # Most files hold none of the keys: the check mostly waits for storage, which many threads can do at once.
@@ -76,32 +78,10 @@ class Runner:
             raise
         return Result(files, [] if deletions is None else [deletions], completed)
 
-    def _run_tasks(self, rewrite: Rewrite, sources: Sequence[Source]) -> Result:
-        self.used_spark = True
-        text = rewrite.to_json()
-        # The largest first, dealt out in turn: tasks of about the same size when there are more files than tasks.
-        largest = sorted(sources, key=lambda source: -source.size_bytes)
-        tasks = [json.dumps([asdict(one) for one in largest[start::TASKS_MAX]]) for start in range(TASKS_MAX)]
-        tasks = [task for task in tasks if task != "[]"]
-
-        def work(task: str) -> Iterator[str]:
-            return _rewrite_task(text, task)
-
-        found = run_tasks(
-            self._sessions.get(), work, tasks, tag=self._tag, message="Spark could not rewrite the table's files"
-        )
-        result = Result()
-        for body in found:
-            values = json.loads(body)
-            result.files += [Rewritten.from_dict(file) for file in values["files"]]
-            result.deletions += [FileRecord.from_dict(record) for record in values["deletions"]]
-            result.completed += [Completed.from_dict(one) for one in values["completed"]]
-        return result
-
     def fill(
         self,
         target: StageTarget,
-        sources: Sequence[Source],
+        sources: Sequence[InputFile],
         fills: Sequence[Fill],
         *,
         table: str,
@@ -159,21 +139,18 @@ class Runner:
         return found
 
 
-def _rewrite_task(rewrite_json: str, task: str) -> Iterator[str]:
-    rewrite = Rewrite.from_json(rewrite_json)
+def _rewrite_task(rewrite: Rewrite, sources: Sequence[InputFile]) -> list[Result]:
     storage = Storage(rewrite.target.storage_options)
     rewriter = Rewriter(rewrite, storage, in_task=True)
-    sources = [Source.from_dict(one) for one in json.loads(task)]
     try:
         with storage.batch():
-            files = [asdict(rewriter.rewrite(source)) for source in sources]
-            completed = [asdict(one) for one in rewriter.complete()]
+            files = [rewriter.rewrite(source) for source in sources]
+            completed = rewriter.complete()
             deletions = rewriter.finish()
     except BaseException:
         rewriter.abandon()
         raise
-    written = [] if deletions is None else [deletions.as_dict()]
-    yield json.dumps({"files": files, "deletions": written, "completed": completed})
+    return [Result(files, [] if deletions is None else [deletions], completed)]
 
 
 def _store_positions(
@@ -181,7 +158,7 @@ def _store_positions(
 ) -> Iterator[pa.RecordBatch]:
     """Write the positions of one task's rows, an object per file and so many rows."""
     storage = Storage(options)
-    waiting: dict[str, list[np.ndarray[Any, Any]]] = defaultdict(list)
+    waiting: dict[str, list[Numbers]] = defaultdict(list)
 
     def flush() -> Iterator[pa.RecordBatch]:
         with storage.batch():

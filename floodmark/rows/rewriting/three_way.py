@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from floodmark.commit.live_files import LiveFile
 from floodmark.model import BEGINNING, SEQ_COLUMN
-from floodmark.rows.compare import Mask, same_rows
+from floodmark.rows.arrays import Mask, Numbers
+from floodmark.rows.compare import same_rows
 from floodmark.rows.keys import match_keys, read_keys
 from floodmark.rows.project import read_schema, take_rows
 from floodmark.rows.reading.arrow_reader import Between, arrow_read_schema, read_rows
@@ -32,7 +32,6 @@ from floodmark.storage import Storage
 
 ROWS_MAX = 100_000
 BYTES_MAX = 64 * 1024 * 1024
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date
-from typing import Any
 
 from pyiceberg import expressions as ex
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, UnboundPredicate
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, Reference, UnboundPredicate
 from pyiceberg.expressions.literals import BooleanLiteral, LongLiteral, StringLiteral
 from pyiceberg.expressions.parser import parse as parse_iceberg
 from pyiceberg.schema import Schema
+from pyiceberg.typedef import LiteralValue
 from pyiceberg.types import (
     BooleanType,
     DateType,
@@ -105,8 +105,9 @@ def predicates(tree: BooleanExpression) -> Iterator[UnboundPredicate]:
 
 
 def column_name(predicate: UnboundPredicate) -> str:
-    term: Any = predicate.term
-    return str(term.name)
+    if not isinstance(predicate.term, Reference):
+        raise TypeError(f"not a column: {predicate.term}")
+    return predicate.term.name
 
 
 def is_certain(tree: BooleanExpression, columns: dict[str, NestedField]) -> bool:
@@ -148,7 +149,7 @@ def _comparable(predicate: UnboundPredicate, kind: IcebergType) -> bool:
     return all(_of_kind(literal, kind) for literal in literals)
 
 
-def _of_kind(literal: Any, kind: IcebergType) -> bool:
+def _of_kind(literal: LiteralValue, kind: IcebergType) -> bool:
     value = literal.value
     match kind:
         case IntegerType() | LongType():

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from pyiceberg import expressions as ex
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, UnboundPredicate
 from pyiceberg.expressions.literals import StringLiteral, TimestampLiteral
+from pyiceberg.typedef import LiteralValue
 from pyiceberg.types import IcebergType, TimestampType, TimestamptzType
 from pyiceberg.utils.datetime import datetime_to_micros
 
@@ -65,13 +65,13 @@ def widened(predicate: UnboundPredicate, kind: IcebergType) -> BooleanExpression
     return AlwaysTrue()
 
 
-def _bound(comparison: type[ex.LiteralPredicate], term: Any, micros: int) -> BooleanExpression:
+def _bound(comparison: type[ex.LiteralPredicate], term: ex.UnboundTerm, micros: int) -> BooleanExpression:
     if not _FIRST <= micros <= _LAST:
         return AlwaysTrue()
     return comparison(term, TimestampLiteral(micros))
 
 
-def _reach(literal: Any) -> tuple[int, int] | None:
+def _reach(literal: LiteralValue) -> tuple[int, int] | None:
     """The first and the last microsecond that the literal may denote; None if it does not have the strict form."""
     if not isinstance(literal, StringLiteral):
         return None

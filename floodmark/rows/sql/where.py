@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,17 +22,19 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import HourTransform, MonthTransform, TruncateTransform, YearTransform
+from pyiceberg.typedef import Record
 from pyiceberg.types import NestedField, StringType
 
 from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Invalid
+from floodmark.model import Scalar
 from floodmark.rows.schema import nearest, user_fields
 from floodmark.rows.sql.condition import column_name, columns_by_name, conjuncts, implied, is_certain, predicates, read
 from floodmark.rows.sql.positions import check_where, count_positions, spark_positions
 
 __all__ = ["Where", "check_where", "count_positions", "spark_positions"]
 
-_COMPARE: dict[type[Any], Callable[..., Any]] = {
+_COMPARE: dict[type[ex.BoundPredicate], Callable[[pa.Array, pa.Scalar], pa.BooleanArray]] = {
     ex.BoundEqualTo: pc.equal,
     ex.BoundNotEqualTo: pc.not_equal,
     ex.BoundLessThan: pc.less,
@@ -123,7 +124,7 @@ class Where:
         except _UNREADABLE:
             return False
 
-    def _partition_may_match(self, spec: PartitionSpec, values: Any) -> bool:
+    def _partition_may_match(self, spec: PartitionSpec, values: Record) -> bool:
         schema = self._meaning.schema
         trusted = (place for place, field in enumerate(spec.fields) if _trusted(field, schema, values[place]))
         return _partition_test(self.text, self.schema_json, spec, tuple(trusted))(values)
@@ -196,7 +197,7 @@ def _meaning(text: str, schema_json: str) -> _Meaning:
 @lru_cache(maxsize=256)
 def _partition_test(
     text: str, schema_json: str, spec: PartitionSpec, trusted: tuple[int, ...]
-) -> Callable[[Any], bool]:
+) -> Callable[[Record], bool]:
     """Whether rows may match in a partition of these values, as far as the values at the trusted places show."""
     meaning = _meaning(text, schema_json)
     telling = PartitionSpec(*(spec.fields[place] for place in trusted), spec_id=spec.spec_id)
@@ -205,7 +206,7 @@ def _partition_test(
     return visitors.expression_evaluator(values, projected, case_sensitive=True)
 
 
-def _trusted(field: PartitionField, schema: Schema, value: Any) -> bool:
+def _trusted(field: PartitionField, schema: Schema, value: Scalar) -> bool:
     """Whether a partition's value is what its rows have, and not the result of an overflow in the transform.
 
     The lowest numbers, truncated, overflow to the highest, and so do hours. Years and months far off become null.
@@ -217,11 +218,11 @@ def _trusted(field: PartitionField, schema: Schema, value: Any) -> bool:
         case YearTransform() | MonthTransform():
             return value is not None
         case HourTransform():
-            return value is not None and abs(value) < _HOURS_MAX
+            return isinstance(value, int) and abs(value) < _HOURS_MAX
     return True
 
 
-def _evaluate(tree: BooleanExpression, batch: pa.RecordBatch) -> Any:
+def _evaluate(tree: BooleanExpression, batch: pa.RecordBatch) -> pa.BooleanArray:
     """True, false or null (unknown) for every row, by SQL's logic."""
     match tree:
         case And():
@@ -235,7 +236,7 @@ def _evaluate(tree: BooleanExpression, batch: pa.RecordBatch) -> Any:
     return pa.repeat(pa.scalar(isinstance(tree, AlwaysTrue)), len(batch))
 
 
-def _evaluate_predicate(predicate: ex.BoundPredicate, values: Any) -> Any:
+def _evaluate_predicate(predicate: ex.BoundPredicate, values: pa.Array) -> pa.BooleanArray:
     match predicate:
         case ex.BoundIsNull():
             return pc.is_null(values)

@@ -11,14 +11,22 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from floodmark import clock
 from floodmark.model import FileRecord
-from floodmark.rows.staging.stage import StageTarget, check_dataframe, run_stage_tasks, stage_batches, task_name, told
+from floodmark.rows.frames import RowsLike, is_dataframe
+from floodmark.rows.staging.stage import (
+    StageTarget,
+    check_dataframe,
+    run_stage_tasks,
+    stage_batches,
+    task_name,
+    task_report,
+)
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
@@ -35,12 +43,13 @@ class Bundle:
         self.records: list[tuple[FileRecord, ...]] = []
 
     @staticmethod
-    def is_possible(frames: Sequence[Any]) -> bool:
+    def is_possible(frames: Sequence[RowsLike]) -> bool:
         """Whether these are DataFrames of one session with the same columns."""
-        if not all(hasattr(frame, "mapInArrow") for frame in frames):
+        found = [frame for frame in frames if is_dataframe(frame)]
+        if len(found) != len(frames):
             return False
-        first = frames[0]
-        return all(frame.sparkSession is first.sparkSession and frame.schema == first.schema for frame in frames)
+        first = found[0]
+        return all(frame.sparkSession is first.sparkSession and frame.schema == first.schema for frame in found)
 
     def stage(self, target: StageTarget, operation_id: str) -> list[FileRecord]:
         """Stage all parts with tasks on executors; the driver keeps the records only."""
@@ -75,7 +84,7 @@ def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.Reco
     for part, rows in groupby(_cut(batches), key=itemgetter(0)):
         named = (batch.rename_columns(names) for _, batch in rows)
         staged = stage_batches(target, named, f"{prefix}{clock.new_id()}", storage=storage, in_task=True)
-        yield from told(part, staged)
+        yield from task_report(part, staged)
 
 
 def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:

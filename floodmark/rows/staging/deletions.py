@@ -18,22 +18,22 @@ from pyiceberg.types import NestedField
 from floodmark.errors import Corrupt
 from floodmark.model import FileRecord
 from floodmark.rows.convert import Conformer, Shape, table_shape
-from floodmark.rows.misfits import Problems
+from floodmark.rows.misfits import Misfits
 from floodmark.rows.staging.partition import Splitter
 from floodmark.rows.staging.statistics import field_leaves
-from floodmark.rows.staging.writer import DataWriter, Sinks, WriteOptions
+from floodmark.rows.staging.writer import DataWriter, FileOptions, FileStore
 from floodmark.storage import join
 
 BUFFER_BYTES_MAX = 4 * 1024 * 1024
 # A commit has one deletions file for a table, however many keys it deletes.
-_OPTIONS = WriteOptions(target_file_bytes=2**63 - 1, row_group_bytes=BUFFER_BYTES_MAX)
+_OPTIONS = FileOptions(target_file_bytes=2**63 - 1, row_group_bytes=BUFFER_BYTES_MAX)
 
 
 class DeletionsWriter:
     """Writes `<folder>/<name>-deletions.parquet`; end with `finish`, or with `abandon` after any error."""
 
     def __init__(
-        self, storage: Sinks, folder: str, schema: Schema, key_fields: Sequence[NestedField], name: str
+        self, storage: FileStore, folder: str, schema: Schema, key_fields: Sequence[NestedField], name: str
     ) -> None:
         self.location = join(folder, f"{name}-deletions.parquet")
         self._shape = _key_shape(schema, key_fields)
@@ -54,7 +54,7 @@ class DeletionsWriter:
         """Add keys, in columns that have the names of the table's key columns."""
         conformer = Conformer(self._shape, keys.schema)
         for batch in keys.to_batches() if isinstance(keys, pa.Table) else [keys]:
-            problems = Problems()
+            problems = Misfits()
             conformed = conformer.conform(batch, problems)
             if conformed is None:
                 wrong = "; ".join(f"{problem.column}: {problem.problem}" for problem in problems.all())

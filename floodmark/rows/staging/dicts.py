@@ -9,12 +9,12 @@ that the rows have beyond the table's, by their values; it checks none of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation, localcontext
 from itertools import accumulate, chain
 from math import isfinite
-from typing import Any
+from typing import TypeGuard, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,31 +22,38 @@ from pyarrow import types
 from pyiceberg.schema import Schema
 
 from floodmark.errors import Invalid
+from floodmark.model import Row, Value
 from floodmark.rows.convert import Column, Shape, table_shape
-from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.schema import nearest
 
+Wanted = TypeVar("Wanted")
+
 _NONE = type(None)
+# What may become a decimal, a timestamp or a date.
+_DECIMALS: tuple[type[Decimal | int | str], ...] = (Decimal, int, str)
+_TIMES: tuple[type[datetime | str], ...] = (datetime, str)
+_DAYS: tuple[type[date | str], ...] = (date, str)
 _EXAMPLE_CHARS_MAX = 60
 _FLOAT_MAX = (2 - 2**-23) * 2.0**127
 _YEAR_ONE_US, _DAY_US = -62_135_596_800_000_000, 86_400_000_000
 _TOO_FINE = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
-def rows_to_arrow(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.Table:
+def rows_to_arrow(rows: Sequence[Row], schema: Schema) -> pa.Table:
     """The rows as an Arrow table with the table's columns, or `Invalid` naming keys, columns and counts."""
     return rows_to_table(rows, table_shape(schema.model_dump_json()))
 
 
-def rows_to_table(rows: Sequence[dict[str, Any]], shape: Shape) -> pa.Table:
+def rows_to_table(rows: Sequence[Row], shape: Shape) -> pa.Table:
     _check_dicts(rows)
-    problems = Problems()
+    problems = Misfits()
     arrays = _fields(rows, shape.columns, "", problems)
     problems.raise_invalid()
     return pa.table(arrays, names=[column.name for column in shape.columns])
 
 
-def rows_schema(rows: Sequence[dict[str, Any]], shape: Shape) -> pa.Schema:
+def rows_schema(rows: Sequence[Row], shape: Shape) -> pa.Schema:
     """The table's columns, wider where a number needs it, and the rows' new ones, also inside structs.
 
     A value that is no value of its column changes nothing here: `rows_to_table` refuses it.
@@ -55,13 +62,13 @@ def rows_schema(rows: Sequence[dict[str, Any]], shape: Shape) -> pa.Schema:
     return pa.schema(_incoming_fields(rows, shape.columns, ""))
 
 
-def _check_dicts(rows: Sequence[Any]) -> None:
+def _check_dicts(rows: Sequence[Row]) -> None:
     for row in rows:
         if not isinstance(row, dict):
             raise Invalid("a row is not a dict", given=type(row).__name__, advice="Send a list of dicts.")
 
 
-def _incoming_fields(rows: Sequence[dict[str, Any]], columns: tuple[Column, ...], path: str) -> list[pa.Field]:
+def _incoming_fields(rows: Sequence[Row], columns: tuple[Column, ...], path: str) -> list[pa.Field]:
     kinds = {column.name: _incoming_type([row.get(column.name) for row in rows], column) for column in columns}
     names = {column.name for column in columns}
     for name in dict.fromkeys(key for row in rows if not row.keys() <= names for key in row if key not in names):
@@ -71,7 +78,7 @@ def _incoming_fields(rows: Sequence[dict[str, Any]], columns: tuple[Column, ...]
     return [pa.field(name, kind) for name, kind in kinds.items()]
 
 
-def _incoming_type(values: list[Any], column: Column) -> pa.DataType:
+def _incoming_type(values: Sequence[Value], column: Column) -> pa.DataType:
     kind = column.field.type
     if types.is_struct(kind):
         dicts = [value for value in values if isinstance(value, dict)]
@@ -90,7 +97,7 @@ def _incoming_type(values: list[Any], column: Column) -> pa.DataType:
     return kind
 
 
-def _needs_long(value: Any) -> bool:
+def _needs_long(value: Value) -> bool:
     try:
         _integer(value, 1 << 31)
     except OverflowError:
@@ -100,14 +107,14 @@ def _needs_long(value: Any) -> bool:
     return False
 
 
-def _digits(value: Any, scale: int) -> int:
+def _digits(value: Value, scale: int) -> int:
     try:
         return len(_decimal(value, pa.decimal128(38, scale)).as_tuple().digits)
     except (TypeError, ValueError, InvalidOperation):
         return 0
 
 
-def _inferred(values: list[Any], column: str) -> pa.DataType:
+def _inferred(values: Sequence[Value], column: str) -> pa.DataType:
     try:
         return pa.array(values).type
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -119,7 +126,7 @@ def _inferred(values: list[Any], column: str) -> pa.DataType:
         ) from error
 
 
-def _fields(rows: Sequence[Any], columns: tuple[Column, ...], path: str, problems: Problems) -> list[pa.Array]:
+def _fields(rows: Sequence[Row | None], columns: tuple[Column, ...], path: str, problems: Misfits) -> list[pa.Array]:
     names = {column.name for column in columns}
     for row in rows:
         if row is not None and not row.keys() <= names:
@@ -131,38 +138,38 @@ def _fields(rows: Sequence[Any], columns: tuple[Column, ...], path: str, problem
     ]
 
 
-def _array(values: list[Any], column: Column, problems: Problems) -> pa.Array:
+def _array(values: list[Value], column: Column, problems: Misfits) -> pa.Array:
     kind = column.field.type
     if types.is_struct(kind):
-        values = _only(values, dict, column, problems)
-        children = _fields(values, column.children, f"{column.path}.", problems)
+        structs = _only(values, dict, column, problems)
+        children = _fields(structs, column.children, f"{column.path}.", problems)
         fields = [pa.field(child.name, array.type) for child, array in zip(column.children, children, strict=True)]
-        return pa.StructArray.from_arrays(children, fields=fields, mask=_nulls(values))
+        return pa.StructArray.from_arrays(children, fields=fields, mask=_nulls(structs))
     if types.is_map(kind):
-        values = _only(values, dict, column, problems)
-        entries = [list(value.items()) if value is not None else [] for value in values]
+        maps = _only(values, dict, column, problems)
+        entries = [list(value.items()) if value is not None else [] for value in maps]
         keys = _array([key for entry in entries for key, _ in entry], column.children[0], problems)
         items = _array([item for entry in entries for _, item in entry], column.children[1], problems)
         map_type = pa.map_(keys.type, items.type)
-        return pa.MapArray.from_arrays(_offsets(entries), keys, items, type=map_type, mask=_nulls(values))
+        return pa.MapArray.from_arrays(_offsets(entries), keys, items, type=map_type, mask=_nulls(maps))
     if types.is_list(kind):
-        values = _only(values, (list, tuple), column, problems)
-        elements = _array(list(chain.from_iterable(value or () for value in values)), column.children[0], problems)
-        lists = [value or () for value in values]
+        found = _only(values, (list, tuple), column, problems)
+        lists = [value or () for value in found]
+        elements = _array(list(chain.from_iterable(lists)), column.children[0], problems)
         list_type = pa.list_(elements.type)
-        return pa.ListArray.from_arrays(_offsets(lists), elements, type=list_type, mask=_nulls(values))
+        return pa.ListArray.from_arrays(_offsets(lists), elements, type=list_type, mask=_nulls(found))
     return _leaf(values, column, problems)
 
 
-def _nulls(values: list[Any]) -> pa.Array | None:
+def _nulls(values: Sequence[Value]) -> pa.Array | None:
     return pa.array([value is None for value in values], pa.bool_()) if None in values else None
 
 
-def _offsets(lists: Iterable[Any]) -> pa.Array:
+def _offsets(lists: Iterable[Sized]) -> pa.Array:
     return pa.array(accumulate((len(value) for value in lists), initial=0), pa.int32())
 
 
-def _wrong(column: Column, values: list[Any], problems: Problems) -> None:
+def _wrong(column: Column, values: Sequence[Value], problems: Misfits) -> None:
     example = repr(values[0])
     if len(example) > _EXAMPLE_CHARS_MAX:
         example = example[:_EXAMPLE_CHARS_MAX] + "…"
@@ -171,12 +178,17 @@ def _wrong(column: Column, values: list[Any], problems: Problems) -> None:
     problems.add(Problem(column.path, problem, len(values), _advice(column.field.type)))
 
 
-def _only(values: list[Any], wanted: type | tuple[type, ...], column: Column, problems: Problems) -> list[Any]:
-    wrong = [value for value in values if value is not None and not isinstance(value, wanted)]
-    if wrong:
-        _wrong(column, wrong, problems)
-        return [value if isinstance(value, wanted) else None for value in values]
-    return values
+def _only(
+    values: list[Value], wanted: type[Wanted] | tuple[type[Wanted], ...], column: Column, problems: Misfits
+) -> Sequence[Wanted | None]:
+    if _are(values, wanted):
+        return values
+    _wrong(column, [value for value in values if value is not None and not isinstance(value, wanted)], problems)
+    return [value if isinstance(value, wanted) else None for value in values]
+
+
+def _are(values: list[Value], wanted: type[Wanted] | tuple[type[Wanted], ...]) -> TypeGuard[list[Wanted | None]]:
+    return not [value for value in values if value is not None and not isinstance(value, wanted)]
 
 
 def _advice(kind: pa.DataType) -> str:
@@ -192,7 +204,7 @@ def _advice(kind: pa.DataType) -> str:
     return "Convert the value before it is written."
 
 
-def _leaf(values: list[Any], column: Column, problems: Problems) -> pa.Array:
+def _leaf(values: list[Value], column: Column, problems: Misfits) -> pa.Array:
     kind = column.field.type
     if set(map(type, values)) <= _exact(kind):
         try:
@@ -214,7 +226,7 @@ def _leaf(values: list[Any], column: Column, problems: Problems) -> pa.Array:
     return pa.array(converted, kind)
 
 
-def _timestamps(values: list[Any], kind: pa.DataType) -> pa.Array | None:
+def _timestamps(values: list[Value], kind: pa.DataType) -> pa.Array | None:
     """ISO texts read by Arrow, several times as fast; None if it does not take them all. It is stricter than we are.
 
     With one exception: it accepts a year 0, and zones may lift its last day into the first year.
@@ -245,7 +257,7 @@ def _exact(kind: pa.DataType) -> frozenset[type]:
     return frozenset({_NONE})
 
 
-def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
+def _converter(kind: pa.DataType) -> Callable[[Value], Value]:
     if types.is_integer(kind):
         limit = 1 << (kind.bit_width - 1)
         return lambda value: _integer(value, limit)
@@ -264,24 +276,24 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
     return lambda value: _instance(value, bool)
 
 
-def _instance(value: Any, *wanted: type) -> Any:
+def _instance(value: Value, *wanted: type[Wanted]) -> Wanted:
     # numpy's scalars become Python's own; nothing else is converted.
-    if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        value = value.item()
+    if type(value).__module__ == "numpy":
+        value = getattr(value, "item", lambda: value)()
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise TypeError(type(value).__name__)
     return value
 
 
-def _integer(value: Any, limit: int) -> int:
+def _integer(value: Value, limit: int) -> int:
     number = int(_instance(value, int))
     if not -limit <= number < limit:
         raise OverflowError(number)
     return number
 
 
-def _float(value: Any, kind: pa.DataType) -> float:
-    given = _instance(value, float, int)
+def _float(value: Value, kind: pa.DataType) -> float:
+    given: float | int = _instance(value, float, int)
     number = float(given)
     if isinstance(given, int) and (number != given or pa.scalar(number, pa.float64()).cast(kind).as_py() != given):
         raise ValueError(given)
@@ -291,8 +303,8 @@ def _float(value: Any, kind: pa.DataType) -> float:
     return number
 
 
-def _decimal(value: Any, kind: pa.DataType) -> Decimal:
-    number = Decimal(_instance(value, Decimal, int, str))
+def _decimal(value: Value, kind: pa.DataType) -> Decimal:
+    number = Decimal(_instance(value, *_DECIMALS))
     with localcontext(prec=100) as context:
         context.traps[InvalidOperation] = True
         scaled = number.quantize(Decimal(1).scaleb(-kind.scale))
@@ -301,8 +313,8 @@ def _decimal(value: Any, kind: pa.DataType) -> Decimal:
     return scaled
 
 
-def _timestamp(value: Any, zoned: bool) -> datetime:
-    moment: Any = _instance(value, datetime, str)
+def _timestamp(value: Value, zoned: bool) -> datetime:
+    moment = _instance(value, *_TIMES)
     if isinstance(moment, str):
         if _TOO_FINE.search(moment):
             raise ValueError("finer than microseconds")
@@ -311,12 +323,11 @@ def _timestamp(value: Any, zoned: bool) -> datetime:
         raise ValueError("finer than microseconds")
     if (moment.utcoffset() is not None) != zoned:
         raise ValueError("zone")
-    checked: datetime = moment
-    return checked
+    return moment
 
 
-def _date(value: Any) -> date:
-    day = _instance(value, date, str)
+def _date(value: Value) -> date:
+    day = _instance(value, *_DAYS)
     if isinstance(day, datetime):
         raise TypeError("a time is not a date")
     return date.fromisoformat(day) if isinstance(day, str) else day

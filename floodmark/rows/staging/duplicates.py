@@ -21,7 +21,8 @@ from pyarrow import types
 from pyiceberg.types import NestedField
 
 from floodmark.errors import Invalid
-from floodmark.rows.compare import Mask, same_rows
+from floodmark.rows.arrays import Mask, Numbers
+from floodmark.rows.compare import same_rows
 from floodmark.rows.keys import KEY_BATCH_ROWS, KEY_BYTES_PER_CHUNK, KEYS_PER_CHUNK, render_keys
 from floodmark.rows.project import read_file, read_schema
 from floodmark.rows.schema import require_name
@@ -37,7 +38,6 @@ HASHES_PER_PASS = 8 * KEYS_PER_CHUNK
 _SUSPECTS_MAX = 1000
 
 Hashes = npt.NDArray[np.uint64]
-Numbers = npt.NDArray[np.int64]
 
 
 def find_duplicates(

@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from floodmark.commit.fills import Fill, lacking
 from floodmark.errors import Invalid
+from floodmark.model import Row, Value
 from floodmark.rows.convert import MISSING, Column, Conformer, Shape
-from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.frames import RowsLike, is_dataframe
+from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.schema import nearest
 from floodmark.rows.staging.duplicates import last_of_dataframe, last_of_table
 from floodmark.rows.staging.stage import StageTarget, in_memory_batches, incoming_schema
@@ -35,10 +37,12 @@ _INSIDE = "A struct is replaced as a whole: send every field, with null where no
 class Parts:
     """Rows of a partial merge in several frames, each with the columns that its rows bring."""
 
-    frames: tuple[Any, ...]
+    frames: tuple[RowsLike, ...]
 
 
-def last_of(data: Any, key: Sequence[str], order: str, target: StageTarget, *, partial: bool = False) -> Any:
+def last_of(
+    data: RowsLike | Parts, key: Sequence[str], order: str, target: StageTarget, *, partial: bool = False
+) -> RowsLike:
     """The rows with only the last row of each key, by an order column, which is dropped if the table does not have it.
 
     Rows of one key with the same order both stay, unless they are equal: they are refused later, with examples. Data in
@@ -51,7 +55,7 @@ def last_of(data: Any, key: Sequence[str], order: str, target: StageTarget, *, p
             column=order,
             advice="Send each key once, or rows that all bring the same columns.",
         )
-    if hasattr(data, "mapInArrow"):
+    if is_dataframe(data):
         last = last_of_dataframe(data, key, order)
         names = [name for name in last.columns if name != order]
         return last if kept else last.select(*(f"`{name.replace('`', '``')}`" for name in names))
@@ -65,9 +69,9 @@ def last_of(data: Any, key: Sequence[str], order: str, target: StageTarget, *, p
     return table if kept else table.drop_columns([order])
 
 
-def _check_same_columns(rows: Sequence[dict[str, Any]], key: Sequence[str], order: str) -> None:
+def _check_same_columns(rows: Sequence[Row], key: Sequence[str], order: str) -> None:
     """Of a partial merge: the last row of a key would drop columns that only an earlier one brings."""
-    columns: dict[tuple[Any, ...], frozenset[str]] = {}
+    columns: dict[tuple[Value, ...], frozenset[str]] = {}
     for row in rows:
         if columns.setdefault(tuple(row.get(name) for name in key), frozenset(row)) != frozenset(row):
             raise Invalid(
@@ -77,8 +81,8 @@ def _check_same_columns(rows: Sequence[dict[str, Any]], key: Sequence[str], orde
             )
 
 
-def _last_of_dicts(rows: Sequence[dict[str, Any]], key: Sequence[str], order: str) -> list[dict[str, Any]]:
-    last: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+def _last_of_dicts(rows: Sequence[Row], key: Sequence[str], order: str) -> list[Row]:
+    last: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
         if order not in row:
             raise Invalid("there is no such column for the order", column=order, advice=nearest(order, list(row)))
@@ -98,7 +102,7 @@ def _before(one: Any, other: Any) -> bool:
     return other is not None and (one is None or bool(one < other))
 
 
-def by_lacking(data: Any, fills: Sequence[Fill], target: StageTarget) -> list[tuple[Any, tuple[Fill, ...]]]:
+def by_lacking(data: RowsLike, fills: Sequence[Fill], target: StageTarget) -> list[tuple[RowsLike, tuple[Fill, ...]]]:
     """The rows in parts, with the fills whose columns the rows of a part do not bring. A sent null counts as brought.
 
     Dicts are separated one by one, other rows by their columns. Stage what is returned: the given rows may be used up.
@@ -108,7 +112,7 @@ def by_lacking(data: Any, fills: Sequence[Fill], target: StageTarget) -> list[tu
     if isinstance(data, list | tuple):
         if not data or not all(isinstance(row, dict) for row in data):
             return [(data, ())]
-        parts: dict[tuple[Fill, ...], list[Any]] = {}
+        parts: dict[tuple[Fill, ...], list[Row]] = {}
         for row in data:
             parts.setdefault(lacking(fills, row), []).append(row)
         return [(rows, missing) for missing, rows in parts.items()]
@@ -119,7 +123,7 @@ def by_lacking(data: Any, fills: Sequence[Fill], target: StageTarget) -> list[tu
 # ── columns that are left out ──
 
 
-def check_whole(data: Any, shape: Shape, filled: Collection[str], *, evolve: bool) -> Any:
+def check_whole(data: RowsLike, shape: Shape, filled: Collection[str], *, evolve: bool) -> RowsLike:
     """Refuse rows to be merged that leave out a column of the table, but for those that the table fills by itself.
 
     Returns the rows: the given ones may be used up.
@@ -128,7 +132,9 @@ def check_whole(data: Any, shape: Shape, filled: Collection[str], *, evolve: boo
     return _checked(data, shape, names, evolve=evolve, advice=LEFT_OUT_ADVICE)
 
 
-def by_columns(data: Any, shape: Shape, *, evolve: bool) -> tuple[pa.Schema, list[tuple[tuple[str, ...], Any]]]:
+def by_columns(
+    data: RowsLike | Parts, shape: Shape, *, evolve: bool
+) -> tuple[pa.Schema, list[tuple[tuple[str, ...], RowsLike]]]:
     """The rows of a partial merge, by the columns that they bring: all columns, and (names, rows) of each part."""
     key = [column.name for column in shape.columns if _field_id(shape, column) in shape.schema.identifier_field_ids]
     if isinstance(data, Parts):
@@ -138,7 +144,7 @@ def by_columns(data: Any, shape: Shape, *, evolve: bool) -> tuple[pa.Schema, lis
     schema, rows = incoming_schema(data, shape)
     if not isinstance(rows, list | tuple):
         return schema, [(tuple(schema.names), rows)]
-    parts: dict[frozenset[str], list[Any]] = {}
+    parts: dict[frozenset[str], list[Row]] = {}
     for row in rows:
         parts.setdefault(frozenset(row), []).append(row)
     if len(parts) > PARTS_MAX:
@@ -155,7 +161,7 @@ def _field_id(shape: Shape, column: Column) -> int:
     return int(shape.schema.find_field(column.name).field_id)
 
 
-def _checked(data: Any, shape: Shape, needed: Sequence[str], *, evolve: bool, advice: str) -> Any:
+def _checked(data: RowsLike, shape: Shape, needed: Sequence[str], *, evolve: bool, advice: str) -> RowsLike:
     if isinstance(data, list | tuple):
         problems = _dict_problems(data, shape, needed, evolve=evolve, advice=advice)
     else:
@@ -170,18 +176,18 @@ def _checked(data: Any, shape: Shape, needed: Sequence[str], *, evolve: bool, ad
                 problems.append(replace(problem, advice=advice))
     # Other problems alone are left to staging, which sees the values too; a part is staged without the other columns.
     if advice == _KEY or any(problem.problem == MISSING for problem in problems):
-        Problems(problems).raise_invalid(in_all=False)
+        Misfits(problems).raise_invalid(in_all=False)
     return data
 
 
 def _dict_problems(
-    rows: Sequence[Any], shape: Shape, needed: Sequence[str], *, evolve: bool, advice: str
+    rows: Sequence[Row], shape: Shape, needed: Sequence[str], *, evolve: bool, advice: str
 ) -> list[Problem]:
     names = {column.name for column in shape.columns}
     structs = [column for column in shape.columns if column.children]
-    required, problems = frozenset(needed), Problems()
+    required, problems = frozenset(needed), Misfits()
     # Rows of one source mostly have the same columns: each set of them is checked once.
-    counts: dict[frozenset[Any], int] = {}
+    counts: dict[frozenset[str], int] = {}
     for row in rows:
         if not isinstance(row, dict):
             return []  # staging reports it
@@ -199,7 +205,7 @@ def _dict_problems(
     return list(problems.all())
 
 
-def _left_out_inside(value: Any, column: Column) -> Iterator[str]:
+def _left_out_inside(value: Value, column: Column) -> Iterator[str]:
     """The fields that structs inside a value leave out. A value that does not fit the column is left to staging."""
     kind = column.field.type
     if pa.types.is_struct(kind) and isinstance(value, dict):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +18,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import PrimitiveType
 
+from floodmark.model import Scalar
+from floodmark.rows.arrays import Numbers
 from floodmark.rows.convert import Shape
 
 PartitionKey = tuple[str | None, ...]
 
 
-def encode_value(kind: PrimitiveType, value: Any) -> str | None:
+def encode_value(kind: PrimitiveType, value: Scalar) -> str | None:
     """A value as records carry it: base64 of Iceberg's single-value serialisation."""
     return None if value is None else base64.b64encode(to_bytes(kind, value)).decode("ascii")
 
@@ -61,7 +62,7 @@ class Splitter:
         ]
 
 
-def _key(columns: list[tuple[Any, list[str | None]]], row: int) -> PartitionKey:
+def _key(columns: list[tuple[Numbers, list[str | None]]], row: int) -> PartitionKey:
     return tuple(values[codes[row]] for codes, values in columns)
 
 
@@ -77,7 +78,7 @@ class _PartitionColumn:
         kind = field.transform.result_type(source.field_type)
         self.kind = kind if isinstance(kind, PrimitiveType) else source.field_type
 
-    def encode(self, batch: pa.RecordBatch) -> tuple[Any, list[str | None]]:
+    def encode(self, batch: pa.RecordBatch) -> tuple[Numbers, list[str | None]]:
         """Per row a code, and per code the partition value."""
         if self.void:
             return np.zeros(len(batch), np.int64), [None]
@@ -87,7 +88,7 @@ class _PartitionColumn:
         return codes, [encode_value(self.kind, value) for value in _plain(encoded.dictionary)]
 
 
-def _plain(values: pa.Array) -> list[Any]:
+def _plain(values: pa.Array) -> list[Scalar]:
     # Dates and times as whole numbers: Python's own have a smaller range than Spark's.
     if types.is_timestamp(values.type):
         values = values.view(pa.int64())

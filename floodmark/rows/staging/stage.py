@@ -9,12 +9,11 @@ job's tasks are stopped by their tag. A crash leaves files that recovery deletes
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -25,18 +24,21 @@ from floodmark.errors import Corrupt, Invalid
 from floodmark.model import TARGET_FILE_BYTES, FileRecord
 from floodmark.rows.convert import Conformer, Shape, table_shape
 from floodmark.rows.failures import spark_job
-from floodmark.rows.misfits import Problem, Problems
+from floodmark.rows.frames import PandasFrame, RowsLike, is_dataframe
+from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.schema import arrow_type
+from floodmark.rows.session import SharedSettings
 from floodmark.rows.staging.dicts import rows_schema, rows_to_table
 from floodmark.rows.staging.partition import Splitter, parse_spec
 from floodmark.rows.staging.statistics import leaves
-from floodmark.rows.staging.writer import DataWriter, WriteOptions
-from floodmark.rows.stall import is_lost
+from floodmark.rows.staging.writer import DataWriter, FileOptions
 from floodmark.rows.tasks import collect_tagged
 from floodmark.rows.translate import struct_from_spark
 from floodmark.storage import Storage, join
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql import DataFrame
 
 _BATCH_BYTES_MAX = 8 * 1024 * 1024
@@ -68,6 +70,36 @@ class StageTarget:
     # Optional columns that the rows do not have are null.
     fill_missing: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        metadata: TableMetadata,
+        folder: str,
+        storage: Storage,
+        *,
+        schema: Schema | None = None,
+        spec: PartitionSpec | None = None,
+        sort: SortOrder | None = None,
+        settled: bool = False,
+        fill_missing: bool = False,
+    ) -> StageTarget:
+        """For a table as its metadata describes it, or with another schema, spec or order."""
+        return cls(
+            folder=folder,
+            schema_json=(metadata.schema() if schema is None else schema).model_dump_json(),
+            spec_json=(metadata.spec() if spec is None else spec).model_dump_json(),
+            sort_json=(metadata.sort_order() if sort is None else sort).model_dump_json(),
+            properties=dict(metadata.properties),
+            storage_options=storage.options,
+            settled=settled,
+            fill_missing=fill_missing,
+        )
+
+    @classmethod
+    def to_read(cls, schema: Schema, storage: Storage) -> StageTarget:
+        """For rewrites that only look at rows: nothing is staged."""
+        return cls("", schema.model_dump_json(), "", storage_options=storage.options)
+
     def without(self, field_ids: tuple[int, ...]) -> StageTarget:
         """The same for files without these columns."""
         return replace(self, schema_json=_schema_without(self.schema_json, field_ids)) if field_ids else self
@@ -78,10 +110,10 @@ class StageTarget:
     def conformer(self, source: pa.Schema) -> Conformer:
         return Conformer(self.shape(), source, self.fill_missing)
 
-    def options(self, shape: Shape) -> WriteOptions:
+    def options(self, shape: Shape) -> FileOptions:
         sort = SortOrder.model_validate_json(self.sort_json) if self.sort_json else SortOrder()
         size = int(self.properties.get("write.target-file-size-bytes", self.target_file_bytes))
-        return WriteOptions.of(self.properties, size, _sort_keys(sort, shape))
+        return FileOptions.of(self.properties, size, _sort_keys(sort, shape))
 
 
 @lru_cache(maxsize=256)
@@ -124,7 +156,7 @@ def stage_batches(
     """Write the batches as data files of the target; every file is durable when this returns."""
     storage = storage or Storage(target.storage_options)
     shape = target.shape()
-    problems = Problems()
+    problems = Misfits()
     names = (f"{task_name}-{number:05d}.parquet" for number in range(1_000_000))
     writer = DataWriter(
         storage,
@@ -153,7 +185,7 @@ def stage_batches(
 
 
 def _conformed(
-    target: StageTarget, batches: Iterable[pa.RecordBatch], problems: Problems
+    target: StageTarget, batches: Iterable[pa.RecordBatch], problems: Misfits
 ) -> Iterator[pa.RecordBatch | None]:
     conformer: Conformer | None = None
     for batch in batches:
@@ -163,23 +195,23 @@ def _conformed(
             yield conformer.conform(batch, problems)
 
 
-def stage_in_process(target: StageTarget, data: Any, storage: Storage) -> list[FileRecord]:
+def stage_in_process(target: StageTarget, data: RowsLike, storage: Storage) -> list[FileRecord]:
     """Stage an Arrow table, batch or reader, a pandas DataFrame or a list of dicts, without Spark."""
     schema, batches = in_memory_batches(data, target.shape())
     # An input without rows is still checked: an error about a wrong column must not wait for the first row.
     target.conformer(schema).problems.raise_invalid()
     staged = stage_batches(target, _cut(batches), clock.new_id(), storage=storage)
-    Problems(staged.problems).raise_invalid()
+    Misfits(staged.problems).raise_invalid()
     return list(staged.records)
 
 
-def incoming_schema(data: Any, shape: Shape) -> tuple[pa.Schema, Any]:
+def incoming_schema(data: RowsLike, shape: Shape) -> tuple[pa.Schema, RowsLike]:
     """The columns of rows in any form that can be staged, and the rows: stage these, the given ones may be used up.
 
     Only data in memory is read. Rows without types (dicts) get the table's, and their own where they are new; pandas'
     nanoseconds count as microseconds, which staging then checks value by value.
     """
-    if hasattr(data, "mapInArrow"):  # a Spark DataFrame, classic or Connect
+    if is_dataframe(data):
         return _dataframe_schema(data), data
     if isinstance(data, list | tuple):
         return rows_schema(data, shape), data
@@ -193,18 +225,18 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", tz=kind.tz) if pa.types.is_timestamp(kind) else kind
 
 
-def in_memory_batches(data: Any, shape: Shape) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+def in_memory_batches(data: RowsLike, shape: Shape) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     rows = _arrow(rows_to_table(data, shape) if isinstance(data, list | tuple) else data)
     if isinstance(rows, pa.RecordBatch):
         return rows.schema, [rows]
     return rows.schema, rows.to_batches() if isinstance(rows, pa.Table) else rows
 
 
-def _is_pandas(data: Any) -> bool:
+def _is_pandas(data: RowsLike) -> TypeGuard[PandasFrame]:
     return type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns")
 
 
-def _arrow(data: Any) -> Any:
+def _arrow(data: RowsLike) -> pa.Table | pa.RecordBatch | pa.RecordBatchReader:
     """The same rows as an Arrow table, batch or reader."""
     if _is_pandas(data):
         return _from_pandas(data)
@@ -219,17 +251,18 @@ def _arrow(data: Any) -> Any:
     )
 
 
-def _from_pandas(frame: Any) -> pa.Table:
+def _from_pandas(frame: PandasFrame) -> pa.Table:
     """The frame's columns as Arrow; its index is not a column. Missing values of pandas (NaN too) are null."""
-    arrays = []
-    for position, name in enumerate(frame.columns):
+    arrays, names = [], []
+    for name, column in frame.items():
+        names.append(str(name))
         try:
-            arrays.append(pa.Array.from_pandas(frame.iloc[:, position]))
+            arrays.append(pa.Array.from_pandas(column))
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise Invalid(
                 "this pandas column mixes types", column=name, cause=error, advice="Give its values one type."
             ) from error
-    return pa.table(arrays, names=[str(name) for name in frame.columns])
+    return pa.table(arrays, names=names)
 
 
 def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -259,12 +292,12 @@ def run_stage_tasks(
     stage: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     operation_id: str,
 ) -> list[tuple[int, FileRecord]]:
-    """Run tasks that report what they staged (`told`): the files by their paths, each with the number of its part."""
+    """Run tasks that end in `task_report`: the files that they staged, by path, each with the number of its part."""
     with batch_size(rows):
         found = collect_tagged(
             rows.mapInArrow(stage, _RESULT_SCHEMA), f"floodmark-{operation_id}", "Spark could not stage the rows"
         )
-    Problems(Problem.from_json(row["body"]) for row in found if row["problem"]).raise_invalid()
+    Misfits(Problem.from_json(row["body"]) for row in found if row["problem"]).raise_invalid()
     records = [(int(row["part"]), FileRecord.from_json(row["body"])) for row in found]
     if len({record.path for _, record in records}) != len(records):
         raise Corrupt("two tasks wrote a file of the same name", folder=target.folder)
@@ -286,10 +319,10 @@ def _dataframe_schema(df: DataFrame) -> pa.Schema:
 def _stage_task(target: StageTarget, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     named = (batch.rename_columns(names) for batch in batches)
     staged = stage_batches(target, named, f"{task_name()}{clock.new_id()}", in_task=True)
-    yield from told(0, staged)
+    yield from task_report(0, staged)
 
 
-def told(part: int, staged: Staged) -> Iterator[pa.RecordBatch]:
+def task_report(part: int, staged: Staged) -> Iterator[pa.RecordBatch]:
     """The report of a task on a part: its problems, or else its files; empty if it had no rows."""
     bodies = [one.to_json() for one in staged.problems or staged.records]
     count, problem = len(bodies), bool(staged.problems)
@@ -324,41 +357,7 @@ def _sizes_for(df: DataFrame) -> dict[str, str]:
     return _TEXT if any(kind.typeName() == "string" for kind in kinds) else _NUMBERS
 
 
-class _BatchSizes:
-    """Settings of sessions that jobs of several threads share: the first job sets them, the last restores them.
-
-    While jobs of different kinds run, the smallest limit of any of them applies to all.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # By session: the session, the values before, and what each running job wants.
-        self._held: dict[int, tuple[Any, dict[str, str], list[dict[str, str]]]] = {}
-
-    @contextmanager
-    def held(self, spark: Any, wanted: dict[str, str]) -> Iterator[None]:
-        with self._lock:
-            before = {key: str(spark.conf.get(key)) for key in wanted}
-            _, before, jobs = self._held.setdefault(id(spark), (spark, before, []))
-            jobs.append(wanted)
-            self._set(spark, before, jobs)
-        try:
-            yield
-        finally:
-            with self._lock:
-                jobs.remove(wanted)
-                if not jobs:
-                    del self._held[id(spark)]
-                # A lost session is not used again, and would make this wait once more.
-                if not is_lost(spark):
-                    self._set(spark, before, jobs)
-
-    def _set(self, spark: Any, before: dict[str, str], jobs: list[dict[str, str]]) -> None:
-        for key, value in before.items():
-            limits = [job[key] for job in jobs]
-            # A value that the user set is kept.
-            if value == _SPARK_DEFAULTS[key]:
-                spark.conf.set(key, min(limits, key=int) if limits else value)
-
-
-_BATCH_SIZES = _BatchSizes()
+# While jobs of different kinds run, the smallest limit of any of them applies to all. A value that the user set stays.
+_BATCH_SIZES = SharedSettings(
+    keeps=lambda key, value: value != _SPARK_DEFAULTS[key], choose=lambda limits: min(limits, key=int)
+)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isnan
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +20,6 @@ import pyarrow.parquet as pq
 from pyarrow import types
 from pyiceberg.conversions import to_bytes
 from pyiceberg.types import (
-    BinaryType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -38,6 +36,9 @@ from pyiceberg.utils.decimal import decimal_to_bytes, unscaled_to_decimal
 from floodmark.model import FileRecord
 from floodmark.rows.convert import table_shape
 from floodmark.rows.staging.partition import PartitionKey
+
+# A value as Parquet's statistics and bounds have it.
+Bound = bool | int | float | str | bytes
 
 BOUND_LENGTH_MAX = 16
 _SURROGATES = range(0xD800, 0xE000)
@@ -105,7 +106,7 @@ def file_record(
     return record
 
 
-def _start(group: Any) -> int:
+def _start(group: pq.RowGroupMetaData) -> int:
     first = group.column(0)
     offset = first.data_page_offset
     if first.has_dictionary_page and first.dictionary_page_offset < offset:
@@ -113,8 +114,11 @@ def _start(group: Any) -> int:
     return int(offset)
 
 
-def _add_bounds(record: FileRecord, leaf: Leaf, chunks: list[Any], statistics: list[Any]) -> None:
-    lows, highs = [], []
+def _add_bounds(
+    record: FileRecord, leaf: Leaf, chunks: list[pq.ColumnChunkMetaData], statistics: list[pq.Statistics]
+) -> None:
+    lows: list[Bound] = []
+    highs: list[Bound] = []
     floats = isinstance(leaf.kind, FloatType | DoubleType)
     for chunk, found in zip(chunks, statistics, strict=True):
         if found.has_min_max:
@@ -122,17 +126,17 @@ def _add_bounds(record: FileRecord, leaf: Leaf, chunks: list[Any], statistics: l
             highs.append(_value(leaf.kind, found.max_raw))
         elif found.null_count < chunk.num_values and not floats:
             return  # values without bounds; only for floats that means that all of them are NaN
-    if not lows or (floats and any(isnan(value) for value in lows + highs)):
+    if not lows or (floats and any(isinstance(value, float) and isnan(value) for value in lows + highs)):
         return
     low, high = min(lows), max(highs)
-    if isinstance(leaf.kind, StringType | BinaryType):
-        low, high = low[:BOUND_LENGTH_MAX], truncate_upper(high)
-    record.lower_bounds[leaf.field_id] = _encode(leaf.kind, low)
-    if high is not None:
-        record.upper_bounds[leaf.field_id] = _encode(leaf.kind, high)
+    lower = low[:BOUND_LENGTH_MAX] if isinstance(low, str | bytes) else low
+    upper = truncate_upper(high)
+    record.lower_bounds[leaf.field_id] = _encode(leaf.kind, lower)
+    if upper is not None:
+        record.upper_bounds[leaf.field_id] = _encode(leaf.kind, upper)
 
 
-def _value(kind: PrimitiveType, raw: Any) -> Any:
+def _value(kind: PrimitiveType, raw: Bound) -> Bound:
     """A value that compares the way Iceberg orders the type, from Parquet's raw statistics."""
     if isinstance(kind, DecimalType):
         return int.from_bytes(raw, "big", signed=True) if isinstance(raw, bytes) else int(raw)
@@ -141,27 +145,27 @@ def _value(kind: PrimitiveType, raw: Any) -> Any:
     return raw
 
 
-def _encode(kind: PrimitiveType, value: Any) -> str:
-    if isinstance(kind, DecimalType):
+def _encode(kind: PrimitiveType, value: Bound) -> str:
+    if isinstance(kind, DecimalType) and isinstance(value, int):
         raw = decimal_to_bytes(unscaled_to_decimal(value, kind.scale))
     else:
         raw = to_bytes(kind, value)
     return base64.b64encode(raw).decode("ascii")
 
 
-def truncate_upper(value: Any) -> Any:
-    """A short value that is not below the given text or bytes; None if there is none."""
-    if len(value) <= BOUND_LENGTH_MAX:
+def truncate_upper(value: Bound) -> Bound | None:
+    """A short value that is not below the given one, if that is text or bytes; None if there is none."""
+    if not isinstance(value, str | bytes) or len(value) <= BOUND_LENGTH_MAX:
         return value
     if isinstance(value, bytes):
         kept = value[:BOUND_LENGTH_MAX].rstrip(b"\xff")
         return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
-    kept = value[:BOUND_LENGTH_MAX].rstrip(chr(_CODE_POINT_MAX))
-    if not kept:
+    text = value[:BOUND_LENGTH_MAX].rstrip(chr(_CODE_POINT_MAX))
+    if not text:
         return None
-    following = ord(kept[-1]) + 1
+    following = ord(text[-1]) + 1
     # Half of a surrogate pair is no character: the next one after them is.
-    return kept[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
+    return text[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
 
 
 def count_nans(table: pa.Table, columns: tuple[NestedField, ...], counts: dict[int, int]) -> None:
@@ -170,7 +174,7 @@ def count_nans(table: pa.Table, columns: tuple[NestedField, ...], counts: dict[i
         _count_nans(table.column(position), field, counts)
 
 
-def _count_nans(values: Any, field: NestedField, counts: dict[int, int]) -> None:
+def _count_nans(values: pa.ChunkedArray | pa.Array, field: NestedField, counts: dict[int, int]) -> None:
     if types.is_floating(values.type):
         found = pc.sum(pc.is_nan(values), min_count=0).as_py()
         counts[field.field_id] = counts.get(field.field_id, 0) + int(found or 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +21,7 @@ from floodmark.model import FileRecord
 from floodmark.rows.convert import Shape
 from floodmark.rows.staging.partition import PartitionKey, Splitter
 from floodmark.rows.staging.statistics import Leaf, count_nans, file_record
+from floodmark.storage.streams import OutputStream
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 BUFFER_BYTES_MAX = 128 * 1024 * 1024
@@ -30,14 +31,14 @@ _BATCHES_WAITING_MAX = 64
 _CODECS = ("zstd", "snappy", "gzip", "lz4", "none")
 
 
-class Sinks(Protocol):
+class FileStore(Protocol):
     """The part of storage that writing needs."""
 
-    def writer(self, location: str) -> AbstractContextManager[Any]: ...
+    def writer(self, location: str) -> AbstractContextManager[OutputStream]: ...
 
 
 @dataclass(frozen=True)
-class WriteOptions:
+class FileOptions:
     target_file_bytes: int
     row_group_bytes: int = ROW_GROUP_BYTES
     codec: str = "zstd"
@@ -47,7 +48,7 @@ class WriteOptions:
     @classmethod
     def of(
         cls, properties: Mapping[str, str], target_file_bytes: int, sort: tuple[tuple[str, str], ...]
-    ) -> WriteOptions:
+    ) -> FileOptions:
         """The table properties that Iceberg's writers know; our default for each that is not set."""
         codec = properties.get("write.parquet.compression-codec", "zstd").lower()
         codec = "none" if codec == "uncompressed" else codec
@@ -67,7 +68,7 @@ class _Abandoned(Exception):
 class _OpenFile:
     """One data file being written."""
 
-    def __init__(self, location: str, storage: Sinks, shape: Shape, options: WriteOptions) -> None:
+    def __init__(self, location: str, storage: FileStore, shape: Shape, options: FileOptions) -> None:
         self.location = location
         self.nan_counts: dict[int, int] = {}
         self._fields = shape.fields
@@ -140,10 +141,10 @@ class DataWriter:
 
     def __init__(
         self,
-        storage: Sinks,
+        storage: FileStore,
         shape: Shape,
         splitter: Splitter,
-        options: WriteOptions,
+        options: FileOptions,
         columns: tuple[Leaf, ...],
         next_location: Callable[[], str],
         on_file: Callable[[], None] = lambda: None,

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from floodmark.catalog.sink_state import Sink
 from floodmark.errors import FloodmarkError, Invalid
@@ -29,13 +29,14 @@ from floodmark.schema.file import WantedTable, wanted_tables
 from floodmark.schema.step import REFUSED
 from floodmark.settings.places import TomlText
 from floodmark.settings.settings import FILE_NAME, Settings, SourceSettings, wrong_setting
-from floodmark.sinks.section import Declared, read_section
 from floodmark.sinks.settings import (
     KINDS,
     AnySettings,
     FilesSettings,
+    SinkSection,
     check_name,
     parse_settings,
+    read_section,
     settings_from_json,
     settled_paths,
 )
@@ -43,12 +44,14 @@ from floodmark.sinks.sinks import PLACE
 from floodmark.storage import local_path, root_location
 from floodmark.storage.options import checked
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class DeclaredSink:
     """A sink of the file, and its settings as they are checked."""
 
-    declared: Declared
+    declared: SinkSection
     settings: AnySettings
 
 
@@ -100,7 +103,7 @@ def check_apart(declaration: Declaration, lake: str, spool: Path | None) -> None
         folder = source_path(source)
         for other in own:
             if _overlap(folder, other):
-                problem = f"a drop folder is apart from {other}, which belongs to the lake"
+                problem = f"a drop folder must be outside of {other}, which belongs to the lake"
                 raise wrong_setting(f"sources.{name}.path", problem, declaration.text)
 
 
@@ -129,24 +132,29 @@ def make_new(declaration: Declaration, settings: Settings, lake: Lake, *, create
             with _placed(declaration.text, f"sinks.{name}"):
                 _check_tables_are_there(name, declared, lake)
                 lake.sinks.add(
-                    name, declared.kind, tables=declared.tables, branch=declared.line, **_values(declared.settings)
+                    name,
+                    declared.kind,
+                    tables=declared.tables,
+                    start=None,
+                    branch=declared.line,
+                    **_values(declared.settings),
                 )
         elif found := _sink_differences(known[name], sink):
             told.append(_sink_text(name, declared, found, declaration.text.file))
     return told
 
 
-def _check_tables_are_there(name: str, declared: Declared, lake: Lake) -> None:
+def _check_tables_are_there(name: str, declared: SinkSection, lake: Lake) -> None:
     """Check that the sink's tables exist; one that is declared but not created is an error of the sink."""
     there = {head.table for head in lake.heads(declared.line)}
     for table in declared.tables:
         if table not in there:
             raise Invalid(
-                "the table is declared, but not made yet",
+                "the table is declared, but does not exist yet",
                 table=table,
                 sink=name,
                 setting=f"sinks.{name}.tables",
-                advice="Make it with `floodmark apply`, or start with `floodmark run --create`.",
+                advice="Create it with `floodmark apply`, or start with `floodmark run --create`.",
             )
 
 
@@ -160,12 +168,12 @@ def _table_differences(declaration: Declaration, settings: Settings, lake: Lake)
     said = []
     for step in plan.steps:
         if step.kind == REFUSED:
-            way = f"it cannot be done as declared: {step.reason}. {step.way}"
+            way = f"this change is refused: {step.reason}. {step.way}"
         elif plan.refused:
-            way = "`floodmark apply` does it once the rest of the file can be done"
+            way = "`floodmark apply` applies it once the rest of the file can be applied"
         else:
-            way = f"`{_command('plan', file)}` shows it, `{apply}` does it"
-        said.append(f"table {step.table} is declared otherwise: {step.text}; {way}")
+            way = f"`{_command('plan', file)}` shows it, `{apply}` applies it"
+        said.append(f"table {step.table} differs from its declaration: {step.text}; {way}")
     return said
 
 
@@ -176,7 +184,7 @@ class _Difference:
     declared: Json
 
     def __str__(self) -> str:
-        return f"{self.setting} is {_shown(self.there)} there, and {_shown(self.declared)} in the file"
+        return f"{self.setting} is {_shown(self.there)} in the lake, and {_shown(self.declared)} in the file"
 
 
 def _sink_differences(known: Sink, sink: DeclaredSink) -> list[_Difference]:
@@ -202,20 +210,20 @@ def _by_key(settings: AnySettings) -> dict[str, Json]:
     return found
 
 
-def _sink_text(name: str, declared: Declared, found: list[_Difference], file: str) -> str:
+def _sink_text(name: str, declared: SinkSection, found: list[_Difference], file: str) -> str:
     fixed = ("type", "tables", "branch", *PLACE[declared.kind])
     # `sink set` cannot remove a key that only the lake's sink has.
     stuck = [one for one in found if one.setting in fixed or ("." in one.setting and one.declared is None)]
     if stuck:
         remove = _command(f"sink remove {name} --apply", file)
         way = (
-            f"{stuck[0].setting} of a sink stays as it is. Let the file say the same, or give the declared one another "
-            f"name; or `{remove}`: then the next start adds it as declared, and it sends all rows again"
+            f"{stuck[0].setting} of a sink cannot change. Use the same value in the file, or declare it under another "
+            f"name; or `{remove}`: the next start then adds it as declared, and it sends all rows again"
         )
     else:
         options = " ".join(_option(one) for one in found)
         way = f"`{_command(f'sink set {name} {options}', file)}` sets what is declared"
-    return f"sink {name} is declared otherwise: {'; '.join(map(str, found))}. {way[0].upper()}{way[1:]}"
+    return f"sink {name} differs from its declaration: {'; '.join(map(str, found))}. {way[0].upper()}{way[1:]}"
 
 
 def _option(one: _Difference) -> str:
@@ -241,7 +249,7 @@ def _command(verb: str, file: str) -> str:
 # ── one section ──
 
 
-def _sink(name: str, section: Mapping[str, Any], text: TomlText) -> DeclaredSink:
+def _sink(name: str, section: Mapping[str, Json], text: TomlText) -> DeclaredSink:
     named = section.get("tables", [])
     if not isinstance(named, str) and not (isinstance(named, list) and all(isinstance(one, str) for one in named)):
         raise wrong_setting(f"sinks.{name}.tables", 'the name of a table, or a list like ["events"]', text)
@@ -255,7 +263,7 @@ def _sink(name: str, section: Mapping[str, Any], text: TomlText) -> DeclaredSink
         return DeclaredSink(declared, parse_settings(declared.kind, settled_paths(_values(declared.settings))))
 
 
-def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _values(settings: Mapping[str, T]) -> dict[str, T]:
     return {key: value for key, value in settings.items() if value is not None}
 
 
@@ -272,7 +280,7 @@ def _check_folders(sources: Mapping[str, SourceSettings], sinks: Mapping[str, De
             raise wrong_setting(setting, "a folder of this machine", text)
         for other, owner in folders.items():
             if _overlap(folder, other):
-                raise wrong_setting(setting, f"{owner} has this folder, or one around or in it, too", text)
+                raise wrong_setting(setting, f"{owner} uses this folder too, or a parent or subfolder of it", text)
         folders[folder] = f"source {name}"
 
 
@@ -298,7 +306,7 @@ def check_folders_are_there(declaration: Declaration, *, create: bool) -> None:
             except OSError as error:
                 raise wrong_setting(f"sources.{name}.path", str(error), declaration.text) from error
         if not folder.is_dir():
-            problem = f"there is no such folder: {folder}; make it, or start with --create"
+            problem = f"there is no such folder: {folder}; create it, or start with --create"
             raise wrong_setting(f"sources.{name}.path", problem, declaration.text)
 
 
@@ -323,7 +331,7 @@ def _placed(text: TomlText, section: str) -> Iterator[None]:
         raise Invalid(error.message, advice=error.advice, **facts) from error
 
 
-def _table_setting(facts: Mapping[str, Any], text: TomlText) -> str:
+def _table_setting(facts: Mapping[str, Json], text: TomlText) -> str:
     """The part of a table's entry that an error is about, which names its table and perhaps a column."""
     table = f"tables.{facts['table']}"
     for inner in (f"columns.{facts.get('column')}", "columns", "schema"):
@@ -340,5 +348,5 @@ def _no_table(setting: str, table: str, known: list[str], text: TomlText) -> Inv
         table=table,
         setting=setting,
         file=text.where(setting, value=True) or None,
-        advice=f"{f'Did you mean {near[0]}?' if near else there} Declare it as [tables.{table}], or make it first.",
+        advice=f"{f'Did you mean {near[0]}?' if near else there} Declare it as [tables.{table}], or create it first.",
     )

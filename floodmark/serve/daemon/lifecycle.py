@@ -35,11 +35,11 @@ from floodmark.report.daemon import TaskReport
 from floodmark.serve.app import create_app
 from floodmark.serve.daemon.declaration import Declaration, make_new, source_path
 from floodmark.serve.daemon.scheduler import FAILED, RUNNING, WAITING, Tasks
-from floodmark.serve.daemon.tasks import MAINTAIN_FIRST_S, DropTask, Lookout, MaintainTask, every
-from floodmark.serve.http.access import Access, Token
+from floodmark.serve.daemon.tasks import MAINTAIN_FIRST_S, DropTask, MaintainTask, WorkFinder, every
+from floodmark.serve.http.access import Access, AccessToken
 from floodmark.serve.http.server import CUT_OFF_CODE, Server, bound, url_of
 from floodmark.serve.http.service import Service
-from floodmark.settings.schedule import Pace
+from floodmark.settings.schedule import Schedule
 from floodmark.settings.settings import OFF, Settings
 from floodmark.shown import count_of
 from floodmark.storage import root_location
@@ -61,11 +61,11 @@ def spool_folder(lake: str, settings: Settings) -> Path | None:
     return default_folder(root_location(lake))
 
 
-def tokens_of(settings: Settings) -> list[Token]:
+def tokens_of(settings: Settings) -> list[AccessToken]:
     """The tokens that callers may use: the one that may do everything, and those with names and roles."""
     single = settings.serve.token_sha256
-    named = [Token(name, token.sha256, token.role) for name, token in settings.serve.tokens.items()]
-    return named if single is None else [Token("token", single, "admin"), *named]
+    named = [AccessToken(name, token.sha256, token.role) for name, token in settings.serve.tokens.items()]
+    return named if single is None else [AccessToken("token", single, "admin"), *named]
 
 
 @dataclass
@@ -139,11 +139,11 @@ class Daemon:
                 )  # fmt: skip
                 self.tasks.start(DropTask(drop, name, every(source.every), settle_s))
         paces = {name: sink.declared.every for name, sink in self.declaration.sinks.items()}
-        self.tasks.start(Lookout(self.lake, self.tasks.start, paces, settings.jobs))
+        self.tasks.start(WorkFinder(self.lake, self.tasks.start, paces, settings.jobs))
         if settings.maintain.every != OFF:
             pace = every(settings.maintain.every)
             first_s = min(MAINTAIN_FIRST_S, pace.every_s or 0.0)
-            self.tasks.start(MaintainTask(self.lake, settings.maintain, Pace(pace.every_s, first_s)))
+            self.tasks.start(MaintainTask(self.lake, settings.maintain, Schedule(pace.every_s, first_s)))
         threading.Thread(target=self._tell, name="floodmark-tell", daemon=True).start()
 
     def _tell(self) -> None:

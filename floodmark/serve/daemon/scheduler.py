@@ -19,7 +19,7 @@ from floodmark.errors import FloodmarkError, cause_text
 from floodmark.json_form import JsonObject, StoredError
 from floodmark.report.daemon import TaskReport
 from floodmark.settings import schedule
-from floodmark.settings.schedule import Pace
+from floodmark.settings.schedule import Schedule
 
 WAITING, RUNNING, FAILED, PAUSED, STOPPED = "waiting", "running", "failed", "paused", "stopped"
 MESSAGE_CHARACTERS_MAX = 1_000
@@ -27,7 +27,7 @@ MESSAGE_CHARACTERS_MAX = 1_000
 
 @dataclass(frozen=True)
 class Ran:
-    """What one run came to. `error`: it failed. `again_s`: worth another look after so long already."""
+    """The result of one run. `error`: it failed. `again_s`: run again after this time, earlier than scheduled."""
 
     outcome: str
     error: FloodmarkError | None = None
@@ -50,7 +50,7 @@ class Task(Protocol):
     def kind(self) -> str: ...
 
     @property
-    def pace(self) -> Pace: ...
+    def pace(self) -> Schedule: ...
 
     def run(self, stop: threading.Event) -> Ran: ...
 
@@ -105,11 +105,11 @@ class _Runner:
             return Ran(FAILED, error)
         except Exception as error:  # noqa: BLE001 - the edge of a task: the next run tries again
             log.get(task=self.task.name).exception("a task failed")
-            return Ran(FAILED, FloodmarkError(cause_text(error), advice="The daemon's log has more."))
+            return Ran(FAILED, FloodmarkError(cause_text(error), advice="See the daemon's log."))
 
     def _end(self, ran: Ran) -> None:
         failed = ran.error is not None
-        pace = Pace(None) if ran.over else self.task.pace
+        pace = Schedule(None) if ran.over else self.task.pace
         self.turn = schedule.end(
             self.turn, pace, time.monotonic(), failed=failed, chance=random.random(), again_s=ran.again_s
         )

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 
 from floodmark import clock
 from floodmark.catalog.jobs import INTERRUPTED, Job
-from floodmark.catalog.upkeep import Maintenance
+from floodmark.catalog.maintenance_state import Maintenance
 from floodmark.errors import Busy, FloodmarkError, NotFound, Unavailable
 from floodmark.ingest.drop import FAILED as FAILED_FOLDER
 from floodmark.ingest.drop import Drop
 from floodmark.json_form import JsonObject
 from floodmark.lake import Lake
-from floodmark.maintenance.record import CONFLICT, PARTIAL, Upkept
+from floodmark.maintenance.record import MaintenanceRun
+from floodmark.runs import CONFLICT, FAILED, PARTIAL, PAUSED, REFUSED, STOPPED
 from floodmark.serve.daemon.scheduler import Ran, Task
-from floodmark.settings.schedule import Pace
+from floodmark.settings.schedule import Schedule
 from floodmark.settings.settings import OFF, JobsSettings, MaintainSettings
 from floodmark.shown import count_of
-from floodmark.sinks.record import FAILED, PAUSED, REFUSED, STOPPED
 from floodmark.sinks.settings import ICEBERG
 
 SINK_EVERY = "10s"
@@ -33,8 +33,8 @@ LOOK_EVERY_S = 10.0
 MAINTAIN_FIRST_S = 30.0
 
 
-def every(text: str) -> Pace:
-    return Pace(clock.parse_duration_ms(text) / 1000)
+def every(text: str) -> Schedule:
+    return Schedule(clock.parse_duration_ms(text) / 1000)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SinkTask:
 
     lake: Lake
     sink: str
-    pace: Pace
+    pace: Schedule
     kind: str = field(default="sink", init=False)
 
     @property
@@ -67,7 +67,7 @@ class MaintainTask:
 
     lake: Lake
     settings: MaintainSettings
-    pace: Pace
+    pace: Schedule
     name: str = field(default="maintain", init=False)
     kind: str = field(default="maintain", init=False)
 
@@ -77,14 +77,14 @@ class MaintainTask:
             if stop.is_set():
                 return Ran(STOPPED)
             records += part().records
-        done = Upkept(tuple(records))
+        done = MaintenanceRun(tuple(records))
         if not done.exit_code or done.outcome == CONFLICT:
             return Ran(done.outcome)  # the next run makes up for a conflict
         failed = next(one for one in records if one.outcome in ("failed", "refused", CONFLICT, PARTIAL))
         said = str(failed.detail.get("message") or failed.outcome)
         return Ran(done.outcome, FloodmarkError(said, verb=failed.verb, table=failed.table))
 
-    def _parts(self) -> Iterator[Callable[[], Upkept]]:
+    def _parts(self) -> Iterator[Callable[[], MaintenanceRun]]:
         keeper, chosen = self.lake.maintain, self.settings
         yield keeper.retain
         for head in self.lake.heads():
@@ -109,7 +109,7 @@ class JobTask:
     job_id: str
     give_up: str = JobsSettings.give_up
     kind: str = field(default="jobs", init=False)
-    pace: Pace = field(default=Pace(None), init=False)
+    pace: Schedule = field(default=Schedule(None), init=False)
 
     @property
     def name(self) -> str:
@@ -124,14 +124,15 @@ class JobTask:
             return Ran("nothing_to_do")
         if not self.lake.catalog.jobs.find(self.job_id).failed_passing:
             return Ran(done.outcome)
-        return Ran(done.outcome, Unavailable("the job failed for a reason that may pass", job=self.job))
+        return Ran(done.outcome, Unavailable("the job failed, but a retry may succeed", job=self.job))
 
 
 def is_resumed(job: Job, give_up: str, now_ms: int) -> bool:
     """Whether the daemon resumes a job by itself. A failure that a person acknowledged is left to that person."""
     if job.status == INTERRUPTED:
         return True
-    source = job.settings.get("source") or {}
+    source = job.settings.get("source")
+    source = source if isinstance(source, Mapping) else {}
     # Of a function or an object that cannot be found again, only the same call can resume.
     if source.get("kind") == "object" or ("read" in source and source["read"] is None):
         return False
@@ -141,7 +142,7 @@ def is_resumed(job: Job, give_up: str, now_ms: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Lookout:
+class WorkFinder:
     """Finds work that came up since: sinks, and jobs that died, or failed for a reason that may pass.
 
     Each gets a task of its own, which one may take for ever. `paces`: how often the file wants each sink run.
@@ -151,7 +152,7 @@ class Lookout:
     start: Callable[[Task], bool]
     paces: Mapping[str, str | None]
     jobs: JobsSettings = field(default_factory=JobsSettings)
-    pace: Pace = field(default=Pace(LOOK_EVERY_S))
+    pace: Schedule = field(default=Schedule(LOOK_EVERY_S))
     name: str = field(default="lookout", init=False)
     kind: str = field(default="jobs", init=False)
 
@@ -173,7 +174,7 @@ class DropTask:
 
     drop: Drop
     source: str
-    pace: Pace
+    pace: Schedule
     settle_s: float
     kind: str = field(default="files", init=False)
 

@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Token:
+class AccessToken:
     """A token as settings know it: a name for people, its hash, and its role."""
 
     name: str
@@ -72,7 +72,7 @@ ANYBODY = Caller("anybody on this machine", "admin")
 
 
 class Access:
-    def __init__(self, tokens: Sequence[Token] = ()) -> None:
+    def __init__(self, tokens: Sequence[AccessToken] = ()) -> None:
         self._tokens = tuple(tokens)
 
     @property
@@ -83,9 +83,9 @@ class Access:
         """The caller, who may act in this role; `Refused` otherwise."""
         caller = self.caller(request)
         if caller is None:
-            raise Refused(401, "this needs a token of the lake", "Send it as `Authorization: Bearer TOKEN`.")
+            raise Refused(401, "a token of the lake is required", "Send it as `Authorization: Bearer TOKEN`.")
         if not caller.may(role):
-            raise Refused(403, f"this token's role is {caller.role}, and this needs {role}", "Use another token.")
+            raise Refused(403, f"the token has the role {caller.role}, but {role} is required", "Use another token.")
         if role != "read":
             self._check_origin(request, caller)
         return caller
@@ -100,7 +100,7 @@ class Access:
         token = self.token_of(request.cookies.get(COOKIE))
         return None if token is None else Caller(token.name, token.role, by_cookie=True)
 
-    def token_of(self, text: str | None) -> Token | None:
+    def token_of(self, text: str | None) -> AccessToken | None:
         """The token that this text is; takes the same time for any wrong one, however many are known."""
         digest = token_hash((text or "")[:TOKEN_CHARACTERS_MAX])
         found = None
@@ -115,8 +115,8 @@ class Access:
             return
         raise Refused(
             421,
-            "a lake without tokens is asked for by a name of this machine only",
-            "Use localhost or 127.0.0.1 in the address, or serve it with a token.",
+            "a lake without tokens accepts only local host names",
+            "Use localhost or 127.0.0.1 in the address, or set a token.",
         )
 
     def _check_origin(self, request: HTTPConnection, caller: Caller) -> None:
@@ -127,7 +127,9 @@ class Access:
             return  # a page of another origin cannot know the token: the sender was given it
         if origin is None or not is_same_origin(origin, request.headers.get("host")):
             # A page in a browser could write here in its user's name.
-            raise Refused(403, "a page of another origin may not write here", "Use a token in a header.")
+            raise Refused(
+                403, "a page of another origin may not write to this lake", "Send a token in the Authorization header."
+            )
 
 
 def is_own_name(host: str | None) -> bool:

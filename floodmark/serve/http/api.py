@@ -20,7 +20,7 @@ from floodmark.lake import Lake
 from floodmark.model import Commit
 from floodmark.report.jobs import JobReport, ack_outcome, cancel_outcome, job_report, report_of
 from floodmark.report.overview import COUNT_AGE_S_MAX, Overview, overview
-from floodmark.report.spools import SpoolReport, see_spools
+from floodmark.report.spools import SpoolReport, read_spools
 from floodmark.report.status import AuditLine, Status, audit_line, lake_status, lake_tables
 from floodmark.report.tables import TableDetails, TableLine, table_details
 from floodmark.serve.http.answers import answer, json_text
@@ -28,7 +28,7 @@ from floodmark.serve.http.openapi import errors
 from floodmark.serve.http.readiness import Ready, readiness, unready
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.timeseries import Figures, RecentFigures
-from floodmark.serve.http.workers import Shared
+from floodmark.serve.http.workers import SharedAnswer
 from floodmark.sinks.status import SinkReport, sink_reports
 from floodmark.write.shape import TABLE_NAME
 
@@ -57,44 +57,44 @@ class Alive(Reported):
 
 
 @dataclass(frozen=True)
-class Tables(Reported):
+class TableList(Reported):
     tables: tuple[TableLine, ...]
 
 
 @dataclass(frozen=True)
-class Commits(Reported):
-    """Newest first, as `floodmark history --json`; the next page is the one before the last version."""
+class CommitList(Reported):
+    """Newest first, as `floodmark history --json`; for the next page, ask for commits before the last version."""
 
     commits: tuple[Commit, ...]
 
 
 @dataclass(frozen=True)
-class Audit(Reported):
-    """What healing and repairs did, newest first, as `floodmark audit --json`."""
+class AuditList(Reported):
+    """What recovery and repairs did, newest first, as `floodmark audit --json`."""
 
     audit: tuple[AuditLine, ...]
 
 
 @dataclass(frozen=True)
-class Sinks(Reported):
+class SinkList(Reported):
     sinks: tuple[SinkReport, ...]
 
 
 @dataclass(frozen=True)
-class Jobs(Reported):
+class JobList(Reported):
     """Newest first, as `floodmark backfill list --all --json`."""
 
     jobs: tuple[JobReport, ...]
 
 
 @dataclass(frozen=True)
-class Spools(Reported):
+class SpoolList(Reported):
     spools: tuple[SpoolReport, ...]
 
 
 @dataclass(frozen=True)
 class ChangedJob(JobReport):
-    """What came of the wish: asked, cancelled, acknowledged or nothing_to_do; and the job as it is now."""
+    """The outcome (asked, cancelled, acknowledged or nothing_to_do), and the job as it is now."""
 
     outcome: str
 
@@ -112,18 +112,18 @@ def add_questions(app: FastAPI, service: Service) -> None:
 
 def _readiness(app: FastAPI, service: Service) -> None:
     # Any caller may ask: however many do, only one thread works on it.
-    shared = Shared(service.workers, partial(readiness, service.lake, service.intake, service.store))
+    shared = SharedAnswer(service.workers, partial(readiness, service.lake, service.intake, service.store))
 
     @app.get("/healthz", response_model=Alive, responses=errors())
     async def healthz() -> Response:
-        """This process is alive; nothing is said of the catalog."""
+        """This process is alive; the catalog is not checked."""
         return answer(200, json_text(as_json(Alive("ok"))))
 
     @app.get("/readyz", response_model=Ready, responses={**errors(), 503: {"model": Ready}})
     async def readyz(request: Request) -> Response:
-        """Whether the lake is fit for work: 200, or 503 with reasons; `health` is what `floodmark status` says.
+        """Whether the lake is ready: 200, or 503 with reasons; `health` as in `floodmark status`.
 
-        Where tokens are set, a request without one is told no more than that.
+        If tokens are set, a request without one gets only the status.
         """
         try:
             found = await shared.ask()
@@ -143,7 +143,7 @@ def _state(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/overview", response_model=Overview, responses=_READ)
     async def get_overview(request: Request) -> Response:
-        """All that the page shows, in one answer."""
+        """Everything that the page shows, in one answer."""
         return await ask(request, partial(overview, catalog, keeping))
 
     @app.get("/api/status", response_model=Status, responses=_READ)
@@ -151,29 +151,29 @@ def _state(app: FastAPI, service: Service) -> None:
         """The lake on one screen: `floodmark status --json`."""
         return await ask(request, partial(lake_status, catalog, keeping, age_s_max=COUNT_AGE_S_MAX))
 
-    @app.get("/api/tables", response_model=Tables, responses=_READ)
+    @app.get("/api/tables", response_model=TableList, responses=_READ)
     async def get_tables(request: Request) -> Response:
         """Every table in one line: `floodmark tables --json`."""
-        return await ask(request, lambda: Tables(tuple(lake_tables(catalog, keeping))))
+        return await ask(request, lambda: TableList(tuple(lake_tables(catalog, keeping))))
 
     @app.get("/api/tables/{table}", response_model=TableDetails, responses=_READ_ONE)
     async def get_table(request: Request, table: TableName) -> Response:
         """One table: `floodmark show TABLE --json`."""
         return await ask(request, partial(details, table))
 
-    @app.get("/api/sinks", response_model=Sinks, responses=_READ)
+    @app.get("/api/sinks", response_model=SinkList, responses=_READ)
     async def get_sinks(request: Request) -> Response:
-        """Where every sink is: `floodmark sink status --json`."""
-        return await ask(request, lambda: Sinks(tuple(sink_reports(catalog))))
+        """The state of every sink: `floodmark sink status --json`."""
+        return await ask(request, lambda: SinkList(tuple(sink_reports(catalog))))
 
-    @app.get("/api/spools", response_model=Spools, responses=_READ)
+    @app.get("/api/spools", response_model=SpoolList, responses=_READ)
     async def get_spools(request: Request) -> Response:
-        """Rows that were taken and are on their way into their tables: `floodmark spool list --json`."""
-        return await ask(request, lambda: Spools(tuple(see_spools(catalog))))
+        """Received rows that wait for their tables: `floodmark spool list --json`."""
+        return await ask(request, lambda: SpoolList(tuple(read_spools(catalog))))
 
     @app.get("/api/figures", response_model=RecentFigures, responses=_READ)
     async def get_figures(request: Request) -> Response:
-        """The last ten minutes: rows a second, how far sinks are behind, rows that wait to come in."""
+        """The last ten minutes: rows per second, lag of sinks, waiting rows."""
         return await ask(request, figures.series)
 
 
@@ -185,29 +185,29 @@ async def _ask(service: Service, request: Request, question: Callable[[], Datacl
 def _past(app: FastAPI, service: Service) -> None:
     lake, ask = service.lake, partial(_ask, service)
 
-    def commits_of(table: str | None, limit: int, before: int | None) -> Commits:
+    def commits_of(table: str | None, limit: int, before: int | None) -> CommitList:
         known = None if table is None else _known_form(table)
-        return Commits(tuple(lake.history(limit=limit, table=known, before=before)))
+        return CommitList(tuple(lake.history(limit=limit, table=known, before=before)))
 
-    @app.get("/api/commits", response_model=Commits, responses=_READ_ONE)
+    @app.get("/api/commits", response_model=CommitList, responses=_READ_ONE)
     async def get_commits(
         request: Request,
-        limit: Annotated[int, Query(ge=1, le=COMMITS_MAX, description="How many, newest first.")] = 50,
+        limit: Annotated[int, Query(ge=1, le=COMMITS_MAX, description="Maximum number of results, newest first.")] = 50,
         before: Annotated[int | None, Query(ge=1, le=VERSION_MAX, description="Only versions below this one.")] = None,
         table: Annotated[
-            str | None, Query(max_length=NAME_CHARACTERS_MAX, description="Only those that touched this table.")
+            str | None, Query(max_length=NAME_CHARACTERS_MAX, description="Only commits that touched this table.")
         ] = None,
     ) -> Response:
-        """Who changed what, when: `floodmark history --json`. The next page is `before` the last version of this."""
+        """Commits: `floodmark history --json`. For the next page, set `before` to the last version of this one."""
         return await ask(request, partial(commits_of, table, limit, before))
 
-    @app.get("/api/audit", response_model=Audit, responses=_READ)
+    @app.get("/api/audit", response_model=AuditList, responses=_READ)
     async def get_audit(
         request: Request,
-        limit: Annotated[int, Query(ge=1, le=AUDIT_MAX, description="How many, newest first.")] = 50,
+        limit: Annotated[int, Query(ge=1, le=AUDIT_MAX, description="Maximum number of results, newest first.")] = 50,
     ) -> Response:
-        """What healing and repairs did: `floodmark audit --json`."""
-        return await ask(request, lambda: Audit(tuple(map(audit_line, lake.audit(limit)))))
+        """What recovery and repairs did: `floodmark audit --json`."""
+        return await ask(request, lambda: AuditList(tuple(map(audit_line, lake.audit(limit)))))
 
 
 def _jobs(app: FastAPI, service: Service) -> None:
@@ -218,24 +218,24 @@ def _jobs(app: FastAPI, service: Service) -> None:
         async with workers.admitted():
             return answer(200, json_text(await workers.run(function, lake, job)))
 
-    @app.get("/api/jobs", response_model=Jobs, responses=_READ)
+    @app.get("/api/jobs", response_model=JobList, responses=_READ)
     async def get_jobs(request: Request) -> Response:
         """Every job, newest first: `floodmark backfill list --all --json`."""
-        return await ask(request, lambda: Jobs(tuple(map(job_report, lake.catalog.jobs.all()))))
+        return await ask(request, lambda: JobList(tuple(map(job_report, lake.catalog.jobs.all()))))
 
     @app.get("/api/jobs/{id}", response_model=JobReport, responses=_READ_ONE)
     async def get_job(request: Request, id: JobName) -> Response:
-        """One job: how far it is, at which rate, and how it ended."""
+        """One job: progress, rate and result."""
         return await ask(request, lambda: job_report(lake.catalog.jobs.find(_plain(id))))
 
     @app.post("/api/jobs/{id}/cancel", response_model=ChangedJob, responses=_CHANGE)
     async def cancel_job(request: Request, id: JobName) -> Response:
-        """Ask a job to stop after its batch or chunk; what is done stays."""
+        """Stop a job after its current batch or chunk; finished work is kept."""
         return await change(request, _cancel, id)
 
     @app.post("/api/jobs/{id}/acknowledge", response_model=ChangedJob, responses=_CHANGE)
     async def acknowledge_job(request: Request, id: JobName) -> Response:
-        """Say that a failure was seen: the job needs no attention any more."""
+        """Acknowledge a failed job: it needs no attention any more."""
         return await change(request, _acknowledge, id)
 
 

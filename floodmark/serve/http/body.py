@@ -28,7 +28,7 @@ ZSTD_WINDOW_BYTES_MAX = 32 * MIB
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What one request may take, and how many may be under way at once."""
 
     body_bytes_max: int = 16 * MIB
@@ -44,7 +44,7 @@ class Limits:
     waiters_max: int = 64
 
 
-class Room:
+class MemoryBudget:
     """The memory that bodies may take, all together. For any thread."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -53,9 +53,9 @@ class Room:
         self._lock = threading.Lock()
 
     @contextmanager
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[HeldMemory]:
         """A part of the memory, as large as it becomes; all of it is returned at the end."""
-        held = Held(self)
+        held = HeldMemory(self)
         try:
             yield held
         finally:
@@ -64,7 +64,7 @@ class Room:
     def _take(self, size: int) -> None:
         with self._lock:
             if self._used + size > self._bytes_max:
-                raise Busy("the requests under way are too large together", bytes_max=self._bytes_max, advice="Retry.")
+                raise Busy("the current requests are too large together", bytes_max=self._bytes_max, advice="Retry.")
             self._used += size
 
     def _give(self, size: int) -> None:
@@ -72,8 +72,8 @@ class Room:
             self._used -= size
 
 
-class Held:
-    def __init__(self, room: Room) -> None:
+class HeldMemory:
+    def __init__(self, room: MemoryBudget) -> None:
         self._room = room
         self.size = 0
 
@@ -96,7 +96,7 @@ class TooLarge(WrongBody):
 
 
 class TooSlow(WrongBody):
-    """It did not come to its end in time."""
+    """The body did not end in time."""
 
 
 class Undecodable(WrongBody):
@@ -107,7 +107,9 @@ class UnknownEncoding(WrongBody):
     """It is in an encoding that is not known here."""
 
 
-async def read_body(chunks: AsyncIterator[bytes], declared: str | None, limits: Limits, held: Held) -> bytes:
+async def read_body(
+    chunks: AsyncIterator[bytes], declared: str | None, limits: RequestLimits, held: HeldMemory
+) -> bytes:
     if declared is not None and declared.isascii() and declared.isdigit() and int(declared) > limits.body_bytes_max:
         raise _too_large("body_bytes_max", limits.body_bytes_max)
     body = bytearray()
@@ -120,17 +122,17 @@ async def read_body(chunks: AsyncIterator[bytes], declared: str | None, limits: 
                 body += chunk
     except TimeoutError as error:
         raise TooSlow(
-            "the body did not come in time", seconds_max=limits.body_s_max, advice="Send it again."
+            "timeout while reading the body", seconds_max=limits.body_s_max, advice="Send it again."
         ) from error
     return bytes(body)
 
 
-def unpack(body: bytes, encoding: str | None, text_bytes_max: int, held: Held) -> bytes:
+def unpack(body: bytes, encoding: str | None, text_bytes_max: int, held: HeldMemory) -> bytes:
     """The body's text."""
     name = (encoding or "identity").strip().lower()
     if name not in _UNPACK:
         raise UnknownEncoding(
-            "this Content-Encoding is not known", encoding=name[:40], advice="Use gzip, zstd, or none at all."
+            "unknown Content-Encoding", encoding=name[:40], advice="Use gzip, zstd, or no Content-Encoding."
         )
     if name == "identity" and len(body) <= text_bytes_max:
         return body
@@ -142,7 +144,7 @@ def unpack(body: bytes, encoding: str | None, text_bytes_max: int, held: Held) -
             held.grow(len(piece))
             text += piece
     except (zlib.error, zstandard.ZstdError) as error:
-        raise Undecodable("the body cannot be unpacked", encoding=name, cause=error) from error
+        raise Undecodable("the body cannot be decompressed", encoding=name, cause=error) from error
     return bytes(text)
 
 

@@ -161,7 +161,7 @@ class Connection(HttpToolsProtocol):
             return
         self._in_head, self._bore_fruit = False, True
         if b"#" in self.url:
-            raise ValueError("what is after it would be lost without a word")
+            raise ValueError("a URL with a fragment")
         if not self.parser.should_upgrade():
             self._in_body = True
             super().on_headers_complete()
@@ -220,8 +220,8 @@ class Connection(HttpToolsProtocol):
             return
         self._is_deaf = True
         if not self._in_body:  # else its request has its answer already
-            advice = f"Headers may have {HEAD_BYTES_MAX} bytes."
-            text = error_text(plain_error("Invalid", "this is no request of HTTP/1.1 that can be read", advice))
+            advice = f"The limit is {HEAD_BYTES_MAX} bytes."
+            text = error_text(plain_error("Invalid", "not a valid HTTP/1.1 request", advice))
             own = [b"content-type: application/json", b"content-length: %d" % len(text), b"connection: close"]
             head = b"\r\n".join([b"HTTP/1.1 400 Bad Request", *own, *map(b": ".join, RAW_HEADERS), b"", b""])
             self.transport.write(head + text)

@@ -62,9 +62,7 @@ def _check_query(given: Collection[str], known: Collection[str]) -> None:
     """A misspelt parameter would be ignored silently, and another question be answered."""
     for name in given:
         if name not in known:
-            raise Refused(
-                400, f"there is no parameter {name[:80]!r}", f"Known here: {', '.join(sorted(known)) or 'none'}."
-            )
+            raise Refused(400, f"unknown parameter {name[:80]!r}", f"Known here: {', '.join(sorted(known)) or 'none'}.")
 
 
 async def _guarded(request: Request, answered: Awaitable[Response]) -> Response:
@@ -79,14 +77,14 @@ async def _guarded(request: Request, answered: Awaitable[Response]) -> Response:
 
 
 def internal(headers: Mapping[str, str] | None = None) -> Response:
-    advice = "The server's log says what."
-    return answer(500, error_text(plain_error("Internal", "something failed here", advice)), headers)
+    advice = "See the server's log."
+    return answer(500, error_text(plain_error("Internal", "internal error", advice)), headers)
 
 
 # ── around every request ──
 
 
-class Edge:
+class HttpEdge:
     """Around every request: names that are not this machine's (see access.py), HEAD, and headers of every answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -133,19 +131,21 @@ def _check_head(scope: Scope) -> None:
     """Refuse what the parser accepts and should not: of two headers that differ, it is unknown which one counts."""
     address = len(scope.get("raw_path") or b"") + len(scope["query_string"])
     if address + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES_MAX:
-        raise Refused(431, "the headers are too large", f"They may have {HEAD_BYTES_MAX} bytes.")
+        raise Refused(431, "the headers are too large", f"The limit is {HEAD_BYTES_MAX} bytes.")
     if scope["http_version"] not in ("1.0", "1.1"):
-        raise Refused(400, "this is no request of HTTP/1.1")
+        raise Refused(400, "not a valid HTTP/1.1 request")
     names = [name for name, _ in scope["headers"]]
     for name in ONCE:
         if names.count(name) > 1:
-            raise Refused(400, f"a header came more than once: {name.decode()}")
+            raise Refused(400, f"duplicate header: {name.decode()}")
     is_new = scope["http_version"] == "1.1"
     if is_new and b"host" not in names:
-        raise Refused(400, "a request says which host it is for", "Send a Host header.")
+        raise Refused(400, "the Host header is missing", "Send a Host header.")
     coding = _header(scope, b"transfer-encoding")
     if coding is not None and not (is_new and coding.strip().lower() == "chunked"):
-        raise Refused(400, "a body comes in chunks, or at once", "Say in Content-Encoding how it is packed.")
+        raise Refused(
+            400, "unsupported Transfer-Encoding", "Use chunked or Content-Length; name compression in Content-Encoding."
+        )
 
 
 def _header(scope: Scope, name: bytes) -> str | None:
@@ -186,4 +186,4 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_request: Request, _error: ClientDisconnect) -> Response:
-        return answer(400, error_text(plain_error("Invalid", "the body did not come to its end")))
+        return answer(400, error_text(plain_error("Invalid", "the body is incomplete")))

@@ -2,7 +2,7 @@
 
 One poller serves all listeners, and runs only while there are any. There are no queues: a listener gets the newest
 event when it can take it, so a slow one costs no memory and misses nothing that is still true. The number of listeners
-is bounded, and so is the time to send an event. When the server is to end it disconnects its listeners; they connect
+is bounded, and so is the time to send an event. A server that shuts down disconnects its listeners; they connect
 again to the next one.
 """
 
@@ -31,23 +31,23 @@ from floodmark.serve.http.workers import Workers
 CLIENTS_MAX = 50
 POLL_S = 1.0
 KEEP_ALIVE_S = 15.0
-# How soon a listener notices that the server is to end.
+# How soon a listener notices that the server is shutting down.
 LOOK_S = 0.5
 SEND_S_MAX = 15.0
 RETRY_MS = 2_000
 _DESCRIBED: Described = {
     200: {
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        "description": "`change`: version, health, at and digest, at once and whenever something changed; `trouble`: "
-        "kind and message, when the state cannot be read. It does not end by itself.",
+        "description": "`change`: version, health, at and digest, at once and after every change; `trouble`: "
+        "kind and message, when the state cannot be read. The stream does not end.",
     },
     **errors(401, 403, 429),
 }
 
 
 @dataclass(frozen=True)
-class Change:
-    """What is told when something changed; the digest says whether it is the same as before."""
+class StateChange:
+    """The event after a change; the digest shows whether the state is the same as before."""
 
     version: int
     health: str
@@ -56,9 +56,9 @@ class Change:
 
 
 class Events:
-    """What is to be told now, and who listens."""
+    """The newest event, and the listeners."""
 
-    def __init__(self, workers: Workers, see: Callable[[], Change], stopping: threading.Event) -> None:
+    def __init__(self, workers: Workers, see: Callable[[], StateChange], stopping: threading.Event) -> None:
         self._workers = workers
         self._see = see
         self._stopping = stopping
@@ -72,9 +72,9 @@ class Events:
     def admit(self) -> None:
         """Reserve a place for one more listener; `leave` returns it."""
         if self._stopping.is_set():
-            raise Unavailable("the server is to end", advice="Connect again.")
+            raise Unavailable("the server is shutting down", advice="Connect again.")
         if self.clients >= CLIENTS_MAX:
-            raise Busy("too many listen already", clients_max=CLIENTS_MAX, advice="Ask again later.")
+            raise Busy("too many listeners", clients_max=CLIENTS_MAX, advice="Ask again later.")
         self.clients += 1
         if self._poller is None:
             self._poller = asyncio.get_running_loop().create_task(self._poll())
@@ -86,7 +86,7 @@ class Events:
             self._poller, self._said, self._number, self._text = None, None, 0, b""
 
     async def listen(self) -> AsyncIterator[bytes]:
-        """The newest event, each once, until the server is to end."""
+        """The newest event, each once, until the server is shutting down."""
         yield f"retry: {RETRY_MS}\n\n".encode()
         heard, spoke_s = 0, time.monotonic()
         while not self._stopping.is_set():
@@ -166,9 +166,9 @@ def add_events(app: FastAPI, service: Service) -> None:
     # The server sets it when it is to end (serve/http/server.py): it waits for requests, and these would not end.
     app.state.stopping = threading.Event()
 
-    def see() -> Change:
+    def see() -> StateChange:
         found = overview(service.lake.catalog, service.keeping)
-        return Change(found.status.version, found.status.health, found.at, digest_of(found))
+        return StateChange(found.status.version, found.status.health, found.at, digest_of(found))
 
     app.state.events = events = Events(service.workers, see, app.state.stopping)
 

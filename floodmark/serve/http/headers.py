@@ -46,10 +46,10 @@ class Stranger(Conflict):
     def __init__(self, expected: str, destination: str) -> None:
         self.destination = destination
         super().__init__(
-            "the sender means another lake or table than this one",
+            "the sender expects another lake or table than this one",
             expected=expected[:200],
             destination=destination,
-            advice="This one was made again, or restored from a backup. Decide at the sender what it is to get.",
+            advice="This one was created again, or restored from a backup. Decide at the sender what to send.",
         )
 
     @property
@@ -70,7 +70,7 @@ def check_once(names: Sequence[str]) -> None:
     given = [name.lower() for name in names]
     for one in (SENDER, EPOCH, UNIT, PART, UNIT_ID, AFTER, SKIP, KEY, EXPECT, TABLE_KEY):
         if given.count(one.lower()) > 1:
-            raise WrongHeader("a header came more than once", header=one)
+            raise WrongHeader("duplicate header", header=one)
 
 
 def read_claim(headers: Mapping[str, str]) -> Claim:
@@ -80,7 +80,7 @@ def read_claim(headers: Mapping[str, str]) -> Claim:
         return Claim(key=_key(headers.get(KEY)))
     missing = [name for name in (SENDER, EPOCH, UNIT, PART) if name not in found]
     if missing:
-        raise WrongHeader("a sender's headers go together", missing=", ".join(missing))
+        raise WrongHeader("a sender must send all of its headers together", missing=", ".join(missing))
     (epoch,) = _numbers(EPOCH, found[EPOCH], _EPOCH)
     since, until = _numbers(UNIT, found[UNIT], _UNIT)
     first, last = _numbers(PART, found[PART], _PART)
@@ -100,10 +100,10 @@ def check_expected(headers: Mapping[str, str], destination: str, key: Sequence[s
     columns = [unquote(name) for name in headers[TABLE_KEY].split(",") if name]
     if sorted(columns) != sorted(key):
         raise OtherKey(
-            "the table here has another key than the one that its rows come from",
+            "the table has another key than the table that the rows come from",
             key=",".join(key) or "none",
             sender_key=",".join(columns) or "none",
-            advice="Make a table with the same key: rows would replace each other, or not, against their meaning.",
+            advice="Use a table with the same key; with another key, rows would wrongly replace each other.",
         )
 
 
@@ -111,18 +111,18 @@ def _numbers(name: str, text: str, form: re.Pattern[str]) -> tuple[int, ...]:
     match = form.fullmatch(text)
     if match is None:
         examples = {EPOCH: "3", UNIT: "17..42", PART: "0-5000"}
-        raise WrongHeader("a header has the wrong form", header=name, value=text[:80], example=examples[name])
+        raise WrongHeader("invalid header", header=name, value=text[:80], example=examples[name])
     return tuple(int(number) for number in match.groups())
 
 
 def _id(name: str, headers: Mapping[str, str]) -> str | None:
     text = headers.get(name)
     if text is not None and _ID.fullmatch(text) is None:
-        raise WrongHeader("a header has the wrong form", header=name, value=text[:80])
+        raise WrongHeader("invalid header", header=name, value=text[:80])
     return text
 
 
 def _key(key: str | None) -> str | None:
     if key is not None and not (0 < len(key) <= BATCH_CHARACTERS_MAX and key.isascii() and key.isprintable()):
-        raise WrongHeader("a header has the wrong form", header=KEY, value=repr(key)[:80])
+        raise WrongHeader("invalid header", header=KEY, value=repr(key)[:80])
     return key

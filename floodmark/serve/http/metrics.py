@@ -38,7 +38,7 @@ from floodmark.serve.http.openapi import Described, errors
 from floodmark.serve.http.readiness import judge_ready
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.timeseries import Figures
-from floodmark.serve.http.workers import Shared
+from floodmark.serve.http.workers import SharedAnswer
 from floodmark.sinks.status import SinkReport
 
 LABELS_MAX = 200
@@ -54,7 +54,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2
 _DESCRIBED: Described = {
     200: {
         "content": {"text/plain": {"schema": {"type": "string"}}},
-        "description": "Prometheus's text format, or OpenMetrics if it is asked for; docs/observing.md lists them.",
+        "description": "Prometheus's text format, or OpenMetrics if requested; docs/observing.md lists the metrics.",
     },
     **errors(401, 403),
 }
@@ -67,20 +67,20 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=True)
         self._requests = Counter(
             "floodmark_http_requests",
-            "Requests that were answered, by route, method and status.",
+            "Answered requests, by route, method and status.",
             ["route", "method", "status"],
             registry=self._registry,
         )
         self._seconds = Histogram(
             "floodmark_http_request_seconds",
-            "Seconds until an answer began, by route and method.",
+            "Seconds until the answer started, by route and method.",
             ["route", "method"],
             buckets=SECONDS,
             registry=self._registry,
         )
         self._accepted = Counter(
             "floodmark_http_rows_accepted",
-            "Rows that were answered with 200 or 202, by table.",
+            "Rows accepted with 200 or 202, by table.",
             ["table"],
             registry=self._registry,
         )
@@ -103,7 +103,7 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ScrapeState:
     """What one scrape saw of the lake; `committed`: rows by table and change."""
 
     overview: Overview
@@ -114,7 +114,7 @@ class Seen:
 class _Scrape(Collector):
     """One answer; `found` is None if the state cannot be read."""
 
-    def __init__(self, found: Seen | None, metrics: Metrics, listeners: int) -> None:
+    def __init__(self, found: ScrapeState | None, metrics: Metrics, listeners: int) -> None:
         self._found = found
         self._metrics = metrics
         self._listeners = listeners
@@ -123,7 +123,7 @@ class _Scrape(Collector):
         readable = "Whether the lake's state could be read at this scrape."
         yield gauge("floodmark_state_readable", readable, self._found is not None)
         if self._found is None:
-            yield gauge("floodmark_ready", "Whether the lake is fit for work, as /readyz says.", 0)
+            yield gauge("floodmark_ready", "Whether the lake is ready, as reported by /readyz.", 0)
         else:
             yield from lake_families(self._found.overview, self._found.ready)
             yield _rows_committed(self._found.committed)
@@ -134,7 +134,7 @@ class _Scrape(Collector):
 def _rows_committed(totals: Mapping[tuple[str, str], int]) -> Metric:
     family = CounterMetricFamily(
         "floodmark_rows_committed",
-        "Rows committed to main since this process looks, by table and change.",
+        "Rows committed to main since this process started, by table and change.",
         labels=["table", "change"],
     )
     own = set(sorted({table for table, _ in totals})[:LABELS_MAX])
@@ -174,12 +174,12 @@ def add_metrics(app: FastAPI, service: Service) -> None:
     figures: Figures = app.state.figures
     events: Events = app.state.events
 
-    def see() -> Seen:
+    def see() -> ScrapeState:
         found = overview(service.lake.catalog, service.keeping)
         ready = judge_ready(found.status.health, found.status.blocking, service.intake, service.store).ready
-        return Seen(found, ready, figures.totals())
+        return ScrapeState(found, ready, figures.totals())
 
-    shared = Shared(service.workers, see)
+    shared = SharedAnswer(service.workers, see)
     app.add_middleware(Timed, metrics=metrics)
 
     @app.get("/metrics", response_class=Response, responses=_DESCRIBED)
@@ -203,18 +203,20 @@ def add_metrics(app: FastAPI, service: Service) -> None:
 def lake_families(found: Overview, ready: bool) -> Iterator[Metric]:
     """All families of an overview."""
     status = found.status
-    yield gauge("floodmark_ready", "Whether the lake is fit for work, as /readyz says.", ready)
+    yield gauge("floodmark_ready", "Whether the lake is ready, as reported by /readyz.", ready)
     fine = status.health == FINE
-    yield gauge("floodmark_healthy", "Whether its health is fine; what else it is needs somebody.", fine)
+    yield gauge("floodmark_healthy", "Whether the lake's health is fine; if not, it needs attention.", fine)
     yield gauge("floodmark_lake_version", "The newest version of the lake.", status.version)
     yield counter("floodmark_commits", "Publishes of the lake, of all branches.", status.version)
-    yield gauge("floodmark_lake_versions", "Versions that can be read.", status.versions)
+    yield gauge("floodmark_lake_versions", "Readable versions.", status.versions)
     yield gauge("floodmark_lake_tables", "Tables of main.", status.tables)
-    yield gauge("floodmark_maintenance_due", "Things that maintenance has to do.", len(status.due))
-    yield gauge("floodmark_quarantined_rows", "Rows put aside by sinks and spools.", status.quarantined)
+    yield gauge("floodmark_maintenance_due", "Due maintenance tasks.", len(status.due))
+    yield gauge("floodmark_quarantined_rows", "Rows in quarantine of sinks and spools.", status.quarantined)
     operations = {"running": len(status.running), "pending": len(status.pending), "unknown": len(status.unknown)}
-    yield by_label("floodmark_operations", "Operations that are not over, by state.", "state", operations)
-    yield by_label("floodmark_healed", "What healing and repairs did.", "outcome", status.healed, counted=True)
+    yield by_label("floodmark_operations", "Open operations, by state.", "state", operations)
+    yield by_label("floodmark_recovered", "Actions of recovery and repairs.", "outcome", status.recovered, counted=True)
+    # Its earlier name, for dashboards of before; gone with the next version.
+    yield by_label("floodmark_healed", "Same as floodmark_recovered.", "outcome", status.recovered, counted=True)
     yield from _tables(found.tables)
     yield from _sinks(status.sinks)
     yield from _shipped(found.sinks)
@@ -228,7 +230,9 @@ def _tables(tables: Sequence[TableLine]) -> Iterator[Metric]:
     yield family.gauge("floodmark_table_rows", "Rows of a table.", lambda one: one.rows)
     yield family.gauge("floodmark_table_files", "Data files of a table.", lambda one: one.files)
     yield family.gauge("floodmark_table_bytes", "Bytes of a table's data files.", lambda one: one.bytes)
-    yield family.gauge("floodmark_table_small_files", "Data files worth a compaction.", lambda one: one.small_files)
+    yield family.gauge(
+        "floodmark_table_small_files", "Small data files that a compaction would merge.", lambda one: one.small_files
+    )
 
 
 def _sinks(sinks: Sequence[SinkLine]) -> Iterator[Metric]:
@@ -241,7 +245,7 @@ def _sinks(sinks: Sequence[SinkLine]) -> Iterator[Metric]:
     yield family.gauge("floodmark_sink_quarantined_rows", refused, lambda one: one.quarantined)
     failed = "Whether a sink's last run failed or was refused."
     yield family.gauge("floodmark_sink_failed", failed, lambda one: one.error is not None)
-    maintenance = "How many kinds of maintenance failed last on the tables that a sink ships to."
+    maintenance = "Maintenance tasks of a sink's destination tables whose last run failed."
     yield family.gauge("floodmark_sink_maintenance_failed", maintenance, _maintenance_failed)
     paused = "Whether a sink is paused."
     yield family.gauge("floodmark_sink_paused", paused, lambda one: one.state == "paused")
@@ -271,13 +275,13 @@ def _spools(spools: Sequence[SpoolReport]) -> Iterator[Metric]:
     yield family.gauge("floodmark_spool_waiting_bytes", size, lambda one: one.waiting_bytes)
     oldest = "The age of the oldest of them."
     yield family.gauge("floodmark_spool_oldest_seconds", oldest, _oldest_s, fold=max)
-    unfit = "Rows taken that did not fit."
+    unfit = "Received rows that did not fit."
     yield family.gauge("floodmark_spool_quarantined_rows", unfit, lambda one: one.quarantined)
     refused = "Whether a spool is refused."
     yield family.gauge("floodmark_spool_refused", refused, lambda one: one.state == REFUSED)
-    fed = "Requests brought into their table."
+    fed = "Requests loaded into their table."
     yield family.counter("floodmark_spool_fed_records", fed, lambda one: one.fed_records)
-    yield family.counter("floodmark_spool_fed_rows", "Rows brought into their table.", lambda one: one.fed_rows)
+    yield family.counter("floodmark_spool_fed_rows", "Rows loaded into their table.", lambda one: one.fed_rows)
 
 
 def _oldest_s(spool: SpoolReport) -> float | None:
@@ -289,20 +293,20 @@ def _jobs(jobs: Sequence[JobLine] | None) -> Iterator[Metric]:
     if jobs is None:
         return
     states = {state: sum(job.status == state for job in jobs) for state in JOB_STATES}
-    yield by_label("floodmark_jobs", "Jobs that matter now, by state.", "state", states)
+    yield by_label("floodmark_jobs", "Current jobs, by state.", "state", states)
     family = _Families("job", jobs, lambda one: one.job)
-    yield family.gauge("floodmark_job_processed", "Chunks or rows that a job has done.", lambda one: one.processed)
-    yield family.gauge("floodmark_job_wanted", "Chunks or rows that it has to do in all.", lambda one: one.total)
+    yield family.gauge("floodmark_job_processed", "Chunks or rows finished by a job.", lambda one: one.processed)
+    yield family.gauge("floodmark_job_wanted", "Chunks or rows of the job in total.", lambda one: one.total)
 
 
 def _daemon(daemon: DaemonReport | None) -> Iterator[Metric]:
     alive = daemon is not None and daemon.alive
     yield gauge("floodmark_daemon_alive", "Whether a daemon runs the lake's tasks.", alive)
     family = _Families("task", () if daemon is None else daemon.tasks, lambda one: one.name)
-    yield family.gauge("floodmark_task_failures", "Failures of a task in a row.", lambda one: one.failures)
-    aside = "Bad files of a drop folder that lie aside."
+    yield family.gauge("floodmark_task_failures", "Consecutive failures of a task.", lambda one: one.failures)
+    aside = "Bad files of a drop folder that were set aside."
     yield family.gauge("floodmark_task_files_set_aside", aside, lambda one: one.set_aside)
-    ended = "When the last run of a task ended, if it did not fail."
+    ended = "When the last successful run of a task ended."
     yield family.gauge("floodmark_task_last_success_timestamp_seconds", ended, _last_success, fold=max)
 
 

@@ -8,21 +8,21 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
 WHY = {
-    400: "The request cannot be understood: a line is not a JSON object, a header or a parameter has the wrong form.",
-    401: "A token is needed that the lake knows.",
-    403: "The token's role is not enough, or a page of another origin asks to write.",
-    404: "There is no such thing.",
-    405: "This address does not know the method.",
-    408: "The body did not come in time.",
-    409: "Not now, or not in this order.",
-    412: "The sender means another lake, table, key or unit.",
-    413: "Too much at once, as it was sent or once it is unpacked.",
-    415: "The Content-Encoding is not known.",
-    421: "A lake without tokens is asked for by a name of its own machine only.",
+    400: "Invalid request: a line is not a JSON object, or a header or parameter is invalid.",
+    401: "A valid token is required.",
+    403: "The token's role is not sufficient, or a page of another origin tried to write.",
+    404: "Not found.",
+    405: "The method is not allowed for this address.",
+    408: "Timeout while reading the body.",
+    409: "Not possible now, or not in this order.",
+    412: "The sender expects another lake, table, key or unit.",
+    413: "The body is too large, as sent or decompressed.",
+    415: "Unknown Content-Encoding.",
+    421: "A lake without tokens accepts only local host names.",
     422: "The rows do not fit the table, or the Idempotency-Key was used for other rows. `problems` names lines.",
-    429: "Too many requests, or too many rows that wait: again after Retry-After.",
-    500: "Something failed here; the server's log says what.",
-    503: "A part that is needed did not answer: again after Retry-After.",
+    429: "Too many requests or waiting rows: send again after Retry-After.",
+    500: "Internal error; see the server's log.",
+    503: "A required service did not answer: send again after Retry-After.",
 }
 
 
@@ -33,20 +33,20 @@ Described = dict[int | str, dict[str, Any]]
 class RowProblem(BaseModel):
     """What is wrong with one line."""
 
-    line: int = Field(description="Counted from 1, blank ones too.")
+    line: int = Field(description="Line number from 1; blank lines count.")
     column: str | None = Field(description="The table's column, or the field inside it.")
-    character: int | None = Field(description="Where in the line, counted from 1, if it is not JSON.")
+    character: int | None = Field(description="Position in the line, from 1, if the line is not JSON.")
     problem: str
 
 
 class Error(BaseModel):
-    """What failed, in words; the facts; and what to do next."""
+    """Message, facts and advice."""
 
     kind: str
     message: str
     facts: dict[str, str]
     advice: str
-    problems: list[RowProblem] | None = Field(None, description="The first wrong lines; facts.count: how many.")
+    problems: list[RowProblem] | None = Field(None, description="The first invalid lines; facts.count is their number.")
 
 
 class Failed(BaseModel):
@@ -54,7 +54,7 @@ class Failed(BaseModel):
 
 
 class TakenRows(BaseModel):
-    """The rows are durable, and come into the table once. Nothing else has to be done for that."""
+    """The rows are durable and will be in the table exactly once. The client has nothing else to do."""
 
     outcome: Literal["taken", "already_taken"]
     rows: int
@@ -68,7 +68,7 @@ class CommittedRows(BaseModel):
     outcome: Literal["committed", "already_committed", "nothing_to_do", "skipped"]
     rows: int
     version: int | None
-    quarantined: int | None = Field(None, description="Rows that the table did not take after all; they are kept.")
+    quarantined: int | None = Field(None, description="Rows that did not fit the table; they are kept in quarantine.")
 
 
 def errors(*statuses: int) -> Described:
@@ -78,7 +78,7 @@ def errors(*statuses: int) -> Described:
 
 NDJSON = {
     "requestBody": {
-        "description": "One JSON object in each line, plain or packed with gzip or zstd (Content-Encoding).",
+        "description": "One JSON object per line, plain or compressed with gzip or zstd (Content-Encoding).",
         "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
         "required": True,
     }
@@ -87,13 +87,19 @@ NDJSON = {
 _FASTAPI_ERROR = "HTTPValidationError"
 # Names in the document for records whose own names have more detail than a reader of the API needs.
 _NAMES = {
+    "AuditList": "Audit",
     "Commit": "CommitLine",
+    "CommitList": "Commits",
     "TableCommit": "TouchedTable",
     "DaemonReport": "Daemon",
+    "JobList": "Jobs",
     "JobReport": "Job",
     "RecentFigures": "Figures",
+    "SinkList": "Sinks",
     "SinkReport": "Sink",
+    "SpoolList": "Spools",
     "SpoolReport": "Spool",
+    "TableList": "Tables",
     "TaskReport": "Task",
 }
 _REF = "#/components/schemas/"

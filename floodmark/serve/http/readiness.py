@@ -107,12 +107,12 @@ def unreadable(error: Exception) -> str:
 def _intake_problems(intake: Intake) -> list[str]:
     """Why this process cannot take rows, whatever the catalog says: perhaps only this process knows it yet."""
     refused = [str(one["table"]) for one in intake.states() if one["state"] == REFUSED]
-    found = [f"rows of {', '.join(refused)} are refused here; see `floodmark spool list`"] if refused else []
+    found = [f"rows of {', '.join(refused)} are refused; see `floodmark spool list`"] if refused else []
     place = _nearest(intake.folder)
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        found.append(f"rows cannot be taken in: {intake.folder} cannot be written to")
+        found.append(f"rows cannot be accepted: {intake.folder} is not writable")
     elif _free_bytes(place) < FREE_BYTES_MIN:
-        found.append(f"rows cannot be taken in: the disk of {intake.folder} is full")
+        found.append(f"rows cannot be accepted: the disk of {intake.folder} is full")
     return found
 
 

@@ -22,13 +22,12 @@ from cachetools import TTLCache
 from fastapi import FastAPI, Query, Request, Response
 
 from floodmark.errors import CommitUnknown, Conflict, FloodmarkError, Invalid, NotFound, Unavailable
-from floodmark.ingest.feed_group import Seen
 from floodmark.ingest.judge import Judge, Judges
 from floodmark.json_form import Json, as_json
 from floodmark.model import Commit
 from floodmark.rows.json.json_lines import parse_lines
 from floodmark.serve.http.answers import answer, json_text
-from floodmark.serve.http.body import Held, Limits, read_body, unpack
+from floodmark.serve.http.body import HeldMemory, RequestLimits, read_body, unpack
 from floodmark.serve.http.edge import Direct
 from floodmark.serve.http.headers import DESTINATION, EXPECT, TABLE_KEY, Claim, check_expected, check_once, read_claim
 from floodmark.serve.http.openapi import NDJSON, CommittedRows, TakenRows, errors
@@ -44,13 +43,13 @@ REMEMBERED_S = 0.1
 TABLES_MAX = 1_000
 # Bodies up to this size are checked in the thread that reads them.
 AT_ONCE_BYTES_MAX = 32 * 1024
-# How soon a caller that waits for a commit notices that the server is to end.
+# How soon a caller that waits for a commit notices that the server is shutting down.
 LOOK_S = 1.0
 _ERRORS = errors(401, 403, 404, 408, 409, 412, 413, 415, 422, 429, 503)
 
 
 @dataclass(frozen=True)
-class Place:
+class KnownTable:
     """A table of this lake, and the judge of its rows."""
 
     table: str
@@ -67,15 +66,15 @@ class Underway:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentRows:
     """What came: the headers, the body with the room that it takes, and who sent it (empty: the lake's own actor)."""
 
     headers: Mapping[str, str]
     body: bytes
-    held: Held
+    held: HeldMemory
     actor: str
 
-    def text(self, limits: Limits) -> bytes:
+    def text(self, limits: RequestLimits) -> bytes:
         return unpack(self.body, self.headers.get("content-encoding"), limits.text_bytes_max, self.held)
 
 
@@ -95,10 +94,10 @@ def _answered(taken: Taken) -> futures.Future[Taken]:
 
 
 def _no_rows() -> Invalid:
-    return Invalid("there are no rows in the body", advice="Send one JSON object in each line.")
+    return Invalid("the body has no rows", advice="Send one JSON object per line.")
 
 
-class Rows:
+class RowReceiver:
     """Takes rows into one lake; every call is made by a worker."""
 
     def __init__(self, service: Service) -> None:
@@ -106,28 +105,28 @@ class Rows:
         self._intake = service.intake
         self._limits = service.limits
         self._judges = Judges(service.lake.catalog)
-        self._recent: TTLCache[str, Place] = TTLCache(TABLES_MAX, REMEMBERED_S)
+        self._recent: TTLCache[str, KnownTable] = TTLCache(TABLES_MAX, REMEMBERED_S)
         self._lock = threading.Lock()
 
-    def find(self, table: str) -> Place:
+    def find(self, table: str) -> KnownTable:
         # A text that cannot be a name is not looked up: no database has to parse it.
         if not TABLE_NAME.fullmatch(table):
             raise NotFound("there is no such table", table=repr(table)[:80])
         head, judge = self._judges.of(table)
-        place = Place(table, head.table_id, judge)
+        place = KnownTable(table, head.table_id, judge)
         with self._lock:
             self._recent[table] = place
         return place
 
-    def _remembered(self, table: str) -> Place | None:
+    def _remembered(self, table: str) -> KnownTable | None:
         with self._lock:
             return self._recent.get(table)
 
-    def destination(self, place: Place) -> str:
+    def destination(self, place: KnownTable) -> str:
         """The table as senders identify it: by ids, not by its name."""
         return f"{self._lake.catalog.lake_row().incarnation}/{place.table_id}"
 
-    def take(self, table: str, sent: Sent, key: str | None, evolve: bool) -> Underway:
+    def take(self, table: str, sent: SentRows, key: str | None, evolve: bool) -> Underway:
         """Put rows into the table's spool; the future completes when they are durable."""
         headers = sent.headers
         names_table = EXPECT in headers or TABLE_KEY in headers
@@ -135,8 +134,8 @@ class Rows:
         place = recent or self.find(table)
         if self._intake is None:
             raise Conflict(
-                "rows cannot be kept here before they are committed: there is no spool",
-                advice="Send them with ?wait=committed, or name a folder in the setting [serve] spool.",
+                "rows cannot be stored before they are committed: the server has no spool",
+                advice="Send them with ?wait=committed, or set a folder in [serve] spool.",
             )
         if names_table:
             check_expected(headers, self.destination(place), place.judge.key)
@@ -153,13 +152,14 @@ class Rows:
             judged = place.judge.read(text, self._limits.rows_max, evolve=evolve)
         if not judged.rows:
             raise _no_rows()
-        seen = None if evolve else Seen(place.judge, judged.table)
+        # Rows that may add columns are read from the spool, by the shape that the table has then.
+        kept = None if evolve else judged
         taken = self._intake.take(
-            table, place.table_id, text, judged.rows, key=key, evolve=evolve, seen=seen, actor=sent.actor
+            table, place.table_id, text, judged.rows, key=key, evolve=evolve, judged=kept, actor=sent.actor
         )
         return Underway(place.table_id, taken)
 
-    def take_at_once(self, table: str, sent: Sent, key: str | None, evolve: bool) -> Underway | None:
+    def take_at_once(self, table: str, sent: SentRows, key: str | None, evolve: bool) -> Underway | None:
         """The same without a worker: for few rows of a cached table, when nothing has to be waited for.
 
         Handing them to a worker costs more than checking them. None: a worker has to do it, also if the rows have an
@@ -177,8 +177,9 @@ class Rows:
             return None
         if not judged.rows:
             return None
-        seen = Seen(place.judge, judged.table)
-        taken = self._intake.take(table, place.table_id, sent.body, judged.rows, key=key, seen=seen, actor=sent.actor)
+        taken = self._intake.take(
+            table, place.table_id, sent.body, judged.rows, key=key, judged=judged, actor=sent.actor
+        )
         return Underway(place.table_id, taken)
 
     def landed(self, table_id: str, record: int, stopping: threading.Event) -> Landed:
@@ -195,7 +196,7 @@ class Rows:
                 if stopping.is_set() or time.monotonic() < until_s or time.monotonic() >= end_s:
                     raise
 
-    def commit(self, place: Place, sent: Sent, claim: Claim, evolve: bool) -> Committed:
+    def commit(self, place: KnownTable, sent: SentRows, claim: Claim, evolve: bool) -> Committed:
         """Put rows into the table, at once."""
         text = sent.text(self._limits)
         rows = parse_lines(text, self._limits.rows_max)
@@ -227,7 +228,7 @@ class Rows:
         except CommitUnknown as unknown:
             commit = self._lake.resolve(unknown.operation)
             if commit is None:
-                raise Unavailable("the rows did not come in", cause=unknown, advice="Send them again.") from unknown
+                raise Unavailable("the rows were not committed", cause=unknown, advice="Send them again.") from unknown
             return commit
 
 
@@ -238,7 +239,7 @@ class RowRequests:
         self._state = app.state
         self._workers = service.workers
         self._limits = service.limits
-        self._rows = Rows(service)
+        self._rows = RowReceiver(service)
 
     async def take(
         self, request: Request, table: str, key: str | None, wait: bool, evolve: bool, actor: str
@@ -282,9 +283,9 @@ class RowRequests:
             self._state.metrics.accepted(table, done.rows)
         return answer(200, json_text(as_json(done)), {DESTINATION: destination})
 
-    async def _read(self, request: Request, held: Held, actor: str) -> Sent:
+    async def _read(self, request: Request, held: HeldMemory, actor: str) -> SentRows:
         body = await read_body(request.stream(), request.headers.get("content-length"), self._limits, held)
-        return Sent(request.headers, body, held, actor)
+        return SentRows(request.headers, body, held, actor)
 
 
 def add_rows(app: FastAPI, service: Service) -> None:
@@ -293,10 +294,10 @@ def add_rows(app: FastAPI, service: Service) -> None:
     async def post_rows(
         request: Request,
         table: str,
-        wait: Annotated[Literal["committed"] | None, Query(description="Answer when they are in the table.")] = None,
+        wait: Annotated[Literal["committed"] | None, Query(description="Wait until the rows are in the table.")] = None,
         evolve: Annotated[bool, Query(description="Add columns that the table does not have.")] = False,
     ) -> Response:
-        """Take rows, one JSON object in each line: all of them or none, once by Idempotency-Key if there is one."""
+        """Receive rows, one JSON object per line: all or none, and once per Idempotency-Key if given."""
         actor = service.access.check(request, "write").actor
         check_once(request.headers.keys())
         claim = read_claim(request.headers)

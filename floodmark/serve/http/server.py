@@ -31,7 +31,7 @@ def parse_bind(bind: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise Invalid("this is no address to serve at", bind=bind, advice="Use host:port, like 127.0.0.1:8787.")
+        raise Invalid("invalid address", bind=bind, advice="Use host:port, like 127.0.0.1:8787.")
     return host, int(port)
 
 
@@ -42,7 +42,7 @@ def check_bind(bind: str, has_tokens: bool) -> None:
         raise Invalid(
             "other machines could write to the lake without a token",
             bind=bind,
-            advice="Make a token with `floodmark run --new-token`, or serve at 127.0.0.1.",
+            advice="Create a token with `floodmark run --new-token`, or serve at 127.0.0.1.",
         )
 
 
@@ -66,7 +66,7 @@ def bound(bind: str) -> socket.socket:
             found.close()
             raise
     except OSError as error:
-        raise Unavailable("this address cannot be served at", bind=bind, cause=error) from error
+        raise Unavailable("cannot listen on this address", bind=bind, cause=error) from error
     return found
 
 

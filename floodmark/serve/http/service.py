@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from floodmark.lake import Lake
 from floodmark.serve.http.access import Access
-from floodmark.serve.http.body import Limits
+from floodmark.serve.http.body import RequestLimits
 from floodmark.serve.http.readiness import StoreWatch
 from floodmark.serve.http.workers import Workers
 from floodmark.settings.settings import MaintainSettings
@@ -22,7 +22,7 @@ class Service:
 
     lake: Lake
     access: Access = field(default_factory=Access)
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     intake: Intake | None = None
     keeping: MaintainSettings = field(default_factory=MaintainSettings)
     workers: Workers = field(init=False)

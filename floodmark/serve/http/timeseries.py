@@ -20,8 +20,8 @@ from floodmark.catalog import tables
 from floodmark.commit.catalog import Catalog
 from floodmark.json_form import Reported
 from floodmark.model import MAIN
-from floodmark.report.sinks import see_sinks
-from floodmark.report.spools import see_spools
+from floodmark.report.sinks import read_sinks
+from floodmark.report.spools import read_spools
 from floodmark.serve.http.workers import Workers
 
 STEP_S = 5
@@ -102,7 +102,7 @@ class Figures:
             await asyncio.sleep(STEP_S)
 
     def sample(self) -> None:
-        sinks, spools = see_sinks(self._catalog, ()), see_spools(self._catalog)
+        sinks, spools = read_sinks(self._catalog, ()), read_spools(self._catalog)
         found: dict[str, dict[str, float | None]] = {
             "lag_rows": {one.sink: one.lag_rows for one in sinks[:NAMES_MAX]},
             "lag_s": {one.sink: one.lag_ms / 1000 for one in sinks[:NAMES_MAX]},

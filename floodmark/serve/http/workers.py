@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from floodmark.errors import Busy, Unavailable
-from floodmark.serve.http.body import Held, Limits, Room
+from floodmark.serve.http.body import HeldMemory, MemoryBudget, RequestLimits
 from floodmark.serve.http.readiness import ANSWER_S_MAX
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ ASKERS = 2
 class Workers:
     """The threads that touch the lake, and who may use them when."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self._pool = futures.ThreadPoolExecutor(limits.workers, thread_name_prefix="floodmark-serve")
         self._askers = futures.ThreadPoolExecutor(ASKERS, thread_name_prefix="floodmark-ask")
         self._waiters = futures.ThreadPoolExecutor(limits.waiters_max, thread_name_prefix="floodmark-wait")
         self._limits = limits
-        self._room = Room(limits.bytes_max)
+        self._room = MemoryBudget(limits.bytes_max)
         self._under_way = 0
         self._waiting = 0
         self._running: set[futures.Future[Any]] = set()
@@ -44,10 +44,10 @@ class Workers:
         return self._under_way
 
     @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[Held]:
+    async def admitted(self) -> AsyncIterator[HeldMemory]:
         """A place for one request, with the memory that it takes."""
         if self._under_way >= self._limits.requests_max:
-            raise _busy("too many requests are under way", requests_max=self._limits.requests_max)
+            raise _busy("too many requests at once", requests_max=self._limits.requests_max)
         self._under_way += 1
         try:
             with self._room.held() as held:
@@ -85,7 +85,7 @@ class Workers:
             async with asyncio.timeout(ANSWER_S_MAX):
                 return await self._begun(self._askers, partial(function, *arguments, **named))
         except TimeoutError as error:
-            raise Unavailable("there was no answer in time", seconds=ANSWER_S_MAX, advice="Ask again.") from error
+            raise Unavailable("no answer in time", seconds=ANSWER_S_MAX, advice="Ask again.") from error
 
     async def _begun(self, pool: futures.Executor, act: Callable[[], T]) -> T:
         future = pool.submit(act)
@@ -104,11 +104,11 @@ def _busy(message: str, **limit: int) -> Busy:
     return Busy(message, **limit, advice="Send it again.")
 
 
-class Shared(Generic[T]):
+class SharedAnswer(Generic[T]):
     """A question that many ask at once is asked of the catalog once: they all get the same answer.
 
-    So whoever asks without end costs one thread, not all of them. An answer is given to those who asked while it was
-    made, and kept for nobody: the next one asks again.
+    So a caller that asks without end costs one thread, not all of them. An answer goes to all who asked while it was
+    made, and is not kept: the next caller asks again.
     """
 
     def __init__(self, workers: Workers, question: Callable[[], T]) -> None:

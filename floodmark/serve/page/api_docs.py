@@ -4,11 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
+
+# The parts of an OpenAPI document that the page shows.
+Schema = TypedDict(
+    "Schema",
+    {
+        "$ref": str,
+        "type": str,
+        "description": str,
+        "anyOf": "list[Schema]",
+        "enum": list[str],
+        "const": str,
+        "items": "Schema",
+        "additionalProperties": "Schema | bool",
+        "properties": "dict[str, Schema]",
+    },
+    total=False,
+)
+Parameter = TypedDict("Parameter", {"name": str, "in": str, "schema": Schema, "description": str}, total=False)
+
+
+class Content(TypedDict, total=False):
+    schema: Schema
+
+
+class Answer(TypedDict, total=False):
+    description: str
+    content: dict[str, Content]
+
+
+class Method(TypedDict, total=False):
+    summary: str
+    description: str
+    parameters: list[Parameter]
+    requestBody: Answer
+    responses: dict[str, Answer]
 
 
 @dataclass(frozen=True)
-class Operation:
+class ApiOperation:
     """One request, as the page at /docs shows it. `answers`: status, what it means, and the name of its form."""
 
     method: str
@@ -32,10 +67,10 @@ class Form:
     fields: tuple[tuple[str, str, str], ...]
 
 
-def operations_of(document: Mapping[str, Any]) -> list[Operation]:
-    """Every request of an OpenAPI document, in its order. Pure."""
+def operations_of(paths: Mapping[str, Mapping[str, Method]]) -> list[ApiOperation]:
+    """Every request of the paths of an OpenAPI document, in its order. Pure."""
     return [
-        Operation(
+        ApiOperation(
             method.upper(),
             path,
             one.get("description") or one.get("summary", ""),
@@ -49,12 +84,12 @@ def operations_of(document: Mapping[str, Any]) -> list[Operation]:
                 for status, answer in sorted(one["responses"].items())
             ),
         )
-        for path, methods in document["paths"].items()
+        for path, methods in paths.items()
         for method, one in methods.items()
     ]
 
 
-def forms_of(document: Mapping[str, Any]) -> list[Form]:
+def forms_of(schemas: Mapping[str, Schema]) -> list[Form]:
     """The objects that request and response bodies consist of, by name. Pure."""
     return [
         Form(
@@ -65,23 +100,23 @@ def forms_of(document: Mapping[str, Any]) -> list[Form]:
                 for field, schema in form.get("properties", {}).items()
             ),
         )
-        for name, form in sorted(document.get("components", {}).get("schemas", {}).items())
+        for name, form in sorted(schemas.items())
     ]
 
 
-def _form_name(answer: Mapping[str, Any]) -> str:
+def _form_name(answer: Answer) -> str:
     for content in answer.get("content", {}).values():
         return str(content.get("schema", {}).get("$ref", "")).rpartition("/")[2]
     return ""
 
 
-def _type_text(schema: Mapping[str, Any]) -> str:
+def _type_text(schema: Schema) -> str:
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:
         return " or ".join(map(_type_text, schema["anyOf"]))
     if "enum" in schema or "const" in schema:
-        return " or ".join(f'"{one}"' for one in schema.get("enum", [schema.get("const")]))
+        return " or ".join(f'"{one}"' for one in schema.get("enum", [schema.get("const", "")]))
     if schema.get("type") == "array":
         return f"list of {_type_text(schema.get('items', {}))}"
     if isinstance(inner := schema.get("additionalProperties"), Mapping):

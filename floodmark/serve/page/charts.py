@@ -38,7 +38,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     name: str
     tone: int
     path: str
@@ -60,7 +60,7 @@ class Chart:
     id: str
     title: str
     summary: str
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ChartLine, ...] = ()
     points: tuple[Point, ...] = ()
     # Labels of the top and the middle of the plot; its bottom is zero.
     top: str = ""
@@ -122,10 +122,8 @@ def throughput(series: Series) -> Chart:
 
 
 def sink_lag(series: Series, has_sinks: bool) -> Chart:
-    empty = "No figures yet: they come with the next look at the sinks." if has_sinks else "No sink to be behind."
-    return draw(
-        "sink-lag", "Time that sinks are behind", series, span_text, round_span_up, span_tick, filled=False, empty=empty
-    )
+    empty = "No figures yet: they are collected with the next check of the sinks." if has_sinks else "No sinks."
+    return draw("sink-lag", "Lag of sinks", series, span_text, round_span_up, span_tick, filled=False, empty=empty)
 
 
 # ── shapes ──
@@ -168,7 +166,9 @@ def spark(series: Series, name: str) -> str:
     return "" if highest <= 0 or series.is_empty else _path(series.times_ms, values, highest)
 
 
-def _line(name: str, tone: int, series: Series, top: float, text: Callable[[float | None], str], filled: bool) -> Line:
+def _line(
+    name: str, tone: int, series: Series, top: float, text: Callable[[float | None], str], filled: bool
+) -> ChartLine:
     values = series.values[name]
     path = _path(series.times_ms, values, top)
     known = [place for place, value in enumerate(values) if value is not None]
@@ -177,7 +177,7 @@ def _line(name: str, tone: int, series: Series, top: float, text: Callable[[floa
         first, last = (_x(series.times_ms, series.times_ms[place]) for place in (known[0], known[-1]))
         whole = _path(series.times_ms, [0.0 if value is None else value for value in values], top)
         area = f"{whole}L{last:g} {HEIGHT}L{first:g} {HEIGHT}Z"
-    return Line(name, tone, path, area, text(values[-1]))
+    return ChartLine(name, tone, path, area, text(values[-1]))
 
 
 def _path(times_ms: Sequence[int], values: Values, top: float) -> str:

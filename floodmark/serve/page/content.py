@@ -16,7 +16,7 @@ from floodmark.catalog.jobs import DONE, FAILED, INTERRUPTED, PENDING, RUNNING, 
 from floodmark.model import Commit, TableCommit
 from floodmark.report.daemon import DaemonReport, TaskReport
 from floodmark.report.health import FINE
-from floodmark.report.jobs import JobLine, JobReport
+from floodmark.report.jobs import JobLine, JobReport, progress_of
 from floodmark.report.maintenance import sum_known
 from floodmark.report.overview import Overview
 from floodmark.report.spools import ELSEWHERE, OK, REFUSED, WAITING, SpoolReport
@@ -35,7 +35,7 @@ LINES_MAX = 200
 
 
 @dataclass(frozen=True)
-class State:
+class ShownState:
     """How one thing is: a level, and a word or two."""
 
     level: str
@@ -44,7 +44,7 @@ class State:
 
 @dataclass(frozen=True)
 class Notice:
-    """A line of the banner: work under way, or a failure that nobody has seen yet."""
+    """A line of the banner: work under way, or a failure that is not acknowledged yet."""
 
     key: str
     level: str
@@ -62,7 +62,7 @@ class Notice:
 @dataclass(frozen=True)
 class ShownTable:
     row: TableLine
-    state: State
+    state: ShownState
     rate: float | None
     spark: str
 
@@ -70,7 +70,7 @@ class ShownTable:
 @dataclass(frozen=True)
 class ShownSink:
     row: SinkReport
-    state: State
+    state: ShownState
     tables: tuple[SinkTable, ...]
     lag_rows: int
     lag_ms: int
@@ -83,7 +83,7 @@ class ShownSink:
 @dataclass(frozen=True)
 class ShownJob:
     row: JobReport
-    state: State
+    state: ShownState
     progress: str
     pace: str
     problem: str
@@ -113,15 +113,15 @@ class CommitGroup:
 class View:
     now_ms: int
     status: Status
-    health: wording.Health
+    health: wording.ShownHealth
     sentence: str
     notices: tuple[Notice, ...]
     tables: tuple[ShownTable, ...]
     # How many lines of tables, spools and sinks the page leaves out.
     left_out: Mapping[str, int]
-    spools: tuple[tuple[SpoolReport, State], ...]
+    spools: tuple[tuple[SpoolReport, ShownState], ...]
     # Drop folders, as tasks of the daemon.
-    folders: tuple[tuple[TaskReport, State], ...]
+    folders: tuple[tuple[TaskReport, ShownState], ...]
     sinks: tuple[ShownSink, ...]
     jobs: tuple[ShownJob, ...]
     jobs_over: tuple[ShownJob, ...]
@@ -129,7 +129,7 @@ class View:
     commits: tuple[CommitGroup, ...]
     audit: tuple[AuditLine, ...]
     daemon: DaemonReport | None
-    tasks: tuple[tuple[TaskReport, State], ...]
+    tasks: tuple[tuple[TaskReport, ShownState], ...]
     # A new column and its expression, which uses columns of the first table.
     example: tuple[str, str]
     throughput: charts.Chart
@@ -139,12 +139,12 @@ class View:
 
 
 @dataclass(frozen=True)
-class Column:
+class ExampleColumn:
     name: str
     type: str
 
 
-def view_of(found: Overview, figures: RecentFigures | None = None, columns: Sequence[Column] = ()) -> View:
+def view_of(found: Overview, figures: RecentFigures | None = None, columns: Sequence[ExampleColumn] = ()) -> View:
     """`figures`: those of the last minutes (timeseries.py), if they are collected; `columns`: of the first table."""
     status = found.status
     now_ms = clock.parse_time_ms(found.at)
@@ -182,7 +182,7 @@ def view_of(found: Overview, figures: RecentFigures | None = None, columns: Sequ
     )
 
 
-def shown_first(lines: Sequence[T], state_of: Callable[[T], State]) -> tuple[tuple[T, ...], int]:
+def shown_first(lines: Sequence[T], state_of: Callable[[T], ShownState]) -> tuple[tuple[T, ...], int]:
     """The lines to show, in their order, and how many are left out. No line that is not well is left out."""
     if len(lines) <= LINES_MAX:
         return tuple(lines), 0
@@ -191,7 +191,7 @@ def shown_first(lines: Sequence[T], state_of: Callable[[T], State]) -> tuple[tup
     return (*ill, *well), len(lines) - len(ill) - len(well)
 
 
-def _sentence(status: Status, health: wording.Health, now_ms: int) -> str:
+def _sentence(status: Status, health: wording.ShownHealth, now_ms: int) -> str:
     """The text after the word of health: what is wrong, else a summary of the lake."""
     if health.sentence:
         return health.sentence
@@ -220,30 +220,34 @@ def _notice(job: JobLine) -> Notice:
     if job.status == FAILED:
         detail = wording.error_line(job.error)
         return replace(empty, text=f"{name} failed", detail=detail, command=resume, action="dismiss")
-    far = " · ".join(part for part in (wording.progress_text(job), wording.pace_text(job)) if part)
+    far = " · ".join(part for part in (progress_of(job), wording.pace_text(job)) if part)
     if job.status == RUNNING:
         since = f" · no progress since {job.stalled_since}" if job.stalled_since else ""
         action = "" if job.cancel_asked else "cancel"
         said = f"{name} is {state.text}"
         return replace(empty, text=said, detail=far + since, percent=job.percent, action=action)
     if job.status == UNKNOWN:
-        return replace(empty, text=f"{name} is in an unknown state", detail="Upgrade Floodmark; it is left alone.")
-    text = f"{name} was interrupted" if job.status == INTERRUPTED else f"{name} waits to be begun"
+        return replace(
+            empty,
+            text=f"{name} is in an unknown state",
+            detail="Upgrade Floodmark; this version does not touch the job.",
+        )
+    text = f"{name} was interrupted" if job.status == INTERRUPTED else f"{name} waits to start"
     return replace(empty, text=text, detail=far, command=resume, action="cancel")
 
 
 # ── jobs ──
 
 
-def job_state(job: JobLine | JobReport) -> State:
+def job_state(job: JobLine) -> ShownState:
     if job.stalled_since:
-        return State(WARN, "stalled")
+        return ShownState(WARN, "stalled")
     if job.cancel_asked:
-        return State(BUSY, "stopping")
+        return ShownState(BUSY, "stopping")
     if job.status == RUNNING and job.error:
-        return State(WARN, "waiting")  # it retries by itself
+        return ShownState(WARN, "waiting")  # it retries by itself
     levels = {RUNNING: BUSY, PENDING: BUSY, DONE: GOOD, FAILED: BAD, INTERRUPTED: WARN, UNKNOWN: BAD}
-    return State(levels.get(job.status, QUIET), job.status)
+    return ShownState(levels.get(job.status, QUIET), job.status)
 
 
 def _job(job: JobReport) -> ShownJob:
@@ -252,7 +256,7 @@ def _job(job: JobReport) -> ShownJob:
     return ShownJob(
         row=job,
         state=job_state(job),
-        progress=wording.progress_text(job),
+        progress=progress_of(job),
         pace=wording.pace_text(job) if job.status == RUNNING else "",
         problem=wording.error_line(job.error),
         command=wording.backfill_command("resume", job.job) if resumed else "",
@@ -271,42 +275,42 @@ def _table(table: TableLine, rates: charts.Series) -> ShownTable:
     return ShownTable(table, table_state(table), mine[-1], charts.spark(rates, table.table))
 
 
-def table_state(table: TableLine) -> State:
+def table_state(table: TableLine) -> ShownState:
     """The worst known state of a table, in the words of `floodmark tables`."""
     if table.health != FINE:
         said = wording.health_of(table.health)
-        return State(said.level, said.sentence)
+        return ShownState(said.level, said.sentence)
     if table.waiting_rows:
-        return State(BUSY, "taking rows in")
+        return ShownState(BUSY, "receiving rows")
     verbs = [due.split(" ", 1)[0] for due in table.due]
-    return State(QUIET, f"{' and '.join(verbs)} due") if verbs else State(GOOD, "fine")
+    return ShownState(QUIET, f"{' and '.join(verbs)} due") if verbs else ShownState(GOOD, "fine")
 
 
 # ── sources and sinks ──
 
 
-def spool_state(spool: SpoolReport) -> State:
+def spool_state(spool: SpoolReport) -> ShownState:
     if spool.state == REFUSED:
-        return State(BAD, "refused")
+        return ShownState(BAD, "refused")
     if spool.state == ELSEWHERE:
-        return State(QUIET, "on another machine")
+        return ShownState(QUIET, "on another machine")
     if spool.error:
-        return State(WARN, "failing, tries again")
+        return ShownState(WARN, "failing, tries again")
     if spool.state not in (OK, WAITING):
-        return State(BAD, spool.state)
-    return State(GOOD, "empty") if spool.waiting_records == 0 else State(BUSY, "feeding")
+        return ShownState(BAD, spool.state)
+    return ShownState(GOOD, "empty") if spool.waiting_records == 0 else ShownState(BUSY, "feeding")
 
 
-def folder_state(task: TaskReport) -> State:
+def folder_state(task: TaskReport) -> ShownState:
     """A drop folder: bad files are shown until an operator removes them."""
     if task.failures:
-        return State(BAD, "failing")
+        return ShownState(BAD, "failing")
     if task.set_aside:
-        return State(WARN, wording.count_of(task.set_aside, "bad file"))
+        return ShownState(WARN, wording.count_of(task.set_aside, "bad file"))
     return task_state(task)
 
 
-def example_of(columns: Sequence[Column]) -> tuple[str, str]:
+def example_of(columns: Sequence[ExampleColumn]) -> tuple[str, str]:
     """A column that a backfill could add to a table with these columns, and the expression that would fill it."""
     names = {column.name.lower() for column in columns}
 
@@ -332,15 +336,15 @@ def _sink(sink: SinkReport) -> ShownSink:
     if sink.lost and not problem:
         problem = f"the mark is lost: {wording.join_text(sink.lost)}"
     if problem:
-        state = State(BAD, "refused" if refused else "failing")
+        state = ShownState(BAD, "refused" if refused else "failing")
     elif sink.state != "active":
-        state = State(QUIET, sink.state)
+        state = ShownState(QUIET, sink.state)
     elif sink.running:
-        state = State(BUSY, "sending")
+        state = ShownState(BUSY, "sending")
     elif sink.quarantined:
-        state = State(WARN, "rows in quarantine")
+        state = ShownState(WARN, "rows in quarantine")
     else:
-        state = State(GOOD, "active")
+        state = ShownState(GOOD, "active")
     return ShownSink(
         row=sink,
         state=state,
@@ -354,10 +358,10 @@ def _sink(sink: SinkReport) -> ShownSink:
     )
 
 
-def task_state(task: TaskReport) -> State:
+def task_state(task: TaskReport) -> ShownState:
     levels = {"waiting": GOOD, "running": BUSY, "failed": BAD, "paused": QUIET, "stopped": QUIET}
     level = levels.get(task.state, BAD)
-    return State(WARN if task.failures and level == GOOD else level, task.state)
+    return ShownState(WARN if task.failures and level == GOOD else level, task.state)
 
 
 # ── commits ──

@@ -25,17 +25,18 @@ import floodmark
 from floodmark import clock, log
 from floodmark.errors import FloodmarkError, NotFound
 from floodmark.lake import Lake
+from floodmark.model import Value
 from floodmark.report.overview import overview
 from floodmark.report.tables import TableLine, table_contents, table_details
 from floodmark.serve.http.access import ANYBODY, COOKIE, Caller, Refused, is_same_origin
-from floodmark.serve.http.body import Limits, Room, TooLarge, read_body
+from floodmark.serve.http.body import MemoryBudget, RequestLimits, TooLarge, read_body
 from floodmark.serve.http.readiness import unreadable
 from floodmark.serve.http.service import Service
 from floodmark.serve.http.timeseries import Figures
-from floodmark.serve.http.workers import Shared
+from floodmark.serve.http.workers import SharedAnswer
 from floodmark.serve.page import wording
 from floodmark.serve.page.api_docs import forms_of, operations_of
-from floodmark.serve.page.content import Column, View, view_of
+from floodmark.serve.page.content import ExampleColumn, View, view_of
 from floodmark.write.shape import TABLE_NAME
 
 HEADERS = {
@@ -54,7 +55,7 @@ FORM_BYTES_MAX = 4_096
 LINES_MAX = 50
 # Of a value in a sample.
 SAMPLE_CHARACTERS_MAX = 120
-WRONG_TOKEN = "This is not a token of this lake."
+WRONG_TOKEN = "Invalid token."
 
 
 def add_page(app: FastAPI, service: Service) -> None:
@@ -65,14 +66,14 @@ def add_page(app: FastAPI, service: Service) -> None:
         found = overview(service.lake.catalog, service.keeping)
         return view_of(found, figures.series(), _first_columns(service.lake, found.tables))
 
-    shared = Shared(service.workers, look)
+    shared = SharedAnswer(service.workers, look)
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request, fragment: bool = False) -> Response:
         caller = service.access.caller(request)
         if caller is None:
             if fragment:
-                raise Refused(401, "this needs a token of the lake", "Sign in at /login.")
+                raise Refused(401, "a token of the lake is required", "Sign in at /login.")
             return _sent("/login")
         try:
             view = await shared.ask()
@@ -117,12 +118,11 @@ def _add_beside(app: FastAPI, service: Service) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def api_docs(request: Request) -> Response:
-        """As open as /openapi.json: it tells of requests, and nothing of the lake."""
+        """As open as /openapi.json: it describes requests, and nothing of the lake."""
         document = app.openapi()
         base_url = str(request.base_url).rstrip("/")
-        return _html(
-            _render("docs.html", operations=operations_of(document), forms=forms_of(document), base_url=base_url)
-        )
+        operations, forms = operations_of(document["paths"]), forms_of(document["components"]["schemas"])
+        return _html(_render("docs.html", operations=operations, forms=forms, base_url=base_url))
 
 
 def _add_login(app: FastAPI, service: Service) -> None:
@@ -153,14 +153,14 @@ def _check_own_page(request: Request) -> None:
     """Reject forms that pages of other sites send."""
     origin = request.headers.get("origin")
     if origin is not None and not is_same_origin(origin, request.headers.get("host")):
-        raise Refused(403, "a page of another origin may not sign in or out here")
+        raise Refused(403, "a page of another origin may not sign in or out")
 
 
-async def _form_token(request: Request, limits: Limits) -> str:
+async def _form_token(request: Request, limits: RequestLimits) -> str:
     """The token of a form that arrives in time; empty if the form is too long to hold a token."""
     limits = replace(limits, body_bytes_max=FORM_BYTES_MAX)
     try:
-        with Room(FORM_BYTES_MAX).held() as held:
+        with MemoryBudget(FORM_BYTES_MAX).held() as held:
             body = await read_body(request.stream(), request.headers.get("content-length"), limits, held)
     except TooLarge:
         return ""
@@ -196,12 +196,12 @@ def _table_page(service: Service, table: str, place: Mapping[str, str]) -> str:
     )
 
 
-def _cell(value: Any) -> str | None:
+def _cell(value: Value) -> str | None:
     text = None if value is None else str(value)
     return text if text is None or len(text) <= SAMPLE_CHARACTERS_MAX else f"{text[: SAMPLE_CHARACTERS_MAX - 1]}…"
 
 
-def _first_columns(lake: Lake, tables: Sequence[TableLine]) -> list[Column]:
+def _first_columns(lake: Lake, tables: Sequence[TableLine]) -> list[ExampleColumn]:
     """The columns of the first table, for the examples. None if they cannot be read: the page must not fail because of
     an example."""
     try:
@@ -209,7 +209,7 @@ def _first_columns(lake: Lake, tables: Sequence[TableLine]) -> list[Column]:
     except FloodmarkError:
         return []
     fields = () if schema is None else schema.fields
-    return [Column(one.name, str(one.field_type)) for one in fields if not one.name.startswith("_")]
+    return [ExampleColumn(one.name, str(one.field_type)) for one in fields if not one.name.startswith("_")]
 
 
 # ── what is sent ──
@@ -230,7 +230,9 @@ def _unknown(request: Request, service: Service, caller: Caller, reason: str) ->
     return _render("page.html", **common, view=None, title="State unknown – Floodmark", reason=f"{_sentence(reason)}")
 
 
-def _common(request: Request, service: Service, caller: Caller, now_ms: int) -> dict[str, Any]:
+def _common(
+    request: Request, service: Service, caller: Caller, now_ms: int
+) -> dict[str, str | bool | wording.ShownTime | None]:
     return {
         "at": wording.moment(now_ms, now_ms),
         "place": service.lake.location,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from floodmark import clock
 from floodmark.json_form import StoredError
 from floodmark.report.health import FINE
-from floodmark.report.jobs import NOT_READY, JobLine, JobReport
+from floodmark.report.jobs import NOT_READY, JobLine, rate_of
 
 # Levels, from good to bad; they are class names of the page too.
 GOOD, BUSY, WARN, BAD, QUIET = "good", "busy", "warn", "bad", "quiet"
@@ -26,24 +26,24 @@ _VERBS = {
     "append": "appended",
     "merge": "merged",
     "receive": "received",
-    "feed": "took in",
+    "feed": "loaded",
     "delete": "deleted",
     "overwrite": "overwrote",
-    "create_table": "made",
+    "create_table": "created",
     "drop_table": "dropped",
     "adopt": "adopted",
     "transaction": "changed",
     "compact": "compacted",
-    "retain": "let old rows go",
+    "retain": "deleted old rows",
     "add_column": "added a column",
     "fill": "filled a column",
     "chunk": "loaded history",
     "prune": "pruned history",
-    "redo": "took a chunk out to load it again",
+    "redo": "deleted a chunk to load it again",
     "branch_merge": "merged a branch",
     "apply": "applied a schema",
     "repair": "repaired",
-    "undrop": "brought back",
+    "undrop": "restored",
 }
 
 
@@ -93,12 +93,8 @@ def span_text(span_ms: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def rate_text(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
 @dataclass(frozen=True)
-class Moment:
+class ShownTime:
     """A time: for machines, for people, and how long ago it was, or how soon it will be."""
 
     iso: str
@@ -106,7 +102,7 @@ class Moment:
     text: str
 
 
-def moment(time: str | int | None, now_ms: int) -> Moment | None:
+def moment(time: str | int | None, now_ms: int) -> ShownTime | None:
     """A time, from an ISO 8601 text or from milliseconds."""
     if time is None:
         return None
@@ -114,14 +110,14 @@ def moment(time: str | int | None, now_ms: int) -> Moment | None:
     iso = clock.format_time(time_ms)
     away = now_ms - time_ms
     text = f"{span_text(away)} ago" if away >= 1000 else "now" if away > -1000 else f"in {span_text(-away)}"
-    return Moment(iso, f"{iso[:10]} {iso[11:19]} UTC", text)
+    return ShownTime(iso, f"{iso[:10]} {iso[11:19]} UTC", text)
 
 
 # ── health ──
 
 
 @dataclass(frozen=True)
-class Health:
+class ShownHealth:
     """How the lake is: one word, a sentence, and the commands that the sentence names."""
 
     level: str
@@ -130,11 +126,11 @@ class Health:
     commands: tuple[str, ...] = ()
 
 
-def health_of(text: str) -> Health:
+def health_of(text: str) -> ShownHealth:
     """The health text of `floodmark status`; its beginning gives the level."""
     if text == FINE:
-        return Health(GOOD, "Fine", "")
-    level, word = BAD, "Not well"
+        return ShownHealth(GOOD, "Fine", "")
+    level, word = BAD, "Unhealthy"
     for start, found_level, found_word in (
         (NOT_READY, BAD, "Not ready"),
         ("refused", BAD, "Writes are refused"),
@@ -146,7 +142,7 @@ def health_of(text: str) -> Health:
             text = text[len(start) :].removeprefix(":").lstrip()
             break
     # The page lists the commands below the sentence, so the sentence does not repeat them.
-    return Health(level, word, _SEE.sub("", text), tuple(dict.fromkeys(commands_in(text))))
+    return ShownHealth(level, word, _SEE.sub("", text), tuple(dict.fromkeys(commands_in(text))))
 
 
 def commands_in(text: str) -> list[str]:
@@ -180,20 +176,10 @@ def error_line(error: StoredError | None) -> str:
     return f"{error.kind}: {error.message}{said}"
 
 
-def progress_text(job: JobLine | JobReport) -> str:
-    """How far a job is: 3 of 9 chunks. A job that follows a range without an end is never done."""
-    if job.total is None:
-        return f"{job.processed:,} {job.unit}"
-    if job.percent is None:
-        return f"{job.processed:,} {job.unit}, follows"
-    return f"{job.processed:,} of {job.total:,} {job.unit}"
-
-
-def pace_text(job: JobLine | JobReport) -> str:
+def pace_text(job: JobLine) -> str:
     """The rate of a job, and how long it will take; empty if that is unknown."""
-    parts = [] if job.rate is None else [f"{rate_text(job.rate)} {job.unit}/s"]
-    parts += [] if job.eta_s is None else [f"{span_text(job.eta_s * 1000)} left"]
-    return " · ".join(parts)
+    left = None if job.eta_s is None else f"{span_text(job.eta_s * 1000)} left"
+    return " · ".join(part for part in (rate_of(job), left) if part is not None)
 
 
 def backfill_command(verb: str, name: str) -> str:

@@ -165,9 +165,9 @@ class FilesDestination:
         return {entry.location.removeprefix(f"{folder}/"): entry.size_bytes for entry in self._storage.list(folder)}
 
     def _waves(self, shipment: Shipment, pieces: Sequence[Piece]) -> Iterator[_Wave]:
-        from floodmark.rows.reading.parts import is_little, task_slots
+        from floodmark.rows.reading.parts import task_slots
 
-        if is_little(shipment):
+        if shipment.is_little:
             yield from _waves_here(pieces)
             return
         # Deletions are matched where the whole plan is available.
@@ -215,7 +215,7 @@ class FilesDestination:
                 raise rolled_back(unit, stored.unit or folder, manifest=location)
             if replace(stored, schema_json="") != replace(complete, schema_json=""):
                 raise Corrupt(
-                    "this unit is there already, and is another",
+                    "another unit exists at this place already",
                     manifest=location,
                     advice="Nothing was overwritten. Find out who else writes into this folder.",
                 )

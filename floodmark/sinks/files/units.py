@@ -12,12 +12,11 @@ epoch sends again from its chosen start. Reading changes nothing; a unit that di
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from floodmark.errors import Corrupt, NotFound, TooNew
 from floodmark.storage import Storage, join, root_location
@@ -25,7 +24,6 @@ from floodmark.storage import Storage, join, root_location
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
-    from pyiceberg.types import IcebergType
 
     from floodmark.rows.reading.parts import PartObject
 
@@ -76,7 +74,7 @@ class FileUnit:
         return [join(self.folder, one.name) for one in self.objects]
 
     @property
-    def order(self) -> tuple[Any, ...]:
+    def order(self) -> tuple[str, str, str, str, int, int]:
         """Units are applied in this order."""
         return self.table, self.table_id, self.lake, self.sink_id, self.epoch, self.since
 
@@ -119,7 +117,7 @@ class FileUnit:
 
         location = join(folder, MANIFEST)
         try:
-            values: dict[str, Any] = json.loads(text)
+            values = json.loads(text)
             number = int(values["floodmark_unit"])
             if number > MANIFEST_FORMAT:
                 raise TooNew("a unit was written by a newer Floodmark", manifest=location, format=number)
@@ -141,7 +139,7 @@ class FileUnit:
                 unit=str(values.get("unit", "")),
             )
         except (ValueError, TypeError, KeyError) as error:
-            raise Corrupt("the manifest of a unit cannot be understood", manifest=location, cause=error) from error
+            raise Corrupt("the manifest of a unit cannot be parsed", manifest=location, cause=error) from error
 
 
 def read_units(path: str, storage: Storage | None = None, table: str | None = None) -> list[FileUnit]:
@@ -201,15 +199,15 @@ def _parquet(data: bytes) -> Iterator[pa.RecordBatch]:
 
 def _jsonl(data: bytes, unit: FileUnit) -> Iterator[pa.RecordBatch]:
     from floodmark.rows.convert import table_shape
+    from floodmark.rows.json.json_lines import python_values
     from floodmark.rows.staging.dicts import rows_to_table
 
-    schema = _all_columns(unit)
-    shape = table_shape(schema.model_dump_json(), True)
+    shape = table_shape(_all_columns(unit).model_dump_json(), True)
     lines = data.splitlines()
     for start in range(0, len(lines), _BATCH_ROWS):
         rows = [json.loads(line) for line in lines[start : start + _BATCH_ROWS]]
-        values = [{one.name: _value(one.field_type, row.get(one.name)) for one in schema.fields} for row in rows]
-        yield from rows_to_table(values, shape).combine_chunks().to_batches()
+        python_values(rows, shape.columns)
+        yield from rows_to_table(rows, shape).combine_chunks().to_batches()
 
 
 def _all_columns(unit: FileUnit) -> Schema:
@@ -221,23 +219,3 @@ def _all_columns(unit: FileUnit) -> Schema:
     by_name = {one.name: one.model_copy(update={"required": False}) for one in table.fields}
     extra = NestedField(table.highest_field_id + 1, "_change", StringType(), required=False)
     return Schema(*(by_name.get(name, extra) for name in unit.columns))
-
-
-def _value(kind: IcebergType, value: Any) -> Any:
-    """JSON has no bytes and not all floats: it holds them as text."""
-    from pyiceberg.types import BinaryType, DoubleType, FloatType, ListType, MapType, StructType
-
-    if value is None:
-        return None
-    match kind:
-        case BinaryType():
-            return base64.b64decode(value)
-        case FloatType() | DoubleType():
-            return float(value)
-        case ListType():
-            return [_value(kind.element_type, one) for one in value]
-        case MapType():
-            return {key: _value(kind.value_type, one) for key, one in value.items()}
-        case StructType():
-            return {one.name: _value(one.field_type, value.get(one.name)) for one in kind.fields}
-    return value

@@ -5,12 +5,9 @@ event loop with the requests. So a stop is seen while an answer is awaited. Boun
 recorded before it is sent; a recorded part whose bytes differ now is never sent. Memory is bounded by `parallel` bodies
 and one (I14).
 
-A part that fails at every try without an answer about its rows (5xx, a timeout) is suspect. If another part is accepted
-after that, the endpoint works: the part is halved, down to the row, which is set aside. So no row is set aside for an
-endpoint that fails every request. Halves have other keys. A lake identifies rows by their numbers, and is asked to skip
-a row before the row is set aside. Other endpoints need `split_unanswered`; if nothing else is left to send, an accepted
-part is sent again under its key: the control. Rows of the quarantine that are sent again go back there if they get no
-answer; if no answer spoke about any of them, they keep their reason, and the try fails.
+A part that fails at every try without an answer about its rows (5xx, a timeout) is suspect: http/suspects.py decides
+whether it is halved, set aside or tried again; this module gathers the facts and carries the decisions out.
+
 Crash model: a crash leaves parts that are sealed and not acknowledged. They may have arrived; they are sent again under
 the same keys. Parts that arrived while another one ended the run are acknowledged before the error is raised.
 """
@@ -21,10 +18,9 @@ import json
 import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
 
 from floodmark.catalog.unit import (
     ACKNOWLEDGED,
@@ -34,7 +30,6 @@ from floodmark.catalog.unit import (
     SEALED,
     Part,
     Shipped,
-    Stopped,
     Unit,
     UnitLog,
     Watch,
@@ -44,21 +39,16 @@ from floodmark.errors import Corrupt
 from floodmark.failpoints import hit
 from floodmark.rows.reading.shipment import Body, Shipment, bodies
 from floodmark.rows.session import Sessions
-from floodmark.sinks.http import policy
+from floodmark.runs import Stopped
+from floodmark.sinks.http import policy, suspects
 from floodmark.sinks.http.policy import Parcel, Reply
+from floodmark.sinks.http.suspects import Decision, Divide, EndRun, GiveBack, Probe, SendControl, Situation, Suspect
 from floodmark.sinks.http.wire import CLOSE_S_MAX, Arrived, News, Wire
 from floodmark.sinks.settings import HttpSettings
 from floodmark.storage import Storage
 
-if TYPE_CHECKING:
-    pass
-
 # How long a stop may go unnoticed while nothing else happens.
 LOOK_S = 0.05
-# How often a part is halved only to get a part to compare with, over all runs.
-PROBES_MAX = 4
-# After so many resent rows without an answer about any of them, the endpoint counts as down, and the try ends.
-SILENT_MAX = 20
 # A body that is refused as too large sets the known limit no lower than this.
 BODY_BYTES_LEAST = 1024
 # A lake's answer for rows that it has already: no proof that it accepts others now.
@@ -98,17 +88,17 @@ class HttpDestination:
             log.note(replace(part, detail=json.dumps({_GIVEN_UP: reason})))
             # Crash here: the next run asks the lake to skip these rows, and sets them aside.
             hit("unit.sealed")
-            if not self._pass_by(unit, part, reason, log, watch):
+            if not self._ask_to_skip(unit, part, reason, log, watch):
                 return 0
             log.quarantine(part, data, reason, passed=True)
         return part.last - part.first
 
-    def _pass_by(self, unit: Unit, part: Part, reason: str, log: UnitLog, watch: Watch) -> bool:
+    def _ask_to_skip(self, unit: Unit, part: Part, reason: str, log: UnitLog, watch: Watch) -> bool:
         """Ask a lake to skip the rows of a part. False if it has them: the part is acknowledged then."""
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
         wire = Wire(self._settings, unit, log.destination(), news)
         one = Try(self._settings, unit, [part], log, watch, wire, Cutter((), 1, news), news)
-        return one.pass_by(Parcel(part, b"", 0, part.first, skip=reason))
+        return one.ask_to_skip(Parcel(part, b"", 0, part.first, skip=reason))
 
     def ship_bodies(self, unit: Unit, found: Iterable[Body], log: UnitLog, watch: Watch) -> Shipped:
         """The same for bodies in ascending order; those in the log have its boundaries, or it is Corrupt."""
@@ -190,7 +180,7 @@ class Try:
             url = policy.place(self._wire.url)
             facts = {"sink": self._unit.sink, "table": self._unit.table, "url": url}
             said, wait_s = self._unheard[0]
-            return replace(self._shipped, error=policy.no_word(said, len(self._unheard), wait_s, facts))
+            return replace(self._shipped, error=policy.no_answer(said, len(self._unheard), wait_s, facts))
         return self._shipped
 
     @property
@@ -238,7 +228,7 @@ class Try:
         for one in controls:
             self._take_control(one)
         for one in passed:
-            self._set_aside_passed(one)
+            self._set_aside_skipped(one)
         for one in arrived:
             if not _delivered(one):
                 self._refuse(one)
@@ -362,9 +352,9 @@ class Try:
         """End the run because of this part."""
         facts = self._facts(one.parcel)
         if one.parcel.skip is not None and policy.judge(one.reply.status) == policy.REFUSED:
-            self._failure = self._failure or policy.cannot_pass(one.reply, facts)
+            self._failure = self._failure or policy.cannot_skip(one.reply, facts)
             return
-        out = policy.way_out(self._unit.sink, one.parcel.name, may_split=self._may_split)
+        out = policy.part_advice(self._unit.sink, one.parcel.name, may_split=self._may_split)
         advice = out if policy.unanswered(one.reply.status) else ""
         error = policy.failure(one.reply, one.tries, self._settings.retry_after_s_max, facts, advice)
         self._failure = self._failure or error
@@ -425,33 +415,30 @@ class Try:
         return self._settings.split_unanswered or self._is_lake
 
     @property
-    def _may_be_lake(self) -> bool:
-        """Whether the destination is unknown so far: no part was accepted, so it has not identified itself."""
-        return not self._accepted and not self._is_lake
+    def _now(self) -> Situation:
+        is_lake = self._is_lake
+        return Situation(
+            accepted=self._accepted,
+            suspects_max=max(2, self._settings.parallel),
+            is_lake=is_lake,
+            may_split=self._settings.split_unanswered or is_lake,
+            is_retry=self._unit.lane == RETRY,
+            is_resumed=self._resumed,
+            is_idle=not (self._cutting or self._ready or self._under_way),
+            has_control=self._control is not None,
+            is_probed=self._probed,
+            is_heard=self._heard,
+            silent=self._silent,
+        )
 
     @property
     def _holds_back(self) -> bool:
-        """A first run sends nothing more until it knows whether a part that failed may be halved.
-
-        Nor does it send more rows again while several of them failed: those in flight may show that the endpoint works.
-        """
-        if self._goes_back:
-            return len(self._suspects) >= self._suspects_max
-        return bool(self._suspects) and not self._may_split and not self._resumed
-
-    @property
-    def _goes_back(self) -> bool:
-        """Rows of the quarantine that get no answer go back there; a lake is asked to skip them first."""
-        return self._unit.lane == RETRY and self._may_split and not self._is_lake
-
-    @property
-    def _suspects_max(self) -> int:
-        return max(2, self._settings.parallel)
+        return bool(self._suspects) and self._now.holds_back(len(self._suspects))
 
     def _is_suspect(self, reply: Reply) -> bool:
         """Whether it is worth sending others to find the cause; not if the endpoint asked for a pause."""
         patient = policy.asks_again(reply, self._settings.retry_after_s_max)
-        return patient and (self._may_split or self._may_be_lake)
+        return patient and (self._may_split or self._now.may_be_lake)
 
     def _suspect(self, one: Arrived) -> None:
         """Let a part wait for a witness: another part that is accepted from now on.
@@ -468,16 +455,53 @@ class Try:
         """Halve or set aside those that failed while another part was accepted."""
         if self._failure is not None or not self._suspects:
             return
-        if not self._may_split and not self._may_be_lake:
-            self._fail(self._suspects[0])
-            return
-        guilty = [one for one in self._suspects if self._accepted > self._accepted_before[one.parcel.part.first]]
-        self._suspects = [one for one in self._suspects if one not in guilty]
-        for one in guilty:
-            self._divide(one)
-        # Each holds the memory of a body; and so many failures in a row are the endpoint's fault.
-        if len(self._suspects) >= self._suspects_max and not self._goes_back:
+        self._carry_out(suspects.judge(self._now, self._described()))
+        if suspects.must_decide(self._now, len(self._suspects)):
             self._decide_without_witness()
+
+    def _decide_without_witness(self) -> None:
+        self._carry_out(suspects.decide_without_witness(self._now, self._described()))
+
+    def _described(self) -> list[Suspect]:
+        """The suspects, as far as a decision about them needs it."""
+        return [self._describe(one.parcel) for one in self._suspects]
+
+    def _describe(self, parcel: Parcel) -> Suspect:
+        first = parcel.part.first
+        return Suspect(
+            first,
+            parcel.rows,
+            self._accepted_before[first],
+            self._accepted_when_made.get(first, 0),
+            first in self._details,
+            self._details.get(first, {}).get(_PROBES, 0),
+        )
+
+    def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case EndRun(suspect):
+                (one,) = self._found((suspect,))
+                self._fail(one)
+            case Divide(to_blame):
+                for one in self._taken_out(to_blame):
+                    self._divide(one)
+            case Probe(suspect):
+                self._probed = True
+                (one,) = self._taken_out((suspect,))
+                self._halve(one.parcel, probes=suspect.probes + 1, doubtful=self._doubtful(one.parcel))
+            case GiveBack(to_blame=is_to_blame):
+                self._give_back(is_to_blame)
+            case SendControl():
+                self._send_control()
+
+    def _found(self, chosen: Sequence[Suspect]) -> list[Arrived]:
+        firsts = {one.first for one in chosen}
+        return [one for one in self._suspects if one.parcel.part.first in firsts]
+
+    def _taken_out(self, chosen: Sequence[Suspect]) -> list[Arrived]:
+        found = self._found(chosen)
+        self._suspects = [one for one in self._suspects if one not in found]
+        return found
 
     def _doubtful(self, parcel: Parcel) -> int:
         """How many more rows may arrive twice now: those of a half were counted when its part was halved."""
@@ -501,7 +525,7 @@ class Try:
         else:
             self._quarantine(parcel, reason, reply, doubtful=doubtful)
 
-    def _set_aside_passed(self, one: Arrived) -> None:
+    def _set_aside_skipped(self, one: Arrived) -> None:
         """The lake answered: it has the row already, or it will never accept it under this number."""
         if _ALREADY in one.reply.text:
             self._acknowledge([one])
@@ -512,53 +536,23 @@ class Try:
         keeps_reason = self._unit.lane == RETRY and not self._heard
         self._quarantine(one.parcel, None if keeps_reason else why, one.reply, passed=True)
 
-    def _give_back(self) -> None:
+    def _give_back(self, to_blame: bool) -> None:
         """Rows that were sent again without an answer are in quarantine, and stay there. Nothing is in flight.
 
         If the endpoint answered about other rows since, these rows are to blame, and their reason is the answer they
         got now. Else the endpoint may be down: they keep their reason, the remaining rows are not sent, and the try
         ends. Crash here: rows that are not back yet are sent again under the same keys.
         """
-        suspects, self._suspects = self._suspects, []
-        self._silent += len(suspects)
-        if self._heard and self._silent <= SILENT_MAX:
-            for one in suspects:
+        waiting, self._suspects = self._suspects, []
+        self._silent += len(waiting)
+        if to_blame:
+            for one in waiting:
                 self._divide(one)
             return
-        for one in suspects:
+        for one in waiting:
             self._unheard.append((policy.reason(one.reply), one.reply.retry_after_s))
             self._quarantine(one.parcel, None, one.reply, doubtful=self._doubtful(one.parcel))
         self._gave_back = True
-
-    def _decide_without_witness(self) -> None:
-        """Nothing was accepted since these failed: the endpoint may be down, and none of their rows is to blame.
-
-        A part of several rows is halved nevertheless if others were accepted in this run since it was made: that sets
-        nothing aside, and each half is a witness for the other.
-        """
-        if not self._may_split:
-            self._fail(self._suspects[0])
-            return
-        if self._goes_back:
-            self._give_back()
-            return
-        alone = len(self._suspects) == 1 and not (self._cutting or self._ready or self._under_way)
-        worth = [one for one in self._suspects if self._may_divide(one, alone=alone)]
-        if worth:
-            self._suspects = [one for one in self._suspects if one not in worth]
-            for one in worth:
-                self._divide(one)
-            return
-        if self._send_control():
-            return
-        first = min(self._suspects, key=lambda one: one.parcel.part.first)
-        probes = self._details.get(first.parcel.part.first, {}).get(_PROBES, 0)
-        if self._resumed and not self._probed and first.parcel.rows > 1 and probes < PROBES_MAX:
-            self._probed = True
-            self._suspects.remove(first)
-            self._halve(first.parcel, probes=probes + 1, doubtful=self._doubtful(first.parcel))
-        else:
-            self._fail(first)
 
     def _keep_control(self, parcel: Parcel) -> None:
         """Keep the smallest accepted part; a retry sends rows one by one and needs none."""
@@ -567,19 +561,16 @@ class Try:
         if self._control is None or parcel.rows < self._control.rows:
             self._control = replace(parcel, is_control=True)
 
-    def _send_control(self) -> bool:
-        """Send an accepted part again, under its key; False if none exists.
+    def _send_control(self) -> None:
+        """Send an accepted part again, under its key.
 
         An endpoint that accepts it works now, so the parts that failed before are to blame. Without it, bad rows that
         are the last of their unit would block the sink for ever.
         """
-        if self._control is None:
-            return False
-        if not self._control_under_way:
+        if self._control is not None and not self._control_under_way:
             self._wire.send(self._control)
             self._under_way += 1
             self._control_under_way = True
-        return True
 
     def _take_control(self, one: Arrived) -> None:
         """Accepted: the suspects are to blame. Not accepted: the endpoint is, and the run ends."""
@@ -589,20 +580,7 @@ class Try:
         elif self._suspects:
             self._fail(self._suspects[0])
 
-    def _may_divide(self, one: Arrived, *, alone: bool) -> bool:
-        """Whether to continue with a part that failed, although nothing was accepted since it was sent.
-
-        The last single row for a lake: the lake is asked to skip it, which a lake that is down cannot do.
-        """
-        first = one.parcel.part.first
-        if self._unit.lane == RETRY:
-            return len(self._suspects) < self._suspects_max  # they are in quarantine, and stay there
-        accepted = self._accepted > self._accepted_when_made.get(first, 0)
-        if one.parcel.rows > 1:
-            return accepted
-        return alone and self._is_lake and (accepted or first in self._details)
-
-    def pass_by(self, parcel: Parcel) -> bool:
+    def ask_to_skip(self, parcel: Parcel) -> bool:
         self._open[parcel.body] = 1
         self._under_way = 1
         with self._wire:
@@ -618,7 +596,7 @@ class Try:
             return False
         return True
 
-    def _other_unit(self, newest: policy.Newest) -> Corrupt:
+    def _other_unit(self, newest: policy.ReportedUnit) -> Corrupt:
         """A lake accepted nothing: its newest unit is not the one before this, so one of the two was rolled back."""
         unit, facts = self._unit, {"has_epoch": newest.epoch, "has_until": newest.until}
         if newest.unit is not None and not self._log.knows(newest.unit, newest.epoch):
@@ -641,7 +619,7 @@ class Try:
             del self._open[parcel.body]
             self._cutter.release()
 
-    def _facts(self, parcel: Parcel) -> dict[str, Any]:
+    def _facts(self, parcel: Parcel) -> dict[str, str]:
         url = policy.place(self._wire.url)
         return {"sink": self._unit.sink, "table": self._unit.table, "url": url, "part": parcel.name}
 
@@ -676,12 +654,20 @@ class Cutter:
         self._room.release()
 
     def __enter__(self) -> Cutter:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            # Interrupted while the thread starts: without this it would stay for as long as the process lives.
+            self._end()
+            raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def _end(self) -> None:
         self._ended.set()
         self._room.release()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
         # The thread may be in the middle of a read. It only reads, so wait for it, but not for ever.
         self._thread.join(CLOSE_S_MAX)
 

@@ -3,7 +3,7 @@
 If a destination refuses the contents of a part (400, 413, 422), the part is halved, down to the bad rows. If it cannot
 accept now (408, 409, 425, 429, 5xx, no answer), the part is sent again under the same key, because it is unknown
 whether the destination stored it (I13). A part that gets no answer about its rows at every try (408, 5xx, no answer)
-while others are accepted is suspect; http/destination.py decides when to halve it. Any other answer is about the
+while others are accepted is suspect; http/suspects.py decides when to halve it. Any other answer is about the
 address or the caller, not about rows: the run ends, and no row is set aside. An answer may repeat what was sent, so
 texts pass `hide` before they are shown (I18).
 """
@@ -14,11 +14,11 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TypeAlias
 from urllib.parse import quote, urlsplit
 
 import zstandard
@@ -41,6 +41,8 @@ BACKOFF_S_FIRST = 0.25
 ANSWER_CHARACTERS_MAX = 500
 GZIP_LEVEL = 6
 ZSTD_LEVEL = 3
+# The names and values that an error shows.
+Facts: TypeAlias = Mapping[str, str | float | None]
 _SECONDS = re.compile(r"\d+(\.\d+)?", re.ASCII)
 
 
@@ -55,11 +57,11 @@ class Reply:
     # Who answered, if the destination identified itself.
     destination: str | None = None
     # The newest unit that a lake has of this sender, if that is the reason why it accepted nothing.
-    newest: Newest | None = None
+    newest: ReportedUnit | None = None
 
 
 @dataclass(frozen=True)
-class Newest:
+class ReportedUnit:
     """The newest unit of a sender at a lake; without a unit the lake has none, or cannot identify it."""
 
     epoch: int = 0
@@ -67,14 +69,14 @@ class Newest:
     unit: str | None = None
 
 
-def newest_unit(text: str | None) -> Newest | None:
+def newest_unit(text: str | None) -> ReportedUnit | None:
     """The newest unit that an answer reports; None if it reports none."""
     if text is None:
         return None
     parts = text.split()
     if len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal():
-        return Newest(int(parts[0]), int(parts[1]), None if parts[2] == "-" else parts[2])
-    return Newest()
+        return ReportedUnit(int(parts[0]), int(parts[1]), None if parts[2] == "-" else parts[2])
+    return ReportedUnit()
 
 
 def judge(status: int | None) -> str:
@@ -246,9 +248,7 @@ def reason(reply: Reply) -> str:
 # ── the end of a run ──
 
 
-def failure(
-    reply: Reply, tries: int, retry_after_s_max: float, facts: dict[str, Any], advice: str = ""
-) -> FloodmarkError:
+def failure(reply: Reply, tries: int, retry_after_s_max: float, facts: Facts, advice: str = "") -> FloodmarkError:
     """The error with which a part ends the run; acknowledged parts stay so, the next run sends the rest.
 
     `advice`: what to do if the part is to blame, not the endpoint.
@@ -261,22 +261,22 @@ def failure(
     facts = {**facts, "status": reply.status, "tries": tries, "answer": reply.text or None}
     if verdict == UNAUTHORIZED:
         advice = (
-            "Put one that it accepts where token_env or token_file of the sink says; the next run goes on from here."
+            "Put one that it accepts where token_env or token_file of the sink says; the next run continues from here."
         )
         return Unavailable("the endpoint does not accept the token", advice=advice, **facts)
     if verdict == WRONG:
         advice = "Check the sink's url, and what the token may do; no row was set aside."
         return Invalid("the endpoint does not take rows like this", advice=advice, **facts)
     if not asks_again(reply, retry_after_s_max):
-        facts |= {"retry_after_s": reply.retry_after_s, "retry_after_s_max": retry_after_s_max}
-        advice = "Run the sink again after that time; it goes on from here."
-        return Unavailable("the endpoint asks for more patience than a run has", advice=advice, **facts)
+        facts = {**facts, "retry_after_s": reply.retry_after_s, "retry_after_s_max": retry_after_s_max}
+        advice = "Run the sink again after that time; it continues from here."
+        return Unavailable("the endpoint asks for a longer pause than a run waits", advice=advice, **facts)
     if reply.retry_after_s:
-        facts |= {"retry_after_s": reply.retry_after_s}
+        facts = {**facts, "retry_after_s": reply.retry_after_s}
     return Unavailable("the endpoint did not take a part", advice=next_run, **facts)
 
 
-def way_out(sink: str, part: str, *, may_split: bool) -> str:
+def part_advice(sink: str, part: str, *, may_split: bool) -> str:
     """What an operator can do about a part that fails at every try although the endpoint works."""
     by_hand = f"`floodmark sink quarantine add {sink!r} --part {part}` sets its rows aside"
     if may_split:
@@ -287,7 +287,7 @@ def way_out(sink: str, part: str, *, may_split: bool) -> str:
     )
 
 
-def no_word(said: str, rows: int, wait_s: float | None, facts: dict[str, Any]) -> Unavailable:
+def no_answer(said: str, rows: int, wait_s: float | None, facts: Facts) -> Unavailable:
     """Rows that were sent again got no answer about them, and are back in quarantine: their unit is settled."""
     if wait_s:
         facts = {**facts, "retry_after_s": wait_s}
@@ -303,9 +303,9 @@ def no_word(said: str, rows: int, wait_s: float | None, facts: dict[str, Any]) -
     )
 
 
-def cannot_pass(reply: Reply, facts: dict[str, Any]) -> Unavailable:
+def cannot_skip(reply: Reply, facts: Facts) -> Unavailable:
     return Unavailable(
-        "the lake at the other end does not know how to pass a row by",
+        "the lake at the other end cannot skip a row",
         advice="Upgrade Floodmark there; the next run asks again. Nothing was set aside.",
         status=reply.status,
         answer=reply.text or None,
@@ -313,13 +313,13 @@ def cannot_pass(reply: Reply, facts: dict[str, Any]) -> Unavailable:
     )
 
 
-def too_many_in_all(quarantined: int, quarantine_total_max: int, facts: dict[str, Any]) -> Invalid:
+def too_many_in_all(quarantined: int, quarantine_total_max: int, facts: Facts) -> Invalid:
     """The quarantine is full: nothing more is set aside until an operator empties it or raises the limit."""
     return Invalid(
         "the quarantine of this sink is full",
         advice=(
             f"`floodmark sink quarantine list {facts['sink']!r}` shows the rows; send them again with `retry`, let them"
-            " go with `drop`, or raise quarantine_total_max. The unit stays open; the next run goes on from here."
+            " go with `drop`, or raise quarantine_total_max. The unit stays open; the next run continues from here."
         ),
         quarantined=quarantined,
         quarantine_total_max=quarantine_total_max,
@@ -327,13 +327,13 @@ def too_many_in_all(quarantined: int, quarantine_total_max: int, facts: dict[str
     )
 
 
-def too_many_refused(reply: Reply, quarantine_max: int, facts: dict[str, Any]) -> Invalid:
+def too_many_refused(reply: Reply, quarantine_max: int, facts: Facts) -> Invalid:
     """With so many refused rows, the cause is not the rows."""
     return Invalid(
         "the endpoint refuses more rows of this unit than a sink sets aside",
         advice=(
             "This looks like a wrong address or shape, not like bad rows: check the sink's url and columns, or raise"
-            " quarantine_max. The unit stays open; the next run goes on from here."
+            " quarantine_max. The unit stays open; the next run continues from here."
         ),
         quarantine_max=quarantine_max,
         status=reply.status,

@@ -12,6 +12,7 @@ import os
 import queue
 import random
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +52,7 @@ class Arrived:
 News = Parcel | Arrived | BaseException | None
 
 
-class Token:
+class SinkToken:
     """The token that authorizes a request; read again when it is rejected. Never shown (I18)."""
 
     def __init__(self, settings: HttpSettings) -> None:
@@ -76,7 +77,7 @@ class Token:
             text = os.environ.get(variable)
             if text is None:
                 raise WrongSetting(
-                    "the variable that holds the sink's token is not there",
+                    "the variable that holds the sink's token is not set",
                     option="--token-env VARIABLE",
                     variable=variable,
                     advice="Export it where the run starts, or name another one.",
@@ -108,7 +109,7 @@ class Wire:
         self._unit = unit
         self._expected = expected
         self._news = news
-        self._token = Token(settings)
+        self._token = SinkToken(settings)
         self.url = policy.address(settings.url, unit.table)
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._ended = asyncio.Event()
@@ -118,8 +119,15 @@ class Wire:
         self._thread = threading.Thread(target=self._run, name="floodmark-wire", daemon=True)
 
     def __enter__(self) -> Wire:
-        self._thread.start()
-        error = self._started.get()
+        self._loop = asyncio.new_event_loop()
+        try:
+            self._thread.start()
+            error = self._started.get()
+        except BaseException:
+            # Interrupted while the thread starts: without this it would stay for as long as the process lives.
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._ended.set)
+            raise
         if error is not None:
             raise WrongSetting(
                 "the sink's address cannot be used", option="--url URL", url=policy.place(self.url), cause=error
@@ -135,7 +143,6 @@ class Wire:
 
     def _run(self) -> None:
         # Not asyncio.run: at its end, that waits for a name lookup whose result is not needed any more.
-        self._loop = asyncio.new_event_loop()
         try:
             self._loop.run_until_complete(self._serve())
         except Exception as error:  # noqa: BLE001 - raised by the thread that waits for the wire

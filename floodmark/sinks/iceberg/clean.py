@@ -15,26 +15,26 @@ from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table.snapshots import Snapshot
 
 from floodmark.catalog.unit import Unit
-from floodmark.sinks.iceberg.table import Sent, State, answering, manifests_of, read_manifests
+from floodmark.sinks.iceberg.table import IcebergState, SentUnit, answering, manifests_of, read_manifests
 from floodmark.storage import Storage, join
 from floodmark.storage.location import split
 
 COMPACTIONS = "floodmark-compactions"
 
 
-def sink_folder(state: State, sink_id: str, table_id: str) -> tuple[str, str]:
+def sink_folder(state: IcebergState, sink_id: str, table_id: str) -> tuple[str, str]:
     """The folder in which only this sink stages data files and manifests of one table of the lake."""
     name = f"floodmark-{sink_id}-{table_id}"
     return join(state.data_folder, name), join(state.metadata_folder, name)
 
 
-def unit_folders(state: State, unit: Unit, attempt: str | None = None) -> tuple[str, str]:
+def unit_folders(state: IcebergState, unit: Unit, attempt: str | None = None) -> tuple[str, str]:
     """The folders of a unit's staged data files and manifests; with `attempt`, those of that attempt."""
     data, metadata = (join(folder, unit.id) for folder in sink_folder(state, unit.sink_id, unit.table_id))
     return (data, metadata) if attempt is None else (join(data, attempt), join(metadata, attempt))
 
 
-def clean_unit(storage: Storage, state: State, sent: Sent, unit: Unit) -> None:
+def clean_unit(storage: Storage, state: IcebergState, sent: SentUnit, unit: Unit) -> None:
     """Delete the files of a committed unit that no commit can name any more."""
     if sent.unit != unit.id:
         return  # the table moved on: which attempt of this unit was committed is unknown now
@@ -67,7 +67,7 @@ def delete_unnamed(storage: Storage, folder: str, named: Iterable[str]) -> int:
     return len(gone)
 
 
-def named_by(state: State, snapshot: Snapshot) -> set[str]:
+def named_by(state: IcebergState, snapshot: Snapshot) -> set[str]:
     """What a snapshot added: its list, its own manifests, and their data files."""
     own = [
         manifest
@@ -87,13 +87,13 @@ def named_by(state: State, snapshot: Snapshot) -> set[str]:
 # ── leftovers of compactions ──
 
 
-def compaction_folders(state: State, attempt: str) -> tuple[str, str]:
+def compaction_folders(state: IcebergState, attempt: str) -> tuple[str, str]:
     """The folders of data files and manifests of a compaction of this state: the name contains the state."""
     name = f"{_sequence(state)}-{attempt}"
     return join(state.data_folder, COMPACTIONS, name), join(state.metadata_folder, COMPACTIONS, name)
 
 
-def sweep_compactions(storage: Storage, state: State) -> int:
+def sweep_compactions(storage: Storage, state: IcebergState) -> int:
     """Delete what compactions of past states left and no snapshot of the table names; returns how many files.
 
     A compaction is committed on the state that it was made for, or never. A compaction of this state, or of a state
@@ -121,5 +121,5 @@ def sweep_compactions(storage: Storage, state: State) -> int:
     return len(unnamed)
 
 
-def _sequence(state: State) -> int:
+def _sequence(state: IcebergState) -> int:
     return 0 if state.head is None else state.head.sequence_number or 0

@@ -40,7 +40,7 @@ from floodmark.commit.manifests import plan_merges, write_added, write_list, wri
 from floodmark.commit.metadata import add_schema, last_sequence
 from floodmark.errors import FloodmarkError, Invalid
 from floodmark.model import FileRecord
-from floodmark.sinks.iceberg.table import Place, State
+from floodmark.sinks.iceberg.table import IcebergPlace, IcebergState
 from floodmark.storage import join
 
 COMMITTED, LOST, UNKNOWN = "committed", "lost", "unknown"
@@ -54,7 +54,7 @@ _TOTALS = (
 
 
 @dataclass(frozen=True)
-class Change:
+class PlannedCommit:
     """What one commit does. `schema` is the table's next schema, if it gets wider; `same_rows`: only files change.
 
     `snapshot` is the id of the snapshot that it makes; its manifests go into `folder`, under fresh names.
@@ -83,12 +83,12 @@ class Change:
 class Built:
     """A prepared commit: its manifests are written, the catalog was not called yet."""
 
-    state: State
+    state: IcebergState
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
 
 
-def build_commit(place: Place, state: State, change: Change) -> Built:
+def build_commit(place: IcebergPlace, state: IcebergState, change: PlannedCommit) -> Built:
     """Write the manifests of a change, for this state of the table and no other."""
     # One barrier for the folder of all of them: durable before the catalog names them.
     with place.storage.batch():
@@ -103,7 +103,7 @@ def build_commit(place: Place, state: State, change: Change) -> Built:
     return Built(state, _requirements(state, change), tuple(updates))
 
 
-def commit(place: Place, built: Built) -> tuple[str, Exception | None]:
+def commit(place: IcebergPlace, built: Built) -> tuple[str, Exception | None]:
     """Call the catalog, once. Returns the outcome, and the error if the outcome is unknown."""
     try:
         answer = place.catalog.commit_table(built.state.table, built.requirements, built.updates)
@@ -115,7 +115,7 @@ def commit(place: Place, built: Built) -> tuple[str, Exception | None]:
     return COMMITTED, None
 
 
-def _drop_old_metadata(place: Place, before: TableMetadata, after: TableMetadata) -> None:
+def _drop_old_metadata(place: IcebergPlace, before: TableMetadata, after: TableMetadata) -> None:
     """Delete metadata files that the table's log dropped, if its properties ask for it: PyIceberg does not do it.
 
     Best effort. Crash here: files that nothing names, for a sweep of the destination.
@@ -129,12 +129,12 @@ def _drop_old_metadata(place: Place, before: TableMetadata, after: TableMetadata
         )
 
 
-def next_sequence(state: State) -> int:
+def next_sequence(state: IcebergState) -> int:
     """The sequence that the table's next commit gets."""
     return last_sequence(state.metadata) + 1
 
 
-def _requirements(state: State, change: Change) -> tuple[TableRequirement, ...]:
+def _requirements(state: IcebergState, change: PlannedCommit) -> tuple[TableRequirement, ...]:
     """The table is the one that was read, at the same snapshot and with the same schema."""
     metadata = state.metadata
     requirements: list[TableRequirement] = [
@@ -149,7 +149,7 @@ def _requirements(state: State, change: Change) -> tuple[TableRequirement, ...]:
     return tuple(requirements)
 
 
-def _head_update(state: State, snapshot: Snapshot) -> SetSnapshotRefUpdate:
+def _head_update(state: IcebergState, snapshot: Snapshot) -> SetSnapshotRefUpdate:
     """The new head of the main branch, with the retention rules that its owner set."""
     known = state.metadata.refs.get(MAIN_BRANCH)
     return SetSnapshotRefUpdate(
@@ -162,7 +162,7 @@ def _head_update(state: State, snapshot: Snapshot) -> SetSnapshotRefUpdate:
     )
 
 
-def _write_snapshot(place: Place, state: State, change: Change) -> Snapshot:
+def _write_snapshot(place: IcebergPlace, state: IcebergState, change: PlannedCommit) -> Snapshot:
     metadata = state.metadata if change.schema is None else add_schema(state.metadata, change.schema)
     name = clock.new_id()
     manifests = _kept(place, state, metadata, change, name)
@@ -188,7 +188,9 @@ def _write_snapshot(place: Place, state: State, change: Change) -> Snapshot:
     )
 
 
-def _kept(place: Place, state: State, metadata: TableMetadata, change: Change, name: str) -> list[ManifestFile]:
+def _kept(
+    place: IcebergPlace, state: IcebergState, metadata: TableMetadata, change: PlannedCommit, name: str
+) -> list[ManifestFile]:
     """The table's manifests without the removed files; many small ones become one, so that lists stay short."""
     io, removed = place.files.io, {file.path for file in change.removed}
     whole: list[ManifestFile] = []
@@ -222,7 +224,7 @@ def _has_sources(metadata: TableMetadata, spec_id: int) -> bool:
     return all(field.source_id in columns for field in metadata.specs()[spec_id].fields)
 
 
-def _check_spec(state: State, metadata: TableMetadata, spec_id: int) -> None:
+def _check_spec(state: IcebergState, metadata: TableMetadata, spec_id: int) -> None:
     if not _has_sources(metadata, spec_id):
         raise Invalid(
             "files of the destination's table are partitioned by a column that was dropped",
@@ -232,7 +234,7 @@ def _check_spec(state: State, metadata: TableMetadata, spec_id: int) -> None:
         )
 
 
-def _summary(state: State, change: Change) -> Summary:
+def _summary(state: IcebergState, change: PlannedCommit) -> Summary:
     """The commit's summary, which Iceberg's tools show. Totals follow from the previous ones, if these are known."""
     counts = {
         **_counted("added-data-files", "added-records", "added-files-size", _sizes(change.added)),

@@ -10,37 +10,37 @@ is resolved by reading (I13); as long as the commit may still succeed, its files
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from floodmark import clock
-from floodmark.catalog.upkeep import Maintenance
+from floodmark.catalog.maintenance_state import Maintenance
 from floodmark.commit.metadata import new_snapshot_id, small_file_bytes, target_file_bytes
 from floodmark.errors import Corrupt, FloodmarkError, Unavailable
 from floodmark.failpoints import hit
 from floodmark.maintenance.compact import Compacted
 from floodmark.maintenance.plan import CompactionPlan, FileGroup, plan_compaction
-from floodmark.maintenance.record import BELOW_THRESHOLD, NOTHING_TO_DO, PLANNED, SINK_COMPACT, Run
+from floodmark.maintenance.record import SINK_COMPACT, VerbRun
 from floodmark.model import FileRecord
 from floodmark.rows.checksum import RowChecksum
 from floodmark.rows.project import read_file
 from floodmark.rows.rewriting.gather import SORT_BYTES_MAX, Group, _cut, _larger
 from floodmark.rows.rewriting.merge_sort import sorted_batches
-from floodmark.rows.rewriting.rewrite import Source
-from floodmark.rows.rewriting.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX
+from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.schema import user_fields
 from floodmark.rows.session import Sessions
 from floodmark.rows.staging.stage import StageTarget, stage_batches
-from floodmark.rows.tasks import run_tasks
+from floodmark.rows.tasks import run_files
+from floodmark.runs import BELOW_THRESHOLD, NOTHING_TO_DO, PLANNED, Progress, Report
 from floodmark.sinks.iceberg.clean import compaction_folders, delete_unnamed, sweep_compactions
-from floodmark.sinks.iceberg.commit import COMMITTED, LOST, SINK_NOTE, UNKNOWN, Change, build_commit, commit
+from floodmark.sinks.iceberg.commit import COMMITTED, LOST, SINK_NOTE, UNKNOWN, PlannedCommit, build_commit, commit
 from floodmark.sinks.iceberg.stage import check_parquet
-from floodmark.sinks.iceberg.table import Place, State
+from floodmark.sinks.iceberg.table import IcebergPlace, IcebergState
 from floodmark.storage import Storage
 from floodmark.write.table import check_records
 
@@ -52,8 +52,6 @@ BATCH_BYTES_MAX = 512 * 1024 * 1024
 # How many lost races in one run make a conflict.
 LOST_MAX = 3
 
-Progress = Callable[[int, int], None]
-
 
 def compact_destination(
     destination: IcebergDestination,
@@ -64,7 +62,7 @@ def compact_destination(
     hopeless: Collection[str] = (),
     sink: tuple[str, str] = ("", ""),
     actor: str = "",
-    progress: Progress | None = None,
+    report: Report | None = None,
 ) -> Maintenance:
     """Compact small files of the table that this sink ships `table` to, in partitions with at least `file_count` of
     them.
@@ -75,14 +73,14 @@ def compact_destination(
     """
     started_ms = clock.now_ms()
     files_min = max(2, destination.settings.compact_file_count if file_count is None else file_count)
-    run = Run(SINK_COMPACT, None)
+    run = VerbRun(SINK_COMPACT, None)
     name, table_id = table, ""
-    with run.told(), closing(destination.place) as place:
+    with run.recorded(), closing(destination.place) as place:
         name = ".".join(place.identifier(table))
         state = place.load(table)
         if state is not None:
             table_id = state.id
-            work = _Compaction(place, table, destination.sessions, progress, sink[1])
+            work = _Compaction(place, table, destination.sessions, report, sink[1])
             work.run(run, state, files_min, dry_run, hopeless)
     run.detail["sink"] = sink[0]
     record = run.maintenance(actor, started_ms)
@@ -98,19 +96,19 @@ class _Rewritten:
 class _Compaction:
     def __init__(
         self,
-        place: Place,
+        place: IcebergPlace,
         table: str,
         sessions: Sessions,
-        progress: Progress | None,
+        report: Report | None,
         sink_id: str,
     ) -> None:
         self._place = place
         self._sink_id = sink_id
         self._table = table
         self._sessions = sessions
-        self._progress = progress
+        self._report = report
 
-    def run(self, run: Run, state: State, files_min: int, dry_run: bool, hopeless: Collection[str]) -> None:
+    def run(self, run: VerbRun, state: IcebergState, files_min: int, dry_run: bool, hopeless: Collection[str]) -> None:
         plan = _plan(state, files_min, hopeless)
         run.detail = {**plan.as_dict(), "files_min": files_min, "hopeless": list(plan.hopeless)}
         if dry_run:
@@ -145,10 +143,11 @@ class _Compaction:
                     return
                 continue
             waiting = waiting[len(batch) :]
-            if self._progress is not None:
-                self._progress(len(plan.groups) - len(waiting), len(plan.groups))
+            if self._report is not None:
+                done_groups = len(plan.groups) - len(waiting)
+                self._report(Progress(done_groups, len(plan.groups), SINK_COMPACT, self._table))
 
-    def _batch(self, state: State, groups: Sequence[FileGroup], done: Compacted) -> str:
+    def _batch(self, state: IcebergState, groups: Sequence[FileGroup], done: Compacted) -> str:
         """Rewrite these groups and commit them together; LOST if another writer committed meanwhile."""
         data, metadata = folders = compaction_folders(state, clock.new_id())
         keep = False
@@ -160,7 +159,7 @@ class _Compaction:
             done.hopeless += [one.group.fingerprint for one in rewritten if one not in better]
             if not better:
                 return COMMITTED
-            change = Change(
+            change = PlannedCommit(
                 snapshot=new_snapshot_id(),
                 folder=metadata,
                 added=tuple(record for one in better for record in one.records),
@@ -184,7 +183,7 @@ class _Compaction:
             delete_unnamed(self._place.storage, data, (record.path for record in change.added))
         return outcome
 
-    def _read_outcome(self, state: State, change: Change, error: Exception | None) -> str:
+    def _read_outcome(self, state: IcebergState, change: PlannedCommit, error: Exception | None) -> str:
         """Resolve a commit whose reply was lost."""
         now = self._place.load(self._table)
         if now is not None and now.metadata.snapshot_by_id(change.snapshot) is not None:
@@ -200,42 +199,29 @@ class _Compaction:
             advice="Rows are as they were either way. Run it again.",
         ) from error
 
-    def _rewrite(self, state: State, folder: str, groups: Sequence[FileGroup]) -> list[_Rewritten]:
+    def _rewrite(self, state: IcebergState, folder: str, groups: Sequence[FileGroup]) -> list[_Rewritten]:
         metadata = state.metadata
         check_parquet(file for group in groups for file in group.files)
-        target = StageTarget(
-            folder=folder,
-            schema_json=metadata.schema().model_dump_json(),
-            spec_json=metadata.spec().model_dump_json(),
-            sort_json=metadata.sort_order().model_dump_json(),
-            properties=dict(metadata.properties),
-            storage_options=self._place.storage.options,
-        )
-        work = [Group(at, tuple(map(Source.of, group.files))) for at, group in enumerate(groups)]
+        target = StageTarget.of(metadata, folder, self._place.storage)
+        work = [Group(at, tuple(map(InputFile.of, group.files))) for at, group in enumerate(groups)]
         found = self._gather_all(target, work)
         check_records([record for records in found.values() for record in records], folder)
         return [_Rewritten(group, found[at]) for at, group in enumerate(groups)]
 
     def _gather_all(self, target: StageTarget, groups: Sequence[Group]) -> dict[int, tuple[FileRecord, ...]]:
-        sources = [source for group in groups for source in group.sources]
-        little = sum(source.rows for source in sources) <= IN_PROCESS_ROWS_MAX
-        if little and sum(source.size_bytes for source in sources) <= IN_PROCESS_BYTES_MAX:
-            return {group.number: gather_plain(target, group, self._place.storage) for group in groups}
-
-        def work(task: str) -> Iterator[str]:
-            group = Group.from_json(task)
-            records = gather_plain(target, group, Storage(target.storage_options), in_task=True)
-            yield json.dumps([group.number, [record.as_dict() for record in records]])
-
-        tasks = [group.to_json() for group in groups]
-        tag = f"floodmark-{clock.new_id()}"
-        texts = run_tasks(
-            self._sessions.get(), work, tasks, tag=tag, message="Spark could not gather the table's files"
+        found, _ = run_files(
+            self._sessions,
+            groups,
+            partial(_gather_groups, target, self._place.storage, in_task=False),
+            partial(_gather_in_task, target),
+            tag=f"floodmark-{clock.new_id()}",
+            message="Spark could not gather the table's files",
+            tasks_max=max(1, len(groups)),
         )
-        found = dict(json.loads(text) for text in texts)
-        if len(texts) != len(groups) or set(found) != {group.number for group in groups}:
-            raise Corrupt("Spark did not give one result for every group", groups=len(groups), results=len(texts))
-        return {number: tuple(map(FileRecord.from_dict, records)) for number, records in found.items()}
+        records = dict(found)
+        if len(found) != len(groups) or set(records) != {group.number for group in groups}:
+            raise Corrupt("Spark did not give one result for every group", groups=len(groups), results=len(found))
+        return records
 
     def _delete(self, folders: Sequence[str]) -> None:
         """Best effort: the next compaction deletes what remains."""
@@ -244,6 +230,17 @@ class _Compaction:
                 self._place.storage.delete_prefix(folder)
             except FloodmarkError:
                 return
+
+
+def _gather_groups(
+    target: StageTarget, storage: Storage, groups: Sequence[Group], *, in_task: bool
+) -> Iterator[tuple[int, tuple[FileRecord, ...]]]:
+    for group in groups:
+        yield group.number, gather_plain(target, group, storage, in_task=in_task)
+
+
+def _gather_in_task(target: StageTarget, groups: Sequence[Group]) -> Iterator[tuple[int, tuple[FileRecord, ...]]]:
+    return _gather_groups(target, Storage(target.storage_options), groups, in_task=True)
 
 
 def gather_plain(
@@ -287,7 +284,7 @@ def gather_plain(
     return staged.records
 
 
-def _plan(state: State, files_min: int, hopeless: Collection[str]) -> CompactionPlan:
+def _plan(state: IcebergState, files_min: int, hopeless: Collection[str]) -> CompactionPlan:
     metadata = state.metadata
     return plan_compaction(
         state.live(),
@@ -310,7 +307,7 @@ def _first(groups: Sequence[FileGroup], bytes_max: int) -> list[FileGroup]:
     return batch
 
 
-def _count(done: Compacted, groups: Sequence[_Rewritten], change: Change) -> None:
+def _count(done: Compacted, groups: Sequence[_Rewritten], change: PlannedCommit) -> None:
     done.groups += len(groups)
     done.files_in += len(change.removed)
     done.files_out += len(change.added)

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from floodmark import clock, log
-from floodmark.catalog.unit import ACKNOWLEDGED, Part, Shipped, Stopped, Unit, UnitLog, Watch
+from floodmark.catalog.unit import ACKNOWLEDGED, Part, Shipped, Unit, UnitLog, Watch
 from floodmark.catalog.units import refill, rolled_back
 from floodmark.commit.live_files import LiveFile
 from floodmark.commit.metadata import add_schema, new_snapshot_id
@@ -34,10 +34,11 @@ from floodmark.rows.reading.shipment import Shipment
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.session import Sessions
 from floodmark.rows.staging.stage import StageTarget
+from floodmark.runs import Stopped
 from floodmark.sinks.iceberg.clean import clean_unit, unit_folders
-from floodmark.sinks.iceberg.commit import LOST, SINK_NOTE, Change, build_commit, commit, next_sequence
-from floodmark.sinks.iceberg.stage import Staged, merge_by_key, shipped_columns, stage_unit
-from floodmark.sinks.iceberg.table import Place, Sent, State, unit_property
+from floodmark.sinks.iceberg.commit import LOST, SINK_NOTE, PlannedCommit, build_commit, commit, next_sequence
+from floodmark.sinks.iceberg.stage import StagedUnit, merge_by_key, shipped_columns, stage_unit
+from floodmark.sinks.iceberg.table import IcebergPlace, IcebergState, SentUnit, unit_property
 from floodmark.sinks.settings import IcebergSettings
 from floodmark.storage import Storage
 
@@ -58,8 +59,8 @@ class IcebergDestination:
         self.source = storage
 
     @cached_property
-    def place(self) -> Place:
-        return Place(self.settings, self.source)
+    def place(self) -> IcebergPlace:
+        return IcebergPlace(self.settings, self.source)
 
     def ship(self, unit: Unit, shipment: Shipment, log: UnitLog, watch: Watch) -> Shipped:
         """Ship the unit to its table and acknowledge it, once."""
@@ -79,7 +80,7 @@ class _Plan:
 
     target: StageTarget
     schema: Schema | None
-    staged: Staged
+    staged: StagedUnit
 
 
 class _Attempt:
@@ -121,7 +122,7 @@ class _Attempt:
 
     # ── look, stage, commit ──
 
-    def _bring(self) -> tuple[State, Sent]:
+    def _bring(self) -> tuple[IcebergState, SentUnit]:
         """The table once it has the unit, and its property of the unit."""
         plan: _Plan | None = None
         error: Exception | None = None
@@ -142,17 +143,17 @@ class _Attempt:
                 table=state.name,
                 unit=self._unit.id,
                 cause=error,
-                advice="The next run looks again and goes on from what is true.",
+                advice="The next run reads the table again and continues from there.",
             ) from error
         raise Conflict(
             "the destination's table kept changing",
             table=state.name,
             unit=self._unit.id,
             tries=TRIES_MAX,
-            advice="Nothing of the unit is there; the next run tries again.",
+            advice="Nothing of the unit was committed; the next run tries again.",
         )
 
-    def _look(self, *, first: bool) -> State:
+    def _look(self, *, first: bool) -> IcebergState:
         state = self._place.load(self._unit.table)
         if state is not None:
             return state
@@ -163,7 +164,7 @@ class _Attempt:
             raise self._strange(name, "the destination's table is gone", None, None)
         return self._place.create(self._unit.table, shipped_columns(self._shipment), self._shipment.key)
 
-    def _found(self, state: State) -> Sent | None:
+    def _found(self, state: IcebergState) -> SentUnit | None:
         """The table's property of this unit, if it has it; Corrupt if it does not end where the units
         before it ended.
         """
@@ -188,12 +189,12 @@ class _Attempt:
         self._check_end(state, sent, sent.until)
         return None
 
-    def _check_end(self, state: State, sent: Sent | None, until: int | None) -> None:
+    def _check_end(self, state: IcebergState, sent: SentUnit | None, until: int | None) -> None:
         """Check that the table ends where the lake's last unit ended: nothing was lost in between."""
         if until != self._settled:
             raise self._strange(state.name, "the destination does not have what this sink sent to it", sent, until)
 
-    def _check_known(self, state: State, sent: Sent) -> None:
+    def _check_known(self, state: IcebergState, sent: SentUnit) -> None:
         """Check that this catalog has the newest unit of the table: else its sequences were given to other rows."""
         if not self._log.knows(sent.unit, sent.epoch):
             raise rolled_back(self._unit, sent.unit, destination=state.name, has_epoch=sent.epoch, has_until=sent.until)
@@ -202,7 +203,7 @@ class _Attempt:
     def _settled(self) -> int | None:
         return self._log.settled_until()
 
-    def _strange(self, table: str, message: str, sent: Sent | None, until: int | None) -> Corrupt:
+    def _strange(self, table: str, message: str, sent: SentUnit | None, until: int | None) -> Corrupt:
         """`until`: where the rows of the table end, if that is certain."""
         unit = self._unit
         return Corrupt(
@@ -216,7 +217,7 @@ class _Attempt:
             advice=refill(unit.sink, unit.table, until),
         )
 
-    def _plan(self, state: State, before: _Plan | None) -> _Plan:
+    def _plan(self, state: IcebergState, before: _Plan | None) -> _Plan:
         """The unit's rows in the table's schema and layout: those staged before, unless these changed since."""
         metadata = state.metadata
         known = [schema.schema_id for schema in metadata.schemas]
@@ -227,15 +228,7 @@ class _Attempt:
             next_schema_id=max(known) + 1,
         )
         self._folders = unit_folders(state, self._unit, self.id)
-        target = StageTarget(
-            folder=self._folders[0],
-            schema_json=(wider or metadata.schema()).model_dump_json(),
-            spec_json=metadata.spec().model_dump_json(),
-            sort_json=metadata.sort_order().model_dump_json(),
-            properties=dict(metadata.properties),
-            storage_options=self._place.storage.options,
-            fill_missing=True,
-        )
+        target = StageTarget.of(metadata, self._folders[0], self._place.storage, schema=wider, fill_missing=True)
         if before is not None and _same_shape(before.target, target):
             return _Plan(target, wider, before.staged)
         staged = stage_unit(
@@ -250,7 +243,7 @@ class _Attempt:
         log.get().info("staged", unit=self._unit.id, table=state.name, rows=staged.rows, files=len(staged.records))
         return _Plan(target, wider, staged)
 
-    def _change(self, state: State, plan: _Plan) -> Change:
+    def _change(self, state: IcebergState, plan: _Plan) -> PlannedCommit:
         """What the commit does to the table: it removes rows with one of the unit's keys and adds the unit's rows."""
         unit, staged = self._unit, plan.staged
         carried: tuple[FileRecord, ...] = ()
@@ -260,7 +253,7 @@ class _Attempt:
             carried, removed = merge_by_key(
                 staged, state.live(), metadata, plan.target, self._shipment.key, self._runner
             )
-        sent = Sent(
+        sent = SentUnit(
             unit.lake,
             unit.epoch,
             unit.since,
@@ -273,7 +266,7 @@ class _Attempt:
             deletions=staged.deletions,
             bytes=staged.size_bytes,
         )
-        return Change(
+        return PlannedCommit(
             snapshot=sent.snapshot,
             folder=self._folders[1],
             added=(*staged.records, *carried),
@@ -283,7 +276,7 @@ class _Attempt:
             note={"floodmark-unit": unit.id, "floodmark-sink": unit.sink, SINK_NOTE: unit.sink_id},
         )
 
-    def _commit(self, state: State, change: Change) -> Exception | None:
+    def _commit(self, state: IcebergState, change: PlannedCommit) -> Exception | None:
         """Call the table's catalog once. Returns the error if the outcome is unknown."""
         built = build_commit(self._place, state, change)
         # A run that was taken over, or a sink that was paused, stops here.

@@ -30,13 +30,14 @@ from pyiceberg.table.update import (
 )
 
 from floodmark import clock
-from floodmark.catalog.upkeep import Maintenance
+from floodmark.catalog.maintenance_state import Maintenance
 from floodmark.errors import Conflict, FloodmarkError, Unavailable
 from floodmark.failpoints import hit
-from floodmark.maintenance.record import PLANNED, PROTECTED, SINK_EXPIRE, SINK_SWEEP, Run
+from floodmark.maintenance.record import SINK_EXPIRE, SINK_SWEEP, VerbRun
+from floodmark.runs import PLANNED, PROTECTED
 from floodmark.sinks.iceberg.clean import sink_folder, sweep_compactions
 from floodmark.sinks.iceberg.commit import COMMITTED, LOST, SINK_NOTE, Built, commit
-from floodmark.sinks.iceberg.table import Place, Sent, State, answering, read_manifests, unit_property
+from floodmark.sinks.iceberg.table import IcebergPlace, IcebergState, SentUnit, answering, read_manifests, unit_property
 from floodmark.storage.location import split
 
 if TYPE_CHECKING:
@@ -118,11 +119,11 @@ def _number(text: str | None, default: int) -> int:
 # ── the verbs ──
 
 
-class DestinationKeeper:
+class IcebergMaintenance:
     """Expires and sweeps one table that a sink ships to."""
 
     def __init__(self, destination: IcebergDestination, table: str, owner: Owner, actor: str) -> None:
-        self._place: Place = destination.place
+        self._place: IcebergPlace = destination.place
         self._keep_ms = clock.parse_duration_ms(destination.settings.keep_snapshots)
         self._table = table
         self._owner = owner
@@ -135,11 +136,11 @@ class DestinationKeeper:
         """`open_units` asks the lake's catalog which units of the sink are open."""
         return self._run(SINK_SWEEP, lambda run: self._sweep(run, open_units, dry_run))
 
-    def _run(self, verb: str, work: Callable[[Run], None]) -> Maintenance:
+    def _run(self, verb: str, work: Callable[[VerbRun], None]) -> Maintenance:
         started_ms = clock.now_ms()
-        run = Run(verb, None)
+        run = VerbRun(verb, None)
         name = ".".join(self._place.identifier(self._table))
-        with run.told(), closing(self._place):
+        with run.recorded(), closing(self._place):
             state = self._place.load(self._table)
             if state is not None:
                 if state.collects:
@@ -149,7 +150,7 @@ class DestinationKeeper:
         run.detail["sink"] = self._owner.sink
         return replace(run.maintenance(self._actor, started_ms), table=name, ended_ms=clock.now_ms())
 
-    def _load(self) -> State:
+    def _load(self) -> IcebergState:
         state = self._place.load(self._table)
         if state is None:
             raise Conflict("the destination's table was dropped meanwhile", table=self._table, advice="Run it again.")
@@ -157,7 +158,7 @@ class DestinationKeeper:
 
     # ── snapshots ──
 
-    def _expire(self, run: Run, keep: str | None, dry_run: bool) -> None:
+    def _expire(self, run: VerbRun, keep: str | None, dry_run: bool) -> None:
         state = self._load()
         now_ms, metadata = clock.now_ms(), state.metadata
         given_ms = 0 if keep is None else clock.parse_duration_ms(keep)
@@ -184,7 +185,7 @@ class DestinationKeeper:
         hit("destination.expired")
         run.outcome = EXPIRED
 
-    def _remove(self, state: State, gone: Sequence[int]) -> None:
+    def _remove(self, state: IcebergState, gone: Sequence[int]) -> None:
         """One commit, on the refs that were judged; a lost reply is resolved by reading (I13)."""
         refs: list[TableRequirement] = [
             AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in state.metadata.refs.items()
@@ -210,7 +211,7 @@ class DestinationKeeper:
 
     # ── files ──
 
-    def _sweep(self, run: Run, open_units: Callable[[], set[str]], dry_run: bool) -> None:
+    def _sweep(self, run: VerbRun, open_units: Callable[[], set[str]], dry_run: bool) -> None:
         state = self._load()
         listed = self._listed(state)
         metadata_files = self._metadata_files(state)
@@ -246,7 +247,7 @@ class DestinationKeeper:
         for folder in {one.rpartition("/")[0] for one in order}:
             self._place.storage.drop_empty_folder(folder)
 
-    def _listed(self, state: State) -> dict[str, tuple[str, int]]:
+    def _listed(self, state: IcebergState) -> dict[str, tuple[str, int]]:
         """Files in folders of this sink's units, with the unit and the size."""
         found: dict[str, tuple[str, int]] = {}
         storage = self._place.storage
@@ -256,7 +257,7 @@ class DestinationKeeper:
                 found[entry.location] = (unit, entry.size_bytes)
         return found
 
-    def _metadata_files(self, state: State) -> dict[str, int]:
+    def _metadata_files(self, state: IcebergState) -> dict[str, int]:
         """Metadata files in the table's folder, oldest first by their number; bounded."""
         entries = self._place.storage.list(state.metadata_folder)
         found = {
@@ -266,7 +267,7 @@ class DestinationKeeper:
         }
         return {one: found[one] for one in sorted(found)[:METADATA_FILES_MAX]}
 
-    def _past_metadata(self, state: State, files: dict[str, int]) -> dict[str, int]:
+    def _past_metadata(self, state: IcebergState, files: dict[str, int]) -> dict[str, int]:
         """Metadata files that commits of this sink made, older than its window, that nothing names any more."""
         current = split(state.table.metadata_location)
         named = {current, *(split(one.metadata_file) for one in state.metadata.metadata_log)}
@@ -295,7 +296,7 @@ class DestinationKeeper:
         return before is not None and metadata.properties.get(self._owner.mark) == before
 
 
-def _all_sent(state: State) -> Iterator[Sent]:
+def _all_sent(state: IcebergState) -> Iterator[SentUnit]:
     """The last unit of each sink that ships into the table."""
     for name in state.metadata.properties:
         if name.startswith("floodmark.") and name.count(".") == 2:
@@ -304,12 +305,12 @@ def _all_sent(state: State) -> Iterator[Sent]:
                 yield sent
 
 
-def _is_past(unit: str, sent: Sent | None) -> bool:
+def _is_past(unit: str, sent: SentUnit | None) -> bool:
     """Whether the table has a later unit of this sink: ids of units rise, even if the clock went back."""
     return sent is not None and unit < sent.unit
 
 
-def _named(state: State) -> set[str]:
+def _named(state: IcebergState) -> set[str]:
     """Every list, manifest and live file of every snapshot that the table retains, on any ref or on none."""
     named: set[str] = set()
     seen: set[str] = set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,11 +22,11 @@ from floodmark.catalog.unit import Watch
 from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Invalid
 from floodmark.model import SEQ_COLUMN, FileRecord
-from floodmark.rows.misfits import Problems
+from floodmark.rows.misfits import Misfits
 from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE
 from floodmark.rows.reading.shipment import Piece, Shipment
-from floodmark.rows.rewriting.rewrite import BY_KEY, Rewrite, Source
-from floodmark.rows.rewriting.runner import IN_PROCESS_BYTES_MAX, IN_PROCESS_ROWS_MAX, Runner
+from floodmark.rows.rewriting.rewrite import BY_KEY, InputFile, Rewrite
+from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.session import Sessions
 from floodmark.rows.staging.deletions import DeletionsWriter
 from floodmark.rows.staging.stage import StageTarget, stage_batches
@@ -42,7 +42,7 @@ PIECE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedUnit:
     """`records` hold rows, `keys` the deleted keys; `rows` counts both."""
 
     records: tuple[FileRecord, ...] = ()
@@ -58,8 +58,8 @@ class Staged:
     def paths(self) -> tuple[str, ...]:
         return tuple(record.path for record in (*self.records, *self.keys))
 
-    def __add__(self, other: Staged) -> Staged:
-        return Staged(
+    def __add__(self, other: StagedUnit) -> StagedUnit:
+        return StagedUnit(
             (*self.records, *other.records),
             (*self.keys, *other.keys),
             self.rows + other.rows,
@@ -70,11 +70,10 @@ class Staged:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Staged:
-        values: dict[str, Any] = json.loads(text)
-        for name in ("records", "keys"):
-            values[name] = tuple(FileRecord.from_dict(record) for record in values[name])
-        return cls(**values)
+    def from_json(cls, text: str) -> StagedUnit:
+        values = json.loads(text)
+        records, keys = (tuple(map(FileRecord.from_dict, values[name])) for name in ("records", "keys"))
+        return cls(records, keys, values["rows"], values["deletions"])
 
 
 def shipped_columns(shipment: Shipment) -> pa.Schema:
@@ -90,12 +89,11 @@ def stage_unit(
     sessions: Sessions,
     tag: str,
     watch: Watch,
-) -> Staged:
+) -> StagedUnit:
     """Stage the rows of a unit for the target's table; every file is durable when this returns."""
     target.conformer(shipped_columns(shipment)).problems.raise_invalid()
     key = shipment.key
-    little = shipment.rows_max <= IN_PROCESS_ROWS_MAX and shipment.plan.size_bytes <= IN_PROCESS_BYTES_MAX
-    if little:
+    if shipment.is_little:
         return _stage_here(shipment.batches(source), target, key, storage, watch)
     pieces = shipment.pieces(PIECE_BYTES)
     options = source.options
@@ -107,9 +105,9 @@ def stage_unit(
     # The largest first: the last task to start should not be the longest.
     rows = sorted((piece for piece in pieces if not piece.has_deletions), key=lambda piece: -piece.size_bytes)
     tasks = [piece.to_json() for piece in rows]
-    staged = Staged()
+    staged = StagedUnit()
     for text in run_tasks(sessions.get(), work, tasks, tag=tag, message="Spark could not stage the unit's rows"):
-        staged += Staged.from_json(text)
+        staged += StagedUnit.from_json(text)
     watch.progress(staged.rows, staged.size_bytes)
     for piece in pieces:
         if piece.has_deletions:
@@ -119,7 +117,7 @@ def stage_unit(
 
 def _stage_here(
     batches: Iterable[pa.RecordBatch], target: StageTarget, key: Sequence[str], storage: Storage, watch: Watch
-) -> Staged:
+) -> StagedUnit:
     def watched() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             watch.check()
@@ -136,7 +134,7 @@ def _stage(
     storage: Storage,
     *,
     in_task: bool = False,
-) -> Staged:
+) -> StagedUnit:
     schema = Schema.model_validate_json(target.schema_json)
     fields = [schema.find_field(name) for name in key]
     name = clock.new_id()
@@ -155,18 +153,18 @@ def _stage(
 
     try:
         staged = stage_batches(target, upserts(), name, storage=storage, in_task=in_task)
-        Problems(staged.problems).raise_invalid()
+        Misfits(staged.problems).raise_invalid()
         deleted = keys.finish() if keys is not None else None
     except BaseException:
         if keys is not None:
             keys.abandon()
         raise
     gone = () if deleted is None else (deleted,)
-    return Staged(staged.records, gone, counted, sum(record.rows for record in gone))
+    return StagedUnit(staged.records, gone, counted, sum(record.rows for record in gone))
 
 
 def merge_by_key(
-    staged: Staged,
+    staged: StagedUnit,
     files: Sequence[LiveFile],
     metadata: TableMetadata,
     target: StageTarget,
@@ -192,7 +190,7 @@ def merge_by_key(
     }
     check_parquet(found.values())
     # Without a sequence: a table outside a lake has no column for those of its rows.
-    sources = [Source(file.path, file.rows, file.size_bytes, None, True) for file in found.values()]
+    sources = [InputFile(file.path, file.rows, file.size_bytes, None, True) for file in found.values()]
     result = runner.run(Rewrite(target, BY_KEY, tuple(key), incoming=staged.paths), sources)
     carried = tuple(record for file in result.files for record in file.records)
     return carried, tuple(found[file.path] for file in result.files if file.removed)

@@ -67,7 +67,7 @@ _TIMES = (DateType, TimestampType, TimestamptzType)
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentUnit:
     """The last unit of a sink that a table has, from the table's own property."""
 
     lake: str
@@ -86,12 +86,12 @@ class Sent:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str, table: str) -> Sent:
+    def from_json(cls, text: str, table: str) -> SentUnit:
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:
             raise Corrupt(
-                "what the destination says was sent to it cannot be understood",
+                "the destination's record of what was sent to it cannot be parsed",
                 table=table,
                 cause=error,
                 advice="Another Floodmark may have written it: use that version, or ship to another table.",
@@ -99,7 +99,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class State:
+class IcebergState:
     """The table at one moment."""
 
     table: Table
@@ -134,9 +134,9 @@ class State:
         """Whether the table's owner allows its files to be deleted."""
         return self.metadata.properties.get("gc.enabled", "true").lower() != "false"
 
-    def sent(self, name: str) -> Sent | None:
+    def sent(self, name: str) -> SentUnit | None:
         text = self.metadata.properties.get(name)
-        return None if text is None else Sent.from_json(text, self.name)
+        return None if text is None else SentUnit.from_json(text, self.name)
 
     def manifests(self) -> tuple[ManifestFile, ...]:
         return () if self.head is None else manifests_of(self.files, self.head, self.name)
@@ -150,7 +150,7 @@ class State:
                 for entry in self.files.entries(manifest)
             ]
 
-    def went_back(self, sent: Sent) -> bool:
+    def went_back(self, sent: SentUnit) -> bool:
         """Whether the table's lineage certainly lacks the snapshot that brought the unit."""
         for snapshot in ancestors_of(self.head, self.metadata):
             if snapshot.snapshot_id == sent.snapshot:
@@ -184,7 +184,7 @@ def manifests_of(files: MetadataFiles, snapshot: Snapshot, table: str) -> tuple[
     return manifests
 
 
-class Place:
+class IcebergPlace:
     """The other catalog, and the storage of its tables."""
 
     def __init__(self, settings: IcebergSettings, storage: Storage) -> None:
@@ -223,7 +223,7 @@ class Place:
     def identifier(self, table: str) -> tuple[str, ...]:
         return (*self._settings.namespace.split("."), self._settings.table.replace("{table}", table))
 
-    def load(self, table: str) -> State | None:
+    def load(self, table: str) -> IcebergState | None:
         """The current state of the table, or None if it does not exist; Invalid if it cannot be written to."""
         try:
             with answering("the destination's catalog"):
@@ -234,11 +234,11 @@ class Place:
             # PyIceberg raises this for metadata that it cannot interpret.
             name = ".".join(self.identifier(table))
             raise Corrupt("the destination's table cannot be understood", table=name, cause=error) from error
-        state = State(found, self.files)
+        state = IcebergState(found, self.files)
         _check_usable(state)
         return state
 
-    def create(self, table: str, columns: pa.Schema, key: Sequence[str]) -> State:
+    def create(self, table: str, columns: pa.Schema, key: Sequence[str]) -> IcebergState:
         """Create the table, empty. Crash here: an empty table without a record of any unit; the next try fills it."""
         identifier = self.identifier(table)
         hidden = table_schema(columns, key)
@@ -253,7 +253,7 @@ class Place:
                 self.catalog.create_table(identifier, schema, partition_spec=spec, properties=properties)
         state = self.load(table)
         if state is None:
-            raise Unavailable("the destination's table is not there after it was made", table=".".join(identifier))
+            raise Unavailable("the destination's table is missing after it was created", table=".".join(identifier))
         return state
 
 
@@ -268,12 +268,12 @@ def answering(who: str) -> Iterator[None]:
         raise Corrupt(
             "a file of the destination's table is gone",
             cause=error,
-            advice="Restore it, or make the table anew and open a new epoch with `floodmark sink replay`.",
+            advice="Restore it, or create the table again and open a new epoch with `floodmark sink replay`.",
         ) from error
     except (OSError, SQLAlchemyError, RESTError) as error:
         # A driver's text may hold the address that it was given, with its password: the kind of error is enough.
         raise Unavailable(
-            f"{who} did not answer", cause=error, advice="The next run goes on where this one stopped."
+            f"{who} did not answer", cause=error, advice="The next run continues where this one stopped."
         ) from error
 
 
@@ -283,7 +283,7 @@ def _by_day(schema: Schema) -> tuple[str, ...]:
     return () if first is None or f"{first}_day" in schema.column_names else (f"day(`{first}`)",)
 
 
-def _check_usable(state: State) -> None:
+def _check_usable(state: IcebergState) -> None:
     metadata, schema = state.metadata, state.metadata.schema()
     if metadata.format_version != FORMAT_VERSION:
         raise Invalid(
@@ -295,7 +295,7 @@ def _check_usable(state: State) -> None:
         )
     if any(field.name == SEQ_COLUMN for field in schema.fields):
         raise Invalid(
-            "the destination's table belongs to a lake, which is only written through its own door",
+            "the destination's table belongs to a lake; only that lake may write to it",
             table=state.name,
             column=SEQ_COLUMN,
             advice="Ship to that lake with a sink of kind http, or to another table.",

@@ -271,10 +271,10 @@ async function act(verb, job, name) {
     const told = await answer.json();
     if (!answer.ok) say(`Not done: ${told.error.message}. ${told.error.advice}`);
     else if (verb === "acknowledge") say("Dismissed.");
-    else if (told.outcome === "asked") say(`${name} was asked to stop; what is done stays.`);
+    else if (told.outcome === "asked") say(`${name} was asked to stop; finished work is kept.`);
     else say(told.outcome === "cancelled" ? `${name} is cancelled.` : `${name} had ended already.`);
   } catch {
-    say("Not known whether it was done: the server does not answer.");
+    say("Unknown whether it was done: the server does not answer.");
   }
   refresh();
 }

@@ -1,0 +1,136 @@
+"""The commands that read rows: `query`, `changes` and `export`.
+
+An answer is never cut silently: as JSON, and where stdout is no terminal, a query writes all rows, as they come. A
+terminal shows the first hundred, and stderr says so; `--limit` cuts anywhere, and JSON then has `truncated`. An export
+is one file, written completely or not at all.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from floodmark.cli.context import OnBranch
+from floodmark.cli.progress import rows_progress
+from floodmark.errors import Invalid
+from floodmark.json_form import Json
+from floodmark.model import MAIN
+from floodmark.rows.sql.query import stream
+
+# ── query ──
+
+
+SHOWN_ROWS = 100
+
+
+def query(
+    context: typer.Context,
+    query: Annotated[str, typer.Argument(help="A Spark SQL query.")],
+    version: Annotated[int | None, typer.Option(help="Read this version.")] = None,
+    at: Annotated[str | None, typer.Option(help="Read the version at this time, like 2026-11-15T10:00:00Z.")] = None,
+    branch: OnBranch = MAIN,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of rows (default: 100 on a terminal, else all).")
+    ] = None,
+) -> None:
+    """Run a Spark SQL query."""
+    output = context.obj.output
+    with context.obj.open() as lake:
+        frame = lake.sql(query, version=version, at=at, branch=branch)
+        most = limit
+        if limit is None and not output.as_json and sys.stdout.isatty():
+            most = SHOWN_ROWS
+        rows = (row.asDict(recursive=True) for row in stream(frame, None if most is None else most + 1))
+        if output.stream(rows, frame.columns, name="rows", empty="no rows", limit=most):
+            output.note(f"(more than {most} rows; --limit shows more, --json all of them)")
+
+
+# ── changes ──
+
+
+def changes(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    since: Annotated[
+        int | None, typer.Option(help="Changes after this sequence (default: from the beginning).")
+    ] = None,
+    until: Annotated[int | None, typer.Option(help="Changes up to this sequence (default: the newest).")] = None,
+    version: Annotated[int | None, typer.Option(help="Read at this version.")] = None,
+    branch: OnBranch = MAIN,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of changes to show.")] = 100,
+) -> None:
+    """Show the changes of a table: rows added or changed, and keys deleted."""
+    from floodmark.rows.json.text_files import dicts, json_value
+
+    with context.obj.open() as lake:
+        changes = lake.changes(table, since, until, version=version, branch=branch)
+        reader = changes.arrow()
+        rows = list(islice((row for batch in reader for row in dicts(batch)), limit + 1))
+        names = ["_seq", "_change", *(name for name in reader.schema.names if name not in ("_seq", "_change"))]
+    output = context.obj.output
+    if output.as_json:
+        facts = {"table": table, "since": since, "until": changes.until, "version": changes.version}
+        output.result({**facts, "more": len(rows) > limit, "changes": json_value(rows[:limit])})
+        return
+    output.rows(rows[:limit], names, name="changes", empty="no changes")
+    if len(rows) > limit:
+        output.note(f"(more than {limit} changes; --limit shows more, `floodmark export --changes` writes all)")
+        return
+    output.note(f"up to sequence {changes.until}; continue with --since {changes.until}")
+
+
+# ── export ──
+
+
+def export(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    file: Annotated[str, typer.Argument(help="A file to write: .jsonl, .csv or .parquet; also s3://….")],
+    changes: Annotated[bool, typer.Option("--changes", help="Export the changes instead of the rows.")] = False,
+    since: Annotated[int | None, typer.Option(help="With --changes: after this sequence.")] = None,
+    until: Annotated[int | None, typer.Option(help="With --changes: up to this sequence.")] = None,
+    version: Annotated[int | None, typer.Option(help="Read this version.")] = None,
+    branch: OnBranch = MAIN,
+    with_seq: Annotated[bool, typer.Option("--with-seq", help="Include the column _seq.")] = False,
+    file_format: Annotated[str | None, typer.Option("--format", help="jsonl, csv or parquet.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a table or its changes to a file that `load` can read. CSV does not distinguish empty text from null."""
+    from floodmark.rows.json.text_files import format_for, write_file
+    from floodmark.storage import local_path, root_location
+
+    if not changes and (since is not None or until is not None):
+        raise Invalid("--since and --until need --changes")
+    found = format_for(file, file_format)
+    location = root_location(file)
+    on_disk = local_path(location)
+    if on_disk is not None and Path(on_disk).is_dir():
+        raise Invalid("the path is a folder", path=file, advice="Name a file in it.")
+    started = time.monotonic()
+    with context.obj.open() as lake:
+        storage = lake.catalog.storage
+        if f"{location}/".startswith(f"{lake.location}/"):
+            raise Invalid("the file would be inside the lake", path=file, advice="Name a file outside of it.")
+        if not overwrite and storage.exists(location):
+            raise Invalid("the file exists already", path=file, advice="Add --overwrite to replace it.")
+        data: dict[str, Json] = {"table": table, "file": file, "format": found}
+        if changes:
+            asked = lake.changes(table, since, until, version=version, branch=branch)
+            reader = asked.arrow()
+            data |= {"since": since, "until": asked.until, "version": asked.version}
+        else:
+            if version is None:
+                version = lake.catalog.history.resolve(branch=branch)
+                lake.catalog.history.head(table, branch)  # one that is not there is not missing at a version
+            reader = lake.read_arrow(table, version=version, with_seq=with_seq)
+            data["version"] = version
+        with rows_progress(context.obj.output) as progress:
+            data["rows"] = write_file(storage, location, reader, found, progress)
+    data["seconds"] = round(time.monotonic() - started, 3)
+    what = f"changes up to sequence {data['until']}" if changes else f"rows of version {data['version']}"
+    context.obj.output.result(data, text=f"{data['rows']} {what} into {file}")
