@@ -6,14 +6,19 @@ own process: no connections, no threads. A child dies by SIGKILL at a failpoint,
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import traceback
 from collections.abc import Callable
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Generic, TypeVar, TypeVarTuple, Unpack
 
 from floodmark.failpoints import VARIABLE
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Everything that a write imports late; importing starts no thread, so forking from there is safe.
@@ -48,8 +53,13 @@ def preload(*modules: str) -> None:
 preload()
 
 
-class Child:
-    def __init__(self, function: Callable[..., Any], *arguments: Any, failpoint: str | None = None) -> None:
+class Child(Generic[T]):
+    def __init__(
+        self,
+        function: Callable[[Unpack[Arguments]], T],
+        *arguments: *Arguments,
+        failpoint: str | None = None,
+    ) -> None:
         self._receiver, sender = _CONTEXT.Pipe(duplex=False)
         self.process = _CONTEXT.Process(target=_run, args=(sender, failpoint, function, arguments), daemon=True)
         self.process.start()
@@ -61,9 +71,9 @@ class Child:
         assert pid is not None
         return pid
 
-    def wait(self, timeout_s: float = 60) -> Any:
+    def wait(self, timeout_s: float = 60) -> T | None:
         """The function's result; raises if it raised. None and `killed` if it died by SIGKILL."""
-        answer = None
+        answer: tuple[str, T] | None = None
         if self._receiver.poll(timeout_s):
             try:
                 answer = self._receiver.recv()
@@ -85,18 +95,26 @@ class Child:
         return self.process.exitcode == -signal.SIGKILL
 
 
-def run_killed(function: Callable[..., Any], *arguments: Any, failpoint: str) -> bool:
+def run_killed(function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments, failpoint: str) -> bool:
     """Run a function in a child that dies at a failpoint; False if it never reached it and ended well."""
     child = Child(function, *arguments, failpoint=failpoint)
     child.wait()
     return child.killed
 
 
-def run_child(function: Callable[..., Any], *arguments: Any) -> Any:
+def run_child(function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T | None:
     return Child(function, *arguments).wait()
 
 
-def _run(sender: Any, failpoint: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _run(
+    sender: Connection,
+    failpoint: str | None,
+    function: Callable[[Unpack[Arguments]], T],
+    arguments: tuple[*Arguments],
+) -> None:
+    # What the fork server imported is never garbage. A full collection would visit all of it and copy its pages: it
+    # stops the child for a sixth of a second, at any point, also while it holds the catalog's lock.
+    gc.freeze()
     # Like a program started from a terminal, however the tests were started: nohup and some runners ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop(VARIABLE, None)

@@ -12,6 +12,7 @@ times without it (`own_s`); that the job itself leaves cores to others is judged
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -271,7 +272,7 @@ class Found:
 
 def probe(place: Place, job: Job, column: str, *, rounds: int = 30, **options: Any) -> Found:
     """Run a job beside others. The table is there; `rounds` of calls are made before, and as many after."""
-    with place.open(actor="others") as lake:
+    with place.open(actor="others") as lake, _objects_of_tests_set_apart():
         Others(lake).round()
         others = Others(lake)
         before = _idle(others, rounds)
@@ -287,6 +288,17 @@ def probe(place: Place, job: Job, column: str, *, rounds: int = 30, **options: A
     live = [call for call in during if call.overlaps(row.started_ms, row.ended_ms)]
     calls = {kind: Compared.of(_took(before + after, kind), _took(live, kind)) for kind in (STATUS, MERGE)}
     return Found(calls, (row.ended_ms - row.started_ms) / 1000, told, others.errors)
+
+
+@contextmanager
+def _objects_of_tests_set_apart() -> Iterator[None]:
+    """A full collection of all that a test process holds takes longer than any call, and the job is not its cause."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _took(calls: Sequence[Call], kind: str) -> list[Took]:
