@@ -8,31 +8,138 @@ order. Entries keep their sequence numbers; only manifests of adds and carried f
 from __future__ import annotations
 
 import base64
+import json
+import os
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, TypeVar
 
+from cachetools import LRUCache, cached
+from pyiceberg.avro.codecs import AVRO_CODEC_KEY
+from pyiceberg.avro.file import (
+    _SCHEMA_KEY,
+    MAGIC,
+    META_SCHEMA,
+    SYNC_SIZE,
+    AvroFileHeader,
+    AvroOutputFile,
+)
+from pyiceberg.avro.resolver import construct_writer, resolve_writer
+from pyiceberg.avro.writer import Writer
 from pyiceberg.conversions import from_bytes, to_bytes
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, OutputFile
 from pyiceberg.manifest import (
+    DEFAULT_READ_VERSION,
+    MANIFEST_LIST_FILE_SCHEMAS,
     DataFile,
     DataFileContent,
     FileFormat,
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    write_manifest,
-    write_manifest_list,
+    ManifestListWriterV2,
+    ManifestWriterV2,
 )
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.typedef import Record
+from pyiceberg.typedef import L, Record, StructProtocol
 from pyiceberg.types import PrimitiveType
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from floodmark.errors import Corrupt
 from floodmark.model import FileRecord
 
 MERGE_AT = 16
 COMPRESSION: Final = "deflate"
+FORMS_KEPT = 512
+
+D = TypeVar("D", bound=StructProtocol)
+
+
+# ── Avro, by PyIceberg's writers ──
+
+
+@dataclass(frozen=True)
+class _AvroForm:
+    """How records of one schema are written. PyIceberg makes this for each file, which takes longer than its records.
+
+    Writers have no state: threads share them.
+    """
+
+    writer: Writer
+    schema_text: str
+
+    @classmethod
+    def of(cls, records: Schema, file: Schema, name: str) -> _AvroForm:
+        text = json.dumps(AvroSchemaConversion().iceberg_to_avro(file, schema_name=name))
+        return cls(resolve_writer(record_schema=records, file_schema=file), text)
+
+
+class _AvroFile(AvroOutputFile[D]):
+    """PyIceberg's Avro file, with a form that is made already."""
+
+    def __init__(self, output_file: OutputFile, form: _AvroForm, metadata: dict[str, str]) -> None:
+        self.output_file = output_file
+        self.sync_bytes = os.urandom(SYNC_SIZE)
+        self.writer = form.writer
+        self.metadata = {**metadata, _SCHEMA_KEY: form.schema_text, AVRO_CODEC_KEY: COMPRESSION}
+
+    def _write_header(self) -> None:
+        _header_writer().write(self.encoder, AvroFileHeader(MAGIC, self.metadata, self.sync_bytes))
+
+
+@cache
+def _header_writer() -> Writer:
+    return construct_writer(META_SCHEMA)
+
+
+class _Manifest(ManifestWriterV2):
+    def __init__(self, io: FileIO, location: str, metadata: TableMetadata, spec_id: int, snapshot: int) -> None:
+        spec, output = metadata.specs()[spec_id], io.new_output(location)
+        super().__init__(spec, metadata.schema(), output, snapshot, COMPRESSION)
+
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        form = _manifest_form(self._schema, self._spec, self)
+        return _AvroFile(self._output_file, form.avro, form.meta)
+
+    def new_form(self) -> _ManifestForm:
+        avro = _AvroForm.of(self._with_partition(DEFAULT_READ_VERSION), self._with_partition(2), "manifest_entry")
+        return _ManifestForm(avro, self._meta, self._schema, self._spec)
+
+
+@dataclass(frozen=True)
+class _ManifestForm:
+    """What all manifests of a schema and a spec have in common. It holds both: the cache knows them by their ids."""
+
+    avro: _AvroForm
+    meta: dict[str, str]
+    schema: Schema
+    spec: PartitionSpec
+
+
+@cached(LRUCache(maxsize=FORMS_KEPT), key=lambda schema, spec, _: (id(schema), id(spec)), lock=threading.Lock())
+def _manifest_form(schema: Schema, spec: PartitionSpec, manifest: _Manifest) -> _ManifestForm:
+    return manifest.new_form()
+
+
+class _ManifestList(ManifestListWriterV2):
+    def __enter__(self) -> _ManifestList:
+        self._writer = _AvroFile(self._output_file, _list_form(), self._meta)
+        self._writer.__enter__()
+        return self
+
+
+@cache
+def _list_form() -> _AvroForm:
+    schemas = MANIFEST_LIST_FILE_SCHEMAS
+    return _AvroForm.of(schemas[DEFAULT_READ_VERSION], schemas[2], "manifest_file")
+
+
+# ── files and their entries ──
 
 
 def data_file(record: FileRecord, metadata: TableMetadata, spec_id: int) -> DataFile:
@@ -87,7 +194,7 @@ def record_of(file: DataFile, metadata: TableMetadata) -> FileRecord:
     )
 
 
-def _text(field_type: object, value: Any) -> str | None:
+def _text(field_type: object, value: L | None) -> str | None:
     if value is None:
         return None
     if not isinstance(field_type, PrimitiveType):
@@ -109,9 +216,7 @@ def write_added(
         )
         for record in records
     ]
-    with write_manifest(
-        2, metadata.specs()[spec_id], metadata.schema(), io.new_output(location), snapshot, COMPRESSION
-    ) as writer:
+    with _Manifest(io, location, metadata, spec_id, snapshot) as writer:
         for entry in entries:
             writer.add_entry(entry)
     return writer.to_manifest_file(), entries
@@ -155,8 +260,7 @@ def write_merged(
     io: FileIO, location: str, metadata: TableMetadata, spec_id: int, snapshot: int, entries: Iterable[ManifestEntry]
 ) -> ManifestFile:
     """One manifest with the live entries of several published ones."""
-    spec = metadata.specs()[spec_id]
-    with write_manifest(2, spec, metadata.schema(), io.new_output(location), snapshot, COMPRESSION) as writer:
+    with _Manifest(io, location, metadata, spec_id, snapshot) as writer:
         for entry in entries:
             writer.existing(entry)
     return writer.to_manifest_file()
@@ -172,8 +276,7 @@ def write_rest(
     removed: Collection[str],
 ) -> ManifestFile:
     """A published manifest again, with some of its files marked as deleted by this snapshot."""
-    spec = metadata.specs()[spec_id]
-    with write_manifest(2, spec, metadata.schema(), io.new_output(location), snapshot, COMPRESSION) as writer:
+    with _Manifest(io, location, metadata, spec_id, snapshot) as writer:
         for entry in entries:
             if entry.data_file.file_path in removed:
                 writer.delete(entry)
@@ -196,6 +299,6 @@ def write_list(
     own, a manifest that is used again after a lost race would keep the sequence of the attempt that lost (I5).
     """
     manifests = [ManifestFile(*manifest._data) for manifest in manifests]
-    with write_manifest_list(2, io.new_output(location), snapshot, parent, sequence, COMPRESSION) as writer:
+    with _ManifestList(io.new_output(location), snapshot, parent, sequence, COMPRESSION) as writer:
         writer.add_manifests(list(manifests))
         return tuple(writer.prepare_manifest(manifest) for manifest in manifests)
