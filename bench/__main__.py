@@ -33,6 +33,7 @@ from bench import (
     small,
     spool,
     upkeep,
+    writers,
 )
 from bench.measure import Line
 from bench.workshop import QUICK, Sizes, Workshop
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Callable[[Workshop], Iterator[Line]]] = {
     "cold": cold.run,
     "publish": publish.run,
     "requests": requests.run,
+    "writers": writers.run,
     "planning": upkeep.planning,
     "sweep": upkeep.sweep,
     "upkeep": upkeep.run,

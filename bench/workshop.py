@@ -50,6 +50,8 @@ class Sizes:
     feed_rows: tuple[int, int] = (1_000_000, 20_000_000)
     change_rows: int = 10_000
     feed_repeats: int = 7
+    writers_s: float = 10.0
+    writers_age: int = 2_000
 
     @property
     def early(self) -> slice:
@@ -80,6 +82,8 @@ QUICK = Sizes(
     feed_rows=(20_000, 100_000),
     change_rows=1_000,
     feed_repeats=2,
+    writers_s=2.0,
+    writers_age=20,
 )
 
 
@@ -106,7 +110,10 @@ class Workshop:
         return self.folder / f"{name}-{next(self._names)}"
 
     def new_lake(self, name: str, *, catalog: str | None = None) -> Lake:
-        return floodmark.open(self.new_path(name), create=True, catalog=catalog, actor="bench")
+        return self.open_lake(self.new_path(name), catalog=catalog)
+
+    def open_lake(self, path: Path, *, catalog: str | None = None) -> Lake:
+        return floodmark.open(path, create=True, catalog=catalog, actor="bench")
 
     @cached_property
     def spark(self) -> SparkSession:
