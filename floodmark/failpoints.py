@@ -50,6 +50,9 @@ OTHER = {
     "migrate": ("locked", "migrated"),
     "heal": ("found", "fenced", "files_deleted", "built", "locked", "moved", "published", "cleaned"),
     "abandon": ("fenced", "files_deleted"),
+    # A sealed operation whose tables' turn another one has (docs/protocol.md): it waits; asks again; has the turn; the
+    # one that has it read the seals of those that wait.
+    "turn": ("queued", "waiting", "taken", "joined"),
     "branch": ("creating", "created", "deleting", "deleted"),  # before and after the COMMIT
     "expire": ("marked",),
     "give_up": ("marked",),

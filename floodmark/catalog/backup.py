@@ -29,7 +29,7 @@ from floodmark.storage import Storage
 
 BACKUP_FORMAT = 1
 # Only true while a process lives.
-NOT_KEPT = frozenset({"fm_processes", "fm_turns", "fm_daemon", "fm_migrations"})
+NOT_KEPT = frozenset({"fm_processes", "fm_turns", "fm_waiting", "fm_daemon", "fm_migrations"})
 ROWS_PER_INSERT = 500
 
 

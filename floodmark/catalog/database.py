@@ -288,10 +288,12 @@ class Database:
 
 # Statements of every commit are made once: SQLAlchemy takes longer to make one than the database to run it.
 _LAKE = select(tables.lake).where(tables.lake.c.id == 1).with_for_update()
-_NOW_MS = {
-    "sqlite": text("SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"),
-    "postgresql": text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"),
+# The database's clock as an expression of its dialect.
+NOW_MS = {
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
 }
+_NOW_MS = {dialect: text(f"SELECT {now}") for dialect, now in NOW_MS.items()}
 
 
 def to_lake(row: SqlRow) -> LakeRow:

@@ -8,8 +8,6 @@ A process is dead when its row is gone, when its lease has expired, or, at once,
 does not exist any more. The last counts only when boot, pid namespace, pid and start time all match the row: another
 process may reuse a pid. A process that was only suspended is dead too once its lease has expired: it finds out at its
 next step, because every step is conditional on the run that holds the row (fencing).
-
-A table's turn (`Turns`) is the one lease with a time of its own, and without a process.
 """
 
 from __future__ import annotations
@@ -17,12 +15,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import Column, ColumnElement, Connection, Select, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import Column, ColumnElement, Connection, Select, bindparam, delete, insert, select, update
 
 from floodmark import clock, log
 from floodmark.catalog import tables
@@ -33,8 +30,6 @@ from floodmark.model import Scalar
 LEASE_MS = 60_000  # long against the busy timeout of 10 s
 BEAT_S_MIN = 0.5
 FORGET_MS = 60 * 60_000
-TURN_MS = 5_000
-_TURN_POLL_S = 0.02
 
 
 # ── is a holder dead? ──
@@ -267,73 +262,6 @@ class Runs:
     def ended(self, run: str) -> None:
         """The end of the run is recorded."""
         self.active.discard(run)
-
-
-# ── turns ──
-
-
-class NotYourTurn(Exception):
-    """Another operation has the turn of a table, for at most this long."""
-
-    def __init__(self, operation: str, table_ids: Sequence[str], wait_ms: int) -> None:
-        self.operation = operation
-        self.table_ids = table_ids
-        self.wait_ms = wait_ms
-        super().__init__()
-
-
-class Turns:
-    """A table's turn: after lost races one builder publishes alone, for as long as its lease lasts.
-
-    A hint for fairness that lasts seconds, never a lock: the publish checks the heads in any case. A holder that dies
-    keeps others waiting until its lease ends or recovery abandons its operation.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def take(self, operation: str, table_ids: Iterable[str], lease_ms: int = TURN_MS) -> None:
-        """Take the turns of all these tables, or none: two operations with a turn each would wait for each other."""
-        turn, wanted = tables.turns, sorted(table_ids)
-        with self._database.write() as tx:
-            self._database.lock_lake(tx)
-            now = self._database.now_ms(tx)
-            free = or_(turn.c.until_ms <= now, turn.c.operation == operation)
-            tx.execute(delete(turn).where(free))
-            if tx.execute(select(turn.c.operation).where(turn.c.table_id.in_(wanted))).first() is None:
-                rows = [{"table_id": one, "operation": operation, "until_ms": now + lease_ms} for one in wanted]
-                tx.execute(insert(turn), rows)
-
-    def check(self, tx: Connection, operation: str, table_ids: Sequence[str], now_ms: int) -> None:
-        """Inside a publish: raise NotYourTurn if another operation has the turn of one of these tables."""
-        until = tx.execute(_OTHERS_TURN, {"tables": table_ids, "operation": operation, "now_ms": now_ms}).scalar()
-        if until is not None:
-            raise NotYourTurn(operation, table_ids, until - now_ms)
-
-    def wait(self, other: NotYourTurn) -> None:
-        """Wait for the holder. Bounded by its lease."""
-        deadline = time.monotonic() + other.wait_ms / 1000
-        while time.monotonic() < deadline:
-            time.sleep(_TURN_POLL_S)
-            with self._database.read() as tx:
-                query = select(func.count()).where(
-                    tables.turns.c.table_id.in_(other.table_ids), tables.turns.c.operation != other.operation
-                )
-                if tx.execute(query).scalar() == 0:
-                    return
-
-
-_OTHERS_TURN = select(func.max(tables.turns.c.until_ms)).where(
-    tables.turns.c.table_id.in_(bindparam("tables", expanding=True)),
-    tables.turns.c.operation != bindparam("operation"),
-    tables.turns.c.until_ms > bindparam("now_ms"),
-)
-_END_TURNS = delete(tables.turns).where(tables.turns.c.operation == bindparam("operation"))
-
-
-def end_turns(tx: Connection, operation: str) -> None:
-    """The operation has ended: the turns that it has go to the next one."""
-    tx.execute(_END_TURNS, {"operation": operation})
 
 
 # ── processes of this machine ──

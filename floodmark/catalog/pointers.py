@@ -45,11 +45,16 @@ def move_table(tx: Connection, new: Head, version: int, old_pointer: str, small_
     """Iceberg's pointer, old to new, only if it still is old, and our head. If old is "", another writer dropped it."""
     if not _move_pointer(tx, new, old_pointer):
         return False
+    move_head(tx, new, version, small_files_change)
+    return True
+
+
+def move_head(tx: Connection, new: Head, version: int, small_files_change: int) -> None:
+    """Our head alone: the pointer is at the metadata of this head already."""
     own = {"own_branch": new.branch, "own_table_id": new.table_id}
     tx.execute(_MOVE_HEAD, {**own, **head_values(new, version)})
     if small_files_change and new.branch == MAIN:
         tx.execute(_COUNT_SMALL, {"own_table_id": new.table_id, "more": small_files_change})
-    return True
 
 
 def take_table(tx: Connection, new: Head, version: int, old_pointer: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 10
+FORMAT = 11
 # The format of the first release. An older one is refused; those from here on are migrated.
 OLDEST_FORMAT = 10
 
@@ -266,6 +266,28 @@ turns = Table(
     Column("table_id", String(36), primary_key=True),
     Column("operation", String(26), nullable=False),
     Column("until_ms", BigInteger, nullable=False),
+)
+
+# An operation that the process of another one, the leader, published with its own: the folders of the leader hold its
+# metadata files.
+led = Table(
+    "fm_led",
+    metadata,
+    Column("operation", String(26), primary_key=True),
+    Column("leader", String(26), nullable=False, index=True),
+    Column("version", BigInteger, nullable=False),
+)
+
+# Sealed operations that wait for the turn of their tables (a JSON list of ids). `joins`: the process of another
+# operation may publish them.
+waiting = Table(
+    "fm_waiting",
+    metadata,
+    Column("operation", String(26), primary_key=True),
+    Column("table_ids", Text, nullable=False),
+    Column("since_ms", BigInteger, nullable=False),
+    Column("joins", Integer, nullable=False),
+    Column("leftovers", Integer, nullable=False),
 )
 
 # Sinks. `runner_process` and `runner_run` are the lease of the current run, if one exists.

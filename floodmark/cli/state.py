@@ -22,7 +22,7 @@ from floodmark.repair.examine import Check, examine_executors, examine_lake, exa
 from floodmark.report.daemon import DaemonReport, TaskReport
 from floodmark.report.maintenance import LastRun
 from floodmark.report.spools import SpoolReport
-from floodmark.report.status import Status, audit_line, lake_status
+from floodmark.report.status import Status, WaitingLine, audit_line, lake_status
 from floodmark.report.tables import table_details
 from floodmark.shown import count_of
 from floodmark.storage import root_location
@@ -43,6 +43,7 @@ def _for_people(status: Status) -> dict[str, Json]:
     shown["last_maintenance"] = [_last(verb, run) for verb, run in status.last_maintenance.items()]
     # What it says of tasks and files is a line of its own here.
     shown["health"] = status.health.replace("see `floodmark status`", "see below")
+    shown["waiting"] = [_waiting_line(one) for one in status.waiting]
     shown["sinks"] = [sink_line(sink) for sink in status.sinks]
     shown["spools"] = [_spool_line(spool) for spool in status.spools]
     shown["daemon"] = None if status.daemon is None else _daemon_text(status.daemon)
@@ -56,6 +57,12 @@ def _last(verb: str, run: LastRun | None) -> str:
         return f"{verb} never"
     failed = f" (FAILED: {'; '.join(run.failed)})" if run.failed else ""
     return f"{verb} {run.outcome} {run.at}{failed}"
+
+
+def _waiting_line(one: WaitingLine) -> str:
+    """A writer that waits for others to publish to its tables."""
+    behind = f", behind {', '.join(one.behind)}" if one.behind else ""
+    return f"{one.operation} ({one.kind} by {one.actor}) for {', '.join(one.tables)} since {one.since}{behind}"
 
 
 def _spool_line(spool: SpoolReport) -> str:

@@ -1,15 +1,17 @@
-"""Build: the files of one attempt to publish a sealed operation, against the heads it found.
+"""Build: the files of one attempt to publish sealed operations, one after the other, against the heads it found.
 
-Outside any transaction. Names carry the operation and a fresh attempt, and are claimed put-if-absent, so an attempt
-never overwrites another's. Crash anywhere in here: files in the operation's own metadata folder that nothing refers to;
-the process that settles the operation deletes them (I3).
+Operations that are published together (`Chain`) have a snapshot, a manifest list and a version each, and one metadata
+file per table. All of it is in the folders of the operation that leads, so nothing is left in another one's folders if
+the leader dies. Outside any transaction. Names carry the operation and a fresh attempt, and are claimed put-if-absent,
+so an attempt never overwrites another's. Crash anywhere in here: files in the operation's own metadata folder that
+nothing refers to; the process that settles the operation deletes them (I3).
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyiceberg.manifest import ManifestEntry, ManifestFile
@@ -83,7 +85,7 @@ class BuiltTable:
 
 @dataclass
 class Attempt:
-    """`tables`: all that the operation touched or depends on; `moved`: those that get a new state."""
+    """One operation of an attempt. `tables`: all that it touched or depends on; `moved`: those that get a new state."""
 
     id: str
     tables: list[BuiltTable] = field(default_factory=list)
@@ -93,33 +95,88 @@ class Attempt:
         return [built for built in self.tables if built.edit.changes_table]
 
 
+class Chain:
+    """Tables as the operations of one attempt leave them, one after the other, before any of it is published.
+
+    What is not published yet is kept here and never in the caches of `MetadataFiles`: an attempt may lose its race.
+    """
+
+    def __init__(self, files: MetadataFiles, current: Mapping[str, CurrentTable]) -> None:
+        self.id = str(uuid.uuid4())
+        self.files = files
+        self.tables = dict(current)
+        # By the pointer that the attempt found, and by list.
+        self._metadata: dict[str, TableMetadata] = {}
+        self._lists: dict[str, tuple[ManifestFile, ...]] = {}
+        self._to_write: dict[str, TableMetadata] = {}
+
+    def is_changed(self, pointer: str) -> bool:
+        """Whether an earlier operation of this attempt changed the table with this pointer."""
+        return pointer in self._metadata
+
+    def metadata(self, pointer: str) -> TableMetadata:
+        return self._metadata[pointer] if pointer in self._metadata else self.files.metadata(pointer)
+
+    def manifests(self, manifest_list: str | None) -> tuple[ManifestFile, ...]:
+        known = self._lists.get(manifest_list or "")
+        return self.files.manifests(manifest_list) if known is None else known
+
+    def add(self, attempt: Attempt) -> None:
+        """An operation is part of the attempt: the next one is built on the tables that it leaves."""
+        for built in attempt.moved:
+            if built.new.metadata_location:
+                self._to_write[built.new.metadata_location] = built.metadata
+            current = self.tables.get(built.edit.table)
+            if current is None:
+                continue
+            self._metadata[current.pointer_known] = built.metadata
+            if built.new.manifest_list is not None:
+                self._lists[built.new.manifest_list] = built.manifests
+            snapshots = {built.new.snapshot} if built.new.snapshot is not None else set()
+            self.tables[built.edit.table] = replace(
+                current,
+                head=built.new,
+                kept_snapshots=current.kept_snapshots | snapshots,
+                refs={**current.refs, built.new.branch: built.new.snapshot or 0},
+            )
+
+    def write(self) -> None:
+        """The metadata of each table, as the last operation of the attempt leaves it."""
+        for location, metadata in self._to_write.items():
+            ToOutputFile.table_metadata(metadata, self.files.io.new_output(location))
+
+
 class Builder:
-    """Builds attempts of one operation. It writes the manifest of a table's added files once; all attempts use it."""
+    """Builds attempts of one operation. It writes the manifest of a table's added files once; all attempts use it.
+
+    `leader`: the operation in whose folders the files go; by default its own.
+    """
 
     def __init__(
         self,
-        files: MetadataFiles,
         storage: Storage,
         operation: Operation,
         seal: Seal,
         recheck: Recheck | None = None,
+        leader: Operation | None = None,
     ) -> None:
-        self._files = files
         self._storage = storage
         self._operation = operation
+        self._leader = leader or operation
         self._seal = seal
         self._recheck = recheck
         self._added: dict[str, list[tuple[ManifestFile, list[ManifestEntry]]]] = {}
+        self._chain: Chain
 
-    def build(self, current: dict[str, CurrentTable]) -> Attempt:
-        attempt = Attempt(id=str(uuid.uuid4()))
-        # One barrier for the directories of all files of this attempt.
-        with self._storage.batch():
-            for edit in self._seal.edits:
-                if edit.action == CREATE:
-                    attempt.tables.append(self._build_create(edit, attempt))
-                else:
-                    attempt.tables.append(self._build_change(edit, current.get(edit.table), attempt))
+    def build(self, chain: Chain) -> Attempt:
+        """The operation on the tables of the chain. The metadata is written with the chain, once for all of it."""
+        self._chain = chain
+        attempt = Attempt(id=chain.id)
+        for edit in self._seal.edits:
+            if edit.action == CREATE:
+                attempt.tables.append(self._build_create(edit, attempt))
+            else:
+                attempt.tables.append(self._build_change(edit, chain.tables.get(edit.table), attempt))
         return attempt
 
     def _build_create(self, edit: Edit, attempt: Attempt) -> BuiltTable:
@@ -146,7 +203,7 @@ class Builder:
         )
         if edit.added:
             return self._build_snapshot(edit, empty, metadata, None, attempt)
-        location = self._write_metadata(edit, attempt, 0, metadata)
+        location = self._metadata_location(edit, attempt, 0)
         new = replace(empty, metadata_location=location)
         snapshot = metadata.current_snapshot()
         if snapshot is not None:
@@ -166,11 +223,11 @@ class Builder:
         current = self._check_still_right(edit, current)
         head = current.head
         if edit.action == DROP:
-            metadata = self._files.metadata(current.pointer_known)
+            metadata = self._chain.metadata(current.pointer_known)
             gone = replace(head, snapshot=None, manifest_list=None, metadata_location="", rows=0, files=0, size_bytes=0)
             return BuiltTable(edit, current.pointer, head, gone, metadata)
         # A repair starts from our own state; in every other case the pointer is where we put it.
-        metadata = seen_from(self._files.metadata(current.pointer_known), head.schema_id, head.spec_id)
+        metadata = seen_from(self._chain.metadata(current.pointer_known), head.schema_id, head.spec_id)
         if not edit.changes_table:
             return BuiltTable(edit, current.pointer, head, head, metadata)  # only a dependency: it does not change
         return self._build_snapshot(edit, head, self._reshaped(edit, head, metadata), current, attempt)
@@ -203,7 +260,7 @@ class Builder:
             return
         if self._operation.branch == MAIN and any(part.source_id in gone for part in metadata.sort_order().fields):
             raise PlanAgain(edit.table, "the table is sorted by a column that was to go")
-        live = {one.partition_spec_id for one in self._files.manifests(head.manifest_list) if live_files(one)}
+        live = {one.partition_spec_id for one in self._chain.manifests(head.manifest_list) if live_files(one)}
         specs = metadata.specs()
         if any(part.source_id in gone for spec_id in {*live, edit.spec_id} for part in specs[spec_id].fields):
             raise PlanAgain(edit.table, "a file is partitioned by a column that was to go")
@@ -214,12 +271,13 @@ class Builder:
         """The table after one more snapshot on `head`: manifests, list and metadata."""
         assert edit.snapshot is not None
         sequence = max(last_sequence(metadata), edit.sequence_above) + 1
-        manifests = self._kept_manifests(edit, head, metadata, attempt)
+        chained = current is not None and self._chain.is_changed(current.pointer_known)
+        manifests = self._kept_manifests(edit, head, metadata, attempt, chained=chained)
         own = self._added_manifests(edit, metadata)
         manifests = [*(manifest for manifest, _ in own), *manifests]
         seen = tuple((manifest.manifest_path, with_sequence(entries, sequence)) for manifest, entries in own)
-        list_location = self._name(edit, f"{attempt.id}-snap.avro")
-        listed = write_list(self._files.io, list_location, edit.snapshot, head.snapshot, sequence, manifests)
+        list_location = self._name(edit, f"{attempt.id}-snap-{edit.snapshot}.avro")
+        listed = write_list(self._chain.files.io, list_location, edit.snapshot, head.snapshot, sequence, manifests)
         snapshot = Snapshot(
             snapshot_id=edit.snapshot,
             parent_snapshot_id=head.snapshot,
@@ -231,7 +289,7 @@ class Builder:
         )
         # A table that is older than this rule gets it here, with its next commit.
         changed, number = self._with_snapshot(without_foreign_cleanup(metadata), snapshot, head, current)
-        location = self._write_metadata(edit, attempt, number, changed)
+        location = self._metadata_location(edit, attempt, number)
         rows, files, size_bytes = totals_after(edit, head)
         new = replace(
             head,
@@ -261,14 +319,15 @@ class Builder:
             metadata,
             snapshot,
             branch=branch,
-            previous_location=current.pointer_known,
+            # Of operations that are published together, only the last one's metadata is ever a file.
+            previous_location=None if self._chain.is_changed(current.pointer_known) else current.pointer_known,
             keep=current.kept_snapshots,
             base=self._base(metadata, head),
             live_refs=current.refs,
         )
         if branch != MAIN:
             # Other engines read main's shape as the table's own.
-            main = self._files.metadata(current.pointer_known)
+            main = self._chain.metadata(current.pointer_known)
             changed = changed.model_copy(
                 update={
                     "current_schema_id": main.current_schema_id,
@@ -284,7 +343,7 @@ class Builder:
             return None
         found = metadata.snapshot_by_id(head.snapshot)
         if found is None:
-            found = self._files.metadata(head.metadata_location).snapshot_by_id(head.snapshot)
+            found = self._chain.files.metadata(head.metadata_location).snapshot_by_id(head.snapshot)
         if found is None:
             raise Corrupt("a branch's snapshot is not in its metadata", table=head.table, snapshot=head.snapshot)
         return found
@@ -300,7 +359,7 @@ class Builder:
         if edit.action == UNDROP and current.pointer is None:
             pass  # no branch has it; the publish checks that its name is free
         elif edit.pointer_found is None:
-            check_not_drifted(self._files, current)
+            check_not_drifted(self._chain.files, current)
         elif edit.pointer_found != (current.pointer or ""):
             raise Conflict("the table was changed again meanwhile", table=edit.table, advice="Look at it again.")
         head = current.head
@@ -309,33 +368,39 @@ class Builder:
         if edit.checked and head.snapshot != edit.base_snapshot:
             if self._recheck is None or edit.action == TAKE:
                 raise PlanAgain(edit.table, "the table changed while rows were staged")
-            live = set(self._files.data_files(head))
+            live = set(self._chain.files.data_files(head))
             if not live.issuperset([*(file.path for file in edit.removed), *edit.needed]):
                 raise PlanAgain(edit.table, "a file that was read is not live any more")
             self._recheck(edit, head)
         return current
 
-    def _kept_manifests(self, edit: Edit, head: Head, metadata: TableMetadata, attempt: Attempt) -> list[ManifestFile]:
-        """The head's manifests without the removed files, merged if they are many."""
+    def _kept_manifests(
+        self, edit: Edit, head: Head, metadata: TableMetadata, attempt: Attempt, *, chained: bool
+    ) -> list[ManifestFile]:
+        """The head's manifests without the removed files, merged if they are many.
+
+        `chained`: an earlier operation of this attempt changed the table. Only plain appends come after it.
+        """
         assert edit.snapshot is not None
         removed = {file.path for file in edit.removed}
         whole: list[ManifestFile] = []
         cut: list[ManifestFile] = []
-        for manifest in self._files.manifests(head.manifest_list):
+        for manifest in self._chain.manifests(head.manifest_list):
             if live_files(manifest) == 0:
                 continue  # it only listed what an earlier commit removed
-            entries = self._files.entries(manifest) if removed else []
+            entries = self._chain.files.entries(manifest) if removed else []
             if removed.isdisjoint(entry.data_file.file_path for entry in entries):
                 whole.append(manifest)
                 continue
             rest = [entry for entry in entries if entry.data_file.file_path not in removed]
             location = self._manifest(edit, f"{attempt.id}-d{len(cut)}", rest, metadata)
             spec_id = manifest.partition_spec_id
-            cut.append(write_rest(self._files.io, location, metadata, spec_id, edit.snapshot, entries, removed))
+            cut.append(write_rest(self._chain.files.io, location, metadata, spec_id, edit.snapshot, entries, removed))
         if sum(manifest.deleted_files_count or 0 for manifest in cut) != len(removed):
             raise PlanAgain(edit.table, "a file that was to be replaced is not live any more")
-        # New manifests have no sequence yet, so they are never merged into others.
-        return [*cut, *self._merged(whole, edit, metadata, attempt)]
+        # New manifests have no sequence yet, so they are never merged into others. An earlier operation of this attempt
+        # has merged what is published.
+        return [*cut, *(whole if chained else self._merged(whole, edit, metadata, attempt))]
 
     def _added_manifests(self, edit: Edit, metadata: TableMetadata) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
         """New rows and carried rows in separate manifests, so that readers of new rows open only the first."""
@@ -349,7 +414,7 @@ class Builder:
                     files = [LiveFile(data_file(one, metadata, edit.spec_id), None, seq_id) for one in records]
                     location = self._name(edit, manifest_name(f"{uuid.uuid4()}-{'m0' if fresh else 'c0'}", files))
                     written.append(
-                        write_added(self._files.io, location, metadata, edit.spec_id, edit.snapshot, records)
+                        write_added(self._chain.files.io, location, metadata, edit.spec_id, edit.snapshot, records)
                     )
             self._added[edit.table] = written
         return self._added[edit.table]
@@ -360,18 +425,17 @@ class Builder:
         assert edit.snapshot is not None
         manifests = list(manifests)
         for number, group in enumerate(plan_merges(manifests), start=1):
-            entries = [entry for manifest in group for entry in self._files.entries(manifest)]
+            entries = [entry for manifest in group for entry in self._chain.files.entries(manifest)]
             location = self._manifest(edit, f"{attempt.id}-m{number}", entries, metadata)
             spec_id = group[0].partition_spec_id
-            merged = write_merged(self._files.io, location, metadata, spec_id, edit.snapshot, entries)
+            merged = write_merged(self._chain.files.io, location, metadata, spec_id, edit.snapshot, entries)
             gone = {manifest.manifest_path for manifest in group}
             manifests = [one for one in manifests if one.manifest_path not in gone] + [merged]
         return manifests
 
-    def _write_metadata(self, edit: Edit, attempt: Attempt, number: int, metadata: TableMetadata) -> str:
-        location = self._name(edit, f"{number:05d}-{attempt.id}.metadata.json")
-        ToOutputFile.table_metadata(metadata, self._files.io.new_output(location))
-        return location
+    def _metadata_location(self, edit: Edit, attempt: Attempt, number: int) -> str:
+        """Where the table's metadata will be: the same for all operations of the attempt."""
+        return self._name(edit, f"{number:05d}-{attempt.id}.metadata.json")
 
     def _manifest(self, edit: Edit, name: str, entries: Sequence[ManifestEntry], metadata: TableMetadata) -> str:
         """The path of a manifest of existing files; its name shows how new their rows are."""
@@ -380,7 +444,7 @@ class Builder:
         return self._name(edit, manifest_name(name, files))
 
     def _name(self, edit: Edit, name: str) -> str:
-        return join(self._operation.folder(edit.location, "metadata"), name)
+        return join(self._leader.folder(edit.location, "metadata"), name)
 
 
 def _metadata_number(location: str) -> int:

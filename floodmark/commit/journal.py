@@ -8,7 +8,7 @@ the state before it, in one transaction; a process that comes late reads the row
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -17,9 +17,10 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, SqlRow
 from floodmark.catalog.history import branch_head
-from floodmark.catalog.leases import OPERATION, Heartbeat, Holder, Runs, end_turns, to_holder
+from floodmark.catalog.leases import OPERATION, Heartbeat, Holder, Runs, to_holder
 from floodmark.catalog.riders import AuditRider, Rider
 from floodmark.catalog.tables import CLEANED, LOOK_ONCE_MORE
+from floodmark.catalog.turns import Turns, end_turns, end_waiting, waiting
 from floodmark.commit.seal import INLINE_BYTES_MAX, Seal, seal_hash
 from floodmark.errors import Corrupt, Fenced, NotFound
 from floodmark.storage import Entry, Storage, join
@@ -82,8 +83,37 @@ class JudgedState:
     seal_hash: str | None
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """How an operation was sealed. `apart`: its seal is an object, which must be deleted when the operation ends."""
+
+    apart: bool = False
+    has_turn: bool = False
+    waits: bool = False
+
+
 class OperationChanged(Exception):
     """The operation changed after it was judged: its writer lives, or another process settles it. Judge it again."""
+
+
+@dataclass(frozen=True)
+class JoiningOperation:
+    """An operation that waits, and may be published by another process: its seal, and its hash to check it by."""
+
+    operation: Operation
+    seal: str
+    seal_hash: str
+    leftovers: bool
+
+
+@dataclass(frozen=True)
+class EndedOperation:
+    """How an operation is published. `leader`: the operation whose process did it, if not its own."""
+
+    id: str
+    version: int
+    cleaned: bool
+    leader: str | None = None
 
 
 class Journal:
@@ -95,6 +125,7 @@ class Journal:
         self._runs = Runs(OPERATION, heartbeat)
         # Operations that run in this process right now.
         self.active = self._runs.active
+        self.turns = Turns(database, self._runs.is_held)
 
     def begin(
         self,
@@ -162,11 +193,12 @@ class Journal:
             raise fenced(operation.id)
         return Operation(**{**operation.__dict__, "folders": named})
 
-    def seal(self, operation: Operation, seal: Seal) -> bool:
+    def seal(self, operation: Operation, seal: Seal, *, leftovers: bool = False) -> Sealed:
         """Make the operation's record durable. From here on recovery may finish a repeatable operation.
 
-        An operation that was planned again is sealed again: the new record replaces the old one in one statement.
-        Returns whether the seal is a separate object, which must be deleted when the operation ends.
+        An operation that was planned again is sealed again: the new record replaces the old one in one statement. One
+        that only appends takes the turn of its tables in the same transaction, or waits for it from there on: then
+        another process may publish it. `leftovers`: its folders may hold files that the seal does not name.
         """
         text = seal.to_text()
         values: dict[str, str | None] = {"state": STAGED, "seal_hash": seal_hash(text), "seal": text}
@@ -178,11 +210,18 @@ class Journal:
             # Crash here: the object is in the operation's own folder, which recovery deletes.
             with self._storage.batch():
                 self._storage.put(location, text.encode())
+        has_turn = waits = False
         with self._database.write() as tx:
             changed = tx.execute(_SEAL, {"operation": operation.id, **values}).rowcount
+            if changed and seal.is_plain:
+                has_turn = self.turns.take_if_free(tx, operation.id, seal.table_ids)
+                waits = not has_turn
+                if waits:
+                    joins = not sealed_apart
+                    self.turns.wait_in_line(tx, operation.id, seal.table_ids, joins=joins, leftovers=leftovers)
         if changed == 0:
             raise fenced(operation.id)
-        return sealed_apart
+        return Sealed(sealed_apart, has_turn, waits)
 
     def read_seal(self, operation: str) -> Seal | None:
         """What a staged operation will do; None if it is not staged any more, because another process settled it."""
@@ -246,7 +285,8 @@ class Journal:
                 .where(tables.operations.c.id == operation)
                 .values(state=ABANDONED, ended_ms=now, seal=None)
             )
-            end_turns(tx, operation)
+            end_turns(tx, [operation])
+            end_waiting(tx, [operation])
             if audit is not None:
                 audit.apply(tx, operation, None, now)
             return to_operation(row, state=ABANDONED, given_up=given_up), True
@@ -256,10 +296,48 @@ class Journal:
         with self._storage.batch():
             return sum(self._storage.delete_prefix(folder) for folder in operation.folders)
 
-    def mark_published(self, tx: Connection, operation: str, version: int, ended_ms: int, *, cleaned: bool) -> None:
-        """Inside the publish transaction only: the operation is true from its COMMIT on."""
-        ended = {"state": PUBLISHED, "version": version, "ended_ms": ended_ms, "seal": None, "cleaned": int(cleaned)}
-        tx.execute(_CHANGE, {"operation": operation, **ended})
+    def joining(
+        self, tx: Connection, branch: str, table_ids: Collection[str], count_max: int
+    ) -> list[JoiningOperation]:
+        """The operations on this branch that wait for these tables only, and may be published by another process."""
+        wanted = [one for one in waiting(tx) if one.joins and one.table_ids <= set(table_ids)][:count_max]
+        if not wanted:
+            return []
+        query = select(tables.operations).where(
+            tables.operations.c.id.in_([one.operation for one in wanted]),
+            tables.operations.c.state == STAGED,
+            tables.operations.c.branch == branch,
+        )
+        rows = {row.id: row for row in tx.execute(query)}
+        return [
+            JoiningOperation(to_operation(row), row.seal, row.seal_hash or "", one.leftovers)
+            for one in wanted
+            # Sealed again since it waits: the seal may be an object now.
+            if (row := rows.get(one.operation)) is not None and row.seal is not None
+        ]
+
+    def mark_published(self, tx: Connection, ended: Sequence[EndedOperation], ended_ms: int) -> None:
+        """Inside the publish transaction only: the operations are true from its COMMIT on."""
+        rows = [
+            {
+                "operation": one.id,
+                "state": PUBLISHED,
+                "version": one.version,
+                "ended_ms": ended_ms,
+                "seal": None,
+                "cleaned": int(one.cleaned),
+            }
+            for one in ended
+        ]
+        tx.execute(_CHANGE, rows)
+        led = [{"operation": one.id, "leader": one.leader, "version": one.version} for one in ended if one.leader]
+        if led:
+            tx.execute(_LED, led)
+
+    def versions_led_by(self, operation: str) -> list[int]:
+        """The versions of other operations whose metadata files are in this one's folders."""
+        with self._database.read() as tx:
+            return list(tx.execute(select(tables.led.c.version).where(tables.led.c.leader == operation)).scalars())
 
     def mark_restless(self, operation: str, now_ms: int) -> None:
         """Files appeared again in an abandoned operation's folders: its quiet time starts again."""
@@ -309,6 +387,7 @@ class Journal:
 
 # Statements of every commit, made once. Other parameters than the row's id are its new values.
 _BEGIN = insert(tables.operations)
+_LED = insert(tables.led)
 _CHANGE = update(tables.operations).where(tables.operations.c.id == bindparam("operation"))
 _SEAL = _CHANGE.where(tables.operations.c.state.in_((STAGING, STAGED)))
 _UNFINISHED = OPERATION.select(*tables.operations.c).where(tables.unfinished).order_by(tables.operations.c.id)

@@ -228,13 +228,19 @@ class Publication:
 
     def _publish(self, plan: PublishPlan, seal: Seal, audit: AuditRider | None, plans: int) -> Commit:
         kind = self.intent.kind
-        sealed_apart = self._catalog.journal.seal(self.operation, seal)
+        # Task attempts that did not report to the driver may have left files that the seal does not name.
+        leftovers = plan.used_spark or plan.leftovers or plans > 1
+        sealed = self._catalog.journal.seal(self.operation, seal, leftovers=leftovers)
         # Crash here: recovery finishes a repeatable operation, and undoes any other.
         hit(f"{kind}.sealed")
-        # Task attempts that did not report to the driver may have left files that the seal does not name.
-        leftovers = plan.used_spark or plan.leftovers or sealed_apart or plans > 1
         commit = self._catalog.publisher.publish(
-            self.operation, seal, points=kind, audit=audit, leftovers=leftovers, recheck=plan.recheck
+            self.operation,
+            seal,
+            points=kind,
+            audit=audit,
+            leftovers=leftovers or sealed.apart,
+            recheck=plan.recheck,
+            sealed=sealed,
         )
         self._end()
         self._log.info("published", version=commit.version, rows=commit.rows_added)

@@ -6,12 +6,24 @@ and that the riders' preconditions hold; then pointers, heads, history, riders a
 
 Interleaving that this order excludes: a writer W is paused after its build; recovery R fences W and deletes its files;
 W continues. W's publish reads its own row under the lock, finds `abandoned`, and stops before it touches a pointer.
+
+**Publishing together.** An operation that only appends takes the turn of its tables when it is sealed. Others that come
+meanwhile wait in line. The holder of the turn (the leader) builds their snapshots after its own, and publishes all in
+one transaction: each has its own version, sequences, riders and row in the journal, as if it came one after the other.
+The leader's own operation is the first. One that was ended, planned again or refused meanwhile is taken out, and the
+rest is built again. Whoever waits reads its own row: `published` by the leader, or its turn to lead.
+
+Crash of a leader: nothing of its attempt was published, or all of it. Files of the attempt are in its own folders only;
+recovery settles its operation, and the next leader publishes those that wait. Crash of one that waits: its seal is
+complete, so the leader publishes it as if it had died after its COMMIT, or recovery fences it first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
@@ -20,26 +32,28 @@ from floodmark import log
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import History, branch_head
-from floodmark.catalog.leases import NotYourTurn, Turns, end_turns
 from floodmark.catalog.lineage import ENDED, Lineages
-from floodmark.catalog.pointers import drop_table, insert_table, move_table, take_table
-from floodmark.catalog.riders import AuditRider, PlanAgain, Rider
-from floodmark.commit.build import Attempt, Builder, BuiltTable, Recheck
+from floodmark.catalog.pointers import drop_table, insert_table, move_head, move_table, take_table
+from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain, Rider
+from floodmark.catalog.turns import NotYourTurn, end_turns, end_waiting, refuse_join
+from floodmark.commit.build import Attempt, Builder, BuiltTable, Chain, Recheck
 from floodmark.commit.dropped import current_dropped, taken_by
 from floodmark.commit.journal import (
     ABANDONED,
     PUBLISHED,
     STAGED,
+    EndedOperation,
     Journal,
     JudgedState,
     Operation,
     OperationChanged,
+    Sealed,
     all_files,
     fenced,
 )
 from floodmark.commit.metadata import MetadataFiles, small_files_change
-from floodmark.commit.seal import CREATE, DROP, TAKE, UNDROP, Seal
-from floodmark.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
+from floodmark.commit.seal import CREATE, DROP, TAKE, UNDROP, WRITE, Seal
+from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, CurrentTable, TableCommit
 from floodmark.storage import Storage
@@ -50,8 +64,10 @@ _COMMIT_TABLES = insert(tables.commit_tables)
 _BRANCH = update(tables.branches).where(tables.branches.c.name == bindparam("branch"))
 _LAKE = update(tables.lake).where(tables.lake.c.id == 1)
 _OPERATION = (
-    select(tables.operations.c.state, tables.operations.c.version, tables.operations.c.seal_hash)
-    .where(tables.operations.c.id == bindparam("operation"))
+    select(
+        tables.operations.c.id, tables.operations.c.state, tables.operations.c.version, tables.operations.c.seal_hash
+    )
+    .where(tables.operations.c.id.in_(bindparam("operations", expanding=True)))
     .with_for_update()
 )
 _HEAD = select(tables.heads.c.snapshot, tables.heads.c.schema_id, tables.heads.c.spec_id).where(
@@ -59,30 +75,44 @@ _HEAD = select(tables.heads.c.snapshot, tables.heads.c.schema_id, tables.heads.c
 )
 
 
-def record_commit(
-    tx: Connection,
-    operation: Operation,
-    built_tables: Sequence[BuiltTable],
-    version: int,
-    parent: int,
-    committed_ms: int,
-) -> None:
+@dataclass
+class Publishing:
+    """One operation of a group, from its seal to its version.
+
+    `judged`: what its process judged of it; of one that joins, the seal that was read. `version`: once it has one.
+    """
+
+    operation: Operation
+    seal: Seal
+    builder: Builder
+    riders: tuple[Rider, ...]
+    judged: JudgedState | None
+    cleaned: bool
+    leader: str | None = None
+    attempt: Attempt = field(default_factory=lambda: Attempt(""))
+    version: int = 0
+
+
+def record_commits(tx: Connection, group: Sequence[Publishing], parent: int, committed_ms: int) -> None:
     """The history, the branch's head, and the lake's version. A dropped table's row has no metadata location."""
-    commit = {
-        "version": version,
-        "parent": parent,
-        "branch": operation.branch,
-        "operation": operation.id,
-        "kind": operation.kind,
-        "actor": operation.actor,
-        "message": operation.message,
-        "committed_ms": committed_ms,
-        "state": "live",
-    }
-    tx.execute(_COMMIT, commit)
+    commits = [
+        {
+            "version": one.version,
+            "parent": before,
+            "branch": one.operation.branch,
+            "operation": one.operation.id,
+            "kind": one.operation.kind,
+            "actor": one.operation.actor,
+            "message": one.operation.message,
+            "committed_ms": committed_ms,
+            "state": "live",
+        }
+        for one, before in zip(group, (parent, *(one.version for one in group)), strict=False)
+    ]
+    tx.execute(_COMMIT, commits)
     rows = [
         {
-            "version": version,
+            "version": one.version,
             "table_id": built.new.table_id,
             "table_name": built.new.table,
             "snapshot": built.new.snapshot,
@@ -98,28 +128,29 @@ def record_commit(
             "files_total": built.new.files,
             "bytes_total": built.new.size_bytes,
         }
-        for built in built_tables
+        for one in group
+        for built in one.attempt.moved
     ]
     if rows:
         tx.execute(_COMMIT_TABLES, rows)
-    # Also if no table moved: writers that wait for the turn must not wait for its lease.
-    end_turns(tx, operation.id)
-    _record_deletions(tx, built_tables, version)
-    tx.execute(_BRANCH, {"branch": operation.branch, "head_version": version})
+    _record_deletions(tx, group)
+    version = group[-1].version
+    tx.execute(_BRANCH, {"branch": group[-1].operation.branch, "head_version": version})
     tx.execute(_LAKE, {"version": version})
 
 
-def _record_deletions(tx: Connection, built_tables: Sequence[BuiltTable], version: int) -> None:
+def _record_deletions(tx: Connection, group: Sequence[Publishing]) -> None:
     deletions = [
         {
             "table_id": built.new.table_id,
             "sequence": built.new.sequence,
             "location": file.path,
-            "version": version,
+            "version": one.version,
             "rows_total": file.rows,
             "size_bytes": file.size_bytes,
         }
-        for built in built_tables
+        for one in group
+        for built in one.attempt.moved
         for file in built.edit.deletions
     ]
     if deletions:
@@ -144,6 +175,14 @@ def table_commit(built: BuiltTable) -> TableCommit:
 
 TRIES_MAX = 30
 LOST_BEFORE_TURN = 3
+# Operations that are published together: the last one's riders wait for all of them.
+GROUP_MAX = 32
+GROUP_S_MAX = 1.0
+# How often an operation that waits asks: often at first, since most waits are short.
+ASK_S_MIN, ASK_S_MAX, ASK_GROWS = 0.004, 0.04, 1.2
+# How often it looks whether the holder of the turn is dead.
+LOOK_S = 0.25
+WAIT_S_MAX = 600.0
 
 
 class Publisher:
@@ -155,7 +194,7 @@ class Publisher:
         self._history = history
         self._files = files
         self._storage = storage
-        self.turns = Turns(database)
+        self.turns = journal.turns
 
     def publish(
         self,
@@ -167,35 +206,54 @@ class Publisher:
         leftovers: bool = False,
         recheck: Recheck | None = None,
         judged: JudgedState | None = None,
+        sealed: Sealed | None = None,
     ) -> Commit:
         """Build and publish a sealed operation; again from the new heads if it lost a race. Bounded, then Conflict.
 
         `points` prefixes the failpoints: the operation's kind, or `heal`. `leftovers`: the operation may have files
         that the seal does not name. `recheck` checks whether a checked edit fits a head that moved; without `recheck`
         it does not fit. `judged`: a recovering process publishes this seal only; raises OperationChanged if the writer
-        has sealed another since. Returns the commit, also if another process published the operation meanwhile. Raises
-        AlreadyCommitted for a batch that another operation published, and PlanAgain if an edit must be planned again;
-        then nothing has happened.
+        has sealed another since. `sealed`: whether it has the turn of its tables, or waits for it. Returns the commit,
+        also if another process published the operation meanwhile. Raises AlreadyCommitted for a batch that another
+        operation published, and PlanAgain if an edit must be planned again; then nothing has happened.
         """
-        builder = Builder(self._files, self._storage, operation, seal, recheck)
-        for tries in range(TRIES_MAX):
-            if tries == LOST_BEFORE_TURN:
-                self.turns.take(operation.id, [edit.table_id for edit in seal.edits])
-            attempt = builder.build(self._current(operation, seal))
-            # Crash here: this attempt's files exist, nothing refers to them; recovery settles the operation.
-            hit(f"{points}.built")
+        riders: tuple[Rider, ...] = seal.riders if audit is None else (*seal.riders, audit)
+        builder = Builder(self._storage, operation, seal, recheck)
+        own = Publishing(operation, seal, builder, riders, judged, cleaned=not leftovers)
+        sealed = sealed or Sealed()
+        has_turn, waits, waited = sealed.has_turn, sealed.waits, sealed.waits
+        left_out: set[str] = set()
+        tries = 0
+        # An append fits every head: it never fails because other writers are quicker.
+        while tries < TRIES_MAX or seal.is_plain:
+            if waits:
+                found = self._wait(operation, seal)
+                if found is not None:
+                    return self._finish(own, found, points, leftovers=leftovers)
+                has_turn, waits, waited = True, False, True
             try:
-                commit = self._transact(operation, seal, attempt, points, audit, judged, cleaned=not leftovers)
-                self._remember(attempt)
+                group, strays = self._build(own, left_out if has_turn else None)
+                # Crash here: this attempt's files exist, nothing refers to them; recovery settles the operation.
+                hit(f"{points}.built")
+                leftovers = leftovers or strays
+                own.cleaned = not leftovers
+                commit = self._transact(group, points, left_out, hands_over=waited or len(group) > 1)
+                self._remember(group)
             except _HeadMoved:
-                leftovers = True
+                leftovers, tries = True, tries + 1
+                if tries >= LOST_BEFORE_TURN and not has_turn:
+                    waits = self._wait_in_line(operation, seal, sealed)
                 continue
-            except NotYourTurn as other:
+            except NotYourTurn:
+                leftovers, tries, has_turn = True, tries + 1, False
+                waits = self._wait_in_line(operation, seal, sealed)
+                continue
+            except _LeftOut as other:
                 leftovers = True
-                self.turns.wait(other)
+                left_out.add(other.operation)
                 continue
             except ReplyLost:
-                leftovers = True
+                leftovers, tries = True, tries + 1
                 found = self._ask(operation)
                 if found is None:
                     continue
@@ -203,18 +261,115 @@ class Publisher:
             except _Settled as settled:
                 leftovers = True
                 commit = self._settled(settled.operation)
-            # Crash here: the commit is true; if files of lost attempts are left, its row shows it (`cleaned` is 0).
-            hit(f"{points}.published")
-            if leftovers:
-                self.clean(operation, commit)
-            hit(f"{points}.cleaned")
-            return commit
+            return self._finish(own, commit, points, leftovers=leftovers)
         raise Conflict(
             "the tables kept changing under this operation",
             tries=TRIES_MAX,
             tables=",".join(edit.table for edit in seal.edits),
             advice="Run it again when there are fewer writers.",
         )
+
+    def _finish(self, own: Publishing, commit: Commit, points: str, *, leftovers: bool) -> Commit:
+        # Crash here: the commit is true; if files of lost attempts are left, its row shows it (`cleaned` is 0).
+        hit(f"{points}.published")
+        if leftovers:
+            self.clean(own.operation, commit)
+        hit(f"{points}.cleaned")
+        return commit
+
+    # ── waiting for a turn ──
+
+    def _wait_in_line(self, operation: Operation, seal: Seal, sealed: Sealed) -> bool:
+        """Wait for the turn from now on. Unless it only appends, its own process must check it on the new heads."""
+        joins = seal.is_plain and not sealed.apart
+        with self._database.write() as tx:
+            self.turns.wait_in_line(tx, operation.id, seal.table_ids, joins=joins, leftovers=True)
+        return True
+
+    def _wait(self, operation: Operation, seal: Seal) -> Commit | None:
+        """Wait until the operation has the turn of its tables (None), or another process published it (its commit)."""
+        # Crash here: it is sealed and waits; a leader publishes it, or recovery settles it.
+        hit("turn.queued")
+        end, look, delay = time.monotonic() + WAIT_S_MAX, 0.0, ASK_S_MIN
+        while time.monotonic() < end:
+            standing = self.turns.ask(operation.id, seal.table_ids)
+            if standing.state != STAGED:
+                found = self._journal.find(operation.id)
+                if found is None:
+                    raise Corrupt("the operation vanished from the journal", operation=operation.id)
+                return self._settled(found)
+            has_turn = standing.has_turn
+            if not has_turn and (standing.free or time.monotonic() >= look):
+                look = time.monotonic() + LOOK_S
+                # Read first: all that wait ask, and only one may write.
+                is_next = self.turns.is_next(operation.id, seal.table_ids)
+                has_turn = is_next and self.turns.take_next(operation.id, seal.table_ids)
+            if has_turn:
+                # Crash here: it has the turn; others see its death, or wait until its lease ends.
+                hit("turn.taken")
+                return None
+            hit("turn.waiting")
+            time.sleep(delay)
+            delay = min(delay * ASK_GROWS, ASK_S_MAX)
+        raise Unavailable(
+            "other writers of these tables did not finish",
+            operation=operation.id,
+            tables=",".join(edit.table for edit in seal.edits),
+            advice="`floodmark status` shows who waits; retry.",
+        )
+
+    # ── building ──
+
+    def _build(self, own: Publishing, left_out: set[str] | None) -> tuple[list[Publishing], bool]:
+        """Build the operation, and after it those that wait for the same tables; `left_out` None: it goes alone.
+
+        One that cannot be built is left out: it publishes itself, and its own process raises what is wrong with it.
+        Returns the group, and whether files of others may be left.
+        """
+        chain = Chain(self._files, self._current(own.operation, own.seal))
+        group = [own]
+        # One barrier for the directories of all files of this attempt.
+        with self._storage.batch():
+            own.attempt = own.builder.build(chain)
+            chain.add(own.attempt)
+            strays = False
+            end = time.monotonic() + GROUP_S_MAX
+            for one in self._joining(own, left_out) if left_out is not None else ():
+                if time.monotonic() > end:
+                    break
+                try:
+                    one.attempt = one.builder.build(chain)
+                except (PlanAgain, Conflict) as error:
+                    log.get(one.operation.id).info("not published together with others", cause=str(error))
+                    strays = True
+                    if left_out is not None:
+                        left_out.add(one.operation.id)
+                    continue
+                chain.add(one.attempt)
+                group.append(one)
+            chain.write()
+        return group, strays
+
+    def _joining(self, own: Publishing, left_out: Collection[str]) -> list[Publishing]:
+        if any(edit.action != WRITE for edit in own.seal.edits):
+            return []
+        with self._database.read() as tx:
+            found = self._journal.joining(tx, own.operation.branch, own.seal.table_ids, GROUP_MAX)
+        # Crash here: the seals of others were read, nothing was written for them.
+        hit("turn.joined")
+        joining = []
+        for one in found:
+            if one.operation.id in left_out or one.operation.id == own.operation.id:
+                continue
+            try:
+                seal = Seal.from_text(one.operation.id, one.seal, one.seal_hash)
+            except Corrupt:
+                continue  # recovery refuses it by name
+            builder = Builder(self._storage, one.operation, seal, leader=own.operation)
+            judged = JudgedState(STAGED, one.seal_hash)
+            leader, cleaned = own.operation.id, not one.leftovers
+            joining.append(Publishing(one.operation, seal, builder, seal.riders, judged, cleaned, leader))
+        return joining[: GROUP_MAX - 1]
 
     def _current(self, operation: Operation, seal: Seal) -> dict[str, CurrentTable]:
         """The tables as the branch has them; a table that it takes from another branch, as that branch has it.
@@ -237,39 +392,40 @@ class Publisher:
     # ── the transaction ──
 
     def _transact(
-        self,
-        operation: Operation,
-        seal: Seal,
-        attempt: Attempt,
-        points: str,
-        audit: AuditRider | None,
-        judged: JudgedState | None,
-        *,
-        cleaned: bool,
+        self, group: Sequence[Publishing], points: str, left_out: Collection[str], *, hands_over: bool
     ) -> Commit:
-        riders: tuple[Rider, ...] = seal.riders if audit is None else (*seal.riders, audit)
+        """Publish all operations of the group, or none. Returns the commit of the first one, which leads."""
+        own = group[0]
+        operation = own.operation
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
             hit(f"{points}.locked")
-            parent = self._check_operation(tx, operation, judged)
+            parent = self._check_operations(tx, group)
             now = self._database.now_ms(tx)
-            self.turns.check(tx, operation.id, [built.edit.table_id for built in attempt.tables], now)
-            for built in attempt.tables:
+            self.turns.check(tx, operation.id, sorted(own.seal.table_ids), now)
+            for built in own.attempt.tables:
                 self._check_table(tx, built)
-            for rider in riders:
-                rider.check(tx)
-            version = lake.version + 1
             committed_ms = max(now, self._history.committed_ms(tx, lake.version))
-            for built in attempt.moved:
-                self._move(tx, built, version)
-            record_commit(tx, operation, attempt.moved, version, parent, committed_ms)
-            self._journal.mark_published(tx, operation.id, version, committed_ms, cleaned=cleaned)
-            for rider in riders:
-                rider.apply(tx, operation.id, version, now)
+            for place, one in enumerate(group, start=1):
+                one.version = lake.version + place
+            moved: set[str] = set()
+            for run in _runs(group):
+                # The riders of an operation see what the operations before it wrote.
+                self._check_riders(tx, run[0], own)
+                self._move_tables(tx, run, moved)
+                record_commits(tx, run, parent, committed_ms)
+                self._end(tx, run, committed_ms)
+                parent = run[-1].version
+                for rider in run[0].riders:
+                    rider.apply(tx, run[0].operation.id, run[0].version, now)
+            if left_out:
+                refuse_join(tx, left_out)
+            if hands_over:
+                self.turns.hand_over(tx, own.seal.table_ids, now)
             # Crash here: COMMIT was not sent, so the database undoes all of it.
             hit(f"{points}.moved")
         return Commit(
-            version=version,
+            version=own.version,
             outcome="committed",
             operation=operation.id,
             kind=operation.kind,
@@ -277,24 +433,58 @@ class Publisher:
             actor=operation.actor,
             message=operation.message,
             committed_ms=committed_ms,
-            tables=tuple(table_commit(built) for built in attempt.moved),
+            tables=tuple(table_commit(built) for built in own.attempt.moved),
         )
 
-    def _check_operation(self, tx: Connection, operation: Operation, judged: JudgedState | None) -> int:
-        """The operation may still be published, and its branch exists. Returns the branch's head version."""
-        row = tx.execute(_OPERATION, {"operation": operation.id}).first()
-        if row is None:
-            raise Corrupt("the operation vanished from the journal", operation=operation.id)
-        if row.state != STAGED:
-            raise _Settled(replace(operation, state=row.state, version=row.version))
-        if judged is not None and judged != JudgedState(row.state, row.seal_hash):
-            raise OperationChanged(operation.id)
-        head = branch_head(tx, operation.branch)
+    def _check_operations(self, tx: Connection, group: Sequence[Publishing]) -> int:
+        """Each may still be published, and their branch exists. Returns the branch's head version."""
+        own = group[0].operation
+        rows = {row.id: row for row in tx.execute(_OPERATION, {"operations": [one.operation.id for one in group]})}
+        if own.id not in rows:
+            raise Corrupt("the operation vanished from the journal", operation=own.id)
+        for one in group:
+            row = rows.get(one.operation.id)
+            if one.operation is own and row is not None and row.state != STAGED:
+                raise _Settled(replace(own, state=row.state, version=row.version))
+            if row is None or (one.judged is not None and one.judged != JudgedState(row.state, row.seal_hash)):
+                raise OperationChanged(own.id) if one.operation is own else _LeftOut(one.operation.id)
+        head = branch_head(tx, own.branch)
         if head is None:
-            if Lineages.read(tx).state(operation.branch) == ENDED:
-                raise Conflict("the branch was deleted meanwhile", branch=operation.branch)
-            raise Corrupt("the branch has no row in the catalog", branch=operation.branch)
+            if Lineages.read(tx).state(own.branch) == ENDED:
+                raise Conflict("the branch was deleted meanwhile", branch=own.branch)
+            raise Corrupt("the branch has no row in the catalog", branch=own.branch)
         return head
+
+    def _check_riders(self, tx: Connection, one: Publishing, own: Publishing) -> None:
+        try:
+            for rider in one.riders:
+                rider.check(tx)
+        except (AlreadyCommitted, PlanAgain, FloodmarkError) as error:
+            if one is own:
+                raise
+            raise _LeftOut(one.operation.id) from error
+
+    def _move_tables(self, tx: Connection, run: Sequence[Publishing], moved: set[str]) -> None:
+        """Move each table once, to what the last of these operations leaves. `moved`: pointers that moved already."""
+        last = {built.edit.table_id: (built, one.version) for one in run for built in one.attempt.moved}
+        small: Counter[str] = Counter()
+        for one in run:
+            for built in one.attempt.moved:
+                small[built.edit.table_id] += small_files_change(built.edit, built.metadata)
+        for table_id, (built, version) in last.items():
+            if table_id in moved:
+                move_head(tx, built.new, version, small[table_id])
+            else:
+                self._move(tx, built, version, small[table_id])
+                moved.add(table_id)
+
+    def _end(self, tx: Connection, run: Sequence[Publishing], committed_ms: int) -> None:
+        """The journal; and turns and places in line, also if no table moved: others must not wait for a lease."""
+        ended = [EndedOperation(one.operation.id, one.version, one.cleaned, one.leader) for one in run]
+        self._journal.mark_published(tx, ended, committed_ms)
+        operations = [one.operation.id for one in run]
+        end_turns(tx, operations)
+        end_waiting(tx, operations)
 
     def _check_table(self, tx: Connection, built: BuiltTable) -> None:
         if built.edit.action == CREATE:
@@ -315,20 +505,19 @@ class Publisher:
         if row is None or old is None or tuple(row) != (old.snapshot, old.schema_id, old.spec_id):
             raise _HeadMoved()
 
-    def _move(self, tx: Connection, built: BuiltTable, version: int) -> None:
+    def _move(self, tx: Connection, built: BuiltTable, version: int, small_change: int) -> None:
         """Move Iceberg's pointer from old to new, only if it still is old; and our head."""
         edit, new = built.edit, built.new
         if built.old_pointer is None:
             # The small files of an adopted table were never counted.
-            small = None if edit.adopted_files else small_files_change(edit, built.metadata)
-            insert_table(tx, new, version, small)
+            insert_table(tx, new, version, None if edit.adopted_files else small_change)
             return
         if edit.action == DROP:
             moved = drop_table(tx, new, built.old_pointer)
         elif edit.action in (TAKE, UNDROP):
             moved = take_table(tx, new, version, built.old_pointer)
         else:
-            moved = move_table(tx, new, version, built.old_pointer, small_files_change(edit, built.metadata))
+            moved = move_table(tx, new, version, built.old_pointer, small_change)
         if not moved:
             raise _HeadMoved()
 
@@ -354,8 +543,9 @@ class Publisher:
             raise fenced(found.id)
         raise Corrupt("the operation is in an unknown state", operation=found.id, state=found.state)
 
-    def _remember(self, attempt: Attempt) -> None:
-        for built in attempt.moved:
+    def _remember(self, group: Sequence[Publishing]) -> None:
+        # Of one table the last one's metadata is what its file holds.
+        for built in (built for one in group for built in one.attempt.moved):
             if built.edit.action == DROP:
                 continue
             self._files.remember_metadata(built.new.metadata_location, built.metadata)
@@ -363,6 +553,12 @@ class Publisher:
                 self._files.remember_manifests(built.new.manifest_list, built.manifests)
                 for path, entries in built.added:
                     self._files.remember_entries(path, entries)
+
+    def named_in_folders(self, operation: Operation, version: int) -> set[str]:
+        """What a published operation's folders may hold: files of its commit, and of those that it published too."""
+        versions = [version, *self._journal.versions_led_by(operation.id)]
+        touched = [head for one in versions for head in self._history.touched(one)]
+        return self._files.own_files(touched) | {file.location for file in self._history.deletions_of(version)}
 
     def clean(self, operation: Operation, commit: Commit, *, last: bool = False) -> int:
         """Best effort: delete the files in a published operation's own folders that its commit does not name.
@@ -372,8 +568,7 @@ class Publisher:
         more, long after (`last`), while the commit's own files can still be identified.
         """
         try:
-            named = self._files.own_files(self._history.touched(commit.version))
-            named |= {file.location for file in self._history.deletions_of(commit.version)}
+            named = self.named_in_folders(operation, commit.version)
             found = [entry.location for folder in operation.folders for entry in all_files(self._storage, folder)]
             extra = [location for location in found if location not in named]
             with self._storage.batch():
@@ -391,6 +586,25 @@ class Publisher:
 
 class _HeadMoved(Exception):
     """The builder's view is out of date: build again."""
+
+
+class _LeftOut(Exception):
+    """An operation that waits cannot be published by this process: build again without it."""
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        super().__init__()
+
+
+def _runs(group: Sequence[Publishing]) -> list[list[Publishing]]:
+    """The group in order, cut so that an operation with riders is the only one of its part."""
+    runs: list[list[Publishing]] = []
+    for one in group:
+        if runs and not one.riders and not runs[-1][-1].riders:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return runs
 
 
 class _Settled(Exception):

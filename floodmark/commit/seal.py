@@ -196,6 +196,13 @@ class Edit:
         shaped = any(one is not None for one in (self.schema, self.spec, self.sort, self.pointer_found))
         return self.action != WRITE or self.changes_rows or shaped or bool(self.deletions or self.properties)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it only adds files to a table of this shape: right on any head of the shape."""
+        shaped = any(one is not None for one in (self.schema, self.spec, self.sort, self.pointer_found))
+        changed = self.checked or self.removed or self.needed or self.deletions or self.properties
+        return self.action == WRITE and not shaped and not changed
+
     def as_dict(self) -> dict[str, Json]:
         return asdict(self)
 
@@ -220,6 +227,16 @@ class Seal:
     edits: tuple[Edit, ...]
     riders: tuple[Rider, ...] = ()
     repeatable: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it only appends: no other operation makes it wrong, and any process can publish it from its seal."""
+        return bool(self.edits) and all(edit.is_plain for edit in self.edits)
+
+    @property
+    def table_ids(self) -> frozenset[str]:
+        """The tables that it changes or depends on."""
+        return frozenset(edit.table_id for edit in self.edits)
 
     def to_text(self) -> str:
         return json.dumps(

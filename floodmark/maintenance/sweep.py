@@ -292,8 +292,7 @@ def plan_leftovers(catalog: Catalog, quiet_ms: int) -> list[tuple[Operation, lis
 def _leftovers(catalog: Catalog, operation: Operation) -> list[Doomed]:
     named: set[str] = set()
     if operation.state == PUBLISHED and operation.version is not None:
-        named = catalog.files.own_files(catalog.history.touched(operation.version))
-        named |= {file.location for file in catalog.history.deletions_of(operation.version)}
+        named = catalog.publisher.named_in_folders(operation, operation.version)
     reason = f"written for operation {operation.id} after it had ended ({operation.state})"
     return [
         Doomed(entry.location, LEFTOVER, reason, entry.size_bytes)

@@ -15,6 +15,7 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.history import drifted_tables
 from floodmark.catalog.leases import is_dead
+from floodmark.catalog.turns import waiting
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.journal import ABANDONED, PUBLISHED, STAGED, STATES, UnfinishedOperation, to_operation
 from floodmark.errors import Corrupt
@@ -39,6 +40,9 @@ from floodmark.report.spools import SpoolReport, read_spools
 from floodmark.report.tables import TableLine, table_lines
 from floodmark.settings.settings import MaintainSettings
 
+# The first format whose catalog has a table of operations that wait.
+WAITING_FORMAT = 11
+
 
 @dataclass(frozen=True)
 class Status(Reported):
@@ -60,6 +64,8 @@ class Status(Reported):
     expired_states: int
     last_commit: str | None
     running: tuple[str, ...]
+    # Of those that run: sealed, and waiting for others that publish to the same tables; the longest first.
+    waiting: tuple[WaitingLine, ...]
     pending: tuple[str, ...]
     unknown: tuple[str, ...]
     drifted: tuple[str, ...]
@@ -78,6 +84,18 @@ class Status(Reported):
     # The parts of `health` that make the lake not ready.
     blocking: tuple[str, ...]
     health: str
+
+
+@dataclass(frozen=True)
+class WaitingLine(Reported):
+    """An operation that waits for its turn to publish to tables, since when, and which operations go first."""
+
+    operation: str
+    kind: str
+    actor: str
+    tables: tuple[str, ...]
+    since: str
+    behind: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -176,6 +194,7 @@ def lake_status(
         expired_states=catalog.expiry.count_dead(0, age_s_max=age_s_max),
         last_commit=clock.format_time(commits[0].committed_ms) if commits else None,
         running=tuple(unfinished.running),
+        waiting=_waiting(catalog, lake.format),
         pending=tuple(unfinished.pending),
         unknown=tuple(unfinished.unknown),
         drifted=seen.drifted,
@@ -214,6 +233,34 @@ def audit_line(row: AuditRow) -> AuditLine:
         outcome=row.outcome,
         version=row.version,
         detail=row.detail,
+    )
+
+
+def _waiting(catalog: Catalog, lake_format: int) -> tuple[WaitingLine, ...]:
+    if lake_format < WAITING_FORMAT:
+        return ()  # read-only: no process has migrated it
+    head, operation, turn = tables.heads, tables.operations, tables.turns
+    with catalog.database.read() as tx:
+        found = waiting(tx)
+        if not found:
+            return ()
+        known = operation.c.id.in_([one.operation for one in found])
+        rows = {
+            row.id: row for row in tx.execute(select(operation.c.id, operation.c.kind, operation.c.actor).where(known))
+        }
+        names = {row.table_id: row.table_name for row in tx.execute(select(head.c.table_id, head.c.table_name))}
+        turns = {row.table_id: row.operation for row in tx.execute(select(turn.c.table_id, turn.c.operation))}
+    return tuple(
+        WaitingLine(
+            operation=one.operation,
+            kind=rows[one.operation].kind,
+            actor=rows[one.operation].actor,
+            tables=tuple(sorted(names.get(table, table) for table in one.table_ids)),
+            since=clock.format_time(one.since_ms),
+            behind=tuple(sorted({turns[table] for table in one.table_ids if table in turns} - {one.operation})),
+        )
+        for one in found
+        if one.operation in rows
     )
 
 

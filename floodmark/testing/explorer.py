@@ -17,6 +17,9 @@ from floodmark import failpoints
 
 # Inside a transaction an actor holds locks: stopping there would only block the others, as the database does.
 NOT_A_STOP = ("locked", "moved", "branch.creating", "branch.deleting")
+# An actor that stops here waits for another one: running it would only repeat its question, until one has ended or
+# passed a point at which an operation ends.
+WAITS, WAKES = "turn.waiting", ("published", "fenced")
 WAIT_S = 60
 
 
@@ -30,6 +33,7 @@ class Actor(Generic[T]):
     go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     stopped: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     done: bool = False
+    waits: bool = False
     result: T | None = None
     error: BaseException | None = None
     trail: list[str] = field(default_factory=list)
@@ -54,6 +58,7 @@ def run_schedule(functions: Mapping[str, Callable[[], T]], prefix: tuple[str, ..
         if actor is None or point.endswith(NOT_A_STOP):
             return
         actor.trail.append(point)
+        actor.waits = point == WAITS
         actor.stopped.release()
         actor.go.acquire()
 
@@ -74,13 +79,19 @@ def run_schedule(functions: Mapping[str, Callable[[], T]], prefix: tuple[str, ..
     enabled: list[tuple[str, ...]] = []
     failpoints.observer = observe
     try:
-        while ready := tuple(name for name, actor in actors.items() if not actor.done):
+        while left := tuple(name for name, actor in actors.items() if not actor.done):
+            # If all of them wait, time must pass: a lease ends.
+            ready = tuple(name for name in left if not actors[name].waits) or left
             chosen = _choose(prefix, choices, ready)
             enabled.append(ready)
             choices.append(chosen)
             actors[chosen].go.release()
             if not actors[chosen].stopped.acquire(timeout=WAIT_S):
                 raise AssertionError(f"{chosen} is stuck after {choices}")
+            made_a_step = actors[chosen]
+            if made_a_step.done or made_a_step.trail[-1].endswith(WAKES):
+                for actor in actors.values():
+                    actor.waits = False
     finally:
         failpoints.observer = None
     return ExploredRun(tuple(choices), tuple(enabled), actors)

@@ -21,6 +21,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.database import SQLITE_NAME
 from floodmark.errors import FloodmarkError
 from floodmark.storage import root_location
+from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.contract.test_catalog_lifecycle import content, database_of, set_format, settle_wal
 
@@ -129,6 +130,32 @@ def test_an_older_backup_is_refused_and_nothing_is_made(
     assert fm.restore(file, lost.path, catalog=lost.catalog)["format"] == tables.FORMAT
 
 
+def back_to_10(place: Place) -> None:
+    """The lake as a Floodmark of format 10 left it: without what the migration to 11 adds."""
+    with database_of(place) as database, database.write() as tx:
+        tx.exec_driver_sql("DROP TABLE fm_waiting")
+        tx.exec_driver_sql("DROP TABLE fm_led")
+        tx.exec_driver_sql("UPDATE fm_migrations SET version_num = 'f0010'")
+    set_format(place, 10)
+
+
+def test_a_lake_of_format_10_is_read_as_it_is_and_migrated_when_it_is_written_to(place: Place) -> None:
+    with place.open(create=True) as lake:
+        lake.create_table("events", EVENTS)
+        lake.append("events", rows(1), batch="first")
+    back_to_10(place)
+    settle_wal(place)
+    before = content(place)
+    with place.open(read_only=True) as lake:
+        assert (ids(lake), lake.status()["format"], lake.status()["waiting"]) == ([1], 10, [])
+    assert content(place) == before
+    with place.open() as lake:
+        assert lake.append("events", rows(1), batch="first").outcome == "already_committed"
+        lake.append("events", rows(2))
+        assert (ids(lake), lake.status()["format"]) == ([1, 2], 11)
+        check_lake(lake.catalog)
+
+
 def opened(place: Place, **options: Any) -> str:
     """How a lake opens: its ids, or the kind of the error."""
     try:
@@ -139,10 +166,11 @@ def opened(place: Place, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_the_first_format_that_opens_is_10_and_11_is_too_new(place: Place, tmp_path: Path, read_only: bool) -> None:
+def test_the_first_format_that_opens_is_10_and_12_is_too_new(place: Place, tmp_path: Path, read_only: bool) -> None:
     make_backup(place, tmp_path / "lake.backup")
     found = {}
-    for number in (0, 9, 10, 11):
+    back_to_10(place)
+    for number in (0, 9, 10, 12):
         set_format(place, number)
         found[number] = opened(place, read_only=read_only)
-    assert found == {0: "TooOld", 9: "TooOld", 10: "[1, 2]", 11: "TooNew"}
+    assert found == {0: "TooOld", 9: "TooOld", 10: "[1, 2]", 12: "TooNew"}

@@ -266,6 +266,7 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         *(name for name, kind in FAILPOINTS.items() if kind == "drop"),  # tests/crash/test_drop_kills.py
         "load.set_aside",  # tests/crash/test_load_aside_kills.py
         *HEAL_POINTS,
+        *(name for name, kind in FAILPOINTS.items() if kind == "turn"),  # tests/crash/test_group_kills.py
         "abandon.fenced",
         "abandon.files_deleted",
         "expire.marked",

@@ -214,6 +214,8 @@ def lake_families(found: Overview, ready: bool) -> Iterator[Metric]:
     yield gauge("floodmark_quarantined_rows", "Rows in quarantine of sinks and spools.", status.quarantined)
     operations = {"running": len(status.running), "pending": len(status.pending), "unknown": len(status.unknown)}
     yield by_label("floodmark_operations", "Open operations, by state.", "state", operations)
+    waiting = "Sealed operations that wait for others to publish to the same tables."
+    yield gauge("floodmark_operations_waiting", waiting, len(status.waiting))
     yield by_label("floodmark_recovered", "Actions of recovery and repairs.", "outcome", status.recovered, counted=True)
     # Its earlier name, for dashboards of before; gone with the next version.
     yield by_label("floodmark_healed", "Same as floodmark_recovered.", "outcome", status.recovered, counted=True)
