@@ -47,9 +47,10 @@ DELETIONS_FILE = (
 _HEAD = select(tables.heads).where(
     tables.heads.c.branch == bindparam("branch"), tables.heads.c.table_name == bindparam("table")
 )
-_HEADS_OF = select(tables.heads.c.table_id, tables.heads.c.branch, tables.heads.c.snapshot).where(
-    tables.heads.c.table_id.in_(bindparam("table_ids", expanding=True))
-)
+# Of one table apart: SQLAlchemy makes the text of a list anew each time, which takes longer than the query.
+_HEADS = select(tables.heads.c.table_id, tables.heads.c.branch, tables.heads.c.snapshot)
+_HEADS_OF_ONE = _HEADS.where(tables.heads.c.table_id == bindparam("own_table_id"))
+_HEADS_OF = _HEADS.where(tables.heads.c.table_id.in_(bindparam("table_ids", expanding=True)))
 _COMMITTED_MS = select(tables.commits.c.committed_ms).where(tables.commits.c.version == bindparam("version"))
 _BRANCH_HEAD = select(tables.branches.c.head_version).where(tables.branches.c.name == bindparam("branch"))
 _NEWEST_METADATA = newest_metadata_of(bindparam("table_id"))
@@ -60,18 +61,17 @@ _POINTER = and_(
     tables.iceberg_tables.c.table_namespace == tables.NAMESPACE,
 )
 _KNOWN = newest_metadata_of(tables.heads.c.table_id).scalar_subquery()
-_CURRENT = (
+_CURRENT_ON = (
     select(
         tables.heads,
         tables.iceberg_tables.c.metadata_location.label("pointer"),
         _KNOWN.label("pointer_known"),
     )
     .join(tables.iceberg_tables, _POINTER, isouter=True)
-    .where(
-        tables.heads.c.branch == bindparam("branch"),
-        tables.heads.c.table_name.in_(bindparam("names", expanding=True)),
-    )
+    .where(tables.heads.c.branch == bindparam("branch"))
 )
+_CURRENT_ONE = _CURRENT_ON.where(tables.heads.c.table_name == bindparam("name"))
+_CURRENT = _CURRENT_ON.where(tables.heads.c.table_name.in_(bindparam("names", expanding=True)))
 
 
 def branch_head(tx: Connection, branch: str) -> int | None:
@@ -94,23 +94,31 @@ class History:
         return [to_head(row, branch) for row in rows]
 
     def head(self, table: str, branch: str = MAIN) -> Head:
+        for row in self._database.ask(_HEAD, {"branch": branch, "table": table}):
+            return to_head(row, branch)
         with self._database.read() as tx:
-            row = tx.execute(_HEAD, {"branch": branch, "table": table}).first()
-            if row is None:
-                names = tx.execute(select(tables.heads.c.table_name).where(tables.heads.c.branch == branch)).all()
-                _check_branch(tx, branch, names)
-                raise no_table(table, [name for (name,) in names])
-        return to_head(row, branch)
+            names = tx.execute(select(tables.heads.c.table_name).where(tables.heads.c.branch == branch)).all()
+            _check_branch(tx, branch, names)
+        raise no_table(table, [name for (name,) in names])
 
     def current_tables(self, branch: str, names: Sequence[str]) -> dict[str, CurrentTable]:
         """These tables as they are now: head, Iceberg's pointer, and where we put the pointer last."""
         with self._database.read() as tx:
-            rows = list(tx.execute(_CURRENT, {"branch": branch, "names": names}))
-            ids = [row.table_id for row in rows]
+            return self.current_in(tx, branch, names)
+
+    def current_in(self, tx: Connection, branch: str, names: Sequence[str]) -> dict[str, CurrentTable]:
+        if len(names) == 1:
+            rows = tx.execute(_CURRENT_ONE, {"branch": branch, "name": names[0]}).all()
+        else:
+            rows = tx.execute(_CURRENT, {"branch": branch, "names": names}).all()
+        ids = [row.table_id for row in rows]
+        if len(ids) == 1:
+            found = tx.execute(_HEADS_OF_ONE, {"own_table_id": ids[0]}).all()
+        else:
             found = tx.execute(_HEADS_OF, {"table_ids": ids}).all()
-            kept = {(one.table_id, one.snapshot) for one in found}
-            if any(one.branch != MAIN for one in found):
-                kept |= compared_snapshots(tx, ids)
+        kept = {(one.table_id, one.snapshot) for one in found}
+        if any(one.branch != MAIN for one in found):
+            kept |= compared_snapshots(tx, ids)
         return {
             row.table_name: CurrentTable(
                 head=to_head(row, branch),
@@ -130,11 +138,9 @@ class History:
 
     def newest_metadata(self, table_id: str) -> str:
         """Where we put a table's pointer last, for whichever branch: it names all ids that the table ever assigned."""
-        with self._database.read() as tx:
-            found = tx.execute(_NEWEST_METADATA, {"table_id": table_id}).scalar()
-        if found is None:
-            raise NotFound("the lake has no such table", table_id=table_id)
-        return str(found)
+        for row in self._database.ask(_NEWEST_METADATA, {"table_id": table_id}):
+            return str(row.metadata_location)
+        raise NotFound("the lake has no such table", table_id=table_id)
 
     # ── the past ──
 

@@ -269,12 +269,12 @@ turns = Table(
 )
 
 # An operation that the process of another one, the leader, published with its own: the folders of the leader hold its
-# metadata files.
+# metadata files. The index fm_led_leader finds them.
 led = Table(
     "fm_led",
     metadata,
     Column("operation", String(26), primary_key=True),
-    Column("leader", String(26), nullable=False, index=True),
+    Column("leader", String(26), nullable=False),
     Column("version", BigInteger, nullable=False),
 )
 

@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, or_, select, text, update
+from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, literal_column, or_, select, text, update
 
 from floodmark.catalog import tables
 from floodmark.catalog.database import NOW_MS, Database
@@ -86,7 +86,7 @@ class Turns:
         statement = _TAKE_IF_FREE[self._database.dialect]
         took = [tx.execute(statement, {"table": one, "operation": operation}).rowcount for one in sorted(table_ids)]
         if any(took) and not all(took):
-            tx.execute(_END_TURNS, {"operations": [operation]})
+            end_turns(tx, [operation])
         return all(took)
 
     def is_next(self, operation: str, table_ids: Collection[str]) -> bool:
@@ -160,12 +160,11 @@ class Turns:
 
     def ask(self, operation: str, table_ids: Collection[str]) -> Standing:
         """One query: has another process ended the operation, and whose turn is it?"""
-        with self._database.read() as tx:
-            rows = tx.execute(_STANDING, {"operation": operation, "tables": sorted(table_ids)}).all()
-            now = self._database.now_ms(tx) if rows and rows[0].holder is not None else 0
+        statement = _STANDING[self._database.dialect]
+        rows = self._database.ask(statement, {"operation": operation, "tables": sorted(table_ids)})
         if not rows:
             return Standing(None, None, has_turn=False, free=False)
-        holders = [row.holder for row in rows if row.holder is not None and row.until_ms > now]
+        holders = [row.holder for row in rows if row.holder is not None and row.until_ms > row.now_ms]
         mine = sum(one == operation for one in holders)
         return Standing(rows[0].state, rows[0].version, mine == len(table_ids), free=mine == len(holders))
 
@@ -173,8 +172,11 @@ class Turns:
 
     def check(self, tx: Connection, operation: str, table_ids: Sequence[str], now_ms: int) -> None:
         """Raise NotYourTurn if another operation has the turn of one of these tables."""
-        values = {"tables": table_ids, "operation": operation, "now_ms": now_ms}
-        if tx.execute(_OTHERS_TURN, values).first() is not None:
+        if len(table_ids) == 1:
+            found = tx.execute(_OTHERS_TURN_ONE, {"table": table_ids[0], "operation": operation, "now_ms": now_ms})
+        else:
+            found = tx.execute(_OTHERS_TURN, {"tables": table_ids, "operation": operation, "now_ms": now_ms})
+        if found.first() is not None:
             raise NotYourTurn()
 
     def hand_over(self, tx: Connection, table_ids: Collection[str], now_ms: int) -> None:
@@ -205,12 +207,12 @@ def waiting(tx: Connection) -> list[WaitingOperation]:
 
 def end_turns(tx: Connection, operations: Sequence[str]) -> None:
     """These operations have ended: their turns are free."""
-    tx.execute(_END_TURNS, {"operations": operations})
+    tx.execute(_END_TURNS, [{"ended": one} for one in operations])
 
 
 def end_waiting(tx: Connection, operations: Sequence[str]) -> None:
     """These operations do not wait any more."""
-    tx.execute(_END_WAITING, {"operations": operations})
+    tx.execute(_END_WAITING, [{"ended": one} for one in operations])
 
 
 def refuse_join(tx: Connection, operations: Collection[str]) -> None:
@@ -224,17 +226,13 @@ def _turns(operation: str, table_ids: Iterable[str], until_ms: int) -> list[dict
 
 # Statements of every commit, made once.
 _OPERATIONS: BindParameter[str] = bindparam("operations", expanding=True)
-_OTHERS_TURN = (
-    select(tables.turns.c.operation)
-    .where(
-        tables.turns.c.table_id.in_(bindparam("tables", expanding=True)),
-        tables.turns.c.operation != bindparam("operation"),
-        tables.turns.c.until_ms > bindparam("now_ms"),
-    )
-    .limit(1)
+_TURNS_OF_OTHERS = select(tables.turns.c.operation).where(
+    tables.turns.c.operation != bindparam("operation"), tables.turns.c.until_ms > bindparam("now_ms")
 )
-_END_TURNS = delete(tables.turns).where(tables.turns.c.operation.in_(_OPERATIONS))
-_END_WAITING = delete(tables.waiting).where(tables.waiting.c.operation.in_(_OPERATIONS))
+_OTHERS_TURN_ONE = _TURNS_OF_OTHERS.where(tables.turns.c.table_id == bindparam("table"))
+_OTHERS_TURN = _TURNS_OF_OTHERS.where(tables.turns.c.table_id.in_(bindparam("tables", expanding=True)))
+_END_TURNS = delete(tables.turns).where(tables.turns.c.operation == bindparam("ended"))
+_END_WAITING = delete(tables.waiting).where(tables.waiting.c.operation == bindparam("ended"))
 _REFUSE_JOIN = update(tables.waiting).where(tables.waiting.c.operation.in_(_OPERATIONS)).values(joins=ALONE)
 _HAD_TURN = update(tables.waiting).where(tables.waiting.c.operation.in_(_OPERATIONS)).values(leftovers=1)
 _HOLDERS = OPERATION.select(tables.operations.c.id).where(tables.operations.c.id.in_(_OPERATIONS))
@@ -243,12 +241,13 @@ _WAITING = (
     .join(tables.waiting, tables.waiting.c.operation == tables.operations.c.id)
     .order_by(tables.waiting.c.since_ms, tables.waiting.c.operation)
 )
-_STANDING = (
-    select(
+_STANDING = {
+    dialect: select(
         tables.operations.c.state,
         tables.operations.c.version,
         tables.turns.c.operation.label("holder"),
         tables.turns.c.until_ms,
+        literal_column(now).label("now_ms"),
     )
     .join_from(
         tables.operations,
@@ -257,7 +256,8 @@ _STANDING = (
         isouter=True,
     )
     .where(tables.operations.c.id == bindparam("operation"))
-)
+    for dialect, now in NOW_MS.items()
+}
 # An expired turn counts as taken here: whoever comes next ends it (`take_next`).
 _TAKE_IF_FREE = {
     dialect: text(

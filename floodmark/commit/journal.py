@@ -299,8 +299,13 @@ class Journal:
     def joining(
         self, tx: Connection, branch: str, table_ids: Collection[str], count_max: int
     ) -> list[JoiningOperation]:
-        """The operations on this branch that wait for these tables only, and may be published by another process."""
-        wanted = [one for one in waiting(tx) if one.joins and one.table_ids <= set(table_ids)][:count_max]
+        """The operations on this branch that wait for these tables only, and may be published by another process.
+
+        Not those of dead processes: recovery decides about them.
+        """
+        wanted = [one for one in waiting(tx) if one.joins and one.table_ids <= set(table_ids)]
+        now = self._database.now_ms(tx) if wanted else 0
+        wanted = [one for one in wanted if self._runs.is_held(one.holder, now)][:count_max]
         if not wanted:
             return []
         query = select(tables.operations).where(
@@ -371,10 +376,9 @@ class Journal:
         return found
 
     def unfinished(self) -> tuple[list[UnfinishedOperation], int]:
-        """Every operation that has not ended, with its holder's heartbeat, and the database's time: one query."""
-        with self._database.read() as tx:
-            rows = [_to_unfinished(row) for row in tx.execute(_UNFINISHED)]
-            return rows, self._database.now_ms(tx) if rows else 0
+        """Every operation that has not ended, with its holder's heartbeat, and the database's time after that."""
+        rows = [_to_unfinished(row) for row in self._database.ask(_UNFINISHED)]
+        return rows, self._database.ask_now_ms() if rows else 0
 
     def is_own(self, operation: UnfinishedOperation) -> bool:
         """Whether this process began it."""

@@ -63,13 +63,11 @@ _COMMIT = insert(tables.commits)
 _COMMIT_TABLES = insert(tables.commit_tables)
 _BRANCH = update(tables.branches).where(tables.branches.c.name == bindparam("branch"))
 _LAKE = update(tables.lake).where(tables.lake.c.id == 1)
-_OPERATION = (
-    select(
-        tables.operations.c.id, tables.operations.c.state, tables.operations.c.version, tables.operations.c.seal_hash
-    )
-    .where(tables.operations.c.id.in_(bindparam("operations", expanding=True)))
-    .with_for_update()
-)
+_OPERATION = select(
+    tables.operations.c.id, tables.operations.c.state, tables.operations.c.version, tables.operations.c.seal_hash
+).with_for_update()
+_OPERATION_ONE = _OPERATION.where(tables.operations.c.id == bindparam("operation"))
+_OPERATION_MANY = _OPERATION.where(tables.operations.c.id.in_(bindparam("operations", expanding=True)))
 _HEAD = select(tables.heads.c.snapshot, tables.heads.c.schema_id, tables.heads.c.spec_id).where(
     tables.heads.c.branch == bindparam("branch"), tables.heads.c.table_id == bindparam("table_id")
 )
@@ -88,6 +86,7 @@ class Publishing:
     riders: tuple[Rider, ...]
     judged: JudgedState | None
     cleaned: bool
+    waited: bool = False
     leader: str | None = None
     attempt: Attempt = field(default_factory=lambda: Attempt(""))
     version: int = 0
@@ -221,23 +220,25 @@ class Publisher:
         builder = Builder(self._storage, operation, seal, recheck)
         own = Publishing(operation, seal, builder, riders, judged, cleaned=not leftovers)
         sealed = sealed or Sealed()
-        has_turn, waits, waited = sealed.has_turn, sealed.waits, sealed.waits
+        has_turn, waits = sealed.has_turn, sealed.waits
         left_out: set[str] = set()
         tries = 0
         # An append fits every head: it never fails because other writers are quicker.
         while tries < TRIES_MAX or seal.is_plain:
+            own.waited = own.waited or waits
             if waits:
                 found = self._wait(operation, seal)
                 if found is not None:
                     return self._finish(own, found, points, leftovers=leftovers)
-                has_turn, waits, waited = True, False, True
+                has_turn, waits = True, False
             try:
-                group, strays = self._build(own, left_out if has_turn else None)
+                # Recovery has no seal of its own here, and publishes what it judged, alone.
+                group, strays = self._build(own, left_out if has_turn and judged is None else None)
                 # Crash here: this attempt's files exist, nothing refers to them; recovery settles the operation.
                 hit(f"{points}.built")
                 leftovers = leftovers or strays
                 own.cleaned = not leftovers
-                commit = self._transact(group, points, left_out, hands_over=waited or len(group) > 1)
+                commit = self._transact(group, points, left_out, hands_over=own.waited or len(group) > 1)
                 self._remember(group)
             except _HeadMoved:
                 leftovers, tries = True, tries + 1
@@ -326,7 +327,12 @@ class Publisher:
         One that cannot be built is left out: it publishes itself, and its own process raises what is wrong with it.
         Returns the group, and whether files of others may be left.
         """
-        chain = Chain(self._files, self._current(own.operation, own.seal))
+        with self._database.read() as tx:
+            chain = Chain(self._files, self._current(tx, own.operation, own.seal))
+            joining = () if left_out is None else self._joining(tx, own, left_out)
+        if left_out is not None:
+            # Crash here: the seals of others were read, nothing was written for them.
+            hit("turn.joined")
         group = [own]
         # One barrier for the directories of all files of this attempt.
         with self._storage.batch():
@@ -334,7 +340,7 @@ class Publisher:
             chain.add(own.attempt)
             strays = False
             end = time.monotonic() + GROUP_S_MAX
-            for one in self._joining(own, left_out) if left_out is not None else ():
+            for one in joining:
                 if time.monotonic() > end:
                     break
                 try:
@@ -350,15 +356,11 @@ class Publisher:
             chain.write()
         return group, strays
 
-    def _joining(self, own: Publishing, left_out: Collection[str]) -> list[Publishing]:
+    def _joining(self, tx: Connection, own: Publishing, left_out: Collection[str]) -> list[Publishing]:
         if any(edit.action != WRITE for edit in own.seal.edits):
             return []
-        with self._database.read() as tx:
-            found = self._journal.joining(tx, own.operation.branch, own.seal.table_ids, GROUP_MAX)
-        # Crash here: the seals of others were read, nothing was written for them.
-        hit("turn.joined")
         joining = []
-        for one in found:
+        for one in self._journal.joining(tx, own.operation.branch, own.seal.table_ids, GROUP_MAX):
             if one.operation.id in left_out or one.operation.id == own.operation.id:
                 continue
             try:
@@ -368,10 +370,12 @@ class Publisher:
             builder = Builder(self._storage, one.operation, seal, leader=own.operation)
             judged = JudgedState(STAGED, one.seal_hash)
             leader, cleaned = own.operation.id, not one.leftovers
-            joining.append(Publishing(one.operation, seal, builder, seal.riders, judged, cleaned, leader))
+            joining.append(
+                Publishing(one.operation, seal, builder, seal.riders, judged, cleaned, waited=True, leader=leader)
+            )
         return joining[: GROUP_MAX - 1]
 
-    def _current(self, operation: Operation, seal: Seal) -> dict[str, CurrentTable]:
+    def _current(self, tx: Connection, operation: Operation, seal: Seal) -> dict[str, CurrentTable]:
         """The tables as the branch has them; a table that it takes from another branch, as that branch has it.
 
         A table that comes back: as the branch had it last.
@@ -380,13 +384,12 @@ class Publisher:
         found: dict[str, CurrentTable] = {}
         for edit in seal.edits:
             if edit.action == UNDROP:
-                with self._database.read() as tx:
-                    found[edit.table] = current_dropped(tx, edit.table_id)
+                found[edit.table] = current_dropped(tx, edit.table_id)
                 continue
             taken_from = edit.source_branch if edit.action == TAKE else None
             wanted.setdefault(taken_from or operation.branch, []).append(edit.table)
         for branch, names in wanted.items():
-            found.update(self._history.current_tables(branch, names))
+            found.update(self._history.current_in(tx, branch, names))
         return found
 
     # ── the transaction ──
@@ -439,7 +442,11 @@ class Publisher:
     def _check_operations(self, tx: Connection, group: Sequence[Publishing]) -> int:
         """Each may still be published, and their branch exists. Returns the branch's head version."""
         own = group[0].operation
-        rows = {row.id: row for row in tx.execute(_OPERATION, {"operations": [one.operation.id for one in group]})}
+        if len(group) == 1:
+            found = tx.execute(_OPERATION_ONE, {"operation": own.id})
+        else:
+            found = tx.execute(_OPERATION_MANY, {"operations": [one.operation.id for one in group]})
+        rows = {row.id: row for row in found}
         if own.id not in rows:
             raise Corrupt("the operation vanished from the journal", operation=own.id)
         for one in group:
@@ -482,9 +489,10 @@ class Publisher:
         """The journal; and turns and places in line, also if no table moved: others must not wait for a lease."""
         ended = [EndedOperation(one.operation.id, one.version, one.cleaned, one.leader) for one in run]
         self._journal.mark_published(tx, ended, committed_ms)
-        operations = [one.operation.id for one in run]
-        end_turns(tx, operations)
-        end_waiting(tx, operations)
+        end_turns(tx, [one.operation.id for one in run])
+        # One that is planned again may have waited for its plan of before.
+        if waited := [one.operation.id for one in run if one.waited or not one.seal.is_plain]:
+            end_waiting(tx, waited)
 
     def _check_table(self, tx: Connection, built: BuiltTable) -> None:
         if built.edit.action == CREATE:

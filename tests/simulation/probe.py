@@ -161,10 +161,11 @@ def _one_transaction(database: Database) -> Iterator[None]:
     with database.write() as tx:
         database.lock_lake(tx)
         database.read = database.write = joined  # type: ignore[method-assign]
+        database.ask = lambda statement, values=None: list(tx.execute(statement, values or {}))  # type: ignore[method-assign]
         try:
             yield
         finally:
-            del database.read, database.write
+            del database.read, database.write, database.ask
 
 
 # ── the others, in this process ──
