@@ -319,10 +319,6 @@ class Database:
             )
         return to_lake(row)
 
-    def ask_now_ms(self) -> int:
-        with self.read() as tx:
-            return self.now_ms(tx)
-
     def now_ms(self, tx: Connection) -> int:
         """The database's clock: leases and commit times are compared by this one only."""
         return int(tx.execute(_NOW_MS[self.dialect]).scalar_one())

@@ -8,12 +8,25 @@ fm_lake's lock, as expiry does (expiry.py): a version is either held or gone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delete, func, insert, select, union_all
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    union_all,
+)
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.database import Database, SqlRow
+from floodmark.catalog.database import NOW_MS, Database, SqlRow
 from floodmark.catalog.lineage import LineagePart, Lineages, on_parts
 from floodmark.errors import BelowRetention, Corrupt, Invalid, NotFound
 from floodmark.model import MAIN, AuditRow, Commit, CurrentTable, DeletionsFile, Head, TableCommit
@@ -51,8 +64,21 @@ _HEAD = select(tables.heads).where(
 _HEADS = select(tables.heads.c.table_id, tables.heads.c.branch, tables.heads.c.snapshot)
 _HEADS_OF_ONE = _HEADS.where(tables.heads.c.table_id == bindparam("own_table_id"))
 _HEADS_OF = _HEADS.where(tables.heads.c.table_id.in_(bindparam("table_ids", expanding=True)))
-_COMMITTED_MS = select(tables.commits.c.committed_ms).where(tables.commits.c.version == bindparam("version"))
-_BRANCH_HEAD = select(tables.branches.c.head_version).where(tables.branches.c.name == bindparam("branch"))
+# The branch's head, the time of the lake's newest version, and the database's time: one round trip.
+_FACTS = {
+    dialect: select(
+        select(tables.branches.c.head_version)
+        .where(tables.branches.c.name == bindparam("branch"))
+        .scalar_subquery()
+        .label("head_version"),
+        select(tables.commits.c.committed_ms)
+        .where(tables.commits.c.version == bindparam("version"))
+        .scalar_subquery()
+        .label("committed_ms"),
+        literal_column(now).label("now_ms"),
+    )
+    for dialect, now in NOW_MS.items()
+}
 _NEWEST_METADATA = newest_metadata_of(bindparam("table_id"))
 # Iceberg's pointer of a head's table.
 _POINTER = and_(
@@ -74,9 +100,19 @@ _CURRENT_ONE = _CURRENT_ON.where(tables.heads.c.table_name == bindparam("name"))
 _CURRENT = _CURRENT_ON.where(tables.heads.c.table_name.in_(bindparam("names", expanding=True)))
 
 
-def branch_head(tx: Connection, branch: str) -> int | None:
-    """The branch's newest version; None if the lake has no such branch."""
-    return tx.execute(_BRANCH_HEAD, {"branch": branch}).scalar()
+@dataclass(frozen=True)
+class PublishFacts:
+    """A branch's newest version (None: no such branch), the time of the lake's newest one, and the database's time."""
+
+    head_version: int | None
+    committed_ms: int
+    now_ms: int
+
+
+def publish_facts(tx: Connection, branch: str, version: int) -> PublishFacts:
+    """What an operation needs to know when it begins and when it is published; `version` is the lake's newest."""
+    row = tx.execute(_FACTS[tx.dialect.name], {"branch": branch, "version": version}).one()
+    return PublishFacts(row.head_version, row.committed_ms or 0, row.now_ms)
 
 
 class History:
@@ -212,10 +248,6 @@ class History:
                 raise NotFound("the lake has no such version", version=version)
             parts = list(tx.execute(select(tables.commit_tables).where(tables.commit_tables.c.version == version)))
         return _commit(row, parts, outcome)
-
-    def committed_ms(self, tx: Connection, version: int) -> int:
-        """The time of a commit; the next one's is not before it."""
-        return tx.execute(_COMMITTED_MS, {"version": version}).scalar() or 0
 
     def touched(self, version: int) -> list[Head]:
         """The tables that a commit touched, as it left them."""

@@ -158,11 +158,17 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._known = False
+        self._beat_ms = 0
         self._identity = this_process()
         self._disowned: set[str] = set()
 
     def beat(self, tx: Connection, now_ms: int) -> None:
-        """Renew the lease inside a transaction that is written anyway; create the row if it is missing."""
+        """Renew the lease inside a transaction that is written anyway; create the row if it is missing.
+
+        One that was renewed a moment ago is not renewed again: the thread does it four times in a lease.
+        """
+        if self._known and now_ms - self._beat_ms < self._lease_ms // 16:
+            return
         if self._renewed(tx, now_ms):
             self._known = True
             return
@@ -177,7 +183,10 @@ class Heartbeat:
         self._known = True
 
     def _renewed(self, tx: Connection, now_ms: int) -> bool:
-        return tx.execute(_RENEW, {"process": self.id, "beat_ms": now_ms}).rowcount == 1
+        found = tx.execute(_RENEW, {"process": self.id, "beat_ms": now_ms}).rowcount == 1
+        # 0: the row is created in this transaction, which may be undone, so the next one looks again.
+        self._beat_ms = now_ms if found else 0
+        return found
 
     def disown(self, run: str) -> None:
         """Stop vouching for an operation, or a run of a sink, job or daemon, whose outcome is not known."""

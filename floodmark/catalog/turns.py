@@ -18,11 +18,25 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, literal_column, or_, select, text, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    delete,
+    insert,
+    literal_column,
+    or_,
+    select,
+    text,
+    update,
+)
 
 from floodmark.catalog import tables
 from floodmark.catalog.database import NOW_MS, Database
 from floodmark.catalog.leases import OPERATION, Holder, to_holder
+from floodmark.model import Scalar
 
 TURN_MS = 5_000
 # An older operation that has waited for this long is let pass, also if only some of its tables are free.
@@ -160,8 +174,11 @@ class Turns:
 
     def ask(self, operation: str, table_ids: Collection[str]) -> Standing:
         """One query: has another process ended the operation, and whose turn is it?"""
-        statement = _STANDING[self._database.dialect]
-        rows = self._database.ask(statement, {"operation": operation, "tables": sorted(table_ids)})
+        one, many = _STANDING[self._database.dialect]
+        if len(table_ids) == 1:
+            rows = self._database.ask(one, {"operation": operation, "table": next(iter(table_ids))})
+        else:
+            rows = self._database.ask(many, {"operation": operation, "tables": sorted(table_ids)})
         if not rows:
             return Standing(None, None, has_turn=False, free=False)
         holders = [row.holder for row in rows if row.holder is not None and row.until_ms > row.now_ms]
@@ -241,21 +258,28 @@ _WAITING = (
     .join(tables.waiting, tables.waiting.c.operation == tables.operations.c.id)
     .order_by(tables.waiting.c.since_ms, tables.waiting.c.operation)
 )
+
+
+def _standing(now: str, of_tables: ColumnElement[bool]) -> Select[*tuple[Scalar, ...]]:
+    return (
+        select(
+            tables.operations.c.state,
+            tables.operations.c.version,
+            tables.turns.c.operation.label("holder"),
+            tables.turns.c.until_ms,
+            literal_column(now).label("now_ms"),
+        )
+        .join_from(tables.operations, tables.turns, of_tables, isouter=True)
+        .where(tables.operations.c.id == bindparam("operation"))
+    )
+
+
+# Of one table, and of several.
 _STANDING = {
-    dialect: select(
-        tables.operations.c.state,
-        tables.operations.c.version,
-        tables.turns.c.operation.label("holder"),
-        tables.turns.c.until_ms,
-        literal_column(now).label("now_ms"),
+    dialect: (
+        _standing(now, tables.turns.c.table_id == bindparam("table")),
+        _standing(now, tables.turns.c.table_id.in_(bindparam("tables", expanding=True))),
     )
-    .join_from(
-        tables.operations,
-        tables.turns,
-        tables.turns.c.table_id.in_(bindparam("tables", expanding=True)),
-        isouter=True,
-    )
-    .where(tables.operations.c.id == bindparam("operation"))
     for dialect, now in NOW_MS.items()
 }
 # An expired turn counts as taken here: whoever comes next ends it (`take_next`).

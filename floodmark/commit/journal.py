@@ -11,12 +11,12 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, literal_column, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
-from floodmark.catalog.database import Database, SqlRow
-from floodmark.catalog.history import branch_head
+from floodmark.catalog.database import NOW_MS, Database, SqlRow
+from floodmark.catalog.history import publish_facts
 from floodmark.catalog.leases import OPERATION, Heartbeat, Holder, Runs, to_holder
 from floodmark.catalog.riders import AuditRider, Rider
 from floodmark.catalog.tables import CLEANED, LOOK_ONCE_MORE
@@ -148,12 +148,14 @@ class Journal:
         self.active.add(operation)
         try:
             with self._database.write() as tx:
-                self._database.lock_lake(tx)
+                lake = self._database.lock_lake(tx)
                 if batch is not None:
                     batch.check(tx)
-                now = self._database.now_ms(tx)
+                facts = publish_facts(tx, branch, lake.version)
+                if facts.head_version is None:
+                    raise NotFound("there is no such branch", branch=branch)
+                now, base = facts.now_ms, facts.head_version
                 self._heartbeat.beat(tx, now)
-                base = self._branch_head(tx, branch)
                 base = base if held_version is None else min(base, held_version)
                 begun = {
                     "id": operation,
@@ -173,12 +175,6 @@ class Journal:
             self.active.discard(operation)
             raise
         return Operation(operation, kind, STAGING, branch, actor, message, base, folders)
-
-    def _branch_head(self, tx: Connection, branch: str) -> int:
-        head = branch_head(tx, branch)
-        if head is None:
-            raise NotFound("there is no such branch", branch=branch)
-        return head
 
     def add_table(self, operation: Operation, table_location: str) -> Operation:
         """Record the folders that the operation is about to write into, so that recovery finds them."""
@@ -376,9 +372,9 @@ class Journal:
         return found
 
     def unfinished(self) -> tuple[list[UnfinishedOperation], int]:
-        """Every operation that has not ended, with its holder's heartbeat, and the database's time after that."""
-        rows = [_to_unfinished(row) for row in self._database.ask(_UNFINISHED)]
-        return rows, self._database.ask_now_ms() if rows else 0
+        """Every operation that has not ended, with its holder's heartbeat, and the database's time: one query."""
+        rows = self._database.ask(_UNFINISHED[self._database.dialect])
+        return [_to_unfinished(row) for row in rows], rows[0].now_ms if rows else 0
 
     def is_own(self, operation: UnfinishedOperation) -> bool:
         """Whether this process began it."""
@@ -394,7 +390,12 @@ _BEGIN = insert(tables.operations)
 _LED = insert(tables.led)
 _CHANGE = update(tables.operations).where(tables.operations.c.id == bindparam("operation"))
 _SEAL = _CHANGE.where(tables.operations.c.state.in_((STAGING, STAGED)))
-_UNFINISHED = OPERATION.select(*tables.operations.c).where(tables.unfinished).order_by(tables.operations.c.id)
+_UNFINISHED = {
+    dialect: OPERATION.select(*tables.operations.c, literal_column(now).label("now_ms"))
+    .where(tables.unfinished)
+    .order_by(tables.operations.c.id)
+    for dialect, now in NOW_MS.items()
+}
 
 
 def _to_unfinished(row: SqlRow) -> UnfinishedOperation:

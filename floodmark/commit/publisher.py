@@ -31,7 +31,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from floodmark import log
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
-from floodmark.catalog.history import History, branch_head
+from floodmark.catalog.history import History, publish_facts
 from floodmark.catalog.lineage import ENDED, Lineages
 from floodmark.catalog.pointers import drop_table, insert_table, move_head, move_table, take_table
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain, Rider
@@ -178,7 +178,7 @@ LOST_BEFORE_TURN = 3
 GROUP_MAX = 32
 GROUP_S_MAX = 1.0
 # How often an operation that waits asks: often at first, since most waits are short.
-ASK_S_MIN, ASK_S_MAX, ASK_GROWS = 0.004, 0.04, 1.2
+ASK_S_MIN, ASK_S_MAX, ASK_GROWS = 0.008, 0.05, 1.4
 # How often it looks whether the holder of the turn is dead.
 LOOK_S = 0.25
 WAIT_S_MAX = 600.0
@@ -403,12 +403,13 @@ class Publisher:
         with self._database.write() as tx:
             lake = self._database.lock_lake(tx)
             hit(f"{points}.locked")
-            parent = self._check_operations(tx, group)
-            now = self._database.now_ms(tx)
+            self._check_operations(tx, group)
+            facts = publish_facts(tx, operation.branch, lake.version)
+            parent, now = self._check_branch(tx, operation.branch, facts.head_version), facts.now_ms
             self.turns.check(tx, operation.id, sorted(own.seal.table_ids), now)
             for built in own.attempt.tables:
                 self._check_table(tx, built)
-            committed_ms = max(now, self._history.committed_ms(tx, lake.version))
+            committed_ms = max(now, facts.committed_ms)
             for place, one in enumerate(group, start=1):
                 one.version = lake.version + place
             moved: set[str] = set()
@@ -439,8 +440,8 @@ class Publisher:
             tables=tuple(table_commit(built) for built in own.attempt.moved),
         )
 
-    def _check_operations(self, tx: Connection, group: Sequence[Publishing]) -> int:
-        """Each may still be published, and their branch exists. Returns the branch's head version."""
+    def _check_operations(self, tx: Connection, group: Sequence[Publishing]) -> None:
+        """Each may still be published, from the seal that was built."""
         own = group[0].operation
         if len(group) == 1:
             found = tx.execute(_OPERATION_ONE, {"operation": own.id})
@@ -455,12 +456,14 @@ class Publisher:
                 raise _Settled(replace(own, state=row.state, version=row.version))
             if row is None or (one.judged is not None and one.judged != JudgedState(row.state, row.seal_hash)):
                 raise OperationChanged(own.id) if one.operation is own else _LeftOut(one.operation.id)
-        head = branch_head(tx, own.branch)
-        if head is None:
-            if Lineages.read(tx).state(own.branch) == ENDED:
-                raise Conflict("the branch was deleted meanwhile", branch=own.branch)
-            raise Corrupt("the branch has no row in the catalog", branch=own.branch)
-        return head
+
+    def _check_branch(self, tx: Connection, branch: str, head_version: int | None) -> int:
+        """The branch exists. Returns its head version."""
+        if head_version is None:
+            if Lineages.read(tx).state(branch) == ENDED:
+                raise Conflict("the branch was deleted meanwhile", branch=branch)
+            raise Corrupt("the branch has no row in the catalog", branch=branch)
+        return head_version
 
     def _check_riders(self, tx: Connection, one: Publishing, own: Publishing) -> None:
         try:
