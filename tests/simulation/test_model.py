@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, EVENTS, Place, ids, rows
 from tests.foreign_writer import by_another
 from tests.intake_world import SLOW, intake_of, take
+from tests.publishing import Behind, in_this_thread
 
 SEEDS = [1, 2]
 STEPS = 40
@@ -192,7 +194,7 @@ class Model:
                 *("write", "write", "write", "kill", "kill", "storage", "database", "again", "create"),
                 *("expire", "compact", "sweep", "maintain", "maintain", "ship", "ship", "chunks", "column"),
                 *("redo", "redo"),
-                *("apply", "apply", "foreign", "intake", "intake", "drop", "undrop"),
+                *("apply", "apply", "foreign", "intake", "intake", "drop", "undrop", "together"),
             ]
         )
         getattr(self, f"step_{kind}")()
@@ -221,6 +223,24 @@ class Model:
         assert commit.outcome == "committed"
         self.settle(content, key)
         assert commit.version == self.head
+
+    def step_together(self) -> None:
+        """Several appends to one table: those that wait are published with the first, each as a version of its own."""
+        table = self.random.choice(sorted(self.versions[self.head]))
+        contents = [{table: [self.next_id + number]} for number in range(self.random.randint(2, 5))]
+        batches = [f"together {self.next_id + number}" if self.random.random() < 0.5 else None for number in range(5)]
+        self.next_id += len(contents)
+        with ExitStack() as stack:
+            lakes = [stack.enter_context(self.place.open()) for _ in contents]
+            calls = [partial(write, *each) for each in zip(lakes, contents, batches, strict=False)]
+            behind = Behind(lakes[0], calls[1:])
+            with in_this_thread("append.sealed", behind.begin):
+                first = calls[0]()
+            commits = [first, *behind.wait()]
+        assert [commit.outcome for commit in commits] == ["committed"] * len(contents)
+        for commit, content, batch in zip(commits, contents, batches, strict=False):
+            self.settle(content, (table, batch) if batch else None)
+            assert commit.version == self.head
 
     def step_intake(self) -> None:
         """Rows that were acknowledged over HTTP are one version, whoever feeds them in the end."""
