@@ -25,7 +25,6 @@ from sqlalchemy import (
     Select,
     bindparam,
     delete,
-    insert,
     literal_column,
     or_,
     select,
@@ -92,8 +91,7 @@ class Turns:
             now = self._database.now_ms(tx)
             free = or_(turn.c.until_ms <= now, turn.c.operation == operation)
             tx.execute(delete(turn).where(free))
-            if tx.execute(select(turn.c.operation).where(turn.c.table_id.in_(wanted))).first() is None:
-                tx.execute(insert(turn), _turns(operation, wanted, now + lease_ms))
+            self._give(tx, operation, wanted, now + lease_ms)
 
     def take_if_free(self, tx: Connection, operation: str, table_ids: Collection[str]) -> bool:
         """Take the turns of these tables in a transaction that is written anyway, if no operation has or awaits one."""
@@ -116,8 +114,7 @@ class Turns:
             if not self._is_next(tx, operation, table_ids, now):
                 return False
             tx.execute(delete(tables.turns).where(tables.turns.c.table_id.in_(sorted(table_ids))))
-            self._give(tx, operation, table_ids, now + lease_ms)
-        return True
+            return self._give(tx, operation, table_ids, now + lease_ms)
 
     def _is_next(self, tx: Connection, operation: str, table_ids: Collection[str], now_ms: int) -> bool:
         turns = tx.execute(select(tables.turns).where(tables.turns.c.until_ms > now_ms)).all()
@@ -128,10 +125,20 @@ class Turns:
             return False
         return self._goes_first(waiting(tx), operation, table_ids, held, now_ms) is None
 
-    def _give(self, tx: Connection, operation: str, table_ids: Collection[str], until_ms: int) -> None:
-        """The operation has the turns from this COMMIT on. What it builds may stay behind if its lease ends."""
-        tx.execute(insert(tables.turns), _turns(operation, table_ids, until_ms))
-        tx.execute(_HAD_TURN, {"operations": [operation]})
+    def _give(self, tx: Connection, operation: str, table_ids: Collection[str], until_ms: int) -> bool:
+        """Give the operation the turns of all these tables, or none. What it builds may stay if its lease ends.
+
+        A seal that runs at this moment may take one without the lake's lock: then it has it.
+        """
+        took = [
+            tx.execute(_TAKE, {"table": one, "operation": operation, "until_ms": until_ms}).rowcount
+            for one in sorted(table_ids)
+        ]
+        if all(took):
+            tx.execute(_HAD_TURN, {"operations": [operation]})
+        elif any(took):
+            end_turns(tx, [operation])
+        return all(took)
 
     def _dead_holders(self, tx: Connection, operations: Collection[str], now_ms: int) -> set[str]:
         """Those of these operations that no living process works on."""
@@ -237,10 +244,6 @@ def refuse_join(tx: Connection, operations: Collection[str]) -> None:
     tx.execute(_REFUSE_JOIN, {"operations": sorted(operations)})
 
 
-def _turns(operation: str, table_ids: Iterable[str], until_ms: int) -> list[dict[str, str | int]]:
-    return [{"table_id": one, "operation": operation, "until_ms": until_ms} for one in sorted(table_ids)]
-
-
 # Statements of every commit, made once.
 _OPERATIONS: BindParameter[str] = bindparam("operations", expanding=True)
 _TURNS_OF_OTHERS = select(tables.turns.c.operation).where(
@@ -282,6 +285,9 @@ _STANDING = {
     )
     for dialect, now in NOW_MS.items()
 }
+_TAKE = text(
+    "INSERT INTO fm_turns (table_id, operation, until_ms) VALUES (:table, :operation, :until_ms) ON CONFLICT DO NOTHING"
+)
 # An expired turn counts as taken here: whoever comes next ends it (`take_next`).
 _TAKE_IF_FREE = {
     dialect: text(

@@ -555,11 +555,11 @@ class Publisher:
         raise Corrupt("the operation is in an unknown state", operation=found.id, state=found.state)
 
     def _remember(self, group: Sequence[Publishing]) -> None:
-        # Of one table the last one's metadata is what its file holds.
-        for built in (built for one in group for built in one.attempt.moved):
-            if built.edit.action == DROP:
-                continue
-            self._files.remember_metadata(built.new.metadata_location, built.metadata)
+        moved = [built for one in group for built in one.attempt.moved if built.edit.action != DROP]
+        # Of one table only the last one's metadata is what its file holds.
+        for location, metadata in {built.new.metadata_location: built.metadata for built in moved}.items():
+            self._files.remember_metadata(location, metadata)
+        for built in moved:
             if built.manifests and built.new.manifest_list is not None:
                 self._files.remember_manifests(built.new.manifest_list, built.manifests)
                 for path, entries in built.added:
