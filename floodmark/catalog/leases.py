@@ -158,7 +158,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._known = False
-        self._beat_ms = 0
+        self._beat_ms: int | None = None
         self._identity = this_process()
         self._disowned: set[str] = set()
 
@@ -167,7 +167,7 @@ class Heartbeat:
 
         One that was renewed a moment ago is not renewed again: the thread does it four times in a lease.
         """
-        if self._known and now_ms - self._beat_ms < self._lease_ms // 16:
+        if self._beat_ms is not None and now_ms - self._beat_ms < self._lease_ms // 16:
             return
         if self._renewed(tx, now_ms):
             self._known = True
@@ -184,8 +184,8 @@ class Heartbeat:
 
     def _renewed(self, tx: Connection, now_ms: int) -> bool:
         found = tx.execute(_RENEW, {"process": self.id, "beat_ms": now_ms}).rowcount == 1
-        # 0: the row is created in this transaction, which may be undone, so the next one looks again.
-        self._beat_ms = now_ms if found else 0
+        # None: the row is created in this transaction, which may be undone, so the next one looks again.
+        self._beat_ms = now_ms if found else None
         return found
 
     def disown(self, run: str) -> None:

@@ -14,6 +14,8 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Tex
 FORMAT = 11
 # The format of the first release. An older one is refused; those from here on are migrated.
 OLDEST_FORMAT = 10
+# The first format with fm_waiting and fm_led: read-only, an older lake is served as it is.
+TOGETHER_FORMAT = 11
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -279,7 +281,7 @@ led = Table(
 )
 
 # Sealed operations that wait for the turn of their tables (a JSON list of ids). `joins`: the process of another
-# operation may publish them.
+# operation may publish them. `asks`: 0 once it was given a turn, until it waits again.
 waiting = Table(
     "fm_waiting",
     metadata,
@@ -287,6 +289,7 @@ waiting = Table(
     Column("table_ids", Text, nullable=False),
     Column("since_ms", BigInteger, nullable=False),
     Column("joins", Integer, nullable=False),
+    Column("asks", Integer, nullable=False),
     Column("leftovers", Integer, nullable=False),
 )
 

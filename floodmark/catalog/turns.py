@@ -5,8 +5,8 @@ is for fairness and never a lock: the publish checks the heads in any case. An o
 another one has waits in fm_waiting, oldest first. The holder of a turn may publish operations that wait for the same
 tables together with its own (commit/publisher.py), and hands the turn to the one that waits longest.
 
-A holder that dies keeps others waiting until its lease ends, or at once where its death can be seen. One that waits and
-dies keeps no other one waiting: it is passed over.
+A holder that dies keeps others waiting until its lease ends, or not at all where its death can be seen. One that waits
+and dies keeps no other one waiting, nor does one that was given a turn and let it run out: both are passed over.
 
 Interleaving that the order by age excludes: X waits for the tables A and B. Appends to A, and others to B, come all the
 time; whenever A is free, B is not. So a younger operation does not take A while X could take both, or has waited long.
@@ -62,6 +62,7 @@ class WaitingOperation:
     table_ids: frozenset[str]
     since_ms: int
     joins: bool
+    asks: bool
     leftovers: bool
     holder: Holder
 
@@ -159,7 +160,7 @@ class Turns:
         for one in found:
             if one.operation == operation:
                 return None
-            if one.table_ids.isdisjoint(table_ids) or not self._is_held(one.holder, now_ms):
+            if not one.asks or one.table_ids.isdisjoint(table_ids) or not self._is_held(one.holder, now_ms):
                 continue
             if one.table_ids.isdisjoint(held) or now_ms - one.since_ms > LONG_MS:
                 return one
@@ -170,7 +171,10 @@ class Turns:
     def wait_in_line(
         self, tx: Connection, operation: str, table_ids: Collection[str], *, joins: bool, leftovers: bool
     ) -> None:
-        """From this COMMIT on the operation waits. One that waits already keeps its place in line."""
+        """From this COMMIT on the operation waits. One that waits already keeps its place in line.
+
+        The caller has the lock of the operation's row, and found it staged: nothing would end the row of another.
+        """
         row = {
             "operation": operation,
             "table_ids": json.dumps(sorted(table_ids)),
@@ -222,6 +226,7 @@ def waiting(tx: Connection) -> list[WaitingOperation]:
             frozenset(json.loads(row.table_ids)),
             row.since_ms,
             row.joins == JOINS,
+            bool(row.asks),
             bool(row.leftovers),
             to_holder(row),
         )
@@ -254,11 +259,15 @@ _OTHERS_TURN = _TURNS_OF_OTHERS.where(tables.turns.c.table_id.in_(bindparam("tab
 _END_TURNS = delete(tables.turns).where(tables.turns.c.operation == bindparam("ended"))
 _END_WAITING = delete(tables.waiting).where(tables.waiting.c.operation == bindparam("ended"))
 _REFUSE_JOIN = update(tables.waiting).where(tables.waiting.c.operation.in_(_OPERATIONS)).values(joins=ALONE)
-_HAD_TURN = update(tables.waiting).where(tables.waiting.c.operation.in_(_OPERATIONS)).values(leftovers=1)
-_HOLDERS = OPERATION.select(tables.operations.c.id).where(tables.operations.c.id.in_(_OPERATIONS))
+_HAD_TURN = update(tables.waiting).where(tables.waiting.c.operation.in_(_OPERATIONS)).values(asks=0, leftovers=1)
+# Of an operation that has ended, no process works on it any more.
+_HOLDERS = OPERATION.select(tables.operations.c.id).where(
+    tables.operations.c.id.in_(_OPERATIONS), tables.operations.c.state.in_(("staging", "staged"))
+)
 _WAITING = (
     OPERATION.select(*tables.waiting.c)
     .join(tables.waiting, tables.waiting.c.operation == tables.operations.c.id)
+    .where(tables.operations.c.state == "staged")
     .order_by(tables.waiting.c.since_ms, tables.waiting.c.operation)
 )
 
@@ -299,9 +308,9 @@ _TAKE_IF_FREE = {
 }
 _WAIT = {
     dialect: text(
-        "INSERT INTO fm_waiting (operation, table_ids, since_ms, joins, leftovers)"
-        f" VALUES (:operation, :table_ids, {now}, :joins, :leftovers) ON CONFLICT (operation) DO UPDATE"
-        " SET table_ids = excluded.table_ids, joins = excluded.joins, leftovers = excluded.leftovers"
+        "INSERT INTO fm_waiting (operation, table_ids, since_ms, joins, asks, leftovers)"
+        f" VALUES (:operation, :table_ids, {now}, :joins, 1, :leftovers) ON CONFLICT (operation) DO UPDATE"
+        " SET table_ids = excluded.table_ids, joins = excluded.joins, asks = 1, leftovers = excluded.leftovers"
     )
     for dialect, now in NOW_MS.items()
 }

@@ -278,9 +278,11 @@ class Publication:
         try:
             found, was_us = catalog.journal.abandon(self.operation.id)
             commit = self._published(found)
-        except Exception as unreachable:
+        except BaseException as unreachable:
             # For any reason: it was not abandoned, or it is published and cannot be read.
             catalog.heartbeat.disown(self.operation.id)
+            if not isinstance(unreachable, Exception):
+                raise
             raise CommitUnknown(
                 "the outcome of this operation is unknown", operation=self.operation.id, cause=error
             ) from unreachable

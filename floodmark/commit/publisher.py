@@ -52,7 +52,7 @@ from floodmark.commit.journal import (
     fenced,
 )
 from floodmark.commit.metadata import MetadataFiles, small_files_change
-from floodmark.commit.seal import CREATE, DROP, TAKE, UNDROP, WRITE, Seal
+from floodmark.commit.seal import CREATE, DROP, TAKE, UNDROP, WRITE, Edit, Seal
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, CurrentTable, TableCommit
@@ -90,6 +90,10 @@ class Publishing:
     leader: str | None = None
     attempt: Attempt = field(default_factory=lambda: Attempt(""))
     version: int = 0
+
+    def writes_into(self, edit: Edit) -> bool:
+        """Whether the journal has the table's folders as the operation's own."""
+        return self.operation.folder(edit.location, "metadata") in self.operation.folders
 
 
 def record_commits(tx: Connection, group: Sequence[Publishing], parent: int, committed_ms: int) -> None:
@@ -177,6 +181,8 @@ LOST_BEFORE_TURN = 3
 # Operations that are published together: the last one's riders wait for all of them.
 GROUP_MAX = 32
 GROUP_S_MAX = 1.0
+# After so many that had to be left out, only operations without riders join: nothing can refuse those.
+LEFT_OUT_MAX = 2
 # How often an operation that waits asks: often at first, since most waits are short.
 ASK_S_MIN, ASK_S_MAX, ASK_GROWS = 0.008, 0.05, 1.4
 # How often it looks whether the holder of the turn is dead.
@@ -249,6 +255,10 @@ class Publisher:
                 leftovers, tries, has_turn = True, tries + 1, False
                 waits = self._wait_in_line(operation, seal, sealed)
                 continue
+            except PlanAgain:
+                if own.waited or has_turn:
+                    self._leave_line(operation)
+                raise
             except _LeftOut as other:
                 leftovers = True
                 left_out.add(other.operation)
@@ -284,8 +294,17 @@ class Publisher:
         """Wait for the turn from now on. Unless it only appends, its own process must check it on the new heads."""
         joins = seal.is_plain and not sealed.apart
         with self._database.write() as tx:
-            self.turns.wait_in_line(tx, operation.id, seal.table_ids, joins=joins, leftovers=True)
+            row = tx.execute(_OPERATION_ONE, {"operation": operation.id}).first()
+            # If it has ended meanwhile, it finds that when it asks.
+            if row is not None and row.state == STAGED:
+                self.turns.wait_in_line(tx, operation.id, seal.table_ids, joins=joins, leftovers=True)
         return True
+
+    def _leave_line(self, operation: Operation) -> None:
+        """It is planned again, which may take long: others do not wait for it, and it waits anew afterwards."""
+        with self._database.write() as tx:
+            end_turns(tx, [operation.id])
+            end_waiting(tx, [operation.id])
 
     def _wait(self, operation: Operation, seal: Seal) -> Commit | None:
         """Wait until the operation has the turn of its tables (None), or another process published it (its commit)."""
@@ -345,7 +364,9 @@ class Publisher:
                     break
                 try:
                     one.attempt = one.builder.build(chain)
-                except (PlanAgain, Conflict) as error:
+                except Unavailable:
+                    raise
+                except (PlanAgain, FloodmarkError) as error:
                     log.get(one.operation.id).info("not published together with others", cause=str(error))
                     strays = True
                     if left_out is not None:
@@ -357,16 +378,20 @@ class Publisher:
         return group, strays
 
     def _joining(self, tx: Connection, own: Publishing, left_out: Collection[str]) -> list[Publishing]:
-        if any(edit.action != WRITE for edit in own.seal.edits):
+        if any(edit.action != WRITE or edit.pointer_found is not None for edit in own.seal.edits):
             return []
+        # The journal knows where the leader writes; a table that it only depends on is not among that.
+        written = {edit.table_id for edit in own.seal.edits if own.writes_into(edit)}
         joining = []
-        for one in self._journal.joining(tx, own.operation.branch, own.seal.table_ids, GROUP_MAX):
+        for one in self._journal.joining(tx, own.operation.branch, written, GROUP_MAX):
             if one.operation.id in left_out or one.operation.id == own.operation.id:
                 continue
             try:
                 seal = Seal.from_text(one.operation.id, one.seal, one.seal_hash)
             except Corrupt:
                 continue  # recovery refuses it by name
+            if seal.riders and len(left_out) >= LEFT_OUT_MAX:
+                continue  # each refusal costs a build of all others
             builder = Builder(self._storage, one.operation, seal, leader=own.operation)
             judged = JudgedState(STAGED, one.seal_hash)
             leader, cleaned = own.operation.id, not one.leftovers

@@ -170,6 +170,10 @@ class Looking:
         self._held = HeldVersions(self._lines.all(), held)
         self._condemned = _condemned(tx)
         self._busy = set(tx.execute(select(operation.c.version).where(operation.c.cleaned != CLEANED)).scalars())
+        if tx.execute(select(tables.lake.c.format)).scalar_one() >= tables.TOGETHER_FORMAT:
+            # Cleaning a leader's folders compares them with what the versions that it published name.
+            led = select(tables.led.c.version).join(operation, operation.c.id == tables.led.c.leader)
+            self._busy |= set(tx.execute(led.where(operation.c.cleaned != CLEANED)).scalars())
         self._with_heads = set(tx.execute(select(tables.heads.c.table_id)).scalars())
 
     def states_of(self, table_id: str) -> TableStates | None:
@@ -189,8 +193,11 @@ class Looking:
             if newest.version in dead | condemned:
                 pointed = newest.metadata_location
             if newest.version in condemned:
-                states = tuple(state for state in states if state is not newest)
-                dead, condemned = dead - {newest.version}, condemned - {newest.version}
+                # Operations that were published together share their metadata file.
+                sharing = {one.version for one in states if one.metadata_location == newest.metadata_location}
+                hidden = sharing & condemned
+                states = tuple(state for state in states if state.version not in hidden)
+                dead, condemned = dead - hidden, condemned - hidden
         else:
             known = select(func.count()).where(tables.deletions.c.table_id == table_id)
             all_go = self._tx.execute(known).scalar_one() == len(deletions)
@@ -208,8 +215,11 @@ class Looking:
 
 def _newest_few(states: Collection[Head], living: set[int]) -> set[int]:
     """Existing branches keep them: the table's metadata names them to other engines. Tombstones stay too."""
-    real = [state.version for state in states if state.metadata_location and state.version in living]
-    return {*real[-SNAPSHOTS_KEPT:], *(state.version for state in states if not state.metadata_location)}
+    real = [state for state in states if state.metadata_location and state.version in living]
+    # Metadata of operations that were published together names all of their snapshots.
+    named = {state.metadata_location for state in real[-SNAPSHOTS_KEPT:]}
+    kept = {state.version for state in real if state.metadata_location in named}
+    return kept | {state.version for state in states if not state.metadata_location}
 
 
 def _dead_of_dropped(states: Collection[Head], unseen: set[int], gone: set[int], *, all_go: bool) -> set[int]:

@@ -40,9 +40,6 @@ from floodmark.report.spools import SpoolReport, read_spools
 from floodmark.report.tables import TableLine, table_lines
 from floodmark.settings.settings import MaintainSettings
 
-# The first format whose catalog has a table of operations that wait.
-WAITING_FORMAT = 11
-
 
 @dataclass(frozen=True)
 class Status(Reported):
@@ -237,7 +234,7 @@ def audit_line(row: AuditRow) -> AuditLine:
 
 
 def _waiting(catalog: Catalog, lake_format: int) -> tuple[WaitingLine, ...]:
-    if lake_format < WAITING_FORMAT:
+    if lake_format < tables.TOGETHER_FORMAT:
         return ()  # read-only: no process has migrated it
     head, operation, turn = tables.heads, tables.operations, tables.turns
     with catalog.database.read() as tx:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, insert, select, update
 
 import floodmark as fm
 from floodmark.catalog import tables
+from floodmark.catalog.turns import WaitingOperation, waiting
 from floodmark.commit.metadata import parse_metadata
 from floodmark.commit.publisher import GROUP_MAX
 from floodmark.testing.invariants import check_lake
@@ -340,4 +342,89 @@ def test_a_member_that_dies_is_published_or_undone_and_never_half(lake: fm.Lake,
     assert ids(lake) == [2]
     assert [row.outcome for row in lake.audit()] == ["rolled_back"]
     gone.close()
+    rest(lake)
+
+
+def test_snapshots_that_the_metadata_of_a_group_names_are_not_swept(lake: fm.Lake, others: Others) -> None:
+    """Other engines read them from the metadata, and ask no catalog of ours whether they are expired."""
+    behind = Behind(lake, appends(others(8)))
+    led(lake, behind, lambda: lake.append("events", rows(2)))
+    behind.wait()
+    assert lake.catalog.expiry.expire(before_ms=2**60)
+    lake.maintain.sweep(grace="0s")
+    metadata = lake.catalog.files.metadata(lake.catalog.history.head("events").metadata_location)
+    assert len(metadata.snapshots) == 9
+    assert all(lake.catalog.storage.exists(one.manifest_list) for one in metadata.snapshots)
+    rest(lake)
+
+
+def test_versions_of_a_group_stay_until_the_folders_of_its_leader_are_clean(lake: fm.Lake, others: Others) -> None:
+    """Cleaning compares the folders with what those versions name; without them nothing could be deleted any more."""
+    behind = Behind(lake, appends(others(3)))
+    first = led(lake, behind, lambda: lake.append("events", rows(2)))
+    behind.wait()
+    for number in range(20, 27):
+        lake.append("events", rows(number))
+    row = tables.operations
+    with lake.catalog.database.write() as tx:
+        tx.execute(update(row).where(row.c.id == first.operation).values(cleaned=0))
+    lake.catalog.expiry.expire(before_ms=2**60)
+    lake.maintain.sweep(grace="0s")
+    assert lake.catalog.publisher.clean(lake.catalog.journal.find(first.operation), first) == 0  # type: ignore[arg-type]
+    with lake.catalog.database.read() as tx:
+        assert tx.execute(select(row.c.cleaned).where(row.c.id == first.operation)).scalar_one() != 0
+    lake.maintain.sweep(grace="0s")
+    rest(lake)
+
+
+def test_one_that_let_its_turn_run_out_is_passed_over_until_it_waits_again(lake: fm.Lake, others: Others) -> None:
+    """It was given the turn and is stopped, or plans again: its place in line has a lease like the turn."""
+    made = others(3)
+    behind = Behind(lake, appends(made))
+    turns, table_id = lake.catalog.journal.turns, lake.catalog.history.head("events").table_id
+    seen: list[str | None] = []
+
+    def first_of(found: list[WaitingOperation], operation: str) -> str | None:
+        one = turns._goes_first(found, operation, [table_id], (), found[0].since_ms)
+        return None if one is None else one.operation
+
+    def look() -> None:
+        behind.begin()
+        with lake.catalog.database.read() as tx:
+            slow, quick, last = waiting(tx)
+        stopped = replace(slow, asks=False)
+        seen.extend([first_of([slow, quick, last], quick.operation), first_of([stopped, quick, last], quick.operation)])
+        assert seen == [slow.operation, None]
+
+    with in_this_thread("append.sealed", look):
+        lake.append("events", rows(2))
+    assert len(seen) == 2
+    assert [commit.outcome for commit in behind.wait()] == ["committed"] * 3
+    assert ids(lake) == [2, 10, 11, 12]
+    rest(lake)
+
+
+def test_one_that_has_ended_gets_no_place_in_line(lake: fm.Lake, others: Others) -> None:
+    """Nothing would ever delete its row, and all others would go behind it."""
+    (other,) = others(1)
+
+    def fence() -> None:
+        with lake.catalog.database.read() as tx:
+            mine = tx.execute(select(tables.operations.c.id).where(tables.operations.c.state == "staged")).scalar_one()
+        other.append("events", rows(3))
+        with other.catalog.database.write() as tx:
+            # Another one has the turn, so the publish fails, and the operation would wait in line.
+            head = other.catalog.history.head("events")
+            tx.execute(delete(tables.turns))
+            values = {"table_id": head.table_id, "operation": mine[::-1], "until_ms": 2**60}
+            tx.execute(insert(tables.turns).values(**values))
+        operation, _ = other.catalog.journal.abandon(mine)
+        assert operation is not None
+        other.catalog.journal.delete_files(operation)
+
+    with in_this_thread("append.built", fence), pytest.raises(fm.FloodmarkError):
+        lake.append("events", rows(2))
+    with lake.catalog.database.write() as tx:
+        tx.execute(delete(tables.turns))
+    assert ids(lake) == [3]
     rest(lake)

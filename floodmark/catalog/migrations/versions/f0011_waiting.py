@@ -14,6 +14,7 @@ def upgrade() -> None:
         sa.Column("table_ids", sa.Text, nullable=False),
         sa.Column("since_ms", sa.BigInteger, nullable=False),
         sa.Column("joins", sa.Integer, nullable=False),
+        sa.Column("asks", sa.Integer, nullable=False),
         sa.Column("leftovers", sa.Integer, nullable=False),
     )
     op.create_table(
