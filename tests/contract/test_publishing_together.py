@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.turns import WaitingOperation, waiting
 from floodmark.commit.metadata import parse_metadata
 from floodmark.commit.publisher import GROUP_MAX
+from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.publishing import Behind, in_this_thread, in_this_thread_too
@@ -428,3 +429,34 @@ def test_one_that_has_ended_gets_no_place_in_line(lake: fm.Lake, others: Others)
         tx.execute(delete(tables.turns))
     assert ids(lake) == [3]
     rest(lake)
+
+
+@pytest.mark.parametrize("mode", ["before", "after"])
+def test_whichever_database_call_of_a_leader_fails_the_others_come_in_once(
+    new_place: Callable[[str], Place], mode: str
+) -> None:
+    """From its seal on, until a run passes without the fault: the leader's rows are there if it was told so."""
+    place, expected = new_place("sqlite"), list[int]()
+    with place.open(create=True) as lake, place.open() as one, place.open() as two:
+        lake.create_table("events", EVENTS)
+        for number in range(1, 200):
+            faults: list[DatabaseFaults] = []
+            behind = Behind(lake, appends([one, two], 1000 * number + 1))
+
+            def begin(number: int = number, faults: list[DatabaseFaults] = faults, behind: Behind = behind) -> None:
+                behind.begin()
+                faults.append(DatabaseFaults(lake.catalog.database, fail_at=number, mode=mode))
+
+            with suppress(fm.Unavailable), in_this_thread("append.sealed", begin):
+                lake.append("events", rows(1000 * number))
+                expected.append(1000 * number)
+            faults[0].remove()
+            assert [commit.outcome for commit in behind.wait()] == ["committed"] * 2
+            expected += [1000 * number + 1, 1000 * number + 2]
+            assert ids(lake) == expected
+            if not faults[0].fired:
+                break
+        else:
+            pytest.fail("every run met the fault")
+        assert number > 10
+        rest(lake)
