@@ -31,7 +31,7 @@ from tests.contract.test_older_formats import EVERY_OLDER, everything, make_olde
 STATUS_KEYS = [
     *("lake", "catalog", "format", "incarnation", "version", "branches", "tables", "rows", "files", "bytes"),
     *("small_files", "small_file_ratio", "versions", "expired_states", "last_commit"),
-    *("running", "pending", "unknown", "drifted", "pins", "recovered", "last_maintenance", "due", "sinks"),
+    *("running", "waiting", "pending", "unknown", "drifted", "pins", "recovered", "last_maintenance", "due", "sinks"),
     *("spools", "quarantined", "daemon", "jobs", "jobs_error", "blocking", "health"),
 ]
 TABLE_KEYS = {
