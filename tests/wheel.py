@@ -29,6 +29,7 @@ NEEDED = (
     "floodmark/rows/log4j2.properties",
     "floodmark/catalog/migrations/script.py.mako",
     "floodmark/catalog/migrations/versions/f0010_lake.py",
+    "floodmark/catalog/migrations/versions/f0011_waiting.py",
     "floodmark/serve/page/templates/",
     "floodmark/serve/page/static/",
     f"{INFO}licenses/LICENSE",
