@@ -7,15 +7,11 @@ and that the riders' preconditions hold; then pointers, heads, history, riders a
 Interleaving that this order excludes: a writer W is paused after its build; recovery R fences W and deletes its files;
 W continues. W's publish reads its own row under the lock, finds `abandoned`, and stops before it touches a pointer.
 
-**Publishing together.** An operation that only appends takes the turn of its tables when it is sealed. Others that come
-meanwhile wait in line. The holder of the turn (the leader) builds their snapshots after its own, and publishes all in
-one transaction: each has its own version, sequences, riders and row in the journal, as if it came one after the other.
-The leader's own operation is the first. One that was ended, planned again or refused meanwhile is taken out, and the
-rest is built again. Whoever waits reads its own row: `published` by the leader, or its turn to lead.
-
-Crash of a leader: nothing of its attempt was published, or all of it. Files of the attempt are in its own folders only;
-recovery settles its operation, and the next leader publishes those that wait. Crash of one that waits: its seal is
-complete, so the leader publishes it as if it had died after its COMMIT, or recovery fences it first.
+Publishing together: whoever has the turn of its tables (the leader) builds the snapshots of appends that wait for them
+after its own, and publishes all in one transaction, each with its own version, riders and row in the journal. One that
+ended or is refused meanwhile is taken out, and the rest is built again. Crash of a leader: nothing of its attempt was
+published, or all of it; its files are in its own folders, recovery settles its operation, others publish those that
+wait. Crash of one that waits: its seal is complete; the leader publishes it, or recovery fences it first.
 """
 
 from __future__ import annotations
@@ -77,7 +73,8 @@ _HEAD = select(tables.heads.c.snapshot, tables.heads.c.schema_id, tables.heads.c
 class Publishing:
     """One operation of a group, from its seal to its version.
 
-    `judged`: what its process judged of it; of one that joins, the seal that was read. `version`: once it has one.
+    `judged`: what its process judged of it; of one that joins, the seal that was read. `cleaned`: its folders hold no
+    file that its commit does not name. `version`: once it has one.
     """
 
     operation: Operation
@@ -94,6 +91,22 @@ class Publishing:
     def writes_into(self, edit: Edit) -> bool:
         """Whether the journal has the table's folders as the operation's own."""
         return self.operation.folder(edit.location, "metadata") in self.operation.folders
+
+
+@dataclass
+class Leading(Publishing):
+    """The operation of this process, over its tries. `left_out`: those that it cannot publish with its own."""
+
+    sealed: Sealed = field(default_factory=Sealed)
+    has_turn: bool = False
+    waits: bool = False
+    tries: int = 0
+    left_out: set[str] = field(default_factory=set)
+
+    def lost(self) -> None:
+        """This try was lost: its files are left."""
+        self.tries += 1
+        self.cleaned = False
 
 
 def record_commits(tx: Connection, group: Sequence[Publishing], parent: int, committed_ms: int) -> None:
@@ -224,55 +237,14 @@ class Publisher:
         """
         riders: tuple[Rider, ...] = seal.riders if audit is None else (*seal.riders, audit)
         builder = Builder(self._storage, operation, seal, recheck)
-        own = Publishing(operation, seal, builder, riders, judged, cleaned=not leftovers)
-        sealed = sealed or Sealed()
-        has_turn, waits = sealed.has_turn, sealed.waits
-        left_out: set[str] = set()
-        tries = 0
+        own = Leading(operation, seal, builder, riders, judged, cleaned=not leftovers, sealed=sealed or Sealed())
+        own.has_turn, own.waits = own.sealed.has_turn, own.sealed.waits
         # An append fits every head: it never fails because other writers are quicker.
-        while tries < TRIES_MAX or seal.is_plain:
-            own.waited = own.waited or waits
-            if waits:
-                found = self._wait(operation, seal)
-                if found is not None:
-                    return self._finish(own, found, points, leftovers=leftovers)
-                has_turn, waits = True, False
-            try:
-                # Recovery has no seal of its own here, and publishes what it judged, alone.
-                group, strays = self._build(own, left_out if has_turn and judged is None else None)
-                # Crash here: this attempt's files exist, nothing refers to them; recovery settles the operation.
-                hit(f"{points}.built")
-                leftovers = leftovers or strays
-                own.cleaned = not leftovers
-                commit = self._transact(group, points, left_out, hands_over=own.waited or len(group) > 1)
-                self._remember(group)
-            except _HeadMoved:
-                leftovers, tries = True, tries + 1
-                if tries >= LOST_BEFORE_TURN and not has_turn:
-                    waits = self._wait_in_line(operation, seal, sealed)
-                continue
-            except NotYourTurn:
-                leftovers, tries, has_turn = True, tries + 1, False
-                waits = self._wait_in_line(operation, seal, sealed)
-                continue
-            except PlanAgain:
-                if own.waited or has_turn:
-                    self._leave_line(operation)
-                raise
-            except _LeftOut as other:
-                leftovers = True
-                left_out.add(other.operation)
-                continue
-            except ReplyLost:
-                leftovers, tries = True, tries + 1
-                found = self._ask(operation)
-                if found is None:
-                    continue
-                commit = found
-            except _Settled as settled:
-                leftovers = True
-                commit = self._settled(settled.operation)
-            return self._finish(own, commit, points, leftovers=leftovers)
+        while own.tries < TRIES_MAX or seal.is_plain:
+            commit = self._wait(own) if own.waits else None
+            commit = commit or self._try(own, points)
+            if commit is not None:
+                return self._finish(own, commit, points)
         raise Conflict(
             "the tables kept changing under this operation",
             tries=TRIES_MAX,
@@ -280,25 +252,57 @@ class Publisher:
             advice="Run it again when there are fewer writers.",
         )
 
-    def _finish(self, own: Publishing, commit: Commit, points: str, *, leftovers: bool) -> Commit:
+    def _try(self, own: Leading, points: str) -> Commit | None:
+        """One attempt: build and publish. None: it was lost, and the next one may win, or must wait for its turn."""
+        try:
+            group = self._build(own)
+            # Crash here: this attempt's files exist, nothing refers to them; recovery settles the operation.
+            hit(f"{points}.built")
+            commit = self._transact(group, points, own.left_out, hands_over=own.waited or len(group) > 1)
+            self._remember(group)
+        except _HeadMoved:
+            own.lost()
+            if own.tries >= LOST_BEFORE_TURN and not own.has_turn:
+                self._wait_in_line(own)
+        except NotYourTurn:
+            own.lost()
+            self._wait_in_line(own)
+        except PlanAgain:
+            if own.waited or own.has_turn:
+                self._leave_line(own.operation)
+            raise
+        except _LeftOut as other:
+            own.cleaned = False
+            own.left_out.add(other.operation)
+        except ReplyLost:
+            own.lost()
+            return self._ask(own.operation)
+        except _Settled as settled:
+            own.cleaned = False
+            return self._settled(settled.operation)
+        else:
+            return commit
+        return None
+
+    def _finish(self, own: Publishing, commit: Commit, points: str) -> Commit:
         # Crash here: the commit is true; if files of lost attempts are left, its row shows it (`cleaned` is 0).
         hit(f"{points}.published")
-        if leftovers:
+        if not own.cleaned:
             self.clean(own.operation, commit)
         hit(f"{points}.cleaned")
         return commit
 
     # ── waiting for a turn ──
 
-    def _wait_in_line(self, operation: Operation, seal: Seal, sealed: Sealed) -> bool:
+    def _wait_in_line(self, own: Leading) -> None:
         """Wait for the turn from now on. Unless it only appends, its own process must check it on the new heads."""
-        joins = seal.is_plain and not sealed.apart
+        joins = own.seal.is_plain and not own.sealed.apart
         with self._database.write() as tx:
-            row = tx.execute(_OPERATION_ONE, {"operation": operation.id}).first()
+            row = tx.execute(_OPERATION_ONE, {"operation": own.operation.id}).first()
             # If it has ended meanwhile, it finds that when it asks.
             if row is not None and row.state == STAGED:
-                self.turns.wait_in_line(tx, operation.id, seal.table_ids, joins=joins, leftovers=True)
-        return True
+                self.turns.wait_in_line(tx, own.operation.id, own.seal.table_ids, joins=joins, leftovers=True)
+        own.has_turn, own.waits = False, True
 
     def _leave_line(self, operation: Operation) -> None:
         """It is planned again, which may take long: others do not wait for it, and it waits anew afterwards."""
@@ -306,8 +310,9 @@ class Publisher:
             end_turns(tx, [operation.id])
             end_waiting(tx, [operation.id])
 
-    def _wait(self, operation: Operation, seal: Seal) -> Commit | None:
+    def _wait(self, own: Leading) -> Commit | None:
         """Wait until the operation has the turn of its tables (None), or another process published it (its commit)."""
+        operation, seal, own.waited = own.operation, own.seal, True
         # Crash here: it is sealed and waits; a leader publishes it, or recovery settles it.
         hit("turn.queued")
         end, look, delay = time.monotonic() + WAIT_S_MAX, 0.0, ASK_S_MIN
@@ -327,6 +332,7 @@ class Publisher:
             if has_turn:
                 # Crash here: it has the turn; others see its death, or wait until its lease ends.
                 hit("turn.taken")
+                own.has_turn, own.waits = True, False
                 return None
             hit("turn.waiting")
             time.sleep(delay)
@@ -340,24 +346,24 @@ class Publisher:
 
     # ── building ──
 
-    def _build(self, own: Publishing, left_out: set[str] | None) -> tuple[list[Publishing], bool]:
-        """Build the operation, and after it those that wait for the same tables; `left_out` None: it goes alone.
+    def _build(self, own: Leading) -> list[Publishing]:
+        """Build the operation, and after it, if it has their turn, those that wait for the same tables.
 
         One that cannot be built is left out: it publishes itself, and its own process raises what is wrong with it.
-        Returns the group, and whether files of others may be left.
         """
+        # Recovery publishes what it judged, alone.
+        leads = own.has_turn and own.judged is None
         with self._database.read() as tx:
             chain = Chain(self._files, self._current(tx, own.operation, own.seal))
-            joining = () if left_out is None else self._joining(tx, own, left_out)
-        if left_out is not None:
+            joining = self._joining(tx, own) if leads else ()
+        if leads:
             # Crash here: the seals of others were read, nothing was written for them.
             hit("turn.joined")
-        group = [own]
+        group: list[Publishing] = [own]
         # One barrier for the directories of all files of this attempt.
         with self._storage.batch():
             own.attempt = own.builder.build(chain)
             chain.add(own.attempt)
-            strays = False
             end = time.monotonic() + GROUP_S_MAX
             for one in joining:
                 if time.monotonic() > end:
@@ -368,29 +374,28 @@ class Publisher:
                     raise
                 except (PlanAgain, FloodmarkError) as error:
                     log.get(one.operation.id).info("not published together with others", cause=str(error))
-                    strays = True
-                    if left_out is not None:
-                        left_out.add(one.operation.id)
+                    own.cleaned = False
+                    own.left_out.add(one.operation.id)
                     continue
                 chain.add(one.attempt)
                 group.append(one)
             chain.write()
-        return group, strays
+        return group
 
-    def _joining(self, tx: Connection, own: Publishing, left_out: Collection[str]) -> list[Publishing]:
+    def _joining(self, tx: Connection, own: Leading) -> list[Publishing]:
         if any(edit.action != WRITE or edit.pointer_found is not None for edit in own.seal.edits):
             return []
         # The journal knows where the leader writes; a table that it only depends on is not among that.
         written = {edit.table_id for edit in own.seal.edits if own.writes_into(edit)}
         joining = []
         for one in self._journal.joining(tx, own.operation.branch, written, GROUP_MAX):
-            if one.operation.id in left_out or one.operation.id == own.operation.id:
+            if one.operation.id in own.left_out or one.operation.id == own.operation.id:
                 continue
             try:
                 seal = Seal.from_text(one.operation.id, one.seal, one.seal_hash)
             except Corrupt:
                 continue  # recovery refuses it by name
-            if seal.riders and len(left_out) >= LEFT_OUT_MAX:
+            if seal.riders and len(own.left_out) >= LEFT_OUT_MAX:
                 continue  # each refusal costs a build of all others
             builder = Builder(self._storage, one.operation, seal, leader=own.operation)
             judged = JudgedState(STAGED, one.seal_hash)
