@@ -297,7 +297,7 @@ _STANDING = {
 _TAKE = text(
     "INSERT INTO fm_turns (table_id, operation, until_ms) VALUES (:table, :operation, :until_ms) ON CONFLICT DO NOTHING"
 )
-# An expired turn counts as taken here: whoever comes next ends it (`take_next`).
+# An expired turn counts as taken here: the next operation ends it (`take_next`).
 _TAKE_IF_FREE = {
     dialect: text(
         "INSERT INTO fm_turns (table_id, operation, until_ms)"
