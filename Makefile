@@ -63,8 +63,9 @@ lint: $(READY) ## check style, spelling, types, the number of Any, layers
 bench: $(READY) ## measure: a table, and JSON in bench/out
 	$(BIN)/python -m bench
 
-soak: $(READY) ## run long random tests with kills
-	$(BIN)/python -m pytest -m soak --timeout=0
+soak: $(READY) ## run what `make test` leaves out, in pieces (ONLY="tests/crash …"); hours, and it can go on where it stopped
+	@$(BIN)/python -m tests.short_java
+	SCRATCH=$(SCRATCH) $(BIN)/python -m tests.soak $(SOAK) $(ONLY)
 
 docs: $(READY) ## generate docs/cli.md
 	$(BIN)/python -m docs.generate
