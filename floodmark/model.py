@@ -48,11 +48,8 @@ class FileRecord:
     upper_bounds: dict[int, str] = field(default_factory=dict)
     split_offsets: tuple[int, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def to_json(self) -> str:
-        return json.dumps(self.as_dict(), separators=(",", ":"))
+        return json.dumps(vars(self), separators=(",", ":"))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> FileRecord:

@@ -87,6 +87,7 @@ _POINTER = and_(
     tables.iceberg_tables.c.table_namespace == tables.NAMESPACE,
 )
 _KNOWN = newest_metadata_of(tables.heads.c.table_id).scalar_subquery()
+_HEAD_AND_NEWEST = _HEAD.add_columns(_KNOWN.label("newest"))
 _CURRENT_ON = (
     select(
         tables.heads,
@@ -136,6 +137,13 @@ class History:
             names = tx.execute(select(tables.heads.c.table_name).where(tables.heads.c.branch == branch)).all()
             _check_branch(tx, branch, names)
         raise no_table(table, [name for (name,) in names])
+
+    def head_and_newest(self, table: str, branch: str = MAIN) -> tuple[Head, str]:
+        """A table's head, and where we put its pointer last, for whichever branch: one query."""
+        for row in self._database.ask(_HEAD_AND_NEWEST, {"branch": branch, "table": table}):
+            return to_head(row, branch), str(row.newest)
+        head = self.head(table, branch)
+        return head, self.newest_metadata(head.table_id)
 
     def current_tables(self, branch: str, names: Sequence[str]) -> dict[str, CurrentTable]:
         """These tables as they are now: head, Iceberg's pointer, and where we put the pointer last."""

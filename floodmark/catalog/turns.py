@@ -25,6 +25,7 @@ from sqlalchemy import (
     Select,
     bindparam,
     delete,
+    func,
     literal_column,
     or_,
     select,
@@ -69,12 +70,16 @@ class WaitingOperation:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a waiting operation stands. `free`: no other operation has the turn of one of its tables."""
+    """Where a waiting operation stands. `free`: no other operation has the turn of one of its tables.
+
+    `ahead`: how many older operations wait for the same tables.
+    """
 
     state: str | None
     version: int | None
     has_turn: bool
     free: bool
+    ahead: int = 0
 
 
 class Turns:
@@ -194,7 +199,10 @@ class Turns:
             return Standing(None, None, has_turn=False, free=False)
         holders = [row.holder for row in rows if row.holder is not None and row.until_ms > row.now_ms]
         mine = sum(one == operation for one in holders)
-        return Standing(rows[0].state, rows[0].version, mine == len(table_ids), free=mine == len(holders))
+        first = rows[0]
+        return Standing(
+            first.state, first.version, mine == len(table_ids), free=mine == len(holders), ahead=first.ahead
+        )
 
     # ── inside a publish ──
 
@@ -272,6 +280,15 @@ _WAITING = (
 )
 
 
+_OLDER, _OWN = tables.waiting.alias("older"), tables.waiting.alias("own")
+_AHEAD = (
+    select(func.count())
+    .select_from(_OLDER.join(_OWN, _OLDER.c.table_ids == _OWN.c.table_ids))
+    .where(_OWN.c.operation == bindparam("operation"), _OLDER.c.since_ms < _OWN.c.since_ms)
+    .scalar_subquery()
+)
+
+
 def _standing(now: str, of_tables: ColumnElement[bool]) -> Select[*tuple[Scalar, ...]]:
     return (
         select(
@@ -280,6 +297,7 @@ def _standing(now: str, of_tables: ColumnElement[bool]) -> Select[*tuple[Scalar,
             tables.turns.c.operation.label("holder"),
             tables.turns.c.until_ms,
             literal_column(now).label("now_ms"),
+            _AHEAD.label("ahead"),
         )
         .join_from(tables.operations, tables.turns, of_tables, isouter=True)
         .where(tables.operations.c.id == bindparam("operation"))

@@ -15,10 +15,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from typing import Final, TypeVar
 
 from cachetools import LRUCache, cached
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY
+from pyiceberg.avro.codecs.deflate import DeflateCodec
+from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import (
     _SCHEMA_KEY,
     MAGIC,
@@ -34,6 +37,7 @@ from pyiceberg.io import FileIO, OutputFile
 from pyiceberg.manifest import (
     DEFAULT_READ_VERSION,
     MANIFEST_LIST_FILE_SCHEMAS,
+    UNASSIGNED_SEQ,
     DataFile,
     DataFileContent,
     FileFormat,
@@ -56,6 +60,8 @@ from floodmark.model import FileRecord
 MERGE_AT = 16
 COMPRESSION: Final = "deflate"
 FORMS_KEPT = 512
+# Of lists, about 400 bytes each.
+ENTRIES_KEPT = 4_096
 
 D = TypeVar("D", bound=StructProtocol)
 
@@ -128,9 +134,48 @@ def _manifest_form(schema: Schema, spec: PartitionSpec, manifest: _Manifest) -> 
 
 class _ManifestList(ManifestListWriterV2):
     def __enter__(self) -> _ManifestList:
-        self._writer = _AvroFile(self._output_file, _list_form(), self._meta)
+        self._writer = _ListFile(self._output_file, _list_form(), self._meta)
         self._writer.__enter__()
         return self
+
+    def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
+        """The manifest with its sequences.
+
+        PyIceberg's shallow copy shares them with the original: without a copy of our own, a manifest that is used again
+        after a lost race would keep the sequence of the attempt that lost (I5).
+        """
+        if UNASSIGNED_SEQ not in (manifest_file.sequence_number, manifest_file.min_sequence_number):
+            return manifest_file
+        return super().prepare_manifest(ManifestFile(*manifest_file._data))
+
+    def write(self, manifests: Iterable[ManifestFile]) -> tuple[ManifestFile, ...]:
+        prepared = [self.prepare_manifest(manifest) for manifest in manifests]
+        self._writer.write_block(prepared)
+        return tuple(prepared)
+
+
+class _ListFile(_AvroFile[ManifestFile]):
+    """A list repeats nearly all entries of the list before it: each is encoded once, and kept."""
+
+    def write_block(self, objects: list[ManifestFile]) -> None:
+        compressed, size_bytes = DeflateCodec.compress(b"".join(_encoded(manifest) for manifest in objects))
+        self.encoder.write_int(len(objects))
+        self.encoder.write_int(size_bytes)
+        self.encoder.write(compressed)
+        self.encoder.write(self.sync_bytes)
+
+
+def _identity(manifest: ManifestFile) -> tuple[str, int, int, int]:
+    """No path is used twice, and what a list says of a manifest changes only with the sequences that it is given."""
+    sequences = manifest.sequence_number, manifest.min_sequence_number
+    return manifest.manifest_path, manifest.manifest_length, *sequences
+
+
+@cached(LRUCache(maxsize=ENTRIES_KEPT), key=_identity, lock=threading.Lock())
+def _encoded(manifest: ManifestFile) -> bytes:
+    stream = BytesIO()
+    _list_form().writer.write(BinaryEncoder(stream), manifest)
+    return stream.getvalue()
 
 
 @cache
@@ -293,12 +338,6 @@ def write_list(
     sequence: int,
     manifests: Sequence[ManifestFile],
 ) -> tuple[ManifestFile, ...]:
-    """Write the manifest list of a snapshot; returns its manifests with the sequence numbers that it gives them.
-
-    PyIceberg assigns a new manifest's sequence in a shallow copy, which reaches the original: without copies of our
-    own, a manifest that is used again after a lost race would keep the sequence of the attempt that lost (I5).
-    """
-    manifests = [ManifestFile(*manifest._data) for manifest in manifests]
+    """Write the manifest list of a snapshot; returns its manifests with the sequence numbers that it gives them."""
     with _ManifestList(io.new_output(location), snapshot, parent, sequence, COMPRESSION) as writer:
-        writer.add_manifests(list(manifests))
-        return tuple(writer.prepare_manifest(manifest) for manifest in manifests)
+        return writer.write(manifests)

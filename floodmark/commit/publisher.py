@@ -196,8 +196,9 @@ GROUP_MAX = 32
 GROUP_S_MAX = 1.0
 # After so many that had to be left out, only operations without riders join: nothing can refuse those.
 LEFT_OUT_MAX = 2
-# How often an operation that waits asks: often at first, since most waits are short.
-ASK_S_MIN, ASK_S_MAX, ASK_GROWS = 0.008, 0.05, 1.4
+# How often an operation that waits asks: often if it is next, since most waits are short. The more are ahead of it, the
+# less often: what all that wait ask for together must not slow the one that publishes.
+ASK_S_MIN, NEXT_ASK_S_MAX, ASK_GROWS, ASK_S_MAX = 0.008, 0.025, 1.3, 0.25
 # How often it looks whether the holder of the turn is dead.
 LOOK_S = 0.25
 WAIT_S_MAX = 600.0
@@ -335,8 +336,8 @@ class Publisher:
                 own.has_turn, own.waits = True, False
                 return None
             hit("turn.waiting")
-            time.sleep(delay)
-            delay = min(delay * ASK_GROWS, ASK_S_MAX)
+            time.sleep(min(delay * (1 + standing.ahead), ASK_S_MAX))
+            delay = min(delay * ASK_GROWS, NEXT_ASK_S_MAX)
         raise Unavailable(
             "other writers of these tables did not finish",
             operation=operation.id,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from floodmark.catalog.chunks import ChunkRider, FillRider, PruneRider, RedoRider
@@ -204,7 +204,9 @@ class Edit:
         return self.action == WRITE and not shaped and not changed
 
     def as_dict(self) -> dict[str, Json]:
-        return asdict(self)
+        # Not by `asdict`: it copies every value of every file, which takes longer than writing them as JSON.
+        records = {name: [vars(one) for one in getattr(self, name)] for name in ("added", "removed", "deletions")}
+        return {**vars(self), **records}
 
     @classmethod
     def from_dict(cls, data: SealedEdit) -> Edit:

@@ -29,7 +29,7 @@ from floodmark.errors import Conflict, Invalid
 from floodmark.model import Commit, Head
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.schema import arrow_schema, arrow_type, user_fields
-from floodmark.write.table import planned_metadata
+from floodmark.write.table import planned_on
 
 KIND = "add_column"
 
@@ -48,8 +48,8 @@ def add_column(
     One that was unbound from its expression, and that no file holds, is bound again if it has the same type.
     """
 
-    def edit(head: Head, snapshot: int) -> Edit:
-        return _edit(catalog, head, snapshot, name, kind, fill_expression)
+    def edit(head: Head, metadata: TableMetadata, snapshot: int) -> Edit:
+        return _edit(catalog, head, metadata, snapshot, name, kind, fill_expression)
 
     return publish(catalog, intent, _Reshape(catalog, intent, table, riders, edit))
 
@@ -57,8 +57,8 @@ def add_column(
 def unbind_column(catalog: Catalog, intent: Intent, table: str, name: str, riders: Sequence[Rider] = ()) -> Commit:
     """Stop filling the column by its expression. `Invalid` if none fills it."""
 
-    def edit(head: Head, snapshot: int) -> Edit:
-        return _unbound(catalog, head, snapshot, name)
+    def edit(head: Head, metadata: TableMetadata, snapshot: int) -> Edit:
+        return _unbound(head, metadata, snapshot, name)
 
     return publish(catalog, intent, _Reshape(catalog, intent, table, riders, edit))
 
@@ -70,7 +70,12 @@ class _Reshape(PublishPlan):
     takes_turn = False
 
     def __init__(
-        self, catalog: Catalog, intent: Intent, table: str, riders: Sequence[Rider], edit: Callable[[Head, int], Edit]
+        self,
+        catalog: Catalog,
+        intent: Intent,
+        table: str,
+        riders: Sequence[Rider],
+        edit: Callable[[Head, TableMetadata, int], Edit],
     ) -> None:
         self._catalog = catalog
         self._branch = intent.branch
@@ -87,11 +92,11 @@ class _Reshape(PublishPlan):
         )
 
     def plan(self) -> Planned:
-        head = self._catalog.history.head(self._table, self._branch)
+        head, metadata = planned_on(self._catalog, self._table, self._branch)
         if head.table_id != (self._table_id or head.table_id):
             raise Conflict("the table was dropped or made again meanwhile", table=self._table)
         self._table_id = head.table_id
-        return Planned((self._edit(head, self._snapshot),), tuple(self._riders))
+        return Planned((self._edit(head, metadata, self._snapshot),), tuple(self._riders))
 
     def kept_changing(self) -> Conflict:
         return Conflict(
@@ -99,9 +104,16 @@ class _Reshape(PublishPlan):
         )
 
 
-def _edit(catalog: Catalog, head: Head, snapshot: int, name: str, kind: IcebergType, expression: str | None) -> Edit:
+def _edit(
+    catalog: Catalog,
+    head: Head,
+    metadata: TableMetadata,
+    snapshot: int,
+    name: str,
+    kind: IcebergType,
+    expression: str | None,
+) -> Edit:
     """The table with one more optional column, before the hidden one; `Invalid` if it cannot have it."""
-    metadata = planned_metadata(catalog, head)
     schema = schema_of(metadata, head)
     there = find_column(schema, name)
     if there is not None:
@@ -171,8 +183,7 @@ def bound_column(metadata: TableMetadata, schema: Schema, head: Head, name: str)
     return column
 
 
-def _unbound(catalog: Catalog, head: Head, snapshot: int, name: str) -> Edit:
-    metadata = planned_metadata(catalog, head)
+def _unbound(head: Head, metadata: TableMetadata, snapshot: int, name: str) -> Edit:
     column = bound_column(metadata, schema_of(metadata, head), head, name)
     edit = Edit.at(head, metadata.location, snapshot)
     return edit.reshape(properties=dict([unbound_property(column.field_id)]))

@@ -17,7 +17,6 @@ from pyiceberg.table.metadata import TableMetadata
 from floodmark import log
 from floodmark.catalog.riders import PlanAgain, Rider
 from floodmark.commit.adopt import Adopted
-from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent
 from floodmark.commit.journal import Operation, all_files
 from floodmark.commit.metadata import new_metadata
@@ -36,7 +35,7 @@ from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.references import ReferenceChecks
 from floodmark.write.shape import TableShape
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, RETAIN, IncomingRows, PartialRows, WriteStep
-from floodmark.write.table import Means, TableChange, planned_metadata, tables_at_head
+from floodmark.write.table import Means, TableChange, planned_on, tables_at_head
 
 # How often the progress of staging is reported.
 INTERVAL_S = 0.5
@@ -216,8 +215,8 @@ class Change(PublishPlan):
         """The same for a table that may only be depended on: nothing is written for it."""
         with self._lock:
             if table not in self._tables:
-                head = _head(self._catalog, table, self._intent)
-                self._tables[table] = self._table_change(table, planned_metadata(self._catalog, head), head)
+                head, metadata = planned_on(self._catalog, table, self._intent.branch)
+                self._tables[table] = self._table_change(table, metadata, head)
             return self._tables[table]
 
     def table_id(self, table: str) -> str:
@@ -287,10 +286,10 @@ class Change(PublishPlan):
                 continue
             if edit.table not in self._tables:
                 raise Conflict("the table moved meanwhile", table=edit.table, advice="Run it again.")
-            head = _head(self._catalog, edit.table, self._intent)
+            head, metadata = planned_on(self._catalog, edit.table, self._intent.branch)
             if head.table_id != edit.table_id:
                 raise Conflict("the table was dropped or made again meanwhile", table=edit.table)
-            self._tables[edit.table].plan_again(head, planned_metadata(self._catalog, head))
+            self._tables[edit.table].plan_again(head, metadata)
 
     def kept_changing(self) -> Conflict:
         found = super().kept_changing()
@@ -303,10 +302,6 @@ class Change(PublishPlan):
     @property
     def leftovers(self) -> bool:
         return self._leftovers or any(change.leftovers for change in self._tables.values())
-
-
-def _head(catalog: Catalog, table: str, intent: Intent) -> Head:
-    return catalog.history.head(table, intent.branch)
 
 
 @contextmanager

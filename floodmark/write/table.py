@@ -83,10 +83,10 @@ if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame
 
 
-def planned_metadata(catalog: Catalog, head: Head) -> TableMetadata:
-    """A table's newest metadata, as the branch of this head sees it: ids that any branch has assigned stay reserved."""
-    newest = catalog.files.metadata(catalog.history.newest_metadata(head.table_id))
-    return seen_from(newest, head.schema_id, head.spec_id)
+def planned_on(catalog: Catalog, table: str, branch: str) -> tuple[Head, TableMetadata]:
+    """A table's head, and its newest metadata as the branch sees it: ids that any branch has assigned stay reserved."""
+    head, newest = catalog.history.head_and_newest(table, branch)
+    return head, seen_from(catalog.files.metadata(newest), head.schema_id, head.spec_id)
 
 
 def tables_at_head(catalog: Catalog, sessions: Sessions, branch: str = MAIN) -> Callable[[str], DataFrame]:
