@@ -1,8 +1,9 @@
 """Many writers: processes of their own that append to one table, or to a table each, for some seconds.
 
-Each writer opens the lake, appends once, waits for a common start, and appends 100 rows from memory until the time is
-over. The figure is acknowledged commits per second; a writer that gets an error counts it and goes on. After each run
-the rows of the tables are counted: what was acknowledged must be there once. One writer alone is the same program.
+Each writer opens the lake, appends once, reports that it is ready, and then appends 100 rows from memory until the time
+is over. They start together when all are ready: starting so many processes takes the machine longer than the run. The
+figure is acknowledged commits per second; a writer that gets an error counts it and goes on. After each run the rows of
+the tables are counted: what was acknowledged must be there once. One writer alone is the same program.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from floodmark.lake import Lake
 from floodmark.testing.postgres import postgres_server
 
 ROWS = 100
-LEAD_S = 4.0
+READY = "ready\n"
 ONE_MS = {"SQLite": Goal(10), "PostgreSQL": Goal(25)}
 # Writers, tables, the least commits in a second.
 RUNS = {
@@ -111,17 +112,23 @@ def _age(shop: Workshop, lake: Lake, database: str) -> Iterator[Line]:
 
 def _writers(shop: Workshop, lake: Lake, path: str, catalog: str | None, writers: int, tables: int) -> list[Written]:
     before = {f"t{number}": _rows(lake, f"t{number}") for number in range(tables)}
-    # The more processes start on two cores, the longer the last one needs.
-    start_s = time.time() + LEAD_S + 0.5 * writers
-    task = {"path": path, "catalog": catalog, "start_s": start_s, "seconds": shop.sizes.writers_s}
+    task = {"path": path, "catalog": catalog, "seconds": shop.sizes.writers_s}
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "bench.writers", json.dumps({**task, "table": f"t{number % tables}"})],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for number in range(writers)
     ]
+    for child in children:
+        if child.stdout is None or child.stdout.readline() != READY:
+            raise AssertionError("a writer did not get ready")
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
     written = [Written(**json.loads(child.communicate()[0])) for child in children]
     # Each one's first commit was before the start.
     committed = sum(1 + len(one.commit_s) for one in written) * ROWS
@@ -166,7 +173,9 @@ def write(task: dict[str, Any]) -> Written:
     written = Written([], [])
     with floodmark.open(task["path"], catalog=task["catalog"], actor="bench") as lake:
         lake.append(task["table"], rows)  # imports what an append needs
-        time.sleep(max(0.0, task["start_s"] - time.time()))
+        sys.stdout.write(READY)
+        sys.stdout.flush()
+        sys.stdin.readline()
         end = time.monotonic() + task["seconds"]
         while time.monotonic() < end:
             began = time.perf_counter()

@@ -391,7 +391,11 @@ _LED = insert(tables.led)
 _CHANGE = update(tables.operations).where(tables.operations.c.id == bindparam("operation"))
 _SEAL = _CHANGE.where(tables.operations.c.state.in_((STAGING, STAGED)))
 _UNFINISHED = {
-    dialect: OPERATION.select(*tables.operations.c, literal_column(now).label("now_ms"))
+    # Without the seals: every write asks this, and they are by far the largest part of a row.
+    dialect: OPERATION.select(
+        *(column for column in tables.operations.c if column is not tables.operations.c.seal),
+        literal_column(now).label("now_ms"),
+    )
     .where(tables.unfinished)
     .order_by(tables.operations.c.id)
     for dialect, now in NOW_MS.items()

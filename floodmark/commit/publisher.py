@@ -198,8 +198,8 @@ GROUP_S_MAX = 1.0
 LEFT_OUT_MAX = 2
 # How often an operation that waits asks: often if it is next, since most waits are short. The more are ahead of it, the
 # less often: what all that wait ask for together must not slow the one that publishes.
-ASK_S_MIN, NEXT_ASK_S_MAX, ASK_GROWS, ASK_S_MAX = 0.008, 0.025, 1.3, 0.25
-# How often it looks whether the holder of the turn is dead.
+ASK_S_MIN, NEXT_ASK_S_MAX, ASK_GROWS, ASK_S_MAX = 0.008, 0.025, 1.3, 0.4
+# How often the one that is next looks whether the holder of the turn is dead; the one after it half as often, …
 LOOK_S = 0.25
 WAIT_S_MAX = 600.0
 
@@ -316,7 +316,8 @@ class Publisher:
         operation, seal, own.waited = own.operation, own.seal, True
         # Crash here: it is sealed and waits; a leader publishes it, or recovery settles it.
         hit("turn.queued")
-        end, look, delay = time.monotonic() + WAIT_S_MAX, 0.0, ASK_S_MIN
+        began = time.monotonic()
+        end, looked, delay = began + WAIT_S_MAX, began, ASK_S_MIN
         while time.monotonic() < end:
             standing = self.turns.ask(operation.id, seal.table_ids)
             if standing.state != STAGED:
@@ -325,8 +326,10 @@ class Publisher:
                     raise Corrupt("the operation vanished from the journal", operation=operation.id)
                 return self._settled(found)
             has_turn = standing.has_turn
-            if not has_turn and (standing.free or time.monotonic() >= look):
-                look = time.monotonic() + LOOK_S
+            # A free turn is for the one that is next. Others look too, later: those before them may be dead.
+            is_first = standing.free and not standing.ahead
+            if not has_turn and (is_first or time.monotonic() - looked >= LOOK_S * (1 + standing.ahead)):
+                looked = time.monotonic()
                 # Read first: all that wait ask, and only one may write.
                 is_next = self.turns.is_next(operation.id, seal.table_ids)
                 has_turn = is_next and self.turns.take_next(operation.id, seal.table_ids)
