@@ -232,7 +232,7 @@ class Lake:
             again=again,
             fill_later=fill_later,
             allow_destructive=allow_destructive,
-            told=told,
+            on_plan=told,
         )
 
     def plan_drop(self, table: str) -> Plan:

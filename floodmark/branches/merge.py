@@ -382,7 +382,7 @@ class _Stage:
         self._change.write(MERGE, table.name, _reader(schema, names, merge.upserts()), REWRITE_EQUAL)
         self._change.write(DELETE_KEYS, table.name, _reader(schema, list(table.key), merge.deletions()))
         if self._request.prefer == OURS:
-            kept = _reader(schema, schema.names, merge.kept(table.tell_deleted))
+            kept = _reader(schema, schema.names, merge.kept(table.report_deleted))
             self._change.write(MERGE, table.name, kept, REWRITE_EQUAL)
         return merge.counted
 

@@ -155,12 +155,12 @@ def _migrate(database: Database) -> None:
         # Another process may have migrated while this one waited for the lock.
         found = _stored_format(tx)
         if found is not None and found < tables.FORMAT:
-            _check_nobody_writes(tx, database.now_ms(tx))
+            _check_no_writers(tx, database.now_ms(tx))
             upgrade(tx, "head")
             hit("migrate.migrated")  # Crash here: the transaction is undone, the old format exists as it was.
 
 
-def _check_nobody_writes(tx: Connection, now_ms: int) -> None:
+def _check_no_writers(tx: Connection, now_ms: int) -> None:
     """Refuse while writers of the old format run: they would go on by the old rules."""
     for process in living_processes(tx, now_ms):
         raise Busy(

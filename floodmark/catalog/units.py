@@ -181,9 +181,9 @@ class Log:
                 tx.execute(update(bad).where(entry).values(**again, last_ms=now))
                 return
             same = {"sink": self._unit.sink_id, "table_id": self._unit.table_id, "unit": self._unit.id}
-            told = {**same, "reason": reason, "tries": 1, "first_ms": now, "last_ms": now}
+            fields = {**same, "reason": reason, "tries": 1, "first_ms": now, "last_ms": now}
             entries = [
-                {**told, "id": clock.new_id(), "position": position, "line": line.decode()}
+                {**fields, "id": clock.new_id(), "position": position, "line": line.decode()}
                 for position, line in enumerate(data.splitlines(keepends=True), part.first)
             ]
             tx.execute(insert(bad), entries)

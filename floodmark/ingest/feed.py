@@ -147,7 +147,7 @@ class Feed:
             spool.close()
             raise
         if spool.repaired:
-            self._log.warning("a torn tail was cut off: nobody was told of those rows", cut_bytes=spool.repaired)
+            self._log.warning("a torn tail was cut off: its rows were never acknowledged", cut_bytes=spool.repaired)
         self._row, self._position = known, known.position
         self._feeder = Feeder(self._engine, self._table_id, spool.id, self._memory, self._await_older)
         note_opened(spool)

@@ -231,11 +231,11 @@ def is_fed(found: SpoolLook) -> bool:
     return found.problem is None and found.waiting is not None and not found.waiting.records
 
 
-def why_refused(row: SpoolRow, found: SpoolLook, incarnation: str, *, table_there: bool) -> FloodmarkError | None:
+def why_refused(row: SpoolRow, found: SpoolLook, incarnation: str, *, table_exists: bool) -> FloodmarkError | None:
     """Why a spool on this machine is refused, by a look at it; None if it can be fed."""
-    if not table_there and is_fed(found):
+    if not table_exists and is_fed(found):
         return None
-    if not table_there:
+    if not table_exists:
         return Conflict(
             "the table of this spool is gone",
             table=row.table,

@@ -385,7 +385,7 @@ class TableChange:
         self._state.rows_deleted += rows
         return rows
 
-    def tell_deleted(self, keys: pa.Table) -> None:
+    def report_deleted(self, keys: pa.Table) -> None:
         """Record these keys as deleted by this commit, though no row has them any more."""
         self._decided = True
         writer = DeletionsWriter(self._storage, self.folder, self.schema, key_fields(self.schema), clock.new_id())

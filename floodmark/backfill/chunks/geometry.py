@@ -221,10 +221,10 @@ class Geometry:
         """How this geometry differs from the other one, in words; empty if they are the same."""
         if self.unit != other.unit:
             return [f"a range of {_UNIT_WORDS[self.unit]}, was of {_UNIT_WORDS[other.unit]}"]
-        told = [("chunk size", self._size_text(), other._size_text())]
+        compared = [("chunk size", self._size_text(), other._size_text())]
         for name, word in (("origin", "alignment"), ("first", "first"), ("last", "last")):
-            told.append((word, self._value_text(getattr(self, name)), other._value_text(getattr(other, name))))
-        return [f"{word} {mine}, was {theirs}" for word, mine, theirs in told if mine != theirs]
+            compared.append((word, self._value_text(getattr(self, name)), other._value_text(getattr(other, name))))
+        return [f"{word} {mine}, was {theirs}" for word, mine, theirs in compared if mine != theirs]
 
     def _size_text(self) -> str:
         if self.unit == NUMBER:

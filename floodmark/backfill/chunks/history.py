@@ -249,10 +249,10 @@ class HistoryRun:
             raise error
         next_try = clock.format_time(now_ms + round(1000 * pause_s))
         facts = {FAILING_SINCE: self._away_since, "tries": str(self._outage.tries), "next_try": next_try}
-        told = error_document(error, facts)
+        stored_error = error_document(error, facts)
         log.get(job=self._held.name).warning("waiting for the source", cause=str(error), pause_s=round(pause_s, 1))
         with suppress(Unavailable):  # the catalog itself may not answer
-            self._context.catalog.jobs.waits(self._held, told)
+            self._context.catalog.jobs.waits(self._held, stored_error)
         self._worker_stop.clear()
         self._worker_stop.wait(pause_s)
         # The catalog has the outcome of the last try.

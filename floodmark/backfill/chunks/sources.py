@@ -330,9 +330,9 @@ class PathSource:
         try:
             return self._load(spark, paths, columns)
         except NotFound as error:
-            there = _there(spark, paths)
+            existing = _existing(spark, paths)
             if self.missing == ERROR:
-                lost = [path for path in paths if path not in there] or paths
+                lost = [path for path in paths if path not in existing] or paths
                 raise NotFound(
                     "files of a chunk do not exist",
                     chunk=chunk.name,
@@ -340,8 +340,8 @@ class PathSource:
                     files=len(lost),
                     advice='Add them, or treat missing files as empty: --missing empty (missing="empty").',
                 ) from error
-        if there:
-            return self._load(spark, there, columns)
+        if existing:
+            return self._load(spark, existing, columns)
         if columns is None:
             raise _columns_unknown(self.template.text)
         return empty(spark, columns)
@@ -350,15 +350,15 @@ class PathSource:
         from floodmark.ingest.files import explain
 
         spark, columns = in_context(self._context).sessions.get(), self._columns()
-        there = _there(spark, self.paths(chunk))
-        return explain(spark, there, self.format, columns) if there and columns is not None else None
+        existing = _existing(spark, self.paths(chunk))
+        return explain(spark, existing, self.format, columns) if existing and columns is not None else None
 
     def _load(self, spark: SparkSession, paths: list[str], columns: StructType | None) -> DataFrame:
         from floodmark.ingest.files import read_files
 
         if columns is None and self.format != "parquet":
             raise _columns_unknown(self.template.text)
-        with _files_there(paths):
+        with _file_errors(paths):
             filled = in_context(self._context).filled()
             common, found = self._footers.columns(paths) if self.format == "parquet" else (None, None)
             frame = read_files(spark, paths, self.format, columns, filled=filled, found=found)
@@ -380,15 +380,15 @@ class PathSource:
         return self.step if isinstance(self.step, int) else span_us(self.step)
 
 
-def _there(spark: SparkSession, paths: list[str]) -> list[str]:
+def _existing(spark: SparkSession, paths: list[str]) -> list[str]:
     """The paths that exist; found by halving, so that many existing ones cost one call."""
     try:
-        with _files_there(paths):
+        with _file_errors(paths):
             # This format reads nothing before rows are requested, and its columns are always the same.
             _ = spark.read.format("binaryFile").load([_plain(path) for path in paths]).schema
     except NotFound:
         middle = len(paths) // 2
-        return _there(spark, paths[:middle]) + _there(spark, paths[middle:]) if middle else []
+        return _existing(spark, paths[:middle]) + _existing(spark, paths[middle:]) if middle else []
     return paths
 
 
@@ -397,7 +397,7 @@ def _plain(path: str) -> str:
 
 
 @contextmanager
-def _files_there(paths: list[str]) -> Iterator[None]:
+def _file_errors(paths: list[str]) -> Iterator[None]:
     """Turn Spark's errors about files into ours: a file that does not exist, a kind that Spark has no connector for."""
     from floodmark.rows.failures import spark_failures
 

@@ -293,8 +293,8 @@ def _failures(table: str, expression: str) -> Iterator[None]:
             yield
         except AnalysisException as error:
             said = _in_short(str(error))
-            told = f"{error.getCondition()} {said}".upper()
-            problem, advice = next((known for word, known in _KNOWN.items() if word in told), (None, "Correct it."))
+            searched = f"{error.getCondition()} {said}".upper()
+            problem, advice = next((known for word, known in _KNOWN.items() if word in searched), (None, "Correct it."))
             cause = said if problem is None else None
             raise Invalid(
                 problem or _NOT_UNDERSTOOD, table=table, expression=expression, cause=cause, advice=advice

@@ -48,7 +48,7 @@ def spark_positions(
     check_where(spark, where, schema)
     if not files:
         return spark.range(0).selectExpr("cast(null as string) file", "id pos")
-    if _by_arrow(spark, files, arrow) or not _told_apart(files):
+    if _by_arrow(spark, files, arrow) or not _have_distinct_names(files):
         return _read_positions(spark, where, files, schema, dict(storage_options or {}))
     return _scan_positions(spark, where, files, schema)
 
@@ -126,7 +126,7 @@ def _unused(name: str, schema: Schema) -> str:
     return name
 
 
-def _told_apart(files: Sequence[str]) -> bool:
+def _have_distinct_names(files: Sequence[str]) -> bool:
     names = {_last_part(file) for file in files}
     return len(names) == len(files) and all(_SAFE_NAME.fullmatch(name) for name in names)
 

@@ -127,9 +127,9 @@ class FilesDestination:
             there = FileUnit.from_json(entry.location.removesuffix(f"/{MANIFEST}"), self._storage.read(entry.location))
             if there.folder != own or there.unit != unit.id:
                 raise rolled_back(unit, there.unit or there.folder, manifest=entry.location)
-        self._check_there(unit, root, log.settled_units())
+        self._check_units_exist(unit, root, log.settled_units())
 
-    def _check_there(self, unit: Unit, root: str, settled: Sequence[Settled]) -> None:
+    def _check_units_exist(self, unit: Unit, root: str, settled: Sequence[Settled]) -> None:
         """Check that nothing was lost. Consumers delete the oldest units and leave the newest: it proves the folder."""
         names = [_range_name(one.since, one.until) for one in settled]
         there = [self._storage.exists(join(root, name, MANIFEST)) for name in names]

@@ -101,7 +101,7 @@ class _Attempt:
         self._property = unit_property(unit.sink_id, unit.table_id)
         self._folders: tuple[str, ...] = ()
         # A commit has succeeded, or may still succeed: what it names must not be deleted.
-        self._may_be_there = False
+        self._may_exist = False
 
     def run(self) -> Shipped:
         try:
@@ -283,17 +283,17 @@ class _Attempt:
         self._log.seal([])
         # Crash here: files at the destination that nothing refers to; the process that commits the unit deletes them.
         hit("unit.staged")
-        before, self._may_be_there = self._may_be_there, True
+        before, self._may_exist = self._may_exist, True
         outcome, error = commit(self._place, built)
         if outcome == LOST:
             # Not committed by this call. If an earlier reply was lost, that commit may still succeed.
-            self._may_be_there = before
+            self._may_exist = before
         log.get().info("commit of a unit", unit=self._unit.id, table=state.name, outcome=outcome)
         return error
 
     def _give_up(self) -> None:
         """Delete what this attempt staged, unless a commit may name it; a crash leaves that to the next try."""
-        if not self._may_be_there:
+        if not self._may_exist:
             for folder in self._folders:
                 with suppress(FloodmarkError):
                     self._place.storage.delete_prefix(folder)
