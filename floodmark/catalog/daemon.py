@@ -60,7 +60,7 @@ class DaemonHold:
                     pid=found.pid,
                     since=clock.format_time(found.started_ms),
                     address=found.address,
-                    advice="Stop it first, or leave the work to it.",
+                    advice="Stop it first, or let it do the work.",
                 )
             tx.execute(delete(tables.daemon))
             tx.execute(

@@ -50,7 +50,7 @@ def partition_spec(schema: Schema, partition: Sequence[str]) -> PartitionSpec:
         suffix = _SUFFIX.get(word, f"_{word}")
         name = f"{source.name}{suffix}"
         if any(name == field.name for field in fields):
-            raise Invalid("a partition is given twice", partition=text, advice="Give each of them once.")
+            raise Invalid("a partition is given twice", partition=text, advice="Give each partition once.")
         if suffix and name in schema.column_names:
             raise Invalid(
                 "the partition's name is the name of a column",
@@ -84,11 +84,11 @@ def _transform(schema: Schema, text: str) -> tuple[str, Transform[Any, Any], Nes
     plain = isinstance(kind, PrimitiveType) and not isinstance(kind, FloatType | DoubleType)
     if not plain or not transform.can_transform(kind):
         raise Invalid(
-            "this column cannot be partitioned like that",
+            "this partition transform does not fit the type of its column",
             column=name,
             type=kind,
             transform=word,
-            advice="Times take year to hour; whole numbers, decimals, text and binary truncate; floats nothing.",
+            advice="Times support year, month, day and hour; whole numbers, decimals, text and binary truncate.",
         )
     return word, transform, source
 

@@ -84,7 +84,7 @@ def _columns(schema_like: SchemaLike) -> StructType:
     if type(schema_like).__module__.startswith("pyarrow") and hasattr(schema_like, "names"):
         return struct_from_arrow(schema_like)
     raise Invalid(
-        "this is not a schema",
+        "unsupported kind of schema",
         given=type(schema_like).__name__,
         advice="Give Spark DDL text, a Spark StructType, an Arrow schema or a PyIceberg schema.",
     )
@@ -145,7 +145,7 @@ def _check_type(kind: IcebergType, column: str) -> None:
 
 def _check_key(struct: StructType, key: Sequence[str]) -> None:
     if isinstance(key, str):
-        raise Invalid("a key is a list of columns", key=key, advice=f'Write key=["{key}"].')
+        raise Invalid("a key must be a list of columns", key=key, advice=f'Write key=["{key}"].')
     by_name = {field.name: field for field in struct.fields}
     for name in key:
         kind = by_name[require_name(name, by_name, "key")].field_type

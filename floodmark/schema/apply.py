@@ -128,7 +128,7 @@ class _Apply(PublishPlan):
                 return Planned()
             heads = self._heads()
             if self._moved(heads, rows_matter=False):
-                raise PlanAgain(self.wanted.tables[0].name, "the tables moved while they were planned anew")
+                raise PlanAgain(self.wanted.tables[0].name, "the tables changed while they were planned again")
         edits = self._look_and_fill(heads)
         # Crash here: files in the operation's own folders; recovery deletes them (I3, I10).
         hit("apply.rewritten")
@@ -136,7 +136,7 @@ class _Apply(PublishPlan):
 
     def kept_changing(self) -> Conflict:
         return Conflict(
-            "the tables kept changing under this plan",
+            "the tables kept changing while this plan was applied",
             plans=self.plans_max,
             advice="Run it again when there are fewer writers.",
         )
@@ -179,11 +179,11 @@ class _Apply(PublishPlan):
         if self._again is not None:
             return True
         raise Conflict(
-            "the lake moved since the plan was made",
+            "the lake changed since the plan was created",
             table=table,
             planned=planned,
             now=now,
-            advice="Make the plan again, and look at it.",
+            advice="Create the plan again and check it.",
         )
 
     def _plan_anew(self) -> bool:

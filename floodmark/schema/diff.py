@@ -55,7 +55,7 @@ def diff(wanted: Sequence[WantedTable], current: Mapping[str, Current]) -> tuple
         if there is None and other is not None:
             reason = f"a table {other} exists, and names must differ by more than case"
             step = refused(
-                table.name, CREATE_TABLE, None, f"make {table.name}", reason, f"Call it {other} in the file."
+                table.name, CREATE_TABLE, None, f"make {table.name}", reason, f"Use the name {other} in the file."
             )
             plans.append(TablePlan(table.name, table, None, (step,)))
         elif table.drop:

@@ -288,7 +288,7 @@ class Change(PublishPlan):
                 raise Conflict("the table moved meanwhile", table=edit.table, advice="Run it again.")
             head, metadata = planned_on(self._catalog, edit.table, self._intent.branch)
             if head.table_id != edit.table_id:
-                raise Conflict("the table was dropped or made again meanwhile", table=edit.table)
+                raise Conflict("the table was dropped or created again meanwhile", table=edit.table)
             self._tables[edit.table].plan_again(head, metadata)
 
     def kept_changing(self) -> Conflict:

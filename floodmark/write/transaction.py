@@ -30,7 +30,7 @@ class Transaction:
 
     def __enter__(self) -> Transaction:
         if self._change is not None or self.commit is not None:
-            raise Invalid("a transaction is used once", advice="Ask the lake for another one.")
+            raise Invalid("a transaction can be used only once", advice="Start another one with lake.transaction().")
         self._engine.get_ready()
         try:
             self._change = Change.begin(self._engine, self._intent)
@@ -96,7 +96,7 @@ class Transaction:
             return self._change.write(verb, table, data, options)
         if self.commit is not None and self.commit.outcome == "already_committed":
             return 0
-        raise Invalid("a transaction is used inside its `with` block")
+        raise Invalid("a transaction can be used only inside its `with` block")
 
     def create_table(
         self,

@@ -126,7 +126,7 @@ def test_a_change_of_shape_is_a_plan_and_one_version_without_java(tmp_path: Path
         "committed: 2 tables in one version",
         "[{'id': 1, 'name': 'Ada', 'land': 'UK', 'vip': False}]",
         "[{'id': 1, 'name': 'Ada', 'country': 'UK'}]",
-        "stale: the lake moved since the plan was made",
+        "stale: the lake changed since the plan was created",
     ]
     with fm.open(folder, read_only=True) as lake:
         check_lake(lake.catalog)

@@ -228,7 +228,7 @@ def test_a_unit_under_way_counts_as_shipped(lake: fm.Lake, tmp_path: Path) -> No
 
 def test_a_part_of_a_chunk_is_refused_with_the_chunk_that_it_is_of(lake: fm.Lake) -> None:
     source = loaded_badly(lake)
-    with pytest.raises(fm.Invalid, match="as a whole") as refused:
+    with pytest.raises(fm.Invalid, match="only whole chunks") as refused:
         again(lake, source, 22, 35)
     assert "20..40" in refused.value.advice
     with pytest.raises(fm.Invalid, match="no chunk"):

@@ -104,9 +104,9 @@ def whole_chunks(geometry: Geometry, first: GivenValue, last: GivenValue) -> ran
     if ends != (low, high):
         whole = "..".join(range_text(geometry.shown(ends[0]), geometry.shown(ends[1])))
         raise Invalid(
-            "a chunk is loaded again as a whole",
+            "only whole chunks can be loaded again",
             range=f"{first}..{last}",
-            advice=f"Its chunks are {whole}: ask for that, or for fewer.",
+            advice=f"Its chunks are {whole}: use that range, or a smaller one.",
         )
     if len(numbers) > CHUNKS_MAX:
         raise Invalid("too many chunks for one redo", chunks=len(numbers), most=CHUNKS_MAX)
@@ -322,7 +322,7 @@ def _check_all_found(asked: _Asked, going: _Going, found: _Found) -> None:
         return
     if going.column is None:
         raise Invalid(
-            "rows of this chunk were changed since, and without a key or the range's column they cannot be found",
+            "rows of this chunk were changed since, and cannot be found without a key or the range column",
             job=asked.job.name,
             table=going.table,
             range=asked.range,
@@ -333,14 +333,14 @@ def _check_all_found(asked: _Asked, going: _Going, found: _Found) -> None:
     if asked.all_rows or not found.others:
         return
     raise Invalid(
-        "rows of this chunk were changed since, and the table has no key to tell them from those of others",
+        "rows of this chunk were changed since, and the table has no key to distinguish them from other rows",
         job=asked.job.name,
         table=going.table,
         range=asked.range,
         rows=going.rows,
         rows_as_loaded=found.rows,
         rows_of_others=found.others,
-        advice="--all-rows (all_rows=True) takes out every row of the range, also what others wrote there.",
+        advice="--all-rows (all_rows=True) deletes every row of the range, also rows that others wrote.",
     )
 
 
@@ -506,7 +506,7 @@ def _take_out(
 def _audit_text(asked: _Asked, actor: str, tables: Mapping[str, RedoneTable]) -> str:
     parts = []
     for table, one in tables.items():
-        text = f"{one.rows_out} rows of {table} taken out"
+        text = f"{one.rows_out} rows of {table} deleted"
         text += f", {one.rows_since} that came since named ({'; '.join(one.since)})" if one.rows_since else ""
         text += f", shipped before to {', '.join(one.shipped_to)}" if one.shipped_to else ""
         parts.append(text)

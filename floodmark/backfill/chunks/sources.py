@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame, SparkSession, StructType
 
 TIP_BYTES_MAX = 1024
-_FILE_ADVICE = "Write it beside, then rename it into its place: so it is always whole."
+_FILE_ADVICE = "Write it under another name, then rename it: then no reader sees half of it."
 _NOW = re.compile(r"now(?: *- *(.+))?")
 # A tip as callers pass it.
 GivenTip: TypeAlias = GivenValue | Callable[[], GivenValue | None] | None
@@ -207,7 +207,7 @@ def kept_step(given: GivenSize | None) -> int | str | None:
         return int(given)
     span = span_us(given)
     if span % 1000:
-        raise Invalid("a step is of whole milliseconds", step=repr(given))
+        raise Invalid("a step must be a whole number of milliseconds", step=repr(given))
     return given if isinstance(given, str) else f"{span // 1000}ms"
 
 
@@ -295,7 +295,7 @@ class PathSource:
         for path in self.paths(chunk):
             location = re.sub(r"^s3[an]:", "s3:", path)
             if _PATTERN.search(location):
-                raise Invalid("files that a pattern names have no digest", path=path, advice="Name them one by one.")
+                raise Invalid("files of a pattern have no digest", path=path, advice="List the files one by one.")
             try:
                 size = storage.size(location)
             except NotFound:
@@ -318,7 +318,7 @@ class PathSource:
                 "the last line of a CSV file has no end: the file may be cut there",
                 chunk=chunk.name,
                 path=cut,
-                advice="Bring the whole file. If it is whole, end its last line, or --unfinished accept "
+                advice="Provide the whole file. If it is complete, end its last line, or use --unfinished accept "
                 '(unfinished="accept").',
             )
 
@@ -376,7 +376,7 @@ class PathSource:
         if self.step is None:
             return None
         if (geometry.unit == NUMBER) != isinstance(self.step, int):
-            raise Invalid("the step is not of the history's kind", step=self.step, history_is_of=geometry.unit)
+            raise Invalid("the step does not fit the range of the history", step=self.step, history_is_of=geometry.unit)
         return self.step if isinstance(self.step, int) else span_us(self.step)
 
 

@@ -78,10 +78,10 @@ def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
         kinds = [field.dataType.typeName() for field in rows.selectExpr(where.text).schema.fields]
         if kinds != ["boolean"]:
             raise Invalid(
-                "this is not a condition",
+                "not a condition",
                 where=where.text,
                 type=", ".join(kinds),
-                advice="Write something that is true or false for every row, like: country = 'XX'.",
+                advice="Write an expression that is true or false for every row, like: country = 'XX'.",
             )
         # In parentheses it cannot end with a name, as in `id = 5 x`, which Spark would read as an alias.
         rows.selectExpr(f"({where.text}\n)").schema  # noqa: B018
@@ -90,12 +90,10 @@ def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
         raise Invalid(
             "a condition cannot hold a query",
             where=where.text,
-            advice="Read what it asks for first, and write the values into the condition.",
+            advice="Run the query first, and write its values into the condition.",
         )
     if _has_star(rows, where.text, _unused(_POS, schema)):
-        raise Invalid(
-            "a condition names its columns", where=where.text, advice="Write the columns in place of the star."
-        )
+        raise Invalid("a condition cannot use a star", where=where.text, advice="List the columns instead of the star.")
 
 
 def _has_subquery(rows: DataFrame, text: str) -> bool:

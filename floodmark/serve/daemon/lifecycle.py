@@ -213,7 +213,7 @@ class Daemon:
             self.lake.catalog.daemon.release()
         except FloodmarkError as error:
             # This process ends, and its lease with it.
-            log.get().warning("the lake could not be given back", cause=str(error))
+            log.get().warning("the lease of the daemon could not be released", cause=str(error))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

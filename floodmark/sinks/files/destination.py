@@ -111,9 +111,9 @@ class FilesDestination:
         everything = tuple(one for number in sorted(done) for one in done[number])
         if in_spark and not _are_in(everything, self._sizes(folder)):
             raise Unavailable(
-                "objects that Spark's tasks have written are not to be found from here",
+                "objects that Spark's tasks have written are not visible from here",
                 folder=folder,
-                advice="The sink's path must be the same place for every executor: a bucket, or a shared folder.",
+                advice="The sink's path must be the same location for every executor: a bucket, or a shared folder.",
             )
         self._finish(unit, shipment, folder, everything)
         return shipped
@@ -215,9 +215,9 @@ class FilesDestination:
                 raise rolled_back(unit, stored.unit or folder, manifest=location)
             if replace(stored, schema_json="") != replace(complete, schema_json=""):
                 raise Corrupt(
-                    "another unit exists at this place already",
+                    "another unit exists at this location already",
                     manifest=location,
-                    advice="Nothing was overwritten. Find out who else writes into this folder.",
+                    advice="Nothing was overwritten. Check which other process writes into this folder.",
                 )
         # What failed tries left under temporary names; a process that still writes one writes an object that exists
         # already.

@@ -139,7 +139,7 @@ class _Attempt:
             error = self._commit(state, self._change(state, plan))
         if error is not None:
             raise Unavailable(
-                "the destination's catalog did not say whether it took the unit, and does not have it",
+                "the destination's catalog did not confirm the unit, and does not have it",
                 table=state.name,
                 unit=self._unit.id,
                 cause=error,
@@ -174,7 +174,7 @@ class _Attempt:
             self._check_known(state, sent)
         mine = sent is not None and (sent.lake, sent.epoch) == (unit.lake, unit.epoch)
         if self._log.destination() not in (None, state.id):
-            raise self._strange(state.name, "another table is at the destination than before", sent, None)
+            raise self._strange(state.name, "the destination has another table than before", sent, None)
         if sent is None or not mine:
             if sent is not None and sent.lake == unit.lake and sent.epoch > unit.epoch:
                 raise self._strange(state.name, "the destination has units of a newer epoch", sent, None)
@@ -183,7 +183,9 @@ class _Attempt:
             return None
         if state.went_back(sent):
             # The property does not match what the table holds: where its rows end is unknown.
-            raise self._strange(state.name, "the destination's table was set back to a state before a unit", sent, None)
+            raise self._strange(
+                state.name, "the destination's table was rolled back to a state before a unit", sent, None
+            )
         if sent.until >= unit.until:
             return sent
         self._check_end(state, sent, sent.until)
@@ -207,7 +209,7 @@ class _Attempt:
         """`until`: where the rows of the table end, if that is certain."""
         unit = self._unit
         return Corrupt(
-            f"{message}: it was restored, or made again",
+            f"{message}: it was restored, or created again",
             destination=table,
             unit=unit.id,
             epoch=unit.epoch,

@@ -304,4 +304,4 @@ def _check_usable(state: IcebergState) -> None:
     columns = {field.field_id for field in schema.fields}
     for field in metadata.spec().fields:
         if field.source_id not in columns or isinstance(field.transform, UnknownTransform):
-            raise Invalid("the destination's table is partitioned in a way that is not known", partition=field.name)
+            raise Invalid("the destination's table has an unknown partition transform", partition=field.name)
