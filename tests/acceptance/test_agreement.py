@@ -19,9 +19,9 @@ from floodmark.testing.receiver import Fault, Receiver
 from tests.acceptance.test_commands import answer
 from tests.acceptance.test_commands import command as shown
 from tests.conftest import EVENTS, Place, rows
+from tests.contract.test_http_api import asked
 from tests.contract.test_jobs import start
 from tests.contract.test_page_http import Seen
-from tests.contract.test_questions import asked
 from tests.intake_world import SLOW, bring, intake_of, take
 
 AGES = ("lag_ms", "oldest_ms")
