@@ -97,7 +97,7 @@ def test_a_backfill_that_failed_goes_on_and_a_new_column_is_filled_without_java(
     assert lines[:7] == [
         *(f"  {done} of 7" for done in range(5)),
         "failed: the archive is closed at night",
-        "not all of it is there: 2024-01-01..2024-01-02",
+        "not all of it is loaded: 2024-01-01..2024-01-02",
     ]
     assert lines[7:14] == [
         *(f"  {done} of 7" for done in range(4, 8)),

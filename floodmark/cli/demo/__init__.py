@@ -66,7 +66,7 @@ def _folder(path: str | None) -> Path:
     return folder
 
 
-# ── what is there, against what was sent ──
+# ── stored rows, against the sent ones ──
 
 
 def _lake_end(lake: Lake, wanted: Wanted) -> dict[str, Json]:

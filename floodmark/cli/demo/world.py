@@ -188,7 +188,7 @@ class World:
                 if is_so():
                     return
             except httpx.HTTPError:
-                pass  # it was killed meanwhile: asked again once it is there again
+                pass  # it was killed meanwhile: asked again after its restart
             time.sleep(POLL_S)
         raise Unavailable(f"{what} did not finish in time", seconds=WAIT_S)
 
