@@ -23,13 +23,14 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform, MonthTransform, YearTransform
-from pyiceberg.types import DateType, NestedField, PrimitiveType, TimestampType, TimestamptzType
+from pyiceberg.types import DateType, NestedField, PrimitiveType
 
 from floodmark import clock
 from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Invalid
 from floodmark.model import BEGINNING
+from floodmark.rows.primitives import TIMES
 from floodmark.rows.schema import require_name, user_fields
 
 SEQUENCE_MAX = 2**63 - 1
@@ -123,7 +124,7 @@ def _time_column(name: str | None, schema: Schema, spec: PartitionSpec) -> Neste
 
 
 def _is_time(column: NestedField) -> bool:
-    return isinstance(column.field_type, TimestampType | TimestamptzType | DateType)
+    return isinstance(column.field_type, TIMES)
 
 
 def _is_date(column: NestedField | None) -> bool:

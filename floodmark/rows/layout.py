@@ -23,9 +23,10 @@ from pyiceberg.transforms import (
     VoidTransform,
     YearTransform,
 )
-from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
+from pyiceberg.types import NestedField, PrimitiveType
 
 from floodmark.errors import Invalid
+from floodmark.rows.primitives import can_identify
 from floodmark.rows.schema import require_name, user_fields
 
 _PLAIN: dict[str, Callable[[], Transform[Any, Any]]] = {
@@ -81,8 +82,7 @@ def _transform(schema: Schema, text: str) -> tuple[str, Transform[Any, Any], Nes
     source = schema.find_field(require_name(name, names, "partition"))
     transform = _SIZED[word](int(size)) if size is not None else _PLAIN[word]()
     kind = source.field_type
-    plain = isinstance(kind, PrimitiveType) and not isinstance(kind, FloatType | DoubleType)
-    if not plain or not transform.can_transform(kind):
+    if not can_identify(kind) or not transform.can_transform(kind):
         raise Invalid(
             "this partition transform does not fit the type of its column",
             column=name,

@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING
 from pyiceberg.schema import Schema, assign_fresh_schema_ids, sanitize_column_names
 from pyiceberg.types import (
     DecimalType,
-    DoubleType,
-    FloatType,
     IcebergType,
     ListType,
     LongType,
     MapType,
     NestedField,
-    PrimitiveType,
     StructType,
 )
 
@@ -30,7 +27,7 @@ from floodmark.errors import Invalid
 from floodmark.model import RESERVED_COLUMNS, SEQ_COLUMN
 from floodmark.rows.ddl import UNSUPPORTED, parse_ddl
 from floodmark.rows.frames import SchemaLike
-from floodmark.rows.primitives import arrow_primitives, is_held, spark_primitives
+from floodmark.rows.primitives import KEY_ADVICE, arrow_primitives, can_identify, is_held, spark_primitives
 from floodmark.rows.translate import SparkForm, struct_from_arrow, struct_from_spark, unsupported
 
 if TYPE_CHECKING:
@@ -149,13 +146,8 @@ def _check_key(struct: StructType, key: Sequence[str]) -> None:
     by_name = {field.name: field for field in struct.fields}
     for name in key:
         kind = by_name[require_name(name, by_name, "key")].field_type
-        if not isinstance(kind, PrimitiveType) or isinstance(kind, FloatType | DoubleType):
-            raise Invalid(
-                "this column cannot be part of a key",
-                column=name,
-                type=kind,
-                advice="A key is made of plain columns that are not float or double.",
-            )
+        if not can_identify(kind):
+            raise Invalid("this column cannot be part of a key", column=name, type=kind, advice=KEY_ADVICE)
     if len(set(key)) != len(key):
         raise Invalid("a key names a column twice", key=", ".join(key), advice="Name each column once.")
 
