@@ -57,7 +57,6 @@ class Drift:
     branch: str
     happened: str
     pointer: str | None
-    pointer_expected: str
     added: tuple[ManifestEntry, ...] = field(default=(), repr=False)
     removed: tuple[ManifestEntry, ...] = field(default=(), repr=False)
     snapshots: int = 0
@@ -96,7 +95,7 @@ def classify(files: MetadataFiles, current: CurrentTable) -> Drift | None:
         return None
     head = current.head
     if not current.pointer:
-        return Drift(head.table, head.branch, DROPPED, None, current.pointer_known)
+        return Drift(head.table, head.branch, DROPPED, None)
     known = files.metadata(current.pointer_known)
     sequence, allowed = 0, False
     try:
@@ -109,14 +108,14 @@ def classify(files: MetadataFiles, current: CurrentTable) -> Drift | None:
         _check_refs(known, theirs, head.branch)
         return replace(_difference(files, current, known, theirs), allowed_cleanup=allowed)
     except _Unclear as why:
-        unclear = Drift(head.table, head.branch, UNCLEAR, current.pointer, current.pointer_known, unclear=str(why))
+        unclear = Drift(head.table, head.branch, UNCLEAR, current.pointer, unclear=str(why))
         return replace(unclear, sequence=sequence, elsewhere=why.elsewhere, allowed_cleanup=allowed)
 
 
 def _difference(files: MetadataFiles, current: CurrentTable, known: TableMetadata, theirs: TableMetadata) -> Drift:
     head = current.head
     if _snapshot_id(known, head.branch) == _snapshot_id(theirs, head.branch):
-        drift = Drift(head.table, head.branch, CHANGED, current.pointer, current.pointer_known)
+        drift = Drift(head.table, head.branch, CHANGED, current.pointer)
         return replace(drift, sequence=last_sequence(theirs))
     newest = _ref_of(theirs, head.branch)
     there = {entry.data_file.file_path: entry for entry in _entries(files, newest)}
@@ -137,7 +136,6 @@ def _difference(files: MetadataFiles, current: CurrentTable, known: TableMetadat
         head.branch,
         REWRITTEN if added and removed and all(rewrites) else _name(added, removed),
         current.pointer,
-        current.pointer_known,
         added,
         removed,
         snapshots=len(line or ()),

@@ -132,11 +132,8 @@ class Geometry:
 
     # ── chunks ──
 
-    def number_of(self, value: GivenValue) -> int:
-        """The number of the chunk that holds a value, also outside of the range."""
-        return self.number_of_inner(self.value(value))
-
     def number_of_inner(self, inner: int) -> int:
+        """The number of the chunk that holds an inner value, also outside of the range."""
         return (inner - self.origin) // self.size
 
     def chunk(self, number: int) -> Chunk:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 Tables = Callable[[str], "DataFrame"]
 
 _NOT_UNDERSTOOD = "Spark does not understand this expression"
-_RESULTS = pa.schema([("kind", pa.string()), ("body", pa.string())])
 _CAUSE_CHARACTERS_MAX = 200
 _MANY_VALUES = "a query in the expression gives more than one value for a row"
 _ONE_VALUE = "Make the query give one value: use max(…) or min(…) in it."
