@@ -507,8 +507,8 @@ def _audit_text(asked: _Asked, actor: str, tables: Mapping[str, RedoneTable]) ->
     parts = []
     for table, one in tables.items():
         text = f"{one.rows_out} rows of {table} deleted"
-        text += f", {one.rows_since} that came since named ({'; '.join(one.since)})" if one.rows_since else ""
-        text += f", shipped before to {', '.join(one.shipped_to)}" if one.shipped_to else ""
+        text += f", {one.rows_since} added since ({'; '.join(one.since)})" if one.rows_since else ""
+        text += f", already shipped to {', '.join(one.shipped_to)}" if one.shipped_to else ""
         parts.append(text)
     return f"{asked.job.name}: {asked.range} by {actor}: {'; '.join(parts)}"
 
