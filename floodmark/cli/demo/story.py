@@ -1,4 +1,4 @@
-"""The demo's story, told in the order in which it happens. Every part of it is killed in the middle, by SIGKILL.
+"""The steps of the demo, in their order. Every part of it is killed in the middle, by SIGKILL.
 
 The daemon dies at failpoints of the spool, the feed, commits, sinks and the drop folder; jobs and maintenance die in
 processes of their own, and are gone on with: jobs by the daemon, which finds them, maintenance by a second run.
