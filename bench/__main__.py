@@ -39,7 +39,7 @@ from bench.measure import Line
 from bench.workshop import QUICK, Sizes, Workshop
 from floodmark import clock
 
-# In this order: what needs no Spark comes before the JVM is there to share the cores.
+# In this order: what needs no Spark comes before the JVM shares the cores.
 SECTIONS: dict[str, Callable[[Workshop], Iterator[Line]]] = {
     "cold": cold.run,
     "publish": publish.run,

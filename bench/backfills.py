@@ -5,11 +5,11 @@ computed by the same expressions. Each chunk is checked, comes once and is durab
 the disk to the system. Spark compiles code for every range of numbers that it computes, and runs it cold: computed
 chunks pay for that, one plain write once. A function that returns Arrow tables, read from the files, needs no Spark.
 
-A column: the job, on a lake that is put back before each turn, and the line that anybody would write: read these files,
+A column: the job, on a lake that is put back before each turn, and the line that a user would write: read these files,
 add the column, write them, with the lake's codec and level; besides, the same through `lake.overwrite`.
 
 Progress: the time inside of it, as a share of the run's. The probe (tests/simulation/probe.py) calls from this process
-while the job runs in another: in all is what somebody would see, the other figure is without waiting for a core.
+while the job runs in another: in all is what a user would see, the other figure is without waiting for a core.
 """
 
 from __future__ import annotations

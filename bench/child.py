@@ -1,4 +1,4 @@
-"""A process of its own that opens a lake and sends a batch that is there; prints what took how long as JSON.
+"""A process of its own that opens a lake and sends a batch again; prints the times as JSON.
 
 Nothing but the standard library is imported before the clock runs.
 """
@@ -25,7 +25,7 @@ def main(path: str, table: str, batch: str) -> None:
     times["open_s"] = time.perf_counter() - started
     times["open_again_s"] = _median_s(lambda: floodmark.open(path).close())
     times["heal_s"] = _median_s(lake.recover)
-    rows = [{"id": 1, "k": "never written: the batch is there"}]
+    rows = [{"id": 1, "k": "never written: the batch is known"}]
     started = time.perf_counter()
     commit = lake.append(table, rows, batch=batch)
     times["first_s"] = time.perf_counter() - started

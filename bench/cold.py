@@ -71,13 +71,13 @@ def _children(shop: Workshop, path: str) -> Iterator[Line]:
     _child(shop, path)
     answers = [_child(shop, path) for _ in range(shop.sizes.cold_repeats)]
     if any(answer["outcome"] != "already_committed" for answer in answers):
-        raise RuntimeError(f"a batch that is there was not told: {answers}")
+        raise RuntimeError(f"a known batch was not reported: {answers}")
     spark = sum(answer["spark"] for answer in answers)
     yield took("open, cold process", _samples(answers, "import_s", "open_s"), unit=" s", note="import floodmark, open")
-    yield took("open, warm process", _samples(answers, "open_again_s"), note="nothing to heal")
-    yield took("heal, nothing to heal", _samples(answers, "heal_s"), note="warm; at every write")
-    yield took("batch that is there, cold process", _samples(answers, "first_s"), unit=" s", note="Iceberg comes in")
-    yield took("batch that is there, warm process", _samples(answers, "again_s"))
+    yield took("open, warm process", _samples(answers, "open_again_s"), note="nothing to recover")
+    yield took("recovery, nothing to recover", _samples(answers, "heal_s"), note="warm; at every write")
+    yield took("known batch, cold process", _samples(answers, "first_s"), unit=" s", note="Iceberg comes in")
+    yield took("known batch, warm process", _samples(answers, "again_s"))
     yield Line("of these processes, with pyspark imported", "", spark, repeats=len(answers), goal=Goal(0))
 
 

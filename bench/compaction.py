@@ -1,9 +1,9 @@
 """Compaction on Spark: many small files through the lake, against Spark reading and writing the same ones; and memory.
 
 Speed: the lake is made once. Before each turn its folder is put back as it was, data files by hard links: both sides
-read the very same files, from the page cache. Spark's side is the line that anybody would write, with the codec and
+read the very same files, from the page cache. Spark's side is the line that a user would write, with the codec and
 level of the lake and as many files as the lake makes of it: it keeps no sequences, proves no rows, and makes nothing
-durable. Its reading of footers and the lake's planning, healing and publishing are both on the clock.
+durable. Its reading of footers and the lake's planning, recovery and publishing are both on the clock.
 
 Memory: a process of its own with a session of its own compacts, so nothing is warm. The processes below it are looked
 at every 50 ms; what counts is each one's highest resident size as the kernel kept it, not only at these moments.

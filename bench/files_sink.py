@@ -2,7 +2,7 @@
 
 The table is made once. Each turn of the lake's is a new sink that ships all of it from the beginning: planning, intent,
 objects, their acknowledgement, the manifest and the settling are all on the clock, everything durable. Spark's side is
-the line that anybody would write, with the codec and level of the sink: it writes the table's columns alone, without
+the line that a user would write, with the codec and level of the sink: it writes the table's columns alone, without
 `_change` and `_seq`, proves nothing and leaves the disk to the system. Both read the very same files, from the page
 cache; what the disk still has to write is flushed before every measurement.
 

@@ -104,7 +104,7 @@ class _Merges:
         return set(self.lake.catalog.files.data_files(self.lake.catalog.history.head(TABLE)))
 
     def _incoming(self) -> Path:
-        """Rows of their own for every turn: none is there just so."""
+        """Rows of their own for every turn: none exists by chance."""
         path, rows, first = self.shop.new_path("keyed-incoming"), self.shop.sizes.keyed_rows, self.first
         number = f"({self.turn * (self.shop.sizes.merge_rows // 2)} + id DIV 2)"
         there = f"{first} + pmod({number} * {STRIDE}, {rows - first})"
@@ -141,7 +141,7 @@ def _in_process(shop: Workshop) -> Iterator[Line]:
     lake.append(TABLE, arrow_rows(SMALL_TABLE_ROWS))
     half, batch_rows = SMALL_MERGE_ROWS // 2, shop.sizes.batch_rows
     values = arrow_rows(SMALL_MERGE_ROWS).to_pylist()
-    # Keys of their own for every one: half of a merge is there, with other values; all of an append is new.
+    # Keys of their own for every one: half of a merge exists, with other values; all of an append is new.
     merges, appends, deletes = itertools.count(), itertools.count(), itertools.count()
 
     def merge() -> float:

@@ -118,7 +118,7 @@ def _counts(found: Tally, sent: Sequence[Sent]) -> Iterator[Line]:
     yield Line("rows acknowledged", "", found.acknowledged)
     yield Line("acknowledged rows that are lost", "", found.lost, goal=Goal(0), note="; ".join(found.odd))
     yield Line("rows that are there twice", "", found.doubled, goal=Goal(0))
-    yield Line("rows of which nobody knows, or by halves", "", found.strange, goal=Goal(0))
+    yield Line("rows that are unknown or incomplete", "", found.strange, goal=Goal(0))
     yield Line("requests sent more than once", "", sum(one.tries > 1 for one in sent))
     unknown = sum(one.state == "forsaken" for one in sent)
     yield Line("requests given up after a broken connection", "", unknown, note=f"{found.unknown_in} of them are in")

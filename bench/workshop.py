@@ -160,7 +160,7 @@ class Workshop:
 
 
 def arrow_rows(rows: int, keys: int = KEYS, first: int = 0) -> pa.Table:
-    """Rows in memory; the same ones every time. Every key is there, as long as there are rows enough."""
+    """Rows in memory; the same ones every time. Every key occurs, if there are enough rows."""
     ids, chance = range(first, first + rows), random.Random(rows)
     return pa.table(
         {

@@ -46,7 +46,7 @@ with fm.open(folder, create=True, actor="example") as lake:
     try:
         lake.backfill.check_range("archive", "2024-01-01", "2024-01-08")
     except fm.Incomplete as missing:
-        print(f"not all of it is there: {missing.facts['chunk']}")
+        print(f"not all of it is loaded: {missing.facts['chunk']}")
 
     # Goes on from where it is: what is done stays done.
     run = lake.backfill.history("archive", archive, "readings", rows_min=24, progress=say, **days)

@@ -23,7 +23,7 @@ def follow(lake: fm.Lake, copy: dict[int, dict[str, Any]], since: int | None) ->
         change, sequence = row.pop("_change"), row.pop("_seq")
         print(f"  {change} {row['id']} at {sequence}")
         if change == "delete":
-            copy.pop(row["id"], None)  # of a deleted row only the key is there
+            copy.pop(row["id"], None)  # a deleted row has only its key
         else:
             copy[row["id"]] = row
     return changes.until
@@ -48,7 +48,7 @@ with fm.open(folder, create=True, actor="example") as lake:
     merged = lake.merge(
         "users",
         [
-            {"id": 1, "name": "Ada", "country": "GB"},  # there just so: not a change
+            {"id": 1, "name": "Ada", "country": "GB"},  # the same values: not a change
             {"id": 2, "name": "Grace Hopper", "country": "US"},
             {"id": 4, "name": "Barbara", "country": "US"},
         ],

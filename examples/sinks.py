@@ -25,7 +25,7 @@ def follow(copy: dict[int, dict[str, Any]], taken: set[str]) -> int:
         for row in (row for batch in read_rows(unit) for row in batch.to_pylist()):
             change, _ = row.pop("_change"), row.pop("_seq")
             if change == "delete":
-                copy.pop(row["id"], None)  # of a deleted row only the key is there
+                copy.pop(row["id"], None)  # a deleted row has only its key
             else:
                 copy[row["id"]] = row
         taken.add(unit.folder)

@@ -187,7 +187,7 @@ class BelowRetention(FloodmarkError):
 
 
 class Incomplete(FloodmarkError):
-    """The answer cannot be told yet; ask again."""
+    """The answer is not known yet; ask again."""
 
     exit_code = 4
 

@@ -31,6 +31,7 @@ from floodmark.report.maintenance import DEFAULTS
 from floodmark.report.status import lake_health, lake_status, lake_tables
 from floodmark.report.tables import table_contents, table_details
 from floodmark.rows.session import Sessions
+from floodmark.runs import WriteCallback
 from floodmark.settings.settings import MaintainSettings
 from floodmark.shown import Listing, TableFacts, html_table
 from floodmark.storage import root_location
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from floodmark.write.transaction import Transaction
     from floodmark.write.undrop import Undropped
 
-Progress = Callable[[int, int], None]
 # Rows to write.
 Data: TypeAlias = "DataFrame | pa.Table | pa.RecordBatchReader | pandas.DataFrame | Sequence[Row]"
 # A file that declares tables, what tomllib reads from it, or what it holds under `tables`.
@@ -232,7 +232,7 @@ class Lake:
             again=again,
             fill_later=fill_later,
             allow_destructive=allow_destructive,
-            told=told,
+            on_plan=told,
         )
 
     def plan_drop(self, table: str) -> Plan:
@@ -283,7 +283,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
-        progress: Progress | None = None,
+        progress: WriteCallback | None = None,
     ) -> Commit:
         """Append rows: a Spark DataFrame, an Arrow table or reader, a pandas DataFrame, or a list of dicts.
 
@@ -309,7 +309,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
-        progress: Progress | None = None,
+        progress: WriteCallback | None = None,
     ) -> Commit:
         """Upsert rows by the table's key: a row with the same key is replaced, others are added.
 
@@ -339,7 +339,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
-        progress: Progress | None = None,
+        progress: WriteCallback | None = None,
     ) -> Commit:
         """Delete the rows that a condition (Spark SQL) matches; files without such a row are left as they are."""
         intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch)
@@ -356,7 +356,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
-        progress: Progress | None = None,
+        progress: WriteCallback | None = None,
     ) -> Commit:
         """Replace all rows, or the rows that match `where`, by these rows, which must match it too."""
         intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch)

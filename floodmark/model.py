@@ -121,8 +121,8 @@ class Commit:
     def __repr__(self) -> str:
         tables = "; ".join(f"{one.table} {one.change}" for one in self.tables)
         branch = "" if self.branch == MAIN else f" on {self.branch}"
-        told = f" ({tables})" if tables else ""
-        return f"<Commit version={self.version} {self.outcome}: {self.kind} by {self.actor}{branch}{told}>"
+        changed_tables = f" ({tables})" if tables else ""
+        return f"<Commit version={self.version} {self.outcome}: {self.kind} by {self.actor}{branch}{changed_tables}>"
 
     def _repr_html_(self) -> str:
         rows = [(one.table, one.rows_added, one.rows_updated, one.rows_deleted, one.rows_total) for one in self.tables]

@@ -100,11 +100,11 @@ def _check_floor(
     floor = deletions_floor(catalog.database, table_id)
     if since is not None and BEGINNING < since < floor:
         raise BelowRetention(
-            "what was deleted from this table since then is not known any more",
+            "deletions from this table since then are not known any more",
             table=table,
             since=since,
             oldest=floor,
-            advice="Take the whole table anew: changes without since.",
+            advice="Read the whole table again: changes without since.",
         ) from cause
 
 
@@ -190,7 +190,7 @@ class Reader:
                 find_dropped(tx, table)
         except FloodmarkError:
             return None  # it never existed, or it cannot come back
-        return f"It was dropped: `floodmark undrop {table}` brings it back."
+        return f"It was dropped: `floodmark undrop {table}` restores it."
 
     def changes(self, table: str, since: int | None, until: int | None, moment: ReadMoment) -> Changes:
         from floodmark.commit.live_files import live_files
@@ -205,12 +205,12 @@ class Reader:
         whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (since_number, last))
         if not whole or not BEGINNING <= since_number <= last <= head.sequence:
             raise Invalid(
-                "this is not a range of the table's sequences",
+                "invalid range of sequences",
                 table=table,
                 since=since,
                 until=until,
                 newest=head.sequence,
-                advice="since is where you are, until is at most the newest; leave until out for all that is new.",
+                advice="since is your last sequence, until at most the newest; leave until out to get all new changes.",
             )
         with _readable(self._catalog, version):
             schema = self.schema(head)

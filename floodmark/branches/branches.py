@@ -86,14 +86,12 @@ class LakeBranches:
 
         _check_limit(limit)
         if prefer not in (None, OURS, THEIRS):
-            raise Invalid("prefer is not known", prefer=prefer, advice='Use "ours" or "theirs", or leave it out.')
+            raise Invalid("unknown value of prefer", prefer=prefer, advice='Use "ours" or "theirs", or leave it out.')
         if on_conflict not in (RAISE, RETURN):
-            raise Invalid("on_conflict is not known", on_conflict=on_conflict, advice='Use "raise" or "return".')
+            raise Invalid("unknown value of on_conflict", on_conflict=on_conflict, advice='Use "raise" or "return".')
         target = into or self._catalog.branches.get(name).parent
         if target is None:
-            raise Invalid(
-                "this branch was not made from another", branch=name, advice="Say where it goes: into=BRANCH."
-            )
+            raise Invalid("this branch was not made from another", branch=name, advice="Name the target: into=BRANCH.")
         wish = MergeRequest(name, target, prefer, limit)
         if dry_run:
             return plan_merge(self._catalog, wish)
@@ -108,7 +106,7 @@ class LakeBranches:
 def _in_conflict(merged: Merged) -> MergeConflict:
     reasons = sorted({conflict.reason for conflict in merged.conflicts})
     return MergeConflict(
-        "both branches changed the same, each in its own way",
+        "both branches made conflicting changes",
         merged=merged,
         source=merged.source,
         target=merged.target,
@@ -120,4 +118,4 @@ def _in_conflict(merged: Merged) -> MergeConflict:
 
 def _check_limit(limit: int) -> None:
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-        raise Invalid("a limit is a number of rows", limit=limit)
+        raise Invalid("the limit must be a number of rows", limit=limit)

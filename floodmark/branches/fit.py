@@ -26,7 +26,7 @@ def check_comes(catalog: Catalog, files: SideFiles, some: Iterable[LiveFile]) ->
     column = column_lacked(some, schema_at(catalog, files.head), files.schema)
     if column is not None:
         raise Invalid(
-            "a column is required now, and rows of the branch came without it",
+            "rows of the branch lack a column that is required now",
             table=files.head.table,
             column=column,
             advice="Give these rows a value on the branch that is merged, and merge again.",

@@ -131,7 +131,7 @@ class _Merge(PublishPlan):
         self._view = view = look(self._catalog, request.source, request.target)
         if (view.edge.source.id, view.edge.target.id) != (first.source.id, first.target.id):
             raise Conflict(
-                "a branch was deleted and made again meanwhile", source=request.source, target=request.target
+                "a branch was deleted and created again meanwhile", source=request.source, target=request.target
             )
         if _is_known(view):
             self.merged = Merged(UP_TO_DATE, request.source, request.target)
@@ -172,7 +172,7 @@ class _Merge(PublishPlan):
 
     def kept_changing(self) -> Conflict:
         return Conflict(
-            "the branches kept changing under this merge",
+            "the branches kept changing during this merge",
             source=self._request.source,
             target=self._request.target,
             tries=TRIES_MAX,
@@ -382,7 +382,7 @@ class _Stage:
         self._change.write(MERGE, table.name, _reader(schema, names, merge.upserts()), REWRITE_EQUAL)
         self._change.write(DELETE_KEYS, table.name, _reader(schema, list(table.key), merge.deletions()))
         if self._request.prefer == OURS:
-            kept = _reader(schema, schema.names, merge.kept(table.tell_deleted))
+            kept = _reader(schema, schema.names, merge.kept(table.report_deleted))
             self._change.write(MERGE, table.name, kept, REWRITE_EQUAL)
         return merge.counted
 

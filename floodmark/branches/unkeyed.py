@@ -181,6 +181,6 @@ def _stage(
         )
         staged = stage_batches(target, batches, clock.new_id(), storage=catalog.storage)
         if staged.problems:
-            raise Corrupt("a data file holds rows that its table cannot", table=table.name, cause=staged.problems[0])
+            raise Corrupt("a data file has rows that do not fit its table", table=table.name, cause=staged.problems[0])
         records += staged.records
     return records

@@ -176,11 +176,11 @@ class SideFiles:
             floor = deletions_floor(self._catalog.database, self.head.table_id)
             if BEGINNING < since < floor:
                 raise BelowRetention(
-                    "what was deleted from this table since then is not known any more",
+                    "deletions from this table since then are not known any more",
                     table=self.head.table,
                     branch=self._edge.source.name,
                     since=since,
                     oldest=floor,
-                    advice="Make a new branch and bring the old one's rows into it.",
+                    advice="Create a new branch and copy the rows of the old one into it.",
                 )
         return found

@@ -92,10 +92,10 @@ def read_backup(storage: Storage, source: str, location: str) -> Backup:
     header = _check(lines, source)
     if header["location"] != location:
         raise Invalid(
-            "this backup is of a lake at another place",
+            "this backup belongs to a lake at another location",
             location=location,
             backup_location=header["location"],
-            advice="A lake's paths are absolute: restore it where it was.",
+            advice="A lake's paths are absolute: restore it at its original location.",
         )
     return Backup(header, lines[1:-1])
 
@@ -105,9 +105,9 @@ def restore(database: Database, backup: Backup) -> dict[str, Json]:
     header = backup.header
     if stored_format(database) is not None:
         raise Invalid(
-            "there is a catalog already",
+            "a catalog exists already",
             database=database.shown_url,
-            advice="A restore never replaces one. Move it away first if it is really lost.",
+            advice="A restore never replaces a catalog. Move it away first if it is damaged.",
         )
     incarnation = clock.new_id()
     with database.write() as tx:
@@ -139,7 +139,7 @@ def _check(lines: list[bytes], source: str) -> Header:
         known = header["floodmark_backup"]
         whole = hashlib.sha256(b"".join(lines[:-1])).hexdigest() == trailer["sha256"]
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise Corrupt("this is not a whole backup", source=source, cause=error) from error
+        raise Corrupt("this backup is incomplete", source=source, cause=error) from error
     if not whole or trailer["rows"] != len(lines) - 2:
         raise Corrupt("this backup is damaged", source=source, advice="Use another one.")
     if known > BACKUP_FORMAT or header["format"] > tables.FORMAT:

@@ -60,7 +60,7 @@ class DaemonHold:
                     pid=found.pid,
                     since=clock.format_time(found.started_ms),
                     address=found.address,
-                    advice="Stop it first, or leave the work to it.",
+                    advice="Stop it first, or let it do the work.",
                 )
             tx.execute(delete(tables.daemon))
             tx.execute(
@@ -77,7 +77,7 @@ class DaemonHold:
             )
         self._run = run
 
-    def tell(self, address: str | None = None, tasks: Sequence[Mapping[str, Json]] | None = None) -> None:
+    def report(self, address: str | None = None, tasks: Sequence[Mapping[str, Json]] | None = None) -> None:
         """Record where the daemon listens, or the state of its tasks. Fenced if another daemon took over."""
         row = tables.daemon
         values = {} if address is None else {"address": address}
@@ -85,8 +85,8 @@ class DaemonHold:
             values["tasks"] = json.dumps(tasks)
         with self._database.write() as tx:
             mine = update(row).where(row.c.run == (self._run or ""))
-            told = tx.execute(mine.values(**values, updated_ms=self._database.now_ms(tx))).rowcount
-        if told != 1:
+            updated = tx.execute(mine.values(**values, updated_ms=self._database.now_ms(tx))).rowcount
+        if updated != 1:
             raise Fenced("another daemon has taken over this lake", run=self._run, advice="Stop this one.")
 
     def release(self) -> None:

@@ -200,7 +200,7 @@ def _to_job(row: SqlRow, runs: Runs, now_ms: int) -> Job:
         error = None if row.error is None else dict(json.loads(row.error))
         settings = {**spec["pinned"], **spec["settings"]}
     except (ValueError, TypeError, KeyError) as problem:
-        raise Corrupt("a job's record cannot be understood", job=row.name, cause=problem) from problem
+        raise Corrupt("the record of a job cannot be parsed", job=row.name, cause=problem) from problem
     return Job(
         row.id,
         row.name,
@@ -266,13 +266,13 @@ def check_job(
     if found is None:
         raise vanished(name or job)
     if run is not None and found.owner_run != run:
-        advice = "Look at `floodmark backfill show`."
+        advice = "See `floodmark backfill show`."
         raise Fenced("another run has taken this job over", job=name or job, advice=advice)
     return JobHold(found.owner_run, found.cancel_ms, found.started_ms)
 
 
 def vanished(job: str) -> Corrupt:
-    return Corrupt("the job vanished from the catalog", job=job, advice="Start it again: what is done stays.")
+    return Corrupt("the job vanished from the catalog", job=job, advice="Start it again: finished work stays.")
 
 
 NAME_CHARACTERS_MAX = 200
@@ -394,7 +394,7 @@ class Jobs:
             if job.state == CANCELLED and job.ended_ms != ended_ms:
                 raise Conflict("the job was cancelled while it was started", job=name, advice="Start it again.")
             if job.state == RUNNING and job.run is not None:
-                self._audit(tx, job, "resumed", "its run died; the next one goes on from what is done", now)
+                self._audit(tx, job, "resumed", "its process died; the next run continues", now)
             tx.execute(
                 update(tables.jobs)
                 .where(tables.jobs.c.id == job.id)
@@ -522,7 +522,7 @@ class Jobs:
         if job.alive:
             return {"cancel_ms": now}
         if job.state == RUNNING and job.run is not None:
-            self._audit(tx, job, CANCELLED, "its run died, and an operator cancelled it", now)
+            self._audit(tx, job, CANCELLED, "its process died, and an operator cancelled it", now)
         ended_ms = max(now, job.started_ms or 0)
         return {"state": CANCELLED, "ended_ms": ended_ms, **JOB.held_by(None, None)}
 
@@ -585,10 +585,10 @@ def _check_same(job: Job, kind: str, pinned: Mapping[str, Json]) -> None:
     if not different:
         return
     raise Invalid(
-        "there is a job of this name, and it is another one",
+        "another job has this name",
         job=job.name,
         different="; ".join(f"{name}: {wanted.get(name)!r}, was {known.get(name)!r}" for name in different),
-        advice="What a job is does not change once it was started. Choose another name.",
+        advice="The definition of a started job cannot change. Choose another name.",
     )
 
 

@@ -71,7 +71,7 @@ def open_catalog(database: Database, location: str) -> None:
     """Check that this database holds the lake at `location` in a format that can be served; migrate an older one."""
     found = stored_format(database)
     if found is None:
-        raise NotFound("there is no lake here", location=location, advice="Make one with `floodmark init`.")
+        raise NotFound("there is no lake here", location=location, advice="Create one with `floodmark init`.")
     check_format(found)
     if found < tables.FORMAT and not database.read_only:
         _migrate(database)
@@ -155,18 +155,18 @@ def _migrate(database: Database) -> None:
         # Another process may have migrated while this one waited for the lock.
         found = _stored_format(tx)
         if found is not None and found < tables.FORMAT:
-            _check_nobody_writes(tx, database.now_ms(tx))
+            _check_no_writers(tx, database.now_ms(tx))
             upgrade(tx, "head")
             hit("migrate.migrated")  # Crash here: the transaction is undone, the old format exists as it was.
 
 
-def _check_nobody_writes(tx: Connection, now_ms: int) -> None:
+def _check_no_writers(tx: Connection, now_ms: int) -> None:
     """Refuse while writers of the old format run: they would go on by the old rules."""
     for process in living_processes(tx, now_ms):
         raise Busy(
             "another process writes to this lake with an older Floodmark",
             holder=f"{process.host}:{process.pid}",
-            advice="Stop it first: the lake's catalog is about to be brought up to date. Read-only opens work.",
+            advice="Stop it first: the lake's catalog must be migrated. You can still open the lake read-only.",
         )
 
 

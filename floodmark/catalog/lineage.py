@@ -93,7 +93,7 @@ class Lineages:
             except NotFound:
                 return ENDED
             return LIVING
-        raise Corrupt("no row of the catalog knows this branch", branch=name, advice="It is kept as it is.")
+        raise Corrupt("the catalog has no row of this branch", branch=name, advice="It is kept as it is.")
 
     def get(self, line_id: str) -> Lineage:
         lineage = self._by_id.get(line_id)

@@ -102,7 +102,7 @@ def find_merge_base(tx: Connection, source: str, target: str) -> MergeBase:
         child, since, known = ours, ours.taken_version, ours.sent_version
     else:
         raise Invalid(
-            "a branch merges with the one that it was made from, and back",
+            "a branch can be merged only with its parent, in both directions",
             source=source,
             target=target,
             advice=(

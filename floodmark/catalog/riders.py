@@ -182,7 +182,7 @@ class MarksRider:
     def _tell_sinks(self, tx: Connection, version: int, now_ms: int) -> None:
         """Record each sink's loss, in the sink and in the history, in the commit that removes the rows."""
         row, sink = tables.consumers, tables.sinks
-        told = []
+        losses = []
         for name, rows in self.lost:
             behind = select(row.c.name).where(row.c.name == name, row.c.table_id == self.table_id)
             if tx.execute(behind.where(row.c.mark < self.seq_max)).first() is None:
@@ -191,11 +191,11 @@ class MarksRider:
             found = tx.execute(known).scalar() if name.startswith(CONSUMER) else None
             if found is not None:
                 add_to_note(tx, found, self.table_id, ROWS_LOST, rows, now_ms)
-            told.append(f"up to {rows} not sent by {name.replace(CONSUMER, 'sink ')}")
-        if told:
+            losses.append(f"up to {rows} not sent by {name.replace(CONSUMER, 'sink ')}")
+        if losses:
             commit = tables.commits
             before = tx.execute(select(commit.c.message).where(commit.c.version == version)).scalar() or ""
-            message = "; ".join(part for part in (before, *told) if part)
+            message = "; ".join(part for part in (before, *losses) if part)
             tx.execute(update(commit).where(commit.c.version == version).values(message=message))
 
     def as_dict(self) -> dict[str, Json]:

@@ -92,9 +92,9 @@ class SenderRider:
             self._check_skipped(_ranges(newest.skipped))
             self._check_part(_ranges(newest.ranges), newest.version)
         elif newest is None and self.after is not None:
-            raise self._other_unit("this sender's last unit is not here any more", row)
+            raise self._other_unit("this sender's last unit is not in this lake any more", row)
         elif newest is not None and (newest.epoch > self.epoch or newest.unit != self.after):
-            raise self._other_unit("another unit of this sender is here than the one that was before this one", row)
+            raise self._other_unit("this lake has another unit of this sender than the one before this unit", row)
 
     def _check_skipped(self, skipped: Ranges) -> None:
         if not self.skip and any(self.first < last and first < self.last for first, last in skipped):
@@ -104,7 +104,7 @@ class SenderRider:
         if any(first <= self.first and self.last <= last for first, last in there):
             raise AlreadyCommitted(version)
         if any(self.first < last and first < self.last for first, last in there):
-            raise self._refused("some rows of this part are here, and others are not", part=f"{self.first}-{self.last}")
+            raise self._refused("this lake has only some rows of this part", part=f"{self.first}-{self.last}")
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         row, part = self._row(tx), (self.first, self.last)
@@ -144,7 +144,7 @@ class SenderRider:
             epoch=self.epoch,
             unit=self.unit,
             after=self.after,
-            advice="The catalog of the sender or of this lake was rolled back: decide at the sender what it is to get.",
+            advice="The catalog of the sender or of this lake was rolled back: decide at the sender what to send.",
         )
         error.newest = None if row is None else NewestUnit(row.epoch, row.until, row.unit or "")
         return error
@@ -156,7 +156,7 @@ class SenderRider:
             epoch=self.epoch,
             unit=f"{self.since}..{self.until}",
             **facts,
-            advice="Only the newest unit of the newest epoch is taken. Is a copy of the sending lake at work?",
+            advice="Only the newest unit of the newest epoch is accepted. Does a copy of the sending lake run?",
         )
 
     def as_dict(self) -> dict[str, Json]:

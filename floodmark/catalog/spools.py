@@ -111,7 +111,7 @@ class Spools:
             raise NotFound(
                 "nothing in quarantine has this id",
                 id=entry,
-                advice="`floodmark spool quarantine list TABLE` shows what is there.",
+                advice="`floodmark spool quarantine list TABLE` lists the entries.",
             )
         return _to_aside(found)
 
@@ -175,7 +175,7 @@ class Spools:
     def _check_known(self, tx: Connection, known: SpoolRow) -> None:
         found = _find(tx, known.table_id)
         if found is None or (found.spool_id, found.position) != (known.spool_id, known.position):
-            raise Conflict("the spool went on meanwhile", table=known.table, advice="Look again.")
+            raise Conflict("the spool changed meanwhile", table=known.table, advice="Look again.")
 
 
 def count_out(tx: Connection, table_id: str, rows: int) -> None:
@@ -223,13 +223,13 @@ def _to_aside(row: SqlRow) -> PutAside:
 
 def replaced(known: SpoolRow, spool_id: str) -> Conflict:
     return Conflict(
-        "another spool is this table's",
+        "this table has another spool",
         table=known.table,
         spool=spool_id,
         spool_known=known.spool_id or "none",
         host=known.host,
         folder=known.folder,
-        advice=f"Bring the known one back, or see `floodmark spool accept {known.table}`.",
+        advice=f"Restore the recorded spool, or see `floodmark spool accept {known.table}`.",
     )
 
 
@@ -273,11 +273,11 @@ class SpoolRider:
         row = tx.execute(select(tables.spools).where(tables.spools.c.table_id == self.table_id)).first()
         if row is None or row.spool_id != self.spool_id:
             known = "none" if row is None else row.spool_id or "none"
-            raise self._refused("this spool is not the table's", spool_known=known)
+            raise self._refused("this spool does not belong to the table", spool_known=known)
         if row.position >= self.until:
             raise AlreadyCommitted(row.version)
         if row.position != self.since:
-            raise self._refused("the spool is fed to another record", position=row.position)
+            raise self._refused("the spool was fed up to another record", position=row.position)
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         row = tables.spools
@@ -317,7 +317,7 @@ class SpoolRider:
             spool=self.spool_id,
             records=f"{self.since}..{self.until}",
             **facts,
-            advice="Is a copy of the spool at work? `floodmark spool list` shows the known one.",
+            advice="Check whether a copy of the spool is in use: `floodmark spool list` shows the recorded one.",
         )
 
     def as_dict(self) -> dict[str, Json]:

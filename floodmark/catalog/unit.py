@@ -90,7 +90,7 @@ class Unit:
             raise Corrupt("the record of a unit cannot be understood", cause=error) from error
         if unit.rules.encoder != ENCODER:
             raise Corrupt(
-                "a unit was opened by another Floodmark, whose rows have another form",
+                "a unit was opened by another version of Floodmark, which formats rows differently",
                 unit=unit.id,
                 encoder=unit.rules.encoder,
                 encoder_known=ENCODER,

@@ -148,7 +148,7 @@ class Log:
         with self._writing() as tx:
             mine = and_(row.c.unit == self._unit.id, row.c.first == part.first, row.c.last == part.last)
             if tx.execute(update(row).where(mine, row.c.state == SEALED).values(detail=part.detail)).rowcount != 1:
-                raise Corrupt("a part is not there, or done", unit=self._unit.id, part=f"{part.first}-{part.last}")
+                raise Corrupt("a part does not exist, or is done", unit=self._unit.id, part=f"{part.first}-{part.last}")
 
     def split(self, whole: Part, halves: Sequence[Part], *, doubtful: int = 0) -> None:
         row = tables.parts
@@ -156,7 +156,7 @@ class Log:
             self._doubt(tx, doubtful)
             mine = and_(row.c.unit == self._unit.id, row.c.first == whole.first, row.c.last == whole.last)
             if tx.execute(delete(row).where(mine, row.c.state == SEALED)).rowcount != 1:
-                raise Corrupt("a part to be halved is not there", unit=self._unit.id, first=whole.first)
+                raise Corrupt("a part to split does not exist", unit=self._unit.id, first=whole.first)
             self._insert(tx, halves)
 
     def quarantine(
@@ -181,9 +181,9 @@ class Log:
                 tx.execute(update(bad).where(entry).values(**again, last_ms=now))
                 return
             same = {"sink": self._unit.sink_id, "table_id": self._unit.table_id, "unit": self._unit.id}
-            told = {**same, "reason": reason, "tries": 1, "first_ms": now, "last_ms": now}
+            fields = {**same, "reason": reason, "tries": 1, "first_ms": now, "last_ms": now}
             entries = [
-                {**told, "id": clock.new_id(), "position": position, "line": line.decode()}
+                {**fields, "id": clock.new_id(), "position": position, "line": line.decode()}
                 for position, line in enumerate(data.splitlines(keepends=True), part.first)
             ]
             tx.execute(insert(bad), entries)
@@ -238,7 +238,7 @@ class Log:
 
 def stranger(unit: Unit, known: str | None, found: str | None) -> Corrupt:
     return Corrupt(
-        "another destination answers than before: it was created again, or restored from a backup",
+        "the destination is not the same as before: it was created again, or restored from a backup",
         sink=unit.sink,
         table=unit.table,
         known=known,
@@ -264,7 +264,7 @@ def after_rollback(sink: str, table: str) -> str:
     """What an operator can do about a catalog that was rolled back. None of it loses a row that the catalog has."""
     command = f"floodmark sink replay {sink!r} --table {table!r} --from"
     return (
-        "Put the newer catalog back if it exists. Else nothing is sent until you choose:"
+        "Restore the newer catalog if it exists. Else nothing is sent until you choose:"
         f" `{command} mark` sends what this catalog has after its mark, `{command} beginning` sends every row (again)."
         " Rows that only the newer catalog had stay at the destination: empty it first, and begin at the beginning, if"
         " they must go."
@@ -290,11 +290,11 @@ def choices(sink: str, table: str, *, mark: bool = True) -> str:
     `mark`: continuing from the mark could help.
     """
     command = f"floodmark sink replay {sink!r} --table {table!r} --from"
-    there = f" `{command} mark` goes on at the mark," if mark else ""
+    there = f" `{command} mark` continues at the mark," if mark else ""
     return (
         f"Nothing is sent until you choose: `{command} beginning` sends every row (again); empty the destination first"
         f" if rows that are gone here must go there;{there} `{command} head` sends only what comes from now on; a"
-        " number goes on after that sequence."
+        " number continues after that sequence."
     )
 
 
@@ -363,7 +363,7 @@ class Units:
             same = and_(head.c.branch == name, head.c.table_id == followed.table_id)
             sequence = tx.execute(select(head.c.sequence).where(same)).scalar()
             if sequence is None:
-                raise Conflict("the table is not there any more", table=followed.table)
+                raise Conflict("the table does not exist any more", table=followed.table)
             if sequence <= mark.mark:
                 return None
             if limit is not None:
@@ -618,7 +618,7 @@ class Units:
         moved = tx.execute(update(consumer).where(mine).values(mark=unit.until, updated_ms=now_ms)).rowcount
         if moved != 1:
             raise Corrupt(
-                "the sink's mark is not where its open unit began",
+                "the sink's mark is not the start of its open unit",
                 sink=unit.sink,
                 table=unit.table,
                 since=unit.since,

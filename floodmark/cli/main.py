@@ -67,7 +67,7 @@ app.add_typer(sink.app, name="sink")
 app.add_typer(spool.app, name="spool")
 app.add_typer(backfill.app, name="backfill")
 app.add_typer(branch.app, name="branch")
-CONFIG_HELP = "Settings file; its [lake] section overrides the environment (default: ./floodmark.toml, which does not)."
+CONFIG_HELP = "Settings file (default: ./floodmark.toml). If given, its [lake] section overrides the environment."
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 # No address of a database looks like this: it is a property of the catalog that a sink ships to.
 _PROPERTY = re.compile(r"[\w.-]+=")

@@ -75,9 +75,9 @@ class Output:
                 sys.stdout.write((", " if number else "") + json.dumps(row, default=_plain))
         except FloodmarkError as error:
             failure = error
-        told = "" if rest.limit is None else f', "truncated": {json.dumps(rest.truncated)}'
-        told += "" if failure is None else f', "error": {json.dumps(failure.as_dict())}'
-        sys.stdout.write(f"]{told}}}\n")
+        ending = "" if rest.limit is None else f', "truncated": {json.dumps(rest.truncated)}'
+        ending += "" if failure is None else f', "error": {json.dumps(failure.as_dict())}'
+        sys.stdout.write(f"]{ending}}}\n")
         if failure is not None:
             raise Cut(failure) from failure
 

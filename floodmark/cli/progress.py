@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from floodmark.cli.output import Output, size_text
+from floodmark.runs import WriteCallback
 
 
 @contextmanager
-def staging_progress(output: Output) -> Iterator[Callable[[int, int], None] | None]:
+def staging_progress(output: Output) -> Iterator[WriteCallback | None]:
     """A line with the files and bytes staged so far. None without a terminal."""
     with _line(output, "staging") as update:
         yield (

@@ -42,7 +42,7 @@ def run(
     if new_token:
         _print_token(context, role, name)
         return
-    from floodmark.serve.daemon.declaration import check_apart, check_file, check_folders_are_there
+    from floodmark.serve.daemon.declaration import check_apart, check_file, check_folders_exist
     from floodmark.serve.daemon.lifecycle import spool_folder, tokens_of
     from floodmark.serve.http.server import check_bind
 
@@ -53,10 +53,10 @@ def run(
     check_apart(declaration, context.obj.path, spool_folder(context.obj.path, settings))
     if check:
         if not create:
-            check_folders_are_there(declaration, create=False)
+            check_folders_exist(declaration, create=False)
         _check_only(context, declaration, create)
         return
-    check_folders_are_there(declaration, create=create)
+    check_folders_exist(declaration, create=create)
     _run(context, declaration, chosen, create)
 
 

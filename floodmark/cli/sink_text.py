@@ -119,8 +119,8 @@ def check_lines(found: Mapping[str, Any]) -> list[str]:
     lines = []
     for one in found["tables"]:
         facts = {name: value for name, value in (one["found"] or {}).items() if value is not None}
-        told = ", ".join(f"{name}={value}" for name, value in facts.items())
-        said = error_text(StoredError(one["error"])) if one["error"] else told
+        facts_text = ", ".join(f"{name}={value}" for name, value in facts.items())
+        said = error_text(StoredError(one["error"])) if one["error"] else facts_text
         lines.append(f"{one['table']}: {one['outcome']}: {said}")
     return lines
 

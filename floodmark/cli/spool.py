@@ -123,14 +123,14 @@ def list_aside(
     output = context.obj.output
     if output.as_json:
         output.result(
-            {"table": table, "rows": sum(one.rows for one in found), "entries": [_told(one) for one in found]}
+            {"table": table, "rows": sum(one.rows for one in found), "entries": [_entry(one) for one in found]}
         )
         return
-    lines = [{**_told(one), "reason": one.error.get("message", "")} for one in found]
+    lines = [{**_entry(one), "reason": one.error.get("message", "")} for one in found]
     output.rows(lines, (*SHOWN, "state") if every else SHOWN, name="entries", empty="no row is in quarantine")
 
 
-def _told(one: PutAside) -> dict[str, Json]:
+def _entry(one: PutAside) -> dict[str, Json]:
     return {
         "id": one.id,
         "table": one.table,
@@ -160,7 +160,7 @@ def show(context: typer.Context, id: Id) -> None:
         for one in lines
     ]
     if output.as_json:
-        output.result({**_told(aside), "lines": rows})
+        output.result({**_entry(aside), "lines": rows})
         return
     output.rows(rows, ("record", "line", "reason", "row"), name="lines", empty="no rows")
 

@@ -125,7 +125,7 @@ def _reading(location: str) -> Iterator[None]:
     except Exception as error:
         # Broad, because decoders may raise any error on bytes of another writer.
         raise Corrupt(
-            "a file of the table cannot be understood",
+            "a file of the table cannot be parsed",
             file=location,
             reason=(str(error).splitlines() or [""])[0][:300] or type(error).__name__,
             advice=f"Repair it {_THERE}",
@@ -175,7 +175,7 @@ def _read_metadata(storage: Storage, location: str) -> TableMetadataV2:
         raw = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
         version = int(raw["format-version"])
         if version > 2:
-            raise Invalid("the lake holds tables of format 1 and 2 only", format_version=version, advice=_COPY_IT)
+            raise Invalid("only tables of format 1 and 2 are supported", format_version=version, advice=_COPY_IT)
         metadata = parse_metadata(json.dumps({**raw, "snapshots": _listed_snapshots(raw, location)}))
         if "table-uuid" in raw:
             properties = {**metadata.properties, ADOPTED_UUID: str(metadata.table_uuid)}
@@ -210,7 +210,7 @@ def _head(metadata: TableMetadataV2, location: str) -> Snapshot | None:
     named = {metadata.current_snapshot_id, None if main is None else main.snapshot_id}
     if named != {None if head is None else head.snapshot_id}:
         raise Corrupt(
-            "the table's metadata does not agree about the current snapshot",
+            "the table's metadata contradicts itself about the current snapshot",
             location=location,
             current=metadata.current_snapshot_id,
             main=None if main is None else main.snapshot_id,
@@ -249,7 +249,7 @@ def _check_name(field: NestedField) -> None:
 
 def _key_ids(schema: Schema, key: Sequence[str]) -> list[int]:
     if isinstance(key, str):
-        raise Invalid("a key is a list of columns", key=key, advice=f'Write key=["{key}"].')
+        raise Invalid("a key must be a list of columns", key=key, advice=f'Write key=["{key}"].')
     if len(set(key)) != len(key):
         raise Invalid("a key names a column twice", key=", ".join(key), advice="Name each column once.")
     fields = {field.name: field for field in schema.fields}
@@ -316,10 +316,10 @@ def _check_entry(entry: ManifestEntry, head_sequence: int, seen: set[str]) -> No
     if file.file_format != FileFormat.PARQUET:
         raise Invalid("this file is not Parquet", file=file.file_path, advice=f"Rewrite it as Parquet {_THERE}")
     if file.file_path in seen:
-        raise Invalid("this table names a data file twice", file=file.file_path, advice=f"Rewrite it {_THERE}")
+        raise Invalid("this table lists a data file twice", file=file.file_path, advice=f"Rewrite it {_THERE}")
     # Rows above the head's sequence would be missing from every change feed.
     if entry.sequence_number is None or entry.sequence_number > head_sequence:
-        raise Corrupt("a data file has a sequence number that its table never gave", file=file.file_path)
+        raise Corrupt("a data file has a sequence number that its table never assigned", file=file.file_path)
     # Refuses a location that no storage of ours can reach.
     split(file.file_path)
 

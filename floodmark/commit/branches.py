@@ -115,7 +115,7 @@ class Branches:
         def end(tx: Connection) -> Branch:
             version_now, lineages = self._database.lock_lake(tx).version, Lineages.read(tx)
             if lineages.live(name).id != lineage.id:
-                raise Conflict("the branch was deleted and made again meanwhile", branch=name)
+                raise Conflict("the branch was deleted and created again meanwhile", branch=name)
             _to_delete(lineages, name)
             ended = _describe(tx, lineages, lineage)
             _end(tx, lineage, version_now, self._database.now_ms(tx))
@@ -174,9 +174,9 @@ class Branches:
                 continue
             return made
         raise CommitUnknown(
-            "the catalog did not tell whether the branch was changed",
+            "the catalog did not confirm whether the branch was changed",
             operation=line_id,
-            advice="`floodmark branch list` tells, as soon as the catalog answers.",
+            advice="`floodmark branch list` shows it as soon as the catalog answers.",
         )
 
 
@@ -245,7 +245,7 @@ def _find_base(
     if row is None:
         raise NotFound("the lake has no such version", **facts, advice="")
     if row.state != LIVE:
-        raise BelowRetention("this version's window has ended", **facts, advice="Take a newer version.")
+        raise BelowRetention("this version's window has ended", **facts, advice="Use a newer version.")
     if at_ms is None:
         lineage = lineages.owner(row.branch, row.version) if source is None else lineages.live(source)
     if lineage.ended_version is not None:
@@ -302,7 +302,7 @@ def _bring_back(tx: Connection, lineage: Lineage, heads: Sequence[Head]) -> None
             "the version has tables that were dropped since, and cannot be on a branch any more",
             tables=",".join(sorted(lost)),
             version=lineage.base_version,
-            advice="A table of the same name may have been made since: drop it first. Else take a newer version.",
+            advice="If a table of the same name was created since, drop it first. Else use a newer version.",
         )
 
 

@@ -57,7 +57,6 @@ class Drift:
     branch: str
     happened: str
     pointer: str | None
-    pointer_expected: str
     added: tuple[ManifestEntry, ...] = field(default=(), repr=False)
     removed: tuple[ManifestEntry, ...] = field(default=(), repr=False)
     snapshots: int = 0
@@ -96,27 +95,27 @@ def classify(files: MetadataFiles, current: CurrentTable) -> Drift | None:
         return None
     head = current.head
     if not current.pointer:
-        return Drift(head.table, head.branch, DROPPED, None, current.pointer_known)
+        return Drift(head.table, head.branch, DROPPED, None)
     known = files.metadata(current.pointer_known)
     sequence, allowed = 0, False
     try:
         theirs = _read_metadata(files, current.pointer)
         allowed = allows_foreign_cleanup(theirs) and not allows_foreign_cleanup(known)
         if theirs.table_uuid != known.table_uuid:
-            raise _Unclear("another table stands under this name")
+            raise _Unclear("another table has this name")
         sequence = last_sequence(theirs)
         _check_shape(known, theirs)
         _check_refs(known, theirs, head.branch)
         return replace(_difference(files, current, known, theirs), allowed_cleanup=allowed)
     except _Unclear as why:
-        unclear = Drift(head.table, head.branch, UNCLEAR, current.pointer, current.pointer_known, unclear=str(why))
+        unclear = Drift(head.table, head.branch, UNCLEAR, current.pointer, unclear=str(why))
         return replace(unclear, sequence=sequence, elsewhere=why.elsewhere, allowed_cleanup=allowed)
 
 
 def _difference(files: MetadataFiles, current: CurrentTable, known: TableMetadata, theirs: TableMetadata) -> Drift:
     head = current.head
     if _snapshot_id(known, head.branch) == _snapshot_id(theirs, head.branch):
-        drift = Drift(head.table, head.branch, CHANGED, current.pointer, current.pointer_known)
+        drift = Drift(head.table, head.branch, CHANGED, current.pointer)
         return replace(drift, sequence=last_sequence(theirs))
     newest = _ref_of(theirs, head.branch)
     there = {entry.data_file.file_path: entry for entry in _entries(files, newest)}
@@ -129,7 +128,7 @@ def _difference(files: MetadataFiles, current: CurrentTable, known: TableMetadat
     removed = tuple(entry for path, entry in ours.items() if path not in there)
     for path in there.keys() & ours.keys():
         if there[path].sequence_number != ours[path].sequence_number:
-            raise _Unclear(f"a file of the table was taken out and put in again: {path}")
+            raise _Unclear(f"a file of the table was removed and added again: {path}")
     line = _line_since(theirs, newest, head.snapshot)
     rewrites = [_is_rewrite(theirs, snapshot) for snapshot in line or ()]
     drift = Drift(
@@ -137,7 +136,6 @@ def _difference(files: MetadataFiles, current: CurrentTable, known: TableMetadat
         head.branch,
         REWRITTEN if added and removed and all(rewrites) else _name(added, removed),
         current.pointer,
-        current.pointer_known,
         added,
         removed,
         snapshots=len(line or ()),
@@ -147,7 +145,7 @@ def _difference(files: MetadataFiles, current: CurrentTable, known: TableMetadat
     for entry in added:
         _check_entry(entry, head.spec_id)
     if line is None:
-        why = "our newest snapshot is not in the table's line any more: it was rolled back, or its history rewritten"
+        why = "Floodmark's newest snapshot is not in the table's history any more: it was rolled back or rewritten"
         return replace(drift, happened=ROLLED_BACK, unclear=why, takeable=True)
     return drift
 
@@ -183,9 +181,9 @@ def _check_shape(known: TableMetadata, theirs: TableMetadata) -> None:
     if (theirs.default_sort_order_id, len(theirs.sort_orders)) != (known.default_sort_order_id, len(known.sort_orders)):
         raise _Unclear("its sort order was changed")
     if theirs.location != known.location:
-        raise _Unclear(f"its folder is another: {theirs.location}")
+        raise _Unclear(f"its folder was changed: {theirs.location}")
     if theirs.properties.get(NAME_MAPPING) != known.properties.get(NAME_MAPPING):
-        raise _Unclear("files may have come in without field ids, by a name mapping")
+        raise _Unclear("files without field ids may have been added, by a name mapping")
 
 
 def _same_schemas(known: TableMetadata, theirs: TableMetadata) -> bool:
@@ -206,7 +204,7 @@ def _check_refs(known: TableMetadata, theirs: TableMetadata, branch: str) -> Non
     new = theirs.refs.keys() - known.refs.keys() - {branch}
     made = sorted(name for name in new if _snapshot_id(theirs, name) not in snapshots)
     if made:
-        raise _Unclear(f"it was written on refs that Floodmark did not make: {', '.join(made)}")
+        raise _Unclear(f"another writer committed to refs that Floodmark did not create: {', '.join(made)}")
 
 
 def _check_entry(entry: ManifestEntry, spec_id: int) -> None:
@@ -233,7 +231,7 @@ def _reading(location: str) -> Iterator[None]:
         raise _Unclear(f"a file of it is gone: {location}") from error
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-        raise _Unclear(f"a file of it cannot be understood: {location} ({reason})") from error
+        raise _Unclear(f"a file of it cannot be parsed: {location} ({reason})") from error
 
 
 def _read_metadata(files: MetadataFiles, location: str) -> TableMetadata:
@@ -256,7 +254,7 @@ def _entries(files: MetadataFiles, snapshot: Snapshot | None) -> list[ManifestEn
             entries = manifest.fetch_manifest_entry(files.io, discard_deleted=True)
         for entry in entries:
             if entry.data_file.file_path in found:
-                raise _Unclear(f"it names a file twice: {entry.data_file.file_path}")
+                raise _Unclear(f"it lists a file twice: {entry.data_file.file_path}")
             found[entry.data_file.file_path] = entry
     return list(found.values())
 
@@ -303,38 +301,38 @@ def drift_text(drift: Drift) -> str:
     """What happened, and what a repair would do; for errors, `doctor` and the preview."""
     text, table = f"changed by another writer: {happened_text(drift)}", drift.table
     if drift.elsewhere:
-        return f"{text}; `floodmark repair {table}` says what came there, and what can be done"
+        return f"{text}; `floodmark repair {table}` shows the changes, and what can be done"
     if drift.unclear:
-        return f"{text}; this cannot be decided without you: {ways_text(drift)}"
+        return f"{text}; you must choose: {ways_text(drift)}"
     if drift.happened == REWRITTEN:
         return (
-            f"{text}; `floodmark repair {table} --apply` compares the rows, and if they are the same puts the table "
-            "back as Floodmark left it: rows keep their sequences"
+            f"{text}; `floodmark repair {table} --apply` compares the rows, and if they are the same reverts the table "
+            "to the state that Floodmark left: rows keep their sequences"
         )
     if drift.happened in (CHANGED, DROPPED):
-        back = f"{text}; `floodmark repair {table} --apply` would put the table back as Floodmark left it"
+        back = f"{text}; `floodmark repair {table} --apply` would revert the table to the state that Floodmark left"
         return f"{back}; {other_names_text(drift)}" if drift.other_names else back
     return (
-        f"{text}; `floodmark repair {table} --apply` would take that in as a commit of `external`, if its rows fit, "
+        f"{text}; `floodmark repair {table} --apply` would accept it as a commit of `external`, if its rows fit; "
         "with --revert it would revert the table to the state that Floodmark left"
     )
 
 
 def other_names_text(drift: Drift) -> str:
     return (
-        f"the name {', '.join(drift.other_names)} stays, over the same files: take it out of the catalog with the "
+        f"the name {', '.join(drift.other_names)} stays, over the same files: remove it from the catalog with the "
         "engine that made it, without deleting files"
     )
 
 
 def ways_text(drift: Drift) -> str:
     table = drift.table
-    back = f"`floodmark repair {table} --revert --apply` goes back to Floodmark's state"
+    back = f"`floodmark repair {table} --revert --apply` reverts the table to Floodmark's state"
     if drift.takeable:
-        return f"{back}, `floodmark repair {table} --accept --apply` makes the other state Floodmark's"
+        return f"{back}, `floodmark repair {table} --accept --apply` accepts the other state"
     return (
         f"{back}; the other state cannot be accepted as it is: change it back with the engine that made it, "
-        f"or put the table back and bring it in anew, its shape by `floodmark apply`, its rows by `floodmark load`"
+        "or revert the table, then change its shape with `floodmark apply` and load its rows with `floodmark load`"
     )
 
 
@@ -347,18 +345,18 @@ def happened_text(drift: Drift) -> str:
 
 def _happened(drift: Drift) -> str:
     added, removed = len(drift.added), len(drift.removed)
-    came = f"{drift.rows_added} row(s) in {added} file(s) came"
-    went = f"{drift.rows_removed} row(s) in {removed} file(s) went"
+    came = f"{drift.rows_added} row(s) in {added} file(s) were added"
+    went = f"{drift.rows_removed} row(s) in {removed} file(s) were removed"
     texts: Mapping[str, str] = {
         APPENDED: f"another writer appended: {came}",
         DELETED: f"another writer deleted: {went}",
         OVERWRITTEN: f"another writer overwrote or deleted: {went}, {came}",
-        REWRITTEN: f"another writer wrote files anew: {went}, {came}",
-        CHANGED: "another writer changed its settings or refs, and no row",
+        REWRITTEN: f"another writer rewrote files: {went}, {came}",
+        CHANGED: "another writer changed its settings or refs, but no row",
         DROPPED: "another writer dropped or renamed it",
     }
     if drift.happened == CHANGED and drift.rewrote:
-        return "another writer wrote its manifests anew, and changed no row"
+        return "another writer rewrote its manifests, but changed no row"
     if drift.other_names:
         return f"another writer renamed it: the catalog has it as {', '.join(drift.other_names)}"
     if drift.unclear:
@@ -377,7 +375,7 @@ def check_not_drifted(files: MetadataFiles, current: CurrentTable) -> None:
         kind = None if drift is None else drift.happened
     except FloodmarkError as error:
         # Only the description is missing; that the table drifted is certain.
-        happened, kind = f"what happened cannot be found out now ({error.kind})", UNCLEAR
+        happened, kind = f"the change cannot be determined now ({error.kind})", UNCLEAR
     raise Corrupt(
         "another writer changed the table",
         table=current.head.table,

@@ -68,7 +68,7 @@ def find_dropped(tx: Connection, table: str, version: int | None = None) -> Drop
             "the versions that had this table have expired",
             table=table,
             dropped_version=found.dropped_version,
-            advice="It cannot come back. `keep_versions` decides how long a dropped table can.",
+            advice="It cannot be restored. `keep_versions` sets how long a dropped table can be restored.",
         )
     if not found.batches_kept:
         raise Invalid(
@@ -94,7 +94,7 @@ def check_chunks(tx: Connection, table: str, table_id: str) -> None:
     found = tx.execute(other.limit(1)).scalar()
     if found is not None:
         raise Invalid(
-            "a history was loaded into another table of this name since: what this one has of it is not known any more",
+            "a history was loaded into another table of this name since: its progress here is not known any more",
             table=table,
             job=found,
             advice=f"Read its rows with lake.read_arrow({table!r}, version=…) into a table of another name.",
@@ -140,7 +140,7 @@ def current_dropped(tx: Connection, table_id: str) -> CurrentTable:
     """A dropped table as the builder of an undrop finds it. It has a pointer if a branch has the table."""
     found = last_state(tx, table_id)
     if found is None:
-        raise Conflict("the table came back meanwhile", table_id=table_id)
+        raise Conflict("the table was restored meanwhile", table_id=table_id)
     head, pointer = tables.heads, tables.iceberg_tables
     others = tx.execute(select(head.c.branch, head.c.snapshot).where(head.c.table_id == table_id)).all()
     named = and_(
@@ -190,7 +190,7 @@ def _id_at(tx: Connection, table: str, version: int) -> str:
     if state is None:
         raise NotFound("the lake has no such version", version=version)
     if state != LIVE:
-        raise BelowRetention("this version's window has ended", version=version, advice="Give a newer version.")
+        raise BelowRetention("this version's window has ended", version=version, advice="Use a newer version.")
     there = {head.table: head for head in tables_at_in(tx, version)}
     if table not in there:
         raise NotFound(
@@ -204,7 +204,7 @@ def _check_last(tx: Connection, found: DroppedTable, table: str, version: int) -
     at = next(head for head in tables_at_in(tx, version) if head.table == table)
     if at.version != found.state.version:
         raise Invalid(
-            "the table changed after this version, and comes back only as it was when it was dropped",
+            "the table changed after this version, and can be restored only as it was when it was dropped",
             table=table,
             version=version,
             last=found.state.version,

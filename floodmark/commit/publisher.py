@@ -7,7 +7,7 @@ and that the riders' preconditions hold; then pointers, heads, history, riders a
 Interleaving that this order excludes: a writer W is paused after its build; recovery R fences W and deletes its files;
 W continues. W's publish reads its own row under the lock, finds `abandoned`, and stops before it touches a pointer.
 
-Publishing together: whoever has the turn of its tables (the leader) builds the snapshots of appends that wait for them
+Publishing together: the leader has the turn of its tables. It builds the snapshots of appends that wait for them
 after its own, and publishes all in one transaction, each with its own version, riders and row in the journal. One that
 ended or is refused meanwhile is taken out, and the rest is built again. Crash of a leader: nothing of its attempt was
 published, or all of it; its files are in its own folders, recovery settles its operation, others publish those that

@@ -153,7 +153,7 @@ class Recovery:
                 operation, seal, points="heal", audit=audit, leftovers=True, judged=row.judged
             )
         except AlreadyCommitted as already:
-            self._roll_back(row, "rolled_back", f"its batch came in as version {already.version}", report)
+            self._roll_back(row, "rolled_back", f"its batch was committed as version {already.version}", report)
             return
         except Unavailable:
             # Another recovering process may have finished it and deleted the files of this attempt meanwhile.
@@ -260,5 +260,5 @@ def resolve(catalog: Catalog, recovery: Recovery | None, operation: str) -> Comm
         "the operation is still under way",
         operation=operation,
         state=found.state,
-        advice="Ask again when its process has ended.",
+        advice="Retry when its process has ended.",
     )

@@ -70,7 +70,7 @@ class NamesRider:
         query = select(sink.c.name, sink.c.settings).join(followed, followed.c.sink == sink.c.id)
         rows = tx.execute(query.where(followed.c.table_id == self.table_id))
         if sorted((row.name, settings_digest(row.settings)) for row in rows) != sorted(self.sinks):
-            raise PlanAgain(self.table, "a sink that follows the table came, went or was changed meanwhile")
+            raise PlanAgain(self.table, "a sink that follows the table was added, removed or changed meanwhile")
         if any(self.table in json.loads(job.table_names) for job in tx.execute(_at_work())):
             raise PlanAgain(self.table, "a job began to work on the table meanwhile")
 
@@ -175,7 +175,7 @@ class UndropRider:
     def check(self, tx: Connection) -> None:
         found = last_state(tx, self.table_id)
         if found is None or (found.state.version, found.dropped_version) != (self.state_version, self.dropped_version):
-            raise Conflict("the table came back meanwhile", table=self.table)
+            raise Conflict("the table was restored meanwhile", table=self.table)
         if found.held_version is None:
             raise BelowRetention("the versions that had this table have expired", table=self.table)
         check_chunks(tx, self.table, self.table_id)

@@ -94,7 +94,7 @@ def check_header(
     known = {column.name: column for column in columns}
     for name in names:
         if names.count(name) > 1:
-            raise Invalid("a column comes twice in the header", file=file, column=name, line=1, advice=advice)
+            raise Invalid("the header has a column twice", file=file, column=name, line=1, advice=advice)
         if name not in known:
             raise unknown_column(name, list(known), file=file, line=1)
         if types.is_nested(known[name].field.type):
@@ -221,7 +221,7 @@ def _texts(text: bytes, header: Sequence[str]) -> pa.Table:
     except pa.ArrowInvalid as error:
         found = _ARROW_ROW.search(str(error))
         raise Invalid(
-            "a row has more or fewer values than the header" if found else "a row is too long, or is no CSV",
+            "a row has more or fewer values than the header" if found else "a row is too long, or is not CSV",
             line=None if found is None else _line_of(text, int(found[1]) - 1),
             problem=(str(error) if found is None else found[2])[:200],
             advice=CORRECT_ADVICE,
@@ -389,7 +389,7 @@ class CsvFiles:
             header = self._header(path, records)
             names = [column.name for column in header]
             if schema is not None and sorted(names) != sorted(schema.names):
-                raise Invalid("the files have different columns", file=path, advice="Load them apart.")
+                raise Invalid("the files have different columns", file=path, advice="Load them separately.")
             rows = _rows(path, records)
             while chunk := list(islice(rows, CHUNK_ROWS)):
                 good, bad = _judge(path, header, chunk)

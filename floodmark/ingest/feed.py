@@ -147,7 +147,7 @@ class Feed:
             spool.close()
             raise
         if spool.repaired:
-            self._log.warning("a torn tail was cut off: nobody was told of those rows", cut_bytes=spool.repaired)
+            self._log.warning("a torn tail was cut off: its rows were never acknowledged", cut_bytes=spool.repaired)
         self._row, self._position = known, known.position
         self._feeder = Feeder(self._engine, self._table_id, spool.id, self._memory, self._await_older)
         note_opened(spool)
@@ -174,7 +174,7 @@ class Feed:
         actor: str = "",
     ) -> Future[Taken]:
         if self._draining or self._stopped:
-            raise Unavailable("the server is stopping, and takes no more rows", advice="Retry in a moment.")
+            raise Unavailable("the server is stopping, and accepts no more rows", advice="Retry in a moment.")
         spool = self._spool
         if spool is None:
             if isinstance(self._error, REFUSALS):
@@ -215,11 +215,11 @@ class Feed:
                 left = end - time.monotonic()
                 if left <= 0 or self._stopped:
                     raise Unavailable(
-                        "the rows are taken, and not yet in their table",
+                        "the rows are stored, but not yet in their table",
                         table=self._table,
                         record=record,
                         cause=None if self._error is None else self._error.message,
-                        advice="They will be. Ask again with the same Idempotency-Key.",
+                        advice="They will be committed. Send the request again with the same Idempotency-Key.",
                     )
                 self._changed.wait(left)
             found = self._landed.get(record)

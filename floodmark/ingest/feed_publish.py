@@ -271,7 +271,7 @@ def await_others(they_wait: Callable[[], bool], stopped: Callable[[], bool]) -> 
     end, waited = time.monotonic() + HOLD_S_MAX, False
     while they_wait():
         if stopped():
-            raise Unavailable("rows of other tables that came before are not fed yet", advice="They come first.")
+            raise Unavailable("earlier rows of other tables are not fed yet", advice="They come first.")
         if time.monotonic() > end:
             return False
         waited = True

@@ -66,7 +66,9 @@ def format_of(paths: Sequence[str], given: str | None) -> str:
             raise Invalid("the name does not show the format", path=path, advice="Use --format.")
         found.add(FORMATS[parts[-1]])
     if len(found) != 1:
-        raise Invalid("these files have several formats", formats=",".join(sorted(found)), advice="Load them apart.")
+        raise Invalid(
+            "these files have several formats", formats=",".join(sorted(found)), advice="Load them separately."
+        )
     return found.pop()
 
 
@@ -281,9 +283,9 @@ def _by_columns(spark: SparkSession, paths: Sequence[str], columns: StructType) 
         sets = [tuple(row["names"]) for row in lines.select("names").distinct().limit(PARTS_MAX + 1).collect()]
     if len(sets) > PARTS_MAX:
         raise Invalid(
-            "the rows bring too many different sets of columns",
+            "the rows have too many different sets of columns",
             most=PARTS_MAX,
-            advice="Load the files apart, or give the same columns to every row.",
+            advice="Load the files separately, or give every row the same columns.",
         )
     frames = []
     for names in sorted(sets):

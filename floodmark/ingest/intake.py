@@ -69,7 +69,7 @@ class Intake:
     def _feed(self, table_id: str, table: str) -> Feed:
         with self._lock:
             if self._draining or self._closed:
-                raise Unavailable("the server is stopping, and takes no more rows", advice="Retry in a moment.")
+                raise Unavailable("the server is stopping, and accepts no more rows", advice="Retry in a moment.")
             if table_id not in self._feeds:
                 feed = Feed(self._engine, self._folder / table_id, table_id, table, self._limits, self._older_waits)
                 self._feeds[table_id] = feed
@@ -114,7 +114,7 @@ class Intake:
         """Wait until a record is in its table, or in quarantine; Unavailable if that takes too long."""
         feed = self._feeds.get(table_id)
         if feed is None:
-            raise NotFound("nothing was taken for this table", table_id=table_id)
+            raise NotFound("no rows were accepted for this table", table_id=table_id)
         return feed.wait(record, timeout_s)
 
     def states(self) -> list[FeedState]:

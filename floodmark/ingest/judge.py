@@ -151,7 +151,7 @@ class Judge:
         try:
             found = rows_schema(rows, self.shape)
             if (count := sum(map(_fields_of, found.types))) > FIELDS_MAX:
-                raise Invalid("rows may not add so many columns to a table", columns=count, most=FIELDS_MAX)
+                raise Invalid("these rows would add too many columns to the table", columns=count, most=FIELDS_MAX)
             evolved = evolve_schema(self.schema, found, self.schema.highest_field_id, 0)
             return self if evolved is None else Judge(evolved, tuple(self.filled))
         except (ValueError, pa.ArrowException) as error:
@@ -252,7 +252,7 @@ class Judge:
                 for name in row.given.keys() - self._names - NOT_COLUMNS:
                     yield LineProblem(row.line, name, None, NO_SUCH_COLUMN, leave_out_advice(name, self._names))
             for name in sorted(self._needed - row.columns.keys()) if row.change == UPSERT else ():
-                yield LineProblem(row.line, name, None, "a column is missing", "Send it in every row, null if need be.")
+                yield LineProblem(row.line, name, None, "a column is missing", "Send it in every row; null is allowed.")
             if row.change is not None:
                 for column in suspects:
                     yield from self._problems_in(row, column)

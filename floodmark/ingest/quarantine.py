@@ -95,7 +95,7 @@ def clean(catalog: Catalog, table_id: str) -> int:
         for location in gone:
             catalog.storage.delete(location)
     except Unavailable as error:
-        log.get().warning("leftovers of a quarantine stay for the next time", table_id=table_id, cause=str(error))
+        log.get().warning("leftovers of a quarantine stay until the next run", table_id=table_id, cause=str(error))
         return 0
     return len(gone)
 
@@ -169,7 +169,7 @@ def _older(engine: Engine, head: Head, aside: PutAside, rows: SpooledRows, key: 
             found.update(keys.join(changed, keys=list(key), join_type="left semi").column(_PLACE).to_pylist())
     except (BelowRetention, NotFound, StopIteration) as error:
         raise Conflict(
-            "whether the keys of these rows were written since they were put aside is not known any more",
+            "it is not known any more whether the keys of these rows were written since they were set aside",
             id=aside.id,
             advice="Look at the rows and at the table; then retry with --overwrite, or drop them.",
         ) from error
@@ -179,11 +179,11 @@ def _older(engine: Engine, head: Head, aside: PutAside, rows: SpooledRows, key: 
 def _superseded(aside: PutAside, rows: SpooledRows, key: Sequence[str], older: Collection[int]) -> Conflict:
     examples = rows.judged.select(key).take(pa.array(sorted(older)[:EXAMPLES_MAX]))
     return Conflict(
-        "keys of these rows were written or deleted since they were put aside",
+        "keys of these rows were written or deleted since they were set aside",
         id=aside.id,
         rows=len(older),
         examples="; ".join(render_keys(examples)),
-        advice="--keep-newer leaves these rows out for good, and brings in the others; --overwrite brings in all.",
+        advice="--keep-newer discards these rows and loads the others; --overwrite loads all.",
     )
 
 

@@ -206,7 +206,7 @@ def _check_part(part: _Received, schema: Schema, table: str, sender: Sender | No
             "rows cannot be deleted from a table without a key",
             table=table,
             deletions=part.deletions,
-            advice="Send only rows to be added, or make a table with a key.",
+            advice="Send only rows to be added, or create a table with a key.",
         )
     if part.rows and part.deletions:
         _check_apart(part, schema, table)
@@ -219,11 +219,11 @@ def _check_apart(part: _Received, schema: Schema, table: str) -> None:
     both = upserts.join(deletes, keys=names, join_type="inner", use_threads=False)
     if both.num_rows:
         raise Invalid(
-            "a key comes both as a row and as a deletion",
+            "a key is both in a row and in a deletion",
             table=table,
             rows=both.num_rows,
             examples="; ".join(render_keys(both.select(names).slice(0, EXAMPLES_MAX))),
-            advice="Send the last change of each key alone.",
+            advice="Send only the last change of each key.",
         )
 
 

@@ -90,7 +90,7 @@ def _gunzip(data: bytes) -> Iterator[bytes]:
         while member.unconsumed_tail:
             yield member.decompress(member.unconsumed_tail, _PIECE_BYTES)
         if not member.eof:
-            raise EOFError("it ends too early")
+            raise EOFError("it is truncated")
         rest = member.unused_data
 
 
@@ -101,7 +101,7 @@ def _unzstd(data: bytes) -> Iterator[bytes]:
         while not frame.eof:
             given = view[start : start + _ZSTD_PIECE_BYTES]
             if not given:
-                raise EOFError("it ends too early")
+                raise EOFError("it is truncated")
             start += len(given)
             yield frame.decompress(given)
         start -= len(frame.unused_data)

@@ -78,13 +78,13 @@ def run_job(
             progressed = progress.processed is not None and progress.processed > held.processed
             since_ms = None if progressed else held.failing_since_ms
             facts[FAILING_SINCE] = clock.format_time(since_ms or clock.now_ms())
-        told = error_document(error, facts)
+        stored_error = error_document(error, facts)
         try:
-            job = _end(context, held, states.FAILED, progress, told)
+            job = _end(context, held, states.FAILED, progress, stored_error)
         except FloodmarkError as second:
             raise error from second
         outcome = runs.TIMED_OUT if isinstance(raised, TimedOut) else runs.FAILED
-        return BackfillRun(outcome, job, told)
+        return BackfillRun(outcome, job, stored_error)
     except BaseException:
         # Ctrl-C, or a signal to end the process: finished work stays, as after a cancel.
         _end(context, held, states.CANCELLED, progress)
@@ -110,9 +110,9 @@ def error_document(error: Exception, facts: Mapping[str, str]) -> dict[str, Json
             "advice": "",
             "exit_code": 1,
         }
-    told = {**error.as_dict(), "exit_code": error.exit_code}
-    own = {name: _shortened(text) for name, text in told["facts"].items()}
-    return {**told, "message": _shortened(error.message), "facts": {**own, **facts}}
+    document = {**error.as_dict(), "exit_code": error.exit_code}
+    own = {name: _shortened(text) for name, text in document["facts"].items()}
+    return {**document, "message": _shortened(error.message), "facts": {**own, **facts}}
 
 
 def _shortened(text: str) -> str:

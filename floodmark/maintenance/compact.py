@@ -186,7 +186,7 @@ class _Batch(PublishPlan):
         live = [one for one in self._groups if one.group.paths <= files]
         self._done.conflicts += len(self._groups) - len(live)
         if len(live) == len(self._groups):
-            raise Conflict("the table kept changing under this compaction", table=self._table) from lost
+            raise Conflict("the table kept changing during this compaction", table=self._table) from lost
         self._groups = live
 
     @property
@@ -212,7 +212,9 @@ class _Batch(PublishPlan):
     def _look(self) -> Head:
         head = self._catalog.history.head(self._table, self._branch)
         if head.table_id != self._table_id:
-            raise Conflict("the table was dropped or made again meanwhile", table=self._table, advice="Run it again.")
+            raise Conflict(
+                "the table was dropped or created again meanwhile", table=self._table, advice="Run it again."
+            )
         return head
 
     def _rewrite(self, operation: Operation, groups: Sequence[FileGroup]) -> list[_Rewritten]:

@@ -128,7 +128,7 @@ class LakeMaintenance:
         """
         grace_ms = clock.parse_duration_ms(self._keeping.grace if grace is None else grace)
         if deep and table is not None:
-            raise Invalid("a deep sweep is of the whole lake", table=table, advice="Leave out the table, or --deep.")
+            raise Invalid("a deep sweep covers the whole lake", table=table, advice="Leave out the table, or --deep.")
         if table is not None:
             self._catalog.history.head(table)
 
@@ -330,7 +330,7 @@ class LakeMaintenance:
         def same_table(head: Head) -> T:
             if head.table_id != table_id:
                 raise Conflict(
-                    "the table was dropped or made again meanwhile", table=head.table, advice="Run it again."
+                    "the table was dropped or created again meanwhile", table=head.table, advice="Run it again."
                 )
             return read(head)
 
@@ -392,10 +392,10 @@ def _drifted(head: Head) -> Corrupt:
     return Corrupt(
         "another writer changed the table",
         table=head.table,
-        advice=f"Nothing of it was touched. `floodmark repair {head.table}` says what happened and what to do.",
+        advice=f"It was not changed. `floodmark repair {head.table}` shows what happened and what to do.",
     )
 
 
 def _check_files_min(files_min: int) -> None:
     if files_min < 2:
-        raise Invalid("at least two files make one", files_min=files_min)
+        raise Invalid("a compaction needs at least two files", files_min=files_min)

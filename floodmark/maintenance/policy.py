@@ -23,13 +23,14 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform, MonthTransform, YearTransform
-from pyiceberg.types import DateType, NestedField, PrimitiveType, TimestampType, TimestamptzType
+from pyiceberg.types import DateType, NestedField, PrimitiveType
 
 from floodmark import clock
 from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Invalid
 from floodmark.model import BEGINNING
+from floodmark.rows.primitives import TIMES
 from floodmark.rows.schema import require_name, user_fields
 
 SEQUENCE_MAX = 2**63 - 1
@@ -91,7 +92,7 @@ def read_rule(policy: Policy, schema: Schema, spec: PartitionSpec) -> Rule:
             raise Invalid("this age is longer than a thousand years", retention=text, advice="Leave the policy out.")
         return Rule(f"{number}{unit}", _time_column(policy.column, schema, spec), age_ms=age_ms)
     if policy.column is not None:
-        raise Invalid("only an age goes by a column", retention=text, column=policy.column, advice="Leave it out.")
+        raise Invalid("only an age uses a column", retention=text, column=policy.column, advice="Leave it out.")
     if unit in _SIZES:
         return Rule(f"{number} {unit}", size_bytes=number * _SIZES[unit])
     return Rule(f"{number} rows", rows=number)
@@ -117,13 +118,13 @@ def _time_column(name: str | None, schema: Schema, spec: PartitionSpec) -> Neste
         raise Invalid(
             "an age needs a time column, and the table has several" if times else "an age needs a time column",
             columns=", ".join(column.name for column in times) or None,
-            advice="Name the one that counts." if times else "Keep a count (1000000 rows) or a size (10 GB) instead.",
+            advice="Name the column to use." if times else "Keep a count (1000000 rows) or a size (10 GB) instead.",
         )
     return chosen[0]
 
 
 def _is_time(column: NestedField) -> bool:
-    return isinstance(column.field_type, TimestampType | TimestamptzType | DateType)
+    return isinstance(column.field_type, TIMES)
 
 
 def _is_date(column: NestedField | None) -> bool:

@@ -177,11 +177,11 @@ class Retention:
         if rule.rows is not None and cut is not None:
             now = newest_rows_cut(table.files, rule.rows, _counter(table))
             if now is None or now < cut:
-                raise PlanAgain(table.head.table, "rows that were to stay went meanwhile")
+                raise PlanAgain(table.head.table, "rows to keep were deleted meanwhile")
         if rule.size_bytes is not None:
             gone = sum(file.size_bytes for file in self._removal.dropped)
             if sum(file.size_bytes for file in table.files) - gone < rule.size_bytes:
-                raise PlanAgain(table.head.table, "files that were to stay went meanwhile")
+                raise PlanAgain(table.head.table, "files to keep were removed meanwhile")
 
     def riders(self) -> tuple[Rider, ...]:
         counted = {consumer.name: consumer.mark for consumer in self._removal.consumers}
@@ -193,7 +193,7 @@ class Retention:
 
     def _sort_out(self, table: TableState) -> tuple[Rule, Removal]:
         if table.head.table_id != self._table_id:
-            raise Conflict("the table was dropped or made again meanwhile", table=table.head.table)
+            raise Conflict("the table was dropped or created again meanwhile", table=table.head.table)
         rule = self._rule(table)
         # Asked for every plan: a consumer may have been added since the last one.
         consumers = self._catalog.maintenance.consumers(self._table_id)

@@ -137,17 +137,17 @@ def _examine_versions(catalog: Catalog, *, deep: bool) -> Check:
         # The lines of those tables say more; a line that all states can be read must not follow them.
         names = ", ".join(dict.fromkeys(fault.table for fault in looked.gone_from_heads))
         return Check(
-            "versions", False, f"the newest state of {names} cannot be read, see its check; {detail} were looked at"
+            "versions", False, f"the newest state of {names} cannot be read, see its check; {detail} were checked"
         )
     if not older:
-        more = "" if deep else "; --deep looks at all of them"
+        more = "" if deep else "; --deep checks all of them"
         return Check("versions", True, f"{detail} that can be read{more}")
     some = ", ".join(dict.fromkeys(f"{fault.table}: {fault}" for fault in older[:3]))
     return Check(
         "versions",
         False,
         f"version(s) {versions_text(looked.versions)} cannot be read: {some}; restore the files from a copy, or "
-        "`floodmark repair --give-up --apply` gives up what cannot be read",
+        "`floodmark repair --give-up --apply` gives up the versions that cannot be read",
     )
 
 
@@ -209,7 +209,7 @@ def _examine_journal(catalog: Catalog) -> Check:
     if dead:
         return Check("journal", True, f"{len(dead)} dead operation(s); the next write settles them")
     running = sum(1 for row in rows if row.state in (STAGING, STAGED))
-    return Check("journal", True, f"{running} at work, {len(rows) - running} at their end but still looked after")
+    return Check("journal", True, f"{running} at work, {len(rows) - running} ended but not yet cleaned up")
 
 
 def _examine_jobs(catalog: Catalog, heads: Sequence[Head]) -> list[Check]:
@@ -229,13 +229,13 @@ def _examine_job(job: Job, heads: Sequence[Head], now_ms: int) -> Check | None:
     it no more.
     """
     gone, command, name = _gone_table(job, heads), "`floodmark backfill", shlex.quote(job.name)
-    resume = f"{command} resume {name}` goes on" if gone is None else f"{gone}, so it cannot go on"
+    resume = f"{command} resume {name}` continues it" if gone is None else f"{gone}, so it cannot continue"
     if job.status == UNKNOWN:
         said = f"in an unknown state ({job.state}): it is kept; upgrade Floodmark"
     elif job.status == FAILED and job.acknowledged_ms is None:
         error = job.error or {}
         why = f"{error.get('kind', 'unknown')}: {error.get('message', 'unknown')}"
-        said = f"failed ({why}); {resume}; {command} ack {name}` if that was seen"
+        said = f"failed ({why}); {resume}; {command} ack {name}` acknowledges it"
     elif job.status == INTERRUPTED:
         said = f"interrupted: its process died; {resume}; {command} cancel {name}` ends it"
     elif job.stalled_since_ms is not None:
@@ -244,7 +244,7 @@ def _examine_job(job: Job, heads: Sequence[Head], now_ms: int) -> Check | None:
     elif gone is None:
         return None
     elif job.is_over:
-        return Check(f"job {job.name}", True, f"{job.status}; {gone}, and what the job did there")
+        return Check(f"job {job.name}", True, f"{job.status}; {gone}, and the job's work with it")
     else:
         said = f"{job.status}; {resume}; {command} cancel {name}` ends it"
     return Check(f"job {job.name}", job.status == FAILED and not job.is_shown(now_ms), said)
@@ -256,5 +256,5 @@ def _gone_table(job: Job, heads: Sequence[Head]) -> str | None:
     if missing := [table for table in job.table_names if table not in known]:
         return f"its table {', '.join(missing)} is gone"
     if job.kind == COLUMN and job.settings.get("table_id") not in known.values():
-        return f"its table {', '.join(job.table_names)} was made again"
+        return f"its table {', '.join(job.table_names)} was dropped and created again"
     return None

@@ -97,7 +97,7 @@ def _parents(catalog: Catalog, parent: TableFiles, went: Sequence[str], others: 
         held = held_values(catalog.storage, went, key, child.files, column, stay=parent.files)
         if held.count:
             examples = ", ".join(held.examples[:3])
-            return f"{held.count} key(s) went to which {child.head.table}.{column.name} refers: {examples}"
+            return f"{held.count} key(s) were removed that {child.head.table}.{column.name} refers to: {examples}"
         _remember(parent, child, others)
     return ""
 
@@ -197,7 +197,7 @@ class ForeignRows:
 
     def _gone(self) -> str:
         gone = [path for path in self._paths() if not self.catalog.storage.exists(path)]
-        return f"a file that it names is gone: {gone[0]}" if gone else ""
+        return f"a file that it lists is gone: {gone[0]}" if gone else ""
 
     def _nulls(self) -> str:
         for column in user_fields(self.schema):
@@ -213,10 +213,10 @@ class ForeignRows:
             return ""
         twice = find_duplicates(self.catalog.storage, self._paths(), key_fields(self.schema))
         if twice:
-            return f"it brought a key more than once: {'; '.join(twice)}"
+            return f"it added a key more than once: {'; '.join(twice)}"
         rewrite = Rewrite(self._target(""), BY_KEY, self.key, incoming=tuple(self._paths()), look_only=True)
         found = self._run(rewrite, self._stays())
-        return f"it brought {found.matched} key(s) that the table has: {found.examples()}" if found.matched else ""
+        return f"it added {found.matched} key(s) that the table has: {found.examples()}" if found.matched else ""
 
     @cached_property
     def references(self) -> ReferenceCheck:

@@ -47,7 +47,7 @@ EXTERNAL = "external"
 ACCEPT, REVERT = "accept", "revert"
 NOTHING_TO_DO, PLANNED, UNCLEAR = "nothing_to_do", "planned", "unclear"
 FILES_GONE = "files_gone"
-NOT_THE_SAME = "its snapshots say that files were only written anew, and the rows are not those of before"
+NOT_THE_SAME = "its snapshots claim that files were only rewritten, but the rows differ"
 DONE = {ACCEPT: "accepted", REVERT: "reverted"}
 # Earlier names of the two, for scripts of before; gone with the next version.
 EARLIER_NAMES = {"take_in": ACCEPT, "put_back": REVERT}
@@ -140,7 +140,7 @@ def _undrifted(catalog: Catalog, table: str) -> Repair:
         FILES_GONE,
         UNCLEAR,
         detail=_unreadable_text(files),
-        ways=("no repair brings files back: restore them from a copy.",),
+        ways=("a repair cannot restore files: restore them from a copy.",),
         unreadable=files.versions,
     )
 
@@ -193,7 +193,7 @@ def _checked_choice(choice: str | None) -> str | None:
     if choice in EARLIER_NAMES:
         return EARLIER_NAMES[choice]
     if choice not in (None, ACCEPT, REVERT):
-        raise Invalid("unknown way to repair", choice=choice, advice=f"Choose {ACCEPT} or {REVERT}.")
+        raise Invalid("unknown kind of repair", choice=choice, advice=f"Choose {ACCEPT} or {REVERT}.")
     return choice
 
 
@@ -231,9 +231,9 @@ def _planned(judged: _DriftedTable, choice: str | None) -> Repair:
     drift = judged.drift
     if choice == ACCEPT and not judged.can_take:
         raise Invalid(
-            "what another writer did to this table cannot be accepted",
+            "the change of the other writer cannot be accepted",
             table=drift.table,
-            reason=judged.unclear or "no row came or went",
+            reason=judged.unclear or "no row was added or removed",
             advice=" ".join(_ways(judged)),
         )
     chosen = choice or judged.usual
@@ -261,7 +261,7 @@ def _same_text(judged: _DriftedTable) -> str:
     if new is None:
         return ""
     if not new.num_rows:
-        return "they are the same rows, by checksum, so Floodmark's own files stay: nothing counts as new"
+        return "they are the same rows, by checksum, so Floodmark's own files stay: no row counts as new"
     return f"all earlier rows still exist, by checksum, and keep their sequences; {new.num_rows} row(s) are new"
 
 
@@ -276,13 +276,13 @@ def _unreadable_text(files: HistoryCheck) -> str:
 
 def _ways(judged: _DriftedTable) -> tuple[str, ...]:
     drift = judged.drift
-    back = f"--revert: the table is as Floodmark left it; {_left_behind(judged)}"
+    back = f"--revert: the table gets the state that Floodmark left; {_left_behind(judged)}"
     if judged.lost:
         back = f"--revert is not possible before these are restored from a copy: {judged.lost}."
     if judged.can_take:
         again = drift.removed and judged.rows.new_rows is None
-        new = " Rows in files that were written again count as new." if again else ""
-        return (f"--accept: their rows become a commit of `{EXTERNAL}`, with sequences of their own.{new}", back)
+        new = " Rows in rewritten files count as new." if again else ""
+        return (f"--accept: their rows become a commit of `{EXTERNAL}`, with new sequences.{new}", back)
     if not judged.unclear:
         return (back,)
     return (f"--accept is not possible: {judged.unclear}. {ways_text(drift)}.", back)
@@ -294,16 +294,16 @@ def _left_behind(judged: _DriftedTable) -> str:
     if drift.other_names:
         return f"{other_names_text(drift)}."
     if not names and drift.unclear and drift.pointer:
-        return f"what they wrote stays on disk, unnamed; the catalog pointed to {drift.pointer}."
+        return f"their files stay on disk, unreferenced; the catalog pointed to {drift.pointer}."
     if not names and judged.files.versions:
         return f"version(s) {versions_text(judged.files.versions)} stay unreadable."
     if not names:
-        return "no row of theirs is lost."
+        return "none of their rows is lost."
     new = judged.rows.new_rows
     if new is not None and not new.num_rows:
-        return f"their {len(names)} file(s) with the same rows stay on disk, unnamed: {', '.join(names[:3])}."
+        return f"their {len(names)} file(s) with the same rows stay on disk, unreferenced: {', '.join(names[:3])}."
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"their {drift.rows_added} row(s) stay on disk, unnamed: {', '.join(names[:3])}{more}."
+    return f"their {drift.rows_added} row(s) stay on disk, unreferenced: {', '.join(names[:3])}{more}."
 
 
 # ── the repair ──
@@ -367,7 +367,7 @@ def _check_files(catalog: Catalog, judged: _DriftedTable) -> None:
             files=len(gone),
             first=gone[0].location,
             problem=gone[0].problem,
-            advice="Nothing was changed. Bring them back from a copy of the storage, then repair the table.",
+            advice="Nothing was changed. Restore them from a copy of the storage, then repair the table.",
         )
 
 

@@ -80,9 +80,9 @@ def _attention(found: Troubles) -> tuple[str, ...]:
         (_aside_text(aside, "table"), f"floodmark spool quarantine list {next(iter(aside), '')}"),
         (_aside_text(refused, "sink"), f"floodmark sink quarantine list {next(iter(refused), '')}"),
     )
-    told = [text for texts, _ in kinds for text in texts]
+    problems = [text for texts, _ in kinds for text in texts]
     where = [f"`{command}`" for texts, command in kinds if texts]
-    return (f"attention: {', '.join(told)}; see {' and '.join(where)}",) if told else ()
+    return (f"attention: {', '.join(problems)}; see {' and '.join(where)}",) if problems else ()
 
 
 def _waiting(spools: Sequence[SpoolReport]) -> list[str]:
@@ -95,12 +95,12 @@ def _tasks(found: Troubles) -> list[str]:
     """Failures that the daemon retries, unless another part reports them; a daemon that ended is no failure."""
     if found.daemon is None or not found.daemon.alive:
         return []
-    told = {f"sink {sink.sink}" for sink in found.sinks if sink.error is not None}
-    told |= {f"feed {spool.table}" for spool in found.spools if spool.state == REFUSED}
-    told |= {"maintain"} if found.failed else set()
-    told |= {f"job {job.job}" for job in found.jobs.shown or () if job.error is not None}
+    reported = {f"sink {sink.sink}" for sink in found.sinks if sink.error is not None}
+    reported |= {f"feed {spool.table}" for spool in found.spools if spool.state == REFUSED}
+    reported |= {"maintain"} if found.failed else set()
+    reported |= {f"job {job.job}" for job in found.jobs.shown or () if job.error is not None}
     failed = [task for task in found.daemon.tasks if task.failures or task.state == "failed"]
-    texts = [_task_failure(task) for task in failed if task.name not in told]
+    texts = [_task_failure(task) for task in failed if task.name not in reported]
     left = len(texts) - TROUBLES_MAX
     return [*texts[:TROUBLES_MAX], *([f"{count_of(left, 'more task')}"] if left > 0 else [])]
 

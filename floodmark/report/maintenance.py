@@ -59,14 +59,14 @@ def read_maintenance(catalog: Catalog) -> MaintenanceOverview:
 
 def unanswered(upkeep: MaintenanceOverview, heads: Sequence[Head]) -> list[Maintenance]:
     """Runs that failed or were refused, if no newer run made up for it."""
-    tables_there = {LAKE, *(head.table_id for head in heads)}
+    known_tables = {LAKE, *(head.table_id for head in heads)}
     found = []
     for place, record in enumerate(upkeep.newest):
         if record.outcome == REFUSED:
             # Recovery refused, for all tables and verbs: any later admitted run shows that the refusal is over.
             stands = all(later.outcome == REFUSED for later in upkeep.newest[place + 1 :])
         else:
-            known = record.table_id in tables_there or record.detail.get("sink") in upkeep.sinks
+            known = record.table_id in known_tables or record.detail.get("sink") in upkeep.sinks
             stands = record.outcome == FAILED and known
         if record.verb == RETAIN and record.table_id not in (LAKE, *upkeep.policies):
             stands = False  # its policy is gone, and its failure with it

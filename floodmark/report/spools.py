@@ -74,7 +74,7 @@ def _see(row: SpoolRow, incarnation: str, names: dict[str, str], thorough: bool)
         if found.id is None and not (folder / "spool.json").exists():
             error = missing(row, folder, host)
         else:
-            error = why_refused(row, found, incarnation, table_there=row.table_id in names)
+            error = why_refused(row, found, incarnation, table_exists=row.table_id in names)
         if error is None and thorough and found.pid is None:
             damage = find_damage(folder, row.position)
             error = None if damage is None else damage.error

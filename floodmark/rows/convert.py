@@ -27,7 +27,7 @@ from floodmark.rows.translate import is_list
 
 NULL_IN_REQUIRED = "null in a required column"
 MISSING = "the column is missing in the rows"
-_ADD_NULLS = "Add it as nulls explicitly if that is meant."
+_ADD_NULLS = "Add the column with nulls if you want nulls."
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Conformer:
         wanted = [column.name for column in columns]
         for name in dict.fromkeys(names):
             if names.count(name) > 1:
-                self._add(path + name, "the column comes twice", "Send each column once.")
+                self._add(path + name, "the rows have the column twice", "Send each column once.")
             elif name not in wanted:
                 advice = nearest(name, wanted) + " Leave it out, or add the column to the table first."
                 self._add(path + name, f"the {owner} has no such column", advice)
@@ -205,7 +205,7 @@ def _type_advice(source: pa.DataType, target: pa.DataType) -> str:
     if types.is_timestamp(source) and types.is_timestamp(target):
         if (source.tz is None) == (target.tz is None):
             return "Round the column to microseconds, within the range of 64 bits, before it is written."
-        return "Say the zone: convert the column before it is written." if target.tz else "Remove the zone first."
+        return "Give the column a time zone before it is written." if target.tz else "Remove the zone first."
     return "Cast the column before it is written."
 
 

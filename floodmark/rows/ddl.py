@@ -52,7 +52,7 @@ def _tokens(ddl: str) -> list[Token]:
         match = _TOKEN.match(ddl, at)
         if match is None or match.lastgroup is None:
             position = at + len(ddl[at:]) - len(ddl[at:].lstrip())
-            raise _wrong(ddl, position, "this cannot be read")
+            raise _wrong(ddl, position, "unreadable text")
         tokens.append(Token(match.lastgroup, match.group(match.lastgroup), match.start(match.lastgroup)))
         at = match.end()
     tokens.append(Token("end", "", len(ddl)))
@@ -62,7 +62,7 @@ def _tokens(ddl: str) -> list[Token]:
 def _wrong(ddl: str, position: int, problem: str, *, column: str | None = None, advice: str = "") -> Invalid:
     near = ddl[position : position + 20] or "the end"
     return Invalid(
-        f"the schema text is wrong: {problem}",
+        f"invalid schema text: {problem}",
         position=position,
         near=repr(near),
         column=column,
@@ -161,7 +161,7 @@ class _Parser:
             struct = self.fields(">")
             self.expect(">")
             return struct
-        raise self.wrong(f"there is no type {token.text}", token)
+        raise self.wrong(f"unknown type {token.text}", token)
 
     def decimal(self, token: Token) -> IcebergType:
         precision, scale = 10, 0

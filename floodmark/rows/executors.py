@@ -73,7 +73,7 @@ def ask_executors(
 
                 found["problem"] = writing_problem(root, storage_options)
             else:
-                found["problem"] = f"Floodmark {__version__} is there, and {version} here"
+                found["problem"] = f"Floodmark {__version__} is installed there, and {version} here"
         time.sleep(max(0.0, hold_s - (time.monotonic() - began_s)))
         texts = pyarrow.array([json.dumps(found)], pyarrow.string())
         yield pyarrow.RecordBatch.from_arrays([texts], names=["body"])

@@ -74,9 +74,7 @@ def spark_error(error: Exception, message: str, *, lake_files: bool = False) -> 
         )
     if any(state.startswith(("21", "22", "42")) for state in _STATE.findall(text)):
         return Invalid(message, cause=_cause(text), advice="Correct it: Spark cannot compute its rows.")
-    return Unavailable(
-        message, cause=_cause(text), advice="Look at the cause; nothing was written, so it can be repeated."
-    )
+    return Unavailable(message, cause=_cause(text), advice="See the cause; nothing was written, so you can retry.")
 
 
 def _cause(text: str) -> str:

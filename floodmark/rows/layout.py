@@ -23,9 +23,10 @@ from pyiceberg.transforms import (
     VoidTransform,
     YearTransform,
 )
-from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
+from pyiceberg.types import NestedField, PrimitiveType
 
 from floodmark.errors import Invalid
+from floodmark.rows.primitives import can_identify
 from floodmark.rows.schema import require_name, user_fields
 
 _PLAIN: dict[str, Callable[[], Transform[Any, Any]]] = {
@@ -50,7 +51,7 @@ def partition_spec(schema: Schema, partition: Sequence[str]) -> PartitionSpec:
         suffix = _SUFFIX.get(word, f"_{word}")
         name = f"{source.name}{suffix}"
         if any(name == field.name for field in fields):
-            raise Invalid("a partition is given twice", partition=text, advice="Give each of them once.")
+            raise Invalid("a partition is given twice", partition=text, advice="Give each partition once.")
         if suffix and name in schema.column_names:
             raise Invalid(
                 "the partition's name is the name of a column",
@@ -81,14 +82,13 @@ def _transform(schema: Schema, text: str) -> tuple[str, Transform[Any, Any], Nes
     source = schema.find_field(require_name(name, names, "partition"))
     transform = _SIZED[word](int(size)) if size is not None else _PLAIN[word]()
     kind = source.field_type
-    plain = isinstance(kind, PrimitiveType) and not isinstance(kind, FloatType | DoubleType)
-    if not plain or not transform.can_transform(kind):
+    if not can_identify(kind) or not transform.can_transform(kind):
         raise Invalid(
-            "this column cannot be partitioned like that",
+            "this partition transform does not fit the type of its column",
             column=name,
             type=kind,
             transform=word,
-            advice="Times take year to hour; whole numbers, decimals, text and binary truncate; floats nothing.",
+            advice="Times support year, month, day and hour; whole numbers, decimals, text and binary truncate.",
         )
     return word, transform, source
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 DECIMAL_DIGITS_MAX = 38
 DECIMAL_ADVICE = f"1 to {DECIMAL_DIGITS_MAX} digits, scale within them."
+KEY_ADVICE = "A key is made of plain columns that are not float or double."
+TIMES = (DateType, TimestampType, TimestamptzType)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ SHOWN: Mapping[type[IcebergType], str] = {type(one.kind): one.names[0] for one i
 def is_held(kind: IcebergType) -> bool:
     """Whether a table can hold this plain type."""
     return type(kind) in SHOWN or isinstance(kind, DecimalType)
+
+
+def can_identify(kind: IcebergType) -> bool:
+    """Whether equal values of this type are certainly the same value, so that it can be part of a key or partition."""
+    return isinstance(kind, PrimitiveType) and not isinstance(kind, FloatType | DoubleType)
 
 
 def is_decimal(precision: int, scale: int) -> bool:

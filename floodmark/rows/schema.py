@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING
 from pyiceberg.schema import Schema, assign_fresh_schema_ids, sanitize_column_names
 from pyiceberg.types import (
     DecimalType,
-    DoubleType,
-    FloatType,
     IcebergType,
     ListType,
     LongType,
     MapType,
     NestedField,
-    PrimitiveType,
     StructType,
 )
 
@@ -30,7 +27,7 @@ from floodmark.errors import Invalid
 from floodmark.model import RESERVED_COLUMNS, SEQ_COLUMN
 from floodmark.rows.ddl import UNSUPPORTED, parse_ddl
 from floodmark.rows.frames import SchemaLike
-from floodmark.rows.primitives import arrow_primitives, is_held, spark_primitives
+from floodmark.rows.primitives import KEY_ADVICE, arrow_primitives, can_identify, is_held, spark_primitives
 from floodmark.rows.translate import SparkForm, struct_from_arrow, struct_from_spark, unsupported
 
 if TYPE_CHECKING:
@@ -84,7 +81,7 @@ def _columns(schema_like: SchemaLike) -> StructType:
     if type(schema_like).__module__.startswith("pyarrow") and hasattr(schema_like, "names"):
         return struct_from_arrow(schema_like)
     raise Invalid(
-        "this is not a schema",
+        "unsupported kind of schema",
         given=type(schema_like).__name__,
         advice="Give Spark DDL text, a Spark StructType, an Arrow schema or a PyIceberg schema.",
     )
@@ -145,17 +142,12 @@ def _check_type(kind: IcebergType, column: str) -> None:
 
 def _check_key(struct: StructType, key: Sequence[str]) -> None:
     if isinstance(key, str):
-        raise Invalid("a key is a list of columns", key=key, advice=f'Write key=["{key}"].')
+        raise Invalid("a key must be a list of columns", key=key, advice=f'Write key=["{key}"].')
     by_name = {field.name: field for field in struct.fields}
     for name in key:
         kind = by_name[require_name(name, by_name, "key")].field_type
-        if not isinstance(kind, PrimitiveType) or isinstance(kind, FloatType | DoubleType):
-            raise Invalid(
-                "this column cannot be part of a key",
-                column=name,
-                type=kind,
-                advice="A key is made of plain columns that are not float or double.",
-            )
+        if not can_identify(kind):
+            raise Invalid("this column cannot be part of a key", column=name, type=kind, advice=KEY_ADVICE)
     if len(set(key)) != len(key):
         raise Invalid("a key names a column twice", key=", ".join(key), advice="Name each column once.")
 

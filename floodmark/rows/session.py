@@ -70,18 +70,18 @@ def check_java() -> int:
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
     if java is None:
         where = f"JAVA_HOME={home}" if home else "PATH"
-        raise Unavailable("Spark needs Java 17 or 21, and there is none", looked_in=where, advice=_JAVA_ADVICE)
+        raise Unavailable("Spark needs Java 17 or 21, but Java is not installed", looked_in=where, advice=_JAVA_ADVICE)
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_WAIT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(
-            "Spark needs Java 17 or 21, and this one does not start", java=java, advice=_JAVA_ADVICE
+            "Spark needs Java 17 or 21, but Java does not start", java=java, advice=_JAVA_ADVICE
         ) from error
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     version = int(found[1]) if found else 0
     if version not in JAVA_VERSIONS:
         raise Unavailable(
-            "Spark needs Java 17 or 21, and this is another",
+            "Spark needs Java 17 or 21, but another version is installed",
             java=java,
             version=version or "unknown",
             advice=_JAVA_ADVICE,
@@ -105,7 +105,7 @@ def stall_of(settings: Mapping[str, str]) -> float:
         return STALL_S
     found_s = float(text) if text.isdecimal() else clock.parse_duration_ms(text) / 1000
     if found_s <= 0:
-        raise Invalid("this span must be above zero", setting="stall", value=text)
+        raise Invalid("this duration must be above zero", setting="stall", value=text)
     return found_s
 
 
@@ -132,7 +132,7 @@ class Sessions:
         for key in self._settings:
             if key not in ("master", "stall") and not key.startswith("spark."):
                 advice = 'Use "master", "stall" or a spark.* key.'
-                raise Invalid("this is not a Spark setting", setting=key, advice=advice)
+                raise Invalid("not a Spark setting", setting=key, advice=advice)
         self._stall_s = stall_of(self._settings)
         self._spark = spark
         self._prepared = False
@@ -229,7 +229,7 @@ class Sessions:
             session = _session(builder.getOrCreate())
         except (PySparkException, Py4JError, RuntimeError) as error:
             raise Unavailable(
-                "Spark did not start", master=master, cause=str(error).splitlines()[0], advice="Look at the cause."
+                "Spark did not start", master=master, cause=str(error).splitlines()[0], advice="See the cause."
             ) from error
         self._ours = True
         _quiet_errors()
@@ -327,7 +327,7 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
             gateway = launch_gateway(conf, {"stderr": sink})
         except PySparkException as error:
             raise Unavailable(
-                "Spark did not start", cause=str(error).splitlines()[0], advice="Look at what Java wrote above."
+                "Spark did not start", cause=str(error).splitlines()[0], advice="See the output of Java above."
             ) from error
         finally:
             os.close(sink)

@@ -91,7 +91,7 @@ def watched(spark: SparkSession) -> Iterator[None]:
 
 
 def _stalled(spark: SparkSession, rule: _Rule) -> Unavailable:
-    again = "the next call connects anew" if rule.own else "build the Spark session anew if it stays so"
+    again = "the next call connects again" if rule.own else "create the Spark session again if this continues"
     return Unavailable(
         "Spark has no live executor: none ran a task of a waiting job",
         master=_master(spark),

@@ -55,27 +55,27 @@ def apply_plan(
     again: Callable[[], Plan] | None = None,
     fill_later: bool = False,
     allow_destructive: bool = False,
-    told: Callable[[Plan], None] | None = None,
+    on_plan: Callable[[Plan], None] | None = None,
 ) -> Commit:
     """Do the steps of the plan, in one version; `nothing_to_do` if it has none.
 
     `again` makes the plan anew: if tables moved meanwhile, and it has the same steps, they are done on the new state.
     Without it a plan is stale as soon as a table that it read moved: `Conflict`. `fill_later` leaves older rows without
-    the defaults of new columns. Without `allow_destructive` a plan that loses data is `Invalid`. `told` gets the plan
-    that was done, or that had no steps.
+    the defaults of new columns. Without `allow_destructive` a plan that loses data is `Invalid`. `on_plan` gets
+    the plan that was done, or that had no steps.
     """
     _check_steps(plan.refused)
     _check_destructive(plan, allow_destructive)
     if plan.outcome == "nothing_to_do":
-        if told is not None:
-            told(plan)
+        if on_plan is not None:
+            on_plan(plan)
         return unchanged(engine.catalog, intent)
     if fill_later:
         _check_fill_later(plan, {table.name: table.current.head for table in plan.tables if table.current is not None})
     applied = _Apply(engine, intent, plan, again, fill_later, allow_destructive)
     commit = publish(engine.catalog, intent, applied)
-    if told is not None:
-        told(applied.wanted)
+    if on_plan is not None:
+        on_plan(applied.wanted)
     return commit
 
 
@@ -128,7 +128,7 @@ class _Apply(PublishPlan):
                 return Planned()
             heads = self._heads()
             if self._moved(heads, rows_matter=False):
-                raise PlanAgain(self.wanted.tables[0].name, "the tables moved while they were planned anew")
+                raise PlanAgain(self.wanted.tables[0].name, "the tables changed while they were planned again")
         edits = self._look_and_fill(heads)
         # Crash here: files in the operation's own folders; recovery deletes them (I3, I10).
         hit("apply.rewritten")
@@ -136,7 +136,7 @@ class _Apply(PublishPlan):
 
     def kept_changing(self) -> Conflict:
         return Conflict(
-            "the tables kept changing under this plan",
+            "the tables kept changing while this plan was applied",
             plans=self.plans_max,
             advice="Run it again when there are fewer writers.",
         )
@@ -179,11 +179,11 @@ class _Apply(PublishPlan):
         if self._again is not None:
             return True
         raise Conflict(
-            "the lake moved since the plan was made",
+            "the lake changed since the plan was created",
             table=table,
             planned=planned,
             now=now,
-            advice="Make the plan again, and look at it.",
+            advice="Create the plan again and check it.",
         )
 
     def _plan_anew(self) -> bool:

@@ -15,7 +15,7 @@ from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, Par
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import SortDirection, SortOrder
-from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
+from pyiceberg.types import NestedField
 
 from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.fills import Fill, fill_property
@@ -23,6 +23,7 @@ from floodmark.errors import Invalid
 from floodmark.maintenance.policy import check_policy, read_rule
 from floodmark.model import SEQ_COLUMN
 from floodmark.rows.layout import partition_spec, sort_order
+from floodmark.rows.primitives import KEY_ADVICE, can_identify
 from floodmark.schema.column_types import type_text
 from floodmark.schema.columns import ColumnsDiff, diff_columns, renamed_back
 from floodmark.schema.file import NO_RETENTION, WantedTable
@@ -55,7 +56,7 @@ def diff(wanted: Sequence[WantedTable], current: Mapping[str, Current]) -> tuple
         if there is None and other is not None:
             reason = f"a table {other} exists, and names must differ by more than case"
             step = refused(
-                table.name, CREATE_TABLE, None, f"make {table.name}", reason, f"Call it {other} in the file."
+                table.name, CREATE_TABLE, None, f"make {table.name}", reason, f"Use the name {other} in the file."
             )
             plans.append(TablePlan(table.name, table, None, (step,)))
         elif table.drop:
@@ -231,8 +232,8 @@ def _key_problem(
         field = by_name.get(name)
         if field is None:
             return f"there is no column {name}", f"The columns are: {', '.join(by_name)}."
-        if not isinstance(field.field_type, PrimitiveType) or isinstance(field.field_type, FloatType | DoubleType):
-            return f"{name} is a {field.field_type}", "A key is made of plain columns that are not float or double."
+        if not can_identify(field.field_type):
+            return f"{name} is a {field.field_type}", KEY_ADVICE
         if field.field_id not in known and current.head.rows:
             return f"the existing rows do not have {name} yet", "Add the column and fill it, then add the key."
     if len(set(wanted.key or ())) != len(wanted.key or ()):

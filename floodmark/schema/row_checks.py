@@ -85,7 +85,7 @@ def _repeated(storage: Storage, table: TablePlan, files: Sequence[LiveFile]) -> 
     if not examples:
         return []
     reason = f"keys exist more than once: {'; '.join(examples)}"
-    way = "Delete the rows that are too many, or choose another key."
+    way = "Delete the duplicate rows, or choose another key."
     return [replace(step, kind=REFUSED, reason=reason, way=way) for step in table.steps if step.action == ADD_KEY]
 
 

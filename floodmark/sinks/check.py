@@ -65,7 +65,7 @@ def _probe(storage: Storage, folder: str) -> dict[str, Json]:
         # Crash here: an object exists that no reader reads.
         hit("check.put")
         if storage.read(location) != data:
-            raise Unavailable("the destination's storage gave other bytes than were put", location=location)
+            raise Unavailable("the destination's storage returned other bytes than were written", location=location)
         if storage.put_if_absent(location, data):
             raise Invalid(
                 "the destination's storage overwrites existing objects",
@@ -84,7 +84,7 @@ def _put(storage: Storage, location: str, data: bytes) -> None:
         storage.put_if_absent(location, data)
     except Unavailable as error:
         if error.advice == TRY_AGAIN:
-            error.advice = "Check the path of the sink, and that this user may make folders and files there."
+            error.advice = "Check the path of the sink, and whether this user may create folders and files there."
         raise
 
 
@@ -127,7 +127,7 @@ def _judge_answer(status: int, text: str, url: str, *, is_lake: bool) -> None:
     """A foreign endpoint may refuse OPTIONS in many ways. Only an answer that would also refuse rows is a problem."""
     answer = text or None
     if status in (401, 403):
-        advice = "Put a token that it accepts where token_env or token_file of the sink says."
+        advice = "Correct the token that token_env or token_file of the sink names."
         raise Unavailable(
             "the endpoint does not accept the token", advice=advice, url=url, status=status, answer=answer
         )

@@ -60,7 +60,7 @@ Lost = Mapping[str, Corrupt]
 PARTS_SHOWN = 8
 # A destination that asks for a longer pause is contacted once a day.
 RETRY_AFTER_S_KEPT = 86_400.0
-KEEPS_RULES = "The unit that is open keeps its columns and filter; `floodmark sink replay` gives it up."
+KEEPS_RULES = "The open unit keeps its columns and filter; `floodmark sink replay` abandons it."
 
 
 @dataclass
@@ -276,7 +276,7 @@ class SinkRunner:
             table=followed.table,
             part=f"{first}-{last}",
             waiting=", ".join(waiting[:PARTS_SHOWN]) or "none",
-            advice="Name a part that the last error of the sink names: `floodmark sink status` shows it.",
+            advice="Use a part from the last error of the sink: `floodmark sink status` shows it.",
         )
 
     def _check_room(self, sink: Sink, followed: Followed, settings: HttpSettings, rows: int, unit: Unit) -> None:
@@ -297,7 +297,7 @@ class SinkRunner:
         found = bodies(self.shipment(unit), self._catalog.storage, rules.part_rows, rules.part_bytes, known, others)
         body = next((one for one in found if (one.first, one.last) == mine), None)
         if body is None or body.digest != part.digest:
-            raise Corrupt("a part of a unit has other bytes than when it was written down", unit=unit.id, part=mine)
+            raise Corrupt("a part of a unit has other bytes than were recorded", unit=unit.id, part=mine)
         return body.data
 
     def _stopped(self, name: str, table: str, tally: _Tally) -> TableRun:
@@ -534,7 +534,7 @@ def check_text(shipment: Shipment, settings: AnySettings, table: str) -> None:
     for column in shipment.schema:
         if not holds(column.type):
             raise Invalid(
-                "JSON has no form for this column",
+                "JSON cannot hold this column",
                 table=table,
                 column=column.name,
                 type=column.type,
@@ -578,7 +578,7 @@ def _waiting(sink: Sink, waits_ms: int) -> SinkRun:
         sink=sink.name,
         wait_s=round(waits_ms / 1000, 1),
         until=until,
-        advice="The first run after that time continues; `floodmark sink run --now` asks at once.",
+        advice="The first run after that time continues; `floodmark sink run --now` sends at once.",
     )
     return SinkRun(sink.name, tuple(_left_alone(one, error) for one in sink.tables))
 

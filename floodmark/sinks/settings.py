@@ -55,7 +55,7 @@ class WrongSetting(Invalid):
     def advise(self, sink: str) -> None:
         """Name the command that corrects it."""
         command = f"`floodmark sink set {sink} {self.option}`"
-        self.advice = f"{self.advice} Set it right with {command}; the next run continues from here.".strip()
+        self.advice = f"{self.advice} Correct it with {command}; the next run continues from here.".strip()
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class IcebergSettings(SinkSettings):
             address = urlsplit(value)
             shown = address.password or _names_secret(address.query) or _is_secret(name)
             if shown and not value.startswith("env:"):
-                raise _wrong(f"catalog.{name}", "a secret is named as env:VARIABLE, not written down")
+                raise _wrong(f"catalog.{name}", "a secret must be given as env:VARIABLE")
         parse_duration_ms(self.keep_snapshots)
         _check_least(self, compact_file_count=2)
 
@@ -224,7 +224,7 @@ def parse_settings(kind: str, values: Mapping[str, Setting]) -> AnySettings:
 
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, list(KINDS), n=1, cutoff=0.0)
-        raise Invalid("no such kind of sink", kind=kind, kinds=",".join(KINDS), advice=f"Is it {near[0]}?")
+        raise Invalid("unknown kind of sink", kind=kind, kinds=",".join(KINDS), advice=f"Is it {near[0]}?")
     known = [one.name for one in fields(KINDS[kind])]
     for name in values:
         if name not in known:

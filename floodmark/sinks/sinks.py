@@ -160,9 +160,9 @@ class LakeSinks:
         moved = [key for key in PLACE[sink.kind] if json.loads(chosen.to_json()).get(key) != known.get(key)]
         if moved:
             raise Invalid(
-                "the place of a sink cannot change: another place is another sink",
+                "the location of a sink cannot change",
                 setting=moved[0],
-                advice="Add a sink for the new place; `--start head` if it has the rows already.",
+                advice="Add a sink for the new location, with `--start head` if it has the rows already.",
             )
         self._engine.get_ready()
         for followed in sink.tables:

@@ -80,7 +80,7 @@ def plan(catalog: Catalog, name: str, root: Path | None) -> Acceptance:
         assert row is not None
         return _begin_anew(plain, row, missing(row, folder, host))
     known = row or SpoolRow(table_id, table, "", host, str(folder), 0, None, 0, 0, 0, 0)
-    problem = why_refused(known, found, catalog.lake_row().incarnation, table_there=True)
+    problem = why_refused(known, found, catalog.lake_row().incarnation, table_exists=True)
     # The process that has it open has read all of it.
     if problem is None and found.pid is not None:
         return plain

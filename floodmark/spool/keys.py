@@ -122,7 +122,7 @@ def parse_keys(data: bytes, path: str) -> KeysFile:
     )
     if header is None or not whole:
         raise Corrupt(
-            "the keys of this spool cannot be read: a request that is sent again could bring its rows twice",
+            "the keys of this spool cannot be read: a request that is sent again could store its rows twice",
             file=path,
             advice="It is kept as it is. Restore the file, or accept the loss with `floodmark spool accept`.",
         )

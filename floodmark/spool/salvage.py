@@ -70,7 +70,7 @@ class Damage:
     def lost(self) -> str:
         gone = [blank for blank in self.blanks if blank.number >= self.position]
         rows = sum(blank.rows for blank in gone)
-        what = f"{rows} {'row' if rows == 1 else 'rows'} that came in and were not fed"
+        what = f"{rows} {'row' if rows == 1 else 'rows'} that were received and not fed"
         return f"{_ranges([blank.number for blank in gone])}: {what}" if gone else "nothing"
 
     @property

@@ -207,7 +207,7 @@ def _place(segment: Segment, placed: Placed, learn: Callable[[Frame], None]) -> 
     if frame.is_mark:
         return
     if frame.rows_before != segment.rows_end:
-        raise damaged(segment.path, "rows are counted wrong", record=frame.number, offset=placed.offset)
+        raise damaged(segment.path, "the count of rows is wrong", record=frame.number, offset=placed.offset)
     segment.add(placed.offset, frame.size_bytes, frame.rows, frame.received_ms)
     if frame.is_keyed:
         learn(frame)
@@ -375,7 +375,7 @@ class Segments:
             write_all(self._fd, data, last.size, self._calls)
         except OSError as error:
             self._cut_torn()
-            raise local_failure(error, "take the rows into the spool", str(last.path)) from error
+            raise local_failure(error, "write the rows to the spool", str(last.path)) from error
 
     def _sync(self, last: Segment) -> None:
         try:
@@ -395,10 +395,10 @@ class Segments:
             self._calls.ftruncate(self._fd, last.size)
         except OSError as error:
             raise Unavailable(
-                "half written rows cannot be cut off the spool",
+                "partly written rows cannot be removed from the spool",
                 location=last.path,
                 reason=error.strerror,
-                advice="Check the disk. Send the rows again with the same Idempotency-Key: they come in once.",
+                advice="Check the disk. Send the rows again with the same Idempotency-Key: they are stored once.",
             ) from error
         self._sync(last)
         self._torn = False

@@ -115,7 +115,7 @@ class GroupWriter:
                 raise Unavailable("this spool is closed", advice="Try again.")
             if self._queue and self._queued_bytes + size > self._queued_bytes_max:
                 raise Busy(
-                    "more rows come in than the disk of the spool takes",
+                    "rows arrive faster than the disk of the spool writes them",
                     waiting_bytes=self._queued_bytes,
                     advice="Try again a little later.",
                 )
@@ -144,7 +144,7 @@ class GroupWriter:
                 left = list(self._queue)
                 self._queue.clear()
             if left:
-                self._ended(left, Unavailable("the rows were not taken into the spool", advice="Try again."))
+                self._ended(left, Unavailable("the rows were not stored in the spool", advice="Try again."))
 
     def _write_group(self, group: list[Append]) -> int | FloodmarkError:
         try:
@@ -152,7 +152,7 @@ class GroupWriter:
         except FloodmarkError as error:
             return error
         except Exception as error:  # noqa: BLE001 - every failure is the answer of the waiting appends
-            return Unavailable("the rows were not taken into the spool", reason=repr(error), advice="Try again.")
+            return Unavailable("the rows were not stored in the spool", reason=repr(error), advice="Try again.")
 
     def _take(self) -> list[Append]:
         """All waiting appends; empty only once it is closed."""
@@ -260,7 +260,7 @@ class Spool:
         the answer: the key was used for other rows. Busy: the disk does not keep up. Unavailable: the rows were not
         taken, and the key is free again."""
         if not 0 <= rows <= COUNT_MAX or len(text) > COUNT_MAX:
-            raise Invalid("a record cannot be that large", rows=rows, bytes=len(text), advice="Send fewer rows.")
+            raise Invalid("the record is too large", rows=rows, bytes=len(text), advice="Send fewer rows.")
         name = None if key is None else digest(key.encode())
         body = digest(text)
         future: Future[Taken] = Future()
@@ -389,7 +389,7 @@ def _key_used(record: int) -> Invalid:
     return Invalid(
         "this Idempotency-Key was used for other rows",
         record=record,
-        advice="Give each request a key of its own; send it again with the same key only if its rows are the same.",
+        advice="Give each request its own key; send it again with the same key only if its rows are the same.",
     )
 
 

@@ -179,12 +179,12 @@ def missing(row: SpoolRow, folder: Path, host: str) -> Conflict:
         host=row.host,
         folder=row.folder if elsewhere else folder,
         position=row.position,
-        advice=f"Bring it back, or see `floodmark spool accept {row.table}`: rows in it that were not fed are missed.",
+        advice=f"Restore it, or see `floodmark spool accept {row.table}`: rows in it that were not fed are missing.",
     )
 
 
 def missing_row(table: str) -> Conflict:
-    return Conflict("the catalog does not know the spool of this table", table=table)
+    return Conflict("the catalog has no record of the spool of this table", table=table)
 
 
 def misfit(row: SpoolRow | None, table: str, spool_id: str, first: int, end: int) -> Conflict | None:
@@ -204,12 +204,12 @@ def misfit(row: SpoolRow | None, table: str, spool_id: str, first: int, end: int
         position=position,
         first=first,
         end=end,
-        advice=f"Bring the newer one back, or see `floodmark spool accept {table}`.",
+        advice=f"Restore the newer one, or see `floodmark spool accept {table}`.",
     )
 
 
 def stranger(row: SpoolRow, found: SpoolLook, incarnation: str) -> Conflict | None:
-    """Why this spool is not the table's; None if it is."""
+    """Why this spool does not belong to the table; None if it is."""
     for what, is_it, wanted in (
         ("another table", found.table_id, row.table_id),
         ("another incarnation of the lake", found.incarnation, incarnation),
@@ -231,11 +231,11 @@ def is_fed(found: SpoolLook) -> bool:
     return found.problem is None and found.waiting is not None and not found.waiting.records
 
 
-def why_refused(row: SpoolRow, found: SpoolLook, incarnation: str, *, table_there: bool) -> FloodmarkError | None:
+def why_refused(row: SpoolRow, found: SpoolLook, incarnation: str, *, table_exists: bool) -> FloodmarkError | None:
     """Why a spool on this machine is refused, by a look at it; None if it can be fed."""
-    if not table_there and is_fed(found):
+    if not table_exists and is_fed(found):
         return None
-    if not table_there:
+    if not table_exists:
         return Conflict(
             "the table of this spool is gone",
             table=row.table,

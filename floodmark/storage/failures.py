@@ -63,7 +63,9 @@ def object_failure(error: Exception, doing: str, location: str) -> FloodmarkErro
     # A missing bucket must not look like a missing file.
     if "NoSuchBucket" in full_text:
         return Unavailable(
-            f"cannot {doing}: there is no such bucket", location=location, advice="Make the bucket, or fix its name."
+            f"cannot {doing}: there is no such bucket",
+            location=location,
+            advice="Create the bucket, or correct its name.",
         )
     if any(path in full_text for path in _METADATA_PATHS):
         return missing_credentials(location)

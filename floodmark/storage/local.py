@@ -56,7 +56,7 @@ class LocalFiles:
 
     def upload(self, path: str) -> LocalUpload:
         if os.path.basename(path).startswith(TEMPORARY_PREFIX) or not os.path.basename(path):
-            raise Invalid("this name cannot be given to a file", location=path, advice="Choose another name.")
+            raise Invalid("invalid file name", location=path, advice="Choose another name.")
         folder = os.path.dirname(path)
         made: set[str] = set()
         with _failing("write", path):

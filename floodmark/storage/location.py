@@ -35,7 +35,7 @@ def split(location: str) -> tuple[str, str, str]:
         bucket, _, key = rest[2:].partition("/")
         if _BUCKET.fullmatch(bucket):
             return ("memory" if scheme == "memory" else "s3"), bucket, key
-    raise Invalid("this is not a location that can be used", location=repr(location), advice=f"Use {_SCHEMES}.")
+    raise Invalid("unsupported location", location=repr(location), advice=f"Use {_SCHEMES}.")
 
 
 def root_location(path: str) -> str:
@@ -50,7 +50,7 @@ def root_location(path: str) -> str:
         return _local_root(key)
     key = key.strip("/")
     if any(part in ("", ".", "..") for part in key.split("/")) and key:
-        raise Invalid("a part of the path is empty, '.' or '..'", location=path, advice="Write the path plainly.")
+        raise Invalid("a part of the path is empty, '.' or '..'", location=path, advice="Write the path without them.")
     return f"{scheme}://{bucket}/{key}" if key else f"{scheme}://{bucket}"
 
 
@@ -85,7 +85,7 @@ def _refuse_characters(path: str) -> None:
     found = sorted({c for c in path if c in _REFUSED or ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF})
     if found:
         raise Invalid(
-            "the lake's path has characters that not every reader of its tables understands",
+            "the lake's path has characters that some readers of its tables do not support",
             path=ascii(path),
             characters=" ".join(ascii(c) for c in found),
             advice="Choose a path without them; spaces and letters of any script are fine.",

@@ -42,10 +42,10 @@ def probe_bucket(options: Mapping[str, str], root: str) -> None:
     try:
         _claim(storage, location, content)
         if storage.read(location) != content:
-            raise Corrupt("the bucket gave back other bytes than it took", location=location)
+            raise Corrupt("the bucket returned other bytes than were written", location=location)
         listed = list(storage.list(folder))
         if location not in (entry.location for entry in listed):
-            raise Corrupt("the bucket does not list an object that it took", location=location)
+            raise Corrupt("the bucket does not list an object that was written", location=location)
     except (Invalid, Corrupt):
         storage.delete(location)
         raise

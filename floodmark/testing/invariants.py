@@ -130,7 +130,7 @@ def _check_states(catalog: Catalog, states: list[StateRow], swept: set[tuple[int
         if (rows, len(entries)) != (row.rows_total, row.files_total):
             broken.append(f"{row.table_name}@{row.version}: {rows} rows in {len(entries)} files, not {row.rows_total}")
         if len({entry.data_file.file_path for entry in entries}) != len(entries):
-            broken.append(f"{row.table_name}@{row.version}: it names a file twice")
+            broken.append(f"{row.table_name}@{row.version}: it lists a file twice")
         for entry in entries:
             sequence = entry.sequence_number
             if sequence is None or sequence > row.sequence:

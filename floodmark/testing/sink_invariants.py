@@ -43,11 +43,11 @@ def check_witnesses(catalog: Catalog, broken: list[str]) -> None:
     """Storage has no unit that the catalog lacks, and has every unit of which anything was sent."""
     for sink, error in catalog.witnesses.compare_all(catalog.sinks.all()):
         broken.append(f"sink {sink.name}: {error}")
-    told = {entry.location for entry in catalog.storage.list(f"{catalog.location}/{FOLDER}")}
+    witnesses = {entry.location for entry in catalog.storage.list(f"{catalog.location}/{FOLDER}")}
     with catalog.database.read() as tx:
         sent = select(tables.units).where(tables.units.c.id.in_(select(tables.parts.c.unit)))
         for row in tx.execute(sent):
-            if not any(f"-{row.id}.json" in location for location in told):
+            if not any(f"-{row.id}.json" in location for location in witnesses):
                 broken.append(f"unit {row.id} has parts and no witness")
 
 
@@ -82,9 +82,9 @@ def _check_open(tx: Connection, unit: UnitRow, mark: MarkRow | None, broken: lis
     except FloodmarkError as error:
         broken.append(f"open unit {unit.id}: {error}")
         return
-    told = (record.id, record.sink_id, record.table_id, record.lane, record.epoch, record.since, record.until)
-    if told != (unit.id, unit.sink, unit.table_id, unit.lane, unit.epoch, unit.since, unit.until):
-        broken.append(f"open unit {unit.id} is another by its record: {told}")
+    recorded = (record.id, record.sink_id, record.table_id, record.lane, record.epoch, record.since, record.until)
+    if recorded != (unit.id, unit.sink, unit.table_id, unit.lane, unit.epoch, unit.since, unit.until):
+        broken.append(f"open unit {unit.id} is another by its record: {recorded}")
     if unit.lane == RETRY:
         return
     if mark is None or (mark.epoch, mark.mark) != (unit.epoch, unit.since):

@@ -94,7 +94,7 @@ class _Reshape(PublishPlan):
     def plan(self) -> Planned:
         head, metadata = planned_on(self._catalog, self._table, self._branch)
         if head.table_id != (self._table_id or head.table_id):
-            raise Conflict("the table was dropped or made again meanwhile", table=self._table)
+            raise Conflict("the table was dropped or created again meanwhile", table=self._table)
         self._table_id = head.table_id
         return Planned((self._edit(head, metadata, self._snapshot),), tuple(self._riders))
 

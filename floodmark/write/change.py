@@ -30,6 +30,7 @@ from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.staging.bundle import Bundle
 from floodmark.rows.staging.incoming import by_columns, by_lacking, check_whole, last_of
 from floodmark.rows.staging.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
+from floodmark.runs import WriteCallback
 from floodmark.storage import Storage, join
 from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.references import ReferenceChecks
@@ -288,7 +289,7 @@ class Change(PublishPlan):
                 raise Conflict("the table moved meanwhile", table=edit.table, advice="Run it again.")
             head, metadata = planned_on(self._catalog, edit.table, self._intent.branch)
             if head.table_id != edit.table_id:
-                raise Conflict("the table was dropped or made again meanwhile", table=edit.table)
+                raise Conflict("the table was dropped or created again meanwhile", table=edit.table)
             self._tables[edit.table].plan_again(head, metadata)
 
     def kept_changing(self) -> Conflict:
@@ -305,7 +306,7 @@ class Change(PublishPlan):
 
 
 @contextmanager
-def watched(storage: Storage, folder: str, progress: Callable[[int, int], None] | None) -> Iterator[None]:
+def watched(storage: Storage, folder: str, progress: WriteCallback | None) -> Iterator[None]:
     """Call progress(files, bytes) about twice a second while the block runs, and once at its end.
 
     Reads the storage, not Spark, so it works the same in every mode of Spark, and an error in it never harms the work.

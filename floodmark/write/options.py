@@ -5,11 +5,11 @@ Apart from the steps that use it: `Lake` names it, and questions of state must n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from floodmark.runs import WriteCallback
     from floodmark.write.step import Remover
 
 
@@ -31,7 +31,7 @@ class WriteOptions:
     partial: bool = False
     whole_rows: bool = True
     remover: Remover | None = None
-    progress: Callable[[int, int], None] | None = None
+    progress: WriteCallback | None = None
 
 
 DEFAULT = WriteOptions()

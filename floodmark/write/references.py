@@ -141,7 +141,7 @@ class ReferenceChecks:
         going = self._going.get(table.name, ())
         came = table.came_meanwhile(head) if going else []
         if any(self._held(one, came).count for one in going):
-            raise PlanAgain(table.name, "a row that refers to a key that goes came meanwhile")
+            raise PlanAgain(table.name, "a row that refers to a deleted key was added meanwhile")
 
     def _held(self, going: _Going, children: Sequence[LiveFile]) -> Missing:
         keys, stay = going.parent.deleted_keys(), going.parent.working_files()
@@ -155,7 +155,7 @@ class ReferenceChecks:
         except NotFound:
             return None
         if other.head is None or other.head.table_id != table_id:
-            raise Corrupt("a table that is referred to was made again", table=name, table_id=table_id)
+            raise Corrupt("a table that is referred to was dropped and created again", table=name, table_id=table_id)
         return other
 
 

@@ -41,13 +41,13 @@ def no_key(table: str) -> Invalid:
     return Invalid(
         "rows can only be merged into, or deleted by key from, a table with a key",
         table=table,
-        advice="Append them, or make a table with a key (load --create --key).",
+        advice="Append them, or create a table with a key (load --create --key).",
     )
 
 
 def keys_twice(table: str, twice: Sequence[str]) -> Invalid:
     return Invalid(
-        "the rows hold a key more than once",
+        "the rows have a key more than once",
         table=table,
         examples="; ".join(twice),
         advice='Send each key once, or merge with on_duplicate="last" and order=COLUMN (load --last-by).',
@@ -56,7 +56,7 @@ def keys_twice(table: str, twice: Sequence[str]) -> Invalid:
 
 def new_rows_lack(table: str, columns: Sequence[str], examples: str) -> Invalid:
     return Invalid(
-        "rows of a partial merge that are new to the table lack required columns",
+        "new rows of a partial merge lack required columns",
         table=table,
         columns=", ".join(columns),
         examples=examples,
@@ -76,7 +76,7 @@ def keys_exist(table: str, rows: int, examples: str) -> Invalid:
 
 def rows_outside(table: str, rows: int, where: str) -> Invalid:
     return Invalid(
-        "rows that come in do not match the condition that they replace",
+        "new rows do not match the condition of the rows that they replace",
         table=table,
         rows=rows,
         where=where,
@@ -86,7 +86,7 @@ def rows_outside(table: str, rows: int, where: str) -> Invalid:
 
 def referred_to(table: str, referrer: str) -> Invalid:
     return Invalid(
-        "rows cannot go by age from a table that another one refers to",
+        "rows cannot be deleted by age from a table that another one refers to",
         table=table,
         referrer=referrer,
         advice="Delete them by a condition, which is checked; or drop the reference.",
@@ -100,7 +100,7 @@ def keys_missing(offence: Offence, parent: str, found: Missing) -> Offends:
         found,
         column=offence.column,
         parent=parent,
-        advice="Bring the rows that they refer to first, or in the same transaction; null refers to nothing.",
+        advice="Write the rows that they refer to first, or in the same transaction; null refers to nothing.",
     )
 
 

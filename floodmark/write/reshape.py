@@ -28,7 +28,7 @@ def translated(staged: Schema, planned: Schema, now: Schema) -> Schema:
     fields = list(_translate(staged.fields, own, present))
     names = [field.name for field in fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise Invalid("a column that the rows bring has the name of another one now", columns=", ".join(twice))
+        raise Invalid("a column of the rows has the name of another column now", columns=", ".join(twice))
     keys = [field.field_id for field in fields if field.field_id in staged.identifier_field_ids]
     return Schema(*fields, schema_id=staged.schema_id, identifier_field_ids=keys)
 
@@ -85,4 +85,4 @@ def check_required(records: Sequence[FileRecord], source: Schema, wanted: Schema
         nulls = sum(record.null_counts.get(there.field_id, 0) for record in records)
         # Counts of a struct or list are those of the values inside it, which prove nothing here.
         if nulls or not isinstance(there.field_type, PrimitiveType):
-            raise Invalid("a column is required now, and rows came without it", column=column.name, rows=nulls)
+            raise Invalid("rows lack a column that is required now", column=column.name, rows=nulls)

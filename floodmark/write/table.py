@@ -385,7 +385,7 @@ class TableChange:
         self._state.rows_deleted += rows
         return rows
 
-    def tell_deleted(self, keys: pa.Table) -> None:
+    def report_deleted(self, keys: pa.Table) -> None:
         """Record these keys as deleted by this commit, though no row has them any more."""
         self._decided = True
         writer = DeletionsWriter(self._storage, self.folder, self.schema, key_fields(self.schema), clock.new_id())
@@ -800,9 +800,9 @@ class TableChange:
         came = [file for file in now if file.path not in known and file.path not in self._looked]
         for step in self._steps:
             if self.key and step.incoming and self._look_for_keys(step, came).matched:
-                raise PlanAgain(self.name, "a row with one of these keys came meanwhile")
+                raise PlanAgain(self.name, "a row with one of these keys was added meanwhile")
             if step.verb in (DELETE, OVERWRITE) and self._came_inside(step, came):
-                raise PlanAgain(self.name, "a row that the condition matches came meanwhile")
+                raise PlanAgain(self.name, "a row that the condition matches was added meanwhile")
             if step.options.remover is not None:
                 step.options.remover.recheck(self._at(head, now))
         self._looked.update(file.path for file in came)
@@ -844,7 +844,7 @@ class TableChange:
             if step.options.evolve:
                 raise
             raise Conflict(
-                "the table's shape changed under this write",
+                "the table's shape changed during this write",
                 table=self.name,
                 cause=error,
                 advice="Nothing was written. Run it again with rows for the table's new shape.",
@@ -854,7 +854,7 @@ class TableChange:
 def _cannot_fill(error: Invalid, table: str, fills: Sequence[Fill]) -> Invalid:
     """Rows fit the table, but a column cannot be computed for them: the error names the alternatives."""
     columns = ", ".join(fill.column for fill in fills)
-    out = f"Bring the column with the rows; `floodmark backfill unbind {table} COLUMN` lets all writers leave it out."
+    out = f"Send the column with the rows; `floodmark backfill unbind {table} COLUMN` lets all writers leave it out."
     facts = {**error.facts, "table": table, "filled": columns}
     return Invalid(error.message, advice=f"{error.advice} {out}".strip(), **facts)
 

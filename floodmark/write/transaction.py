@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from floodmark.catalog.riders import AlreadyCommitted
@@ -10,13 +10,12 @@ from floodmark.commit.intent import Intent
 from floodmark.engine import Engine
 from floodmark.errors import Invalid
 from floodmark.model import Commit
+from floodmark.runs import WriteCallback
 from floodmark.write.change import Change
 from floodmark.write.options import WriteOptions
 from floodmark.write.shape import SchemaLike, plan_table
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, IncomingRows
 from floodmark.write.verbs import check_order
-
-Progress = Callable[[int, int], None]
 
 
 class Transaction:
@@ -30,7 +29,7 @@ class Transaction:
 
     def __enter__(self) -> Transaction:
         if self._change is not None or self.commit is not None:
-            raise Invalid("a transaction is used once", advice="Ask the lake for another one.")
+            raise Invalid("a transaction can be used only once", advice="Start another one with lake.transaction().")
         self._engine.get_ready()
         try:
             self._change = Change.begin(self._engine, self._intent)
@@ -39,7 +38,9 @@ class Transaction:
             self.commit = self._engine.catalog.history.commit(already.version, outcome="already_committed")
         return self
 
-    def append(self, table: str, data: IncomingRows, *, evolve: bool = False, progress: Progress | None = None) -> int:
+    def append(
+        self, table: str, data: IncomingRows, *, evolve: bool = False, progress: WriteCallback | None = None
+    ) -> int:
         """Stage rows for a table; returns how many. Visible with everything else, at the end."""
         return self._write(APPEND, table, data, WriteOptions(evolve=evolve, progress=progress))
 
@@ -53,7 +54,7 @@ class Transaction:
         skip_unchanged: bool = True,
         evolve: bool = False,
         partial: bool = False,
-        progress: Progress | None = None,
+        progress: WriteCallback | None = None,
     ) -> int:
         """Upsert rows by the table's key; returns how many came. Later steps see them.
 
@@ -68,11 +69,11 @@ class Transaction:
         )
         return self._write(MERGE, table, data, options)
 
-    def delete(self, table: str, where: str, *, progress: Progress | None = None) -> None:
+    def delete(self, table: str, where: str, *, progress: WriteCallback | None = None) -> None:
         """Delete the rows that a condition matches, also those of earlier steps."""
         self._write(DELETE, table, None, WriteOptions(where=where, progress=progress))
 
-    def delete_keys(self, table: str, keys: IncomingRows, *, progress: Progress | None = None) -> int:
+    def delete_keys(self, table: str, keys: IncomingRows, *, progress: WriteCallback | None = None) -> int:
         """Delete the rows that have one of these keys (rows of the key's columns); returns how many keys were given.
 
         A key that no row has changes nothing. Rows of earlier steps are deleted too.
@@ -86,7 +87,7 @@ class Transaction:
         *,
         where: str | None = None,
         evolve: bool = False,
-        progress: Progress | None = None,
+        progress: WriteCallback | None = None,
     ) -> int:
         """Replace all rows, or those that a condition matches, by these; returns how many came."""
         return self._write(OVERWRITE, table, data, WriteOptions(where=where, evolve=evolve, progress=progress))
@@ -96,7 +97,7 @@ class Transaction:
             return self._change.write(verb, table, data, options)
         if self.commit is not None and self.commit.outcome == "already_committed":
             return 0
-        raise Invalid("a transaction is used inside its `with` block")
+        raise Invalid("a transaction can be used only inside its `with` block")
 
     def create_table(
         self,

@@ -43,13 +43,13 @@ def undrop(
     intent: Intent,
     table: str,
     version: int | None = None,
-    told: Callable[[Undropped], None] | None = None,
+    on_restored: Callable[[Undropped], None] | None = None,
 ) -> Commit:
-    """Bring a dropped table back; `version` selects one, if several had the name. `told` receives what came back."""
+    """Bring a dropped table back; `version` selects one, if several had the name. `on_restored` gets the result."""
     plan = _Undrop(catalog, table, version)
     commit = publish(catalog, intent, plan)
-    if told is not None and plan.done is not None:
-        told(plan.done)
+    if on_restored is not None and plan.done is not None:
+        on_restored(plan.done)
     return commit
 
 

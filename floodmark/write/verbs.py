@@ -58,7 +58,7 @@ def adopt(engine: Engine, intent: Intent, name: str, location: str, key: Sequenc
         twice = find_duplicates(catalog.storage, head_files, key_fields(schema))
         if twice:
             raise Invalid(
-                "the table's rows hold a key more than once",
+                "the table has a key more than once",
                 table=name,
                 examples="; ".join(twice),
                 advice="Adopt it without a key, or with columns that are unique.",
@@ -69,10 +69,11 @@ def adopt(engine: Engine, intent: Intent, name: str, location: str, key: Sequenc
 def check_order(on_duplicate: str | None, order: str | None) -> str | None:
     """The column that decides between rows of one key, if the caller gave one."""
     if on_duplicate not in (None, "last"):
-        raise Invalid("on_duplicate is not known", on_duplicate=on_duplicate, advice='Use "last", or leave it out.')
+        raise Invalid("unknown value of on_duplicate", on_duplicate=on_duplicate, advice='Use "last", or leave it out.')
     if (on_duplicate is None) != (order is None):
         raise Invalid(
-            'on_duplicate="last" and order go together', advice="Name the column that decides which row is the last."
+            'on_duplicate="last" and order must be used together',
+            advice="Name the column that decides which row is the last.",
         )
     return order
 

@@ -19,9 +19,9 @@ from floodmark.testing.receiver import Fault, Receiver
 from tests.acceptance.test_commands import answer
 from tests.acceptance.test_commands import command as shown
 from tests.conftest import EVENTS, Place, rows
+from tests.contract.test_http_api import asked
 from tests.contract.test_jobs import start
 from tests.contract.test_page_http import Seen
-from tests.contract.test_questions import asked
 from tests.intake_world import SLOW, bring, intake_of, take
 
 AGES = ("lag_ms", "oldest_ms")
@@ -67,7 +67,7 @@ def world(tmp_path: Path) -> Iterator[tuple[fm.Lake, httpx.Client]]:
         intake = stack.enter_context(intake_of(lake, SLOW))
         take(lake, intake, "people", *rows(4, 5, 6))
         lake.catalog.daemon.take("http://127.0.0.1:1")
-        lake.catalog.daemon.tell(tasks=[TASK])
+        lake.catalog.daemon.report(tasks=[TASK])
         client = stack.enter_context(asked(lake, intake=intake))
         yield lake, client
         lake.catalog.daemon.release()
@@ -188,7 +188,7 @@ def test_all_answers_agree_and_go_on_agreeing_when_something_changes(world: tupl
     lake.append("events", rows(8, 9))
     lake.sinks.drop("web")
     lake.backfill.cancel("years")
-    lake.catalog.daemon.tell(tasks=[{**TASK, "state": "waiting", "failures": 0, "set_aside": 0, "last_error": None}])
+    lake.catalog.daemon.report(tasks=[{**TASK, "state": "waiting", "failures": 0, "set_aside": 0, "last_error": None}])
     later = check_agreement(lake, client)
     assert (later["rows"], later["quarantined"], later["version"]) == (9, 2, status["version"] + 1)
     assert later["sinks"][0]["lag_rows"] == 3

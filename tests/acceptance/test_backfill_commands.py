@@ -109,7 +109,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(made: Path) -> None:
 def test_what_a_job_is_stays(made: Path) -> None:
     backfill(made, *YEARS)
     changed = [{"10": "20"}.get(one, one) for one in YEARS]
-    backfill(made, *changed, code=2).says("Invalid", "another one", "chunk size 20, was 10", "Choose another name")
+    backfill(made, *changed, code=2).says("Invalid", "another job has", "chunk size 20, was 10", "Choose another name")
     changed = [{"50": "60"}.get(one, one) for one in YEARS]
     backfill(made, *changed, code=2).says("Invalid", "last 60, was 50")
 
@@ -239,7 +239,7 @@ def test_a_column_is_filled_and_new_rows_fill_it_themselves(made: Path) -> None:
     [
         (("users", "name", "'x'"), ("column of this name",)),
         (("nowhere", "x", "'x'"), ("nowhere",)),
-        (("users", "x", "'x'", "--join", "events e"), ("join and on go together",)),
+        (("users", "x", "'x'", "--join", "events e"), ("join and on must be used together",)),
         (("users", "x", "'x'", "--batch-bytes", "many"), ("invalid size", "many")),
         (("users", "x", "'x'", "--pause", "long"), ("span of time",)),
     ],
@@ -400,7 +400,7 @@ def test_jobs_that_cannot_be_understood_are_not_ready_and_the_list_says_why(made
             tx.exec_driver_sql("UPDATE fm_jobs SET spec = '{'")
     status = answer(made, "status")
     assert (status["jobs"], status["tables"]) == (None, 2)
-    assert status["health"].startswith("not ready: jobs cannot be read (a job's record cannot be understood [job=x")
+    assert status["health"].startswith("not ready: jobs cannot be read (the record of a job cannot be parsed [job=x")
     assert "jobs_error" in command(made, "status").stdout
     assert asked(made, "list", code=5)["error"]["kind"] == "Corrupt"
 

@@ -236,7 +236,7 @@ def test_backup_and_restore(made: Path) -> None:
         f"version 3 backed up to again ({taken['rows']} rows)\n"
     )
     refused = answer("restore", "lake.backup", "--lake", "lake", cwd=made, code=2)
-    assert refused["error"]["message"] == "there is a catalog already"
+    assert refused["error"]["message"] == "a catalog exists already"
     for lost in (made / "lake").glob("catalog.db*"):
         lost.unlink()
     (made / "torn").write_bytes((made / "lake.backup").read_bytes()[:-100])

@@ -97,7 +97,7 @@ def test_a_backfill_that_failed_goes_on_and_a_new_column_is_filled_without_java(
     assert lines[:7] == [
         *(f"  {done} of 7" for done in range(5)),
         "failed: the archive is closed at night",
-        "not all of it is there: 2024-01-01..2024-01-02",
+        "not all of it is loaded: 2024-01-01..2024-01-02",
     ]
     assert lines[7:14] == [
         *(f"  {done} of 7" for done in range(4, 8)),
@@ -126,7 +126,7 @@ def test_a_change_of_shape_is_a_plan_and_one_version_without_java(tmp_path: Path
         "committed: 2 tables in one version",
         "[{'id': 1, 'name': 'Ada', 'land': 'UK', 'vip': False}]",
         "[{'id': 1, 'name': 'Ada', 'country': 'UK'}]",
-        "stale: the lake moved since the plan was made",
+        "stale: the lake changed since the plan was created",
     ]
     with fm.open(folder, read_only=True) as lake:
         check_lake(lake.catalog)

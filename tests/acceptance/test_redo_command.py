@@ -32,7 +32,7 @@ def test_a_chunk_is_loaded_again_by_one_command(made: Path) -> None:
     told = asked(made, "redo", "years", "--range", "0..20")
     assert (told["outcome"], told["status"], told["rows"]) == ("redone", "done", 48)
     assert (told["redone"]["range"], told["redone"]["tables"]["events"]["rows_out"]) == ("0..20", 18)
-    backfill(made, "redo", "years", "--range", "25..30", code=2).says("Invalid", "as a whole", "20..30")
+    backfill(made, "redo", "years", "--range", "25..30", code=2).says("Invalid", "only whole chunks", "20..30")
     backfill(made, "redo", "years", "--range", "25", code=2).says("Invalid", "invalid range")
     assert health(made) == "fine"
 

@@ -339,7 +339,9 @@ def test_settings_change_and_the_place_stays(made: Path) -> None:
     assert (about["outcome"], about["settings"]["part_bytes"]) == ("set", 64 * 1024 * 1024)
     assert (about["settings"]["format"], about["settings"]["where"]) == ("jsonl", "id > 2")
     assert "where" not in answer(made, "sink", "set", "out", "--set", "where=")["settings"]
-    sink(made, "set", "out", "--path", "elsewhere", code=2).says("Invalid", "setting=path", "another sink")
+    sink(made, "set", "out", "--path", "elsewhere", code=2).says(
+        "Invalid", "setting=path", "the location of a sink cannot change"
+    )
     sink(made, "set", "out", code=2).says("Invalid", "nothing to set")
 
 

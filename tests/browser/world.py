@@ -100,7 +100,7 @@ def fill(lake: fm.Lake) -> Iterator[Intake]:
     folder = default_folder(lake.location)
     assert folder is not None
     lake.catalog.daemon.take("http://127.0.0.1:8787")
-    lake.catalog.daemon.tell(tasks=_tasks())
+    lake.catalog.daemon.report(tasks=_tasks())
     intake = Intake(lake.engine, folder)
     intake.start()
     try:

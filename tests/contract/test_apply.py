@@ -151,7 +151,7 @@ def test_a_plan_is_stale_if_a_table_that_it_read_moved(shop: fm.Lake, move: Any)
     plan = shop.plan({"customers": columns(CUSTOMERS, more="string")})
     move(shop)
     before = shop.status()["version"]
-    with pytest.raises(fm.Conflict, match="moved since the plan") as caught:
+    with pytest.raises(fm.Conflict, match="changed since the plan") as caught:
         shop.apply(plan, allow_destructive=True)
     assert caught.value.facts["table"] == "customers"
     assert shop.status()["version"] == before

@@ -369,12 +369,12 @@ def test_a_restore_never_replaces_a_catalog_and_never_moves_a_lake(
         lake.backup(tmp_path / "lake.backup")
         lake.append("events", rows(1))
         status = lake.status()
-    with pytest.raises(fm.Invalid, match="there is a catalog already"):
+    with pytest.raises(fm.Invalid, match="a catalog exists already"):
         fm.restore(tmp_path / "lake.backup", place.path, catalog=place.catalog)
     with place.open() as lake:
         assert lake.status() == status
     elsewhere = new_place("postgresql" if place.catalog else "sqlite")
-    with pytest.raises(fm.Invalid, match="another place"):
+    with pytest.raises(fm.Invalid, match="another location"):
         fm.restore(tmp_path / "lake.backup", elsewhere.path, catalog=elsewhere.catalog)
     with pytest.raises(fm.NotFound):
         elsewhere.open()

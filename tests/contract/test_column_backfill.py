@@ -684,7 +684,7 @@ def test_the_settings_may_change_from_run_to_run_the_meaning_may_not(lake: fm.La
     three_files(lake)
     with place.open() as other, at("fill.published", lambda: other.backfill.cancel("events.nick")):
         assert backfill(lake, batch_rows=30).outcome == "cancelled"
-    with pytest.raises(Invalid, match="another one"):
+    with pytest.raises(Invalid, match="another job has"):
         backfill(lake, announce=True)
     with pytest.raises(Invalid, match="a column of this name"):
         backfill(lake, expression="id")

@@ -89,8 +89,8 @@ CASES: dict[str, tuple[Callable[[Place], None], str, int, int, str]] = {
     "drop": (drop_table, "dropped", 0, 0, ""),
     "made again": (make_again, "unclear", 0, 0, "another table"),
     "column": (on(add_column), "unclear", 0, 0, "columns"),
-    "rolled back": (on(roll_back), "rolled_back", 0, 1, "not in the table's line"),
-    "metadata that cannot be read": (break_metadata, "unclear", 0, 0, "cannot be understood"),
+    "rolled back": (on(roll_back), "rolled_back", 0, 1, "not in the table's history"),
+    "metadata that cannot be read": (break_metadata, "unclear", 0, 0, "cannot be parsed"),
 }
 
 

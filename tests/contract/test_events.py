@@ -20,7 +20,7 @@ from floodmark.serve.app import create_app
 from floodmark.serve.http import events
 from floodmark.serve.http.service import Service
 from tests.conftest import EVENTS, Place, rows
-from tests.contract.test_questions import asked, told
+from tests.contract.test_http_api import asked, told
 
 WAIT_S = 30.0
 

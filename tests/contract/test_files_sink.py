@@ -596,7 +596,7 @@ def test_another_manifest_of_the_same_name_stops_the_unit(lake: fm.Lake, out: Ou
     ship(lake, out.settings())
     other = out.storage.read(place).replace(unit.objects[0].sha256.encode(), b"0" * 64)
     out.storage.put(place, other)
-    with pytest.raises(Corrupt, match=r"another unit exists at this place already"):
+    with pytest.raises(Corrupt, match=r"another unit exists at this location already"):
         ship(lake, out.settings())
     assert out.storage.read(place) == other
 

@@ -109,7 +109,7 @@ def test_a_manifest_says_how_many_rows_each_chunk_has(lake: fm.Lake, tmp_path: P
 
 def test_a_chunk_that_the_manifest_does_not_name_waits_until_it_does(lake: fm.Lake, tmp_path: Path) -> None:
     path = manifest(tmp_path, c0_10=10)
-    failed(run(lake, Numbers(), {"manifest": path}), "the manifest does not name this chunk")
+    failed(run(lake, Numbers(), {"manifest": path}), "the manifest does not list this chunk")
     assert ids(lake) == list(range(10))
     manifest(tmp_path, c0_10=10, c10_20=10, c20_30=10)
     assert run(lake, Numbers(), {"manifest": path}).outcome == "done"
@@ -147,14 +147,16 @@ def test_files_of_another_digest_are_not_read(lake: fm.Lake, tmp_path: Path) -> 
     spec = lake.backfill.history_spec(
         "years", f"{tmp_path}/{{start}}.jsonl", "events", chunk=10, first=0, last=10, expect={"manifest": path}
     )
-    failed(run_spec(lake, spec), "the files of a chunk are not those of the manifest", "0..10")
+    failed(run_spec(lake, spec), "the files of a chunk differ from the manifest", "0..10")
     assert ids(lake) == []
 
 
 def test_a_digest_of_rows_that_are_no_files_is_refused(lake: fm.Lake, tmp_path: Path) -> None:
     path = manifest(tmp_path, c0_10={"sha256": "00"})
     failed(
-        run(lake, Numbers(), {"manifest": path}), "a manifest has digests of files, and this source has none", "0..10"
+        run(lake, Numbers(), {"manifest": path}),
+        "the manifest has digests of files, but this source has no files",
+        "0..10",
     )
 
 

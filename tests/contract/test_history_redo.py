@@ -83,7 +83,7 @@ def test_a_redo_has_an_audit_row_that_says_who_and_what(lake: fm.Lake) -> None:
     again(lake, loaded_badly(lake))
     (row,) = lake.audit()
     assert (row.kind, row.found, row.outcome) == ("redo", "done", "redone")
-    assert row.detail == "years: 20..30 by fixer: 5 rows of events taken out"
+    assert row.detail == "years: 20..30 by fixer: 5 rows of events deleted"
     assert row.version == lake.history(limit=2)[1].version
 
 
@@ -137,7 +137,7 @@ def test_rows_merged_since_stay_and_are_named(lake: fm.Lake) -> None:
     told = found.redone["tables"]["people"]
     assert (told["rows_out"], told["rows_since"], told["since"]) == (4, 1, ["id=24"])
     assert names(lake, "people") == {**WANTED, 24: "mended by hand", 99: "elsewhere"}
-    assert "1 that came since named (id=24)" in lake.audit()[0].detail
+    assert "1 added since (id=24)" in lake.audit()[0].detail
 
 
 def test_all_rows_takes_out_what_others_merged_too(lake: fm.Lake) -> None:
@@ -183,7 +183,7 @@ def test_what_a_consumer_shipped_of_a_table_without_a_key_is_refused_by_its_name
     found = again(lake, source, force=True)
     assert found.redone is not None
     assert (found.outcome, found.redone["tables"]["events"]["shipped_to"]) == ("redone", ["follower"])
-    assert "shipped before to follower" in lake.audit()[0].detail
+    assert "already shipped to follower" in lake.audit()[0].detail
     assert names(lake) == WANTED
 
 
@@ -228,7 +228,7 @@ def test_a_unit_under_way_counts_as_shipped(lake: fm.Lake, tmp_path: Path) -> No
 
 def test_a_part_of_a_chunk_is_refused_with_the_chunk_that_it_is_of(lake: fm.Lake) -> None:
     source = loaded_badly(lake)
-    with pytest.raises(fm.Invalid, match="as a whole") as refused:
+    with pytest.raises(fm.Invalid, match="only whole chunks") as refused:
         again(lake, source, 22, 35)
     assert "20..40" in refused.value.advice
     with pytest.raises(fm.Invalid, match="no chunk"):

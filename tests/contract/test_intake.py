@@ -199,7 +199,7 @@ def test_a_retry_does_not_undo_what_came_after_its_rows_unless_it_is_told_to(
     bring(lake, people, "people", {"_change": "delete", "id": 3})
     [held] = lake.catalog.spools.quarantine()
     before = rows_of(lake, "people")
-    with pytest.raises(fm.Conflict, match="since they were put aside") as told:
+    with pytest.raises(fm.Conflict, match="since they were set aside") as told:
         retry(lake.engine, held.id, evolve=True)
     assert told.value.facts["rows"] == 2
     assert rows_of(lake, "people") == before

@@ -207,7 +207,7 @@ def test_doctor_names_a_column_of_a_table_that_was_made_again(lake: fm.Lake) -> 
     of_table(lake, "events.name", "events", COLUMN, table_id=here)
     found = examined(lake)
     assert list(found) == ["jobs", "job events.nick"]
-    assert "its table events was made again" in found["job events.nick"].detail
+    assert "its table events was dropped and created again" in found["job events.nick"].detail
 
 
 def drop_jobs(lake: fm.Lake) -> None:

@@ -17,7 +17,7 @@ from floodmark.report.overview import overview
 from floodmark.serve.http import metrics
 from floodmark.serve.http.metrics import OTHERS, Metrics, lake_families
 from tests.conftest import Place, rows
-from tests.contract.test_questions import asked, make_lake
+from tests.contract.test_http_api import asked, make_lake
 
 OPEN = "application/openmetrics-text; version=1.0.0"
 

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 import floodmark as fm
 from floodmark.serve.http.access import AccessToken, new_token, token_hash
 from tests.conftest import EVENTS, Place, ids, rows
-from tests.contract.test_door import door
+from tests.contract.test_http_rows import door
 
 CHECKS = [
     not_a_server_error,

@@ -186,7 +186,7 @@ def bring_a_key_twice(place: Place) -> None:
 
 UNCLEAR: dict[str, tuple[Callable[[Place], None], str, bool]] = {
     "column": (add_column, "columns were changed", False),
-    "rolled back": (roll_back, "not in the table's line", True),
+    "rolled back": (roll_back, "not in the table's history", True),
     "key again": (bring_a_key_again, "1 key(s) that the table has", False),
     "key twice": (bring_a_key_twice, "a key more than once", False),
 }

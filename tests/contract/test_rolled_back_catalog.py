@@ -380,7 +380,7 @@ def test_a_receiving_lake_takes_a_unit_only_after_the_one_that_it_has(lake: fm.L
     assert take(part(0, "B", "A", since=1, until=3), 3) == "committed"
     with pytest.raises(OtherUnit):
         take(part(0, "A"), 9)
-    with pytest.raises(OtherUnit, match="not here any more"):
+    with pytest.raises(OtherUnit, match="not in this lake any more"):
         take(part(0, "D", "C", epoch=1, since=3, until=4), 9)
     assert take(part(0, "D", epoch=1, since=3, until=4), 4) == "committed"
     with pytest.raises(OtherUnit):

@@ -27,7 +27,7 @@ from floodmark.serve.http.readiness import StoreWatch
 from floodmark.storage import Storage
 from floodmark.storage.probe import FOLDER, probe_bucket
 from floodmark.testing.s3 import S3Process, s3_environment, s3_process, s3_stand_in
-from tests.contract.test_questions import asked
+from tests.contract.test_http_api import asked
 
 # Four retries, as it once was, are over after three seconds at most.
 AWAY_S = 8.0

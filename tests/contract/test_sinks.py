@@ -578,7 +578,7 @@ def test_a_sink_can_begin_at_the_head(lake: fm.Lake, receiver: Receiver) -> None
 @pytest.mark.parametrize(
     ("kind", "settings", "match"),
     [
-        ("htpt", {}, "no such kind"),
+        ("htpt", {}, "unknown kind"),
         ("http", {}, "url"),
         ("http", {"url": "http://user:hunter2@host/"}, "token_env"),
         ("http", {"url": "http://host/", "part_rowss": 1}, "part_rows"),
@@ -604,7 +604,7 @@ def test_wrong_settings_are_refused_before_anything_is_there(
 
 def test_another_place_is_another_sink(lake: fm.Lake, tmp_path: Path) -> None:
     add_files(lake, tmp_path / "here")
-    with pytest.raises(Invalid, match="another sink"):
+    with pytest.raises(Invalid, match="the location of a sink cannot change"):
         lake.sinks.set("out", path=str(tmp_path / "there"))
     lake.sinks.set("out", part_bytes=4096)
     assert lake.sinks.about("out")["settings"]["part_bytes"] == 4096

@@ -38,7 +38,7 @@ def check(lake: fm.Lake, rider: Rider) -> None:
 def test_a_feed_is_published_from_where_the_spool_is_and_once(lake: fm.Lake) -> None:
     spools = lake.catalog.spools
     rider = SpoolRider(TABLE, SPOOL, 3, 5, 20)
-    with pytest.raises(fm.Conflict, match="not the table's"):
+    with pytest.raises(fm.Conflict, match="does not belong to the table"):
         check(lake, rider)
     row = spools.register(TABLE, "events", SPOOL, "here", "/spool")
     assert spools.register(TABLE, "events", SPOOL, "there", "/spool").host == "there"
@@ -57,7 +57,7 @@ def test_a_feed_is_published_from_where_the_spool_is_and_once(lake: fm.Lake) -> 
     for late in (rider, SpoolRider(TABLE, SPOOL, 0, 4, 1)):
         with pytest.raises(AlreadyCommitted):
             check(lake, late)
-    with pytest.raises(fm.Conflict, match="not the table's"):
+    with pytest.raises(fm.Conflict, match="does not belong to the table"):
         check(lake, SpoolRider(TABLE, OTHER, 5, 6, 1))
     with pytest.raises(fm.Conflict, match="meanwhile"):
         spools.accept(row, OTHER, 0)
@@ -239,7 +239,7 @@ def become_daemon(place: Place) -> int:
     """And die without a word: the process ends with the row in place."""
     lake = place.open()
     lake.catalog.daemon.take("http://127.0.0.1:1")
-    lake.catalog.daemon.tell(tasks=[{"name": "feed", "state": "running"}])
+    lake.catalog.daemon.report(tasks=[{"name": "feed", "state": "running"}])
     seen = lake.catalog.daemon.seen()
     assert seen is not None
     assert seen["alive"]
@@ -254,7 +254,7 @@ def test_one_daemon_at_a_time_and_a_dead_one_is_taken_over(place: Place, lake: f
     assert seen is not None
     assert (seen["pid"], seen["alive"], seen["tasks"][0]["name"]) == (pid, False, "feed")
     daemon.take(None)
-    daemon.tell(address="http://127.0.0.1:2")
+    daemon.report(address="http://127.0.0.1:2")
     with place.open() as other:
         with pytest.raises(fm.Busy) as caught:
             other.catalog.daemon.take(None)
@@ -266,7 +266,7 @@ def test_one_daemon_at_a_time_and_a_dead_one_is_taken_over(place: Place, lake: f
             tx.execute(update(tables.processes).values(lease_ms=-1))
         other.catalog.daemon.take(None)
         with pytest.raises(fm.Fenced):
-            daemon.tell(tasks=[])
+            daemon.report(tasks=[])
         daemon.release()
         assert other.catalog.daemon.seen() is not None
         other.catalog.daemon.release()

@@ -627,7 +627,7 @@ def test_torn_bytes_that_cannot_be_cut_off_at_once_are_before_the_next_record(fo
     write.arm()
     cut.arm(times=2)
     for _ in range(2):
-        with pytest.raises(Unavailable, match="cut off"):
+        with pytest.raises(Unavailable, match="cannot be removed"):
             put(spool, b"a" * 500, "a")
     assert put(spool, b"b", "a") == Taken("taken", 0, 1)
     spool.close()

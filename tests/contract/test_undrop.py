@@ -213,7 +213,7 @@ def test_a_name_that_is_taken_meanwhile_is_refused_and_leaves_nothing(people: fm
 
 def test_two_undrops_at_once_bring_it_back_once(people: fm.Lake) -> None:
     people.drop_table("people")
-    with at("undrop.built", lambda: people.undrop("people")), pytest.raises(fm.Conflict, match="came back"):
+    with at("undrop.built", lambda: people.undrop("people")), pytest.raises(fm.Conflict, match="was restored"):
         people.undrop("people")
     assert ids(people, "people") == [2, 3]
     check_lake(people.catalog)

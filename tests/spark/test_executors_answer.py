@@ -63,7 +63,7 @@ def test_executors_without_credentials_are_named_with_their_host(spark: SparkSes
 
 def test_executors_of_another_version_are_named(spark: SparkSession, tmp_path: Path) -> None:
     (found,) = ask_executors(spark, "9.9.9", f"file://{tmp_path}", {}, hold_s=0.2)
-    assert found.problem == f"Floodmark {fm.__version__} is there, and 9.9.9 here"
+    assert found.problem == f"Floodmark {fm.__version__} is installed there, and 9.9.9 here"
 
 
 def test_executors_that_do_not_see_the_lakes_folder_are_named(spark: SparkSession, tmp_path: Path) -> None:

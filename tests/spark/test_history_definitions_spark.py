@@ -45,7 +45,7 @@ STRANGE = {
 @pytest.mark.parametrize("query", STRANGE)
 def test_what_is_neither_the_chunk_nor_a_table_of_the_job_is_refused(lake: fm.Lake, query: str) -> None:
     source = Numbers()
-    with pytest.raises(fm.Invalid, match="neither the chunk") as caught:
+    with pytest.raises(fm.Invalid, match="other than the chunk") as caught:
         run_with_spark(lake, history(source, {"name": None, "events": query}, column=None))
     assert (caught.value.facts["table"], caught.value.facts["reads"]) == ("events", STRANGE[query])
     assert (lake.catalog.jobs.all(), source.order) == ([], [])
@@ -78,7 +78,7 @@ def test_columns_that_are_called_like_tables_of_the_job_are_columns(lake: fm.Lak
     ids=["itself", "through others"],
 )
 def test_a_definition_does_not_need_itself(lake: fm.Lake, tables: dict[str, Any]) -> None:
-    with pytest.raises(fm.Invalid, match="names itself"):
+    with pytest.raises(fm.Invalid, match="refers to itself"):
         run_with_spark(lake, history(Numbers(), tables, column=None))
     assert lake.catalog.jobs.all() == []
 
@@ -106,5 +106,5 @@ def test_a_dry_run_refuses_it_as_well(lake: fm.Lake) -> None:
     from floodmark.backfill.chunks.history import plan
 
     spec = history(Numbers(), {"events": "select * from mine"}, column=None)
-    with pytest.raises(fm.Invalid, match="neither the chunk"):
+    with pytest.raises(fm.Invalid, match="other than the chunk"):
         plan(room_of(lake, lake.sessions), spec)

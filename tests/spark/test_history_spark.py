@@ -236,7 +236,7 @@ def test_computed_rows_that_say_where_they_are_must_be_there(lake: fm.Lake, defi
     assert (found.outcome, found.error["kind"]) == ("failed", "Invalid")
     assert "outside of its range" in found.error["message"]
     assert found.error["facts"]["table"] == "marks"
-    assert "call such a value something else" in found.error["advice"]
+    assert "give this value another column name" in found.error["advice"]
     assert (ids(lake), ids(lake, "marks")) == ([], [])
 
 

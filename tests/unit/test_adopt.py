@@ -630,7 +630,7 @@ class TestWhatIsCorrupt:
     def test_sequences_that_were_never_given(self, table: Table) -> None:
         with pytest.raises(Corrupt, match="last sequence number"):
             adopt(changed(table, last_sequence_number=0))
-        with pytest.raises(Corrupt, match="never gave"):
+        with pytest.raises(Corrupt, match="never assigned"):
             adopt(with_files(table, {}, sequence=9))
 
     @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"Obj\x01damaged")])

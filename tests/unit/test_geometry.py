@@ -61,7 +61,7 @@ def test_every_value_is_in_exactly_one_chunk_and_chunks_are_as_said() -> None:
             assert (geometry.value(chunk.start), geometry.value(chunk.end)) == (start, stop)
             for value in range(start, min(stop, end), step(geometry)):
                 assert owners.setdefault(value, number) == number
-                assert geometry.number_of(geometry.shown(value)) == number
+                assert geometry.number_of_inner(geometry.value(geometry.shown(value))) == number
         if geometry.unit == "number":
             assert sorted(owners) == list(range(geometry.first, end))
 
@@ -167,7 +167,9 @@ def test_names(geometry: Geometry, names: list[str]) -> None:
 )
 def test_a_time_may_be_given_in_many_forms(given: Any) -> None:
     geometry = Geometry.of(given, None, "1d")
-    assert geometry.chunk(geometry.number_of(given)) == Chunk(19723, moment("2024-01-01"), moment("2024-01-02"))
+    assert geometry.chunk(geometry.number_of_inner(geometry.value(given))) == Chunk(
+        19723, moment("2024-01-01"), moment("2024-01-02")
+    )
 
 
 def test_numbers_may_be_texts() -> None:
@@ -187,8 +189,8 @@ def test_chunks_of_weeks_start_on_mondays_unless_aligned_otherwise() -> None:
         ((0, 10, 0), "above zero"),
         ((0, 10, -5), "above zero"),
         ((5, 5, 1), "empty"),
-        ((0, 10, "1h"), "whole number as size"),
-        ((0, 10, timedelta(hours=1)), "whole number as size"),
+        ((0, 10, "1h"), "must be a whole number"),
+        ((0, 10, timedelta(hours=1)), "must be a whole number"),
         ((0, 10, 1.5), "not a whole number"),
         ((True, 10, 1), "not a whole number"),
         ((0, "2024-01-01", 1), "not a whole number"),

@@ -86,7 +86,7 @@ def test_a_count_or_a_size_goes_by_no_column(given: str, text: str, rows: int | 
     rule = read_rule(Policy(given), table.schema, table.spec)
     assert (rule.text, rule.age_ms, rule.rows, rule.size_bytes, rule.column) == (text, None, rows, size_bytes, None)
     assert kept(text, of=table) == Policy(text)
-    with pytest.raises(Invalid, match="only an age goes by a column"):
+    with pytest.raises(Invalid, match="only an age uses a column"):
         kept(given, "ts")
 
 

@@ -126,7 +126,7 @@ def test_a_table_that_is_not_there_needs_columns() -> None:
 
 def test_a_name_that_differs_by_case_only_is_refused() -> None:
     (step,) = steps({"Orders": {"columns": {"a": "int"}}}, table("orders"))
-    assert (step.kind, step.way) == (REFUSED, "Call it orders in the file.")
+    assert (step.kind, step.way) == (REFUSED, "Use the name orders in the file.")
 
 
 def test_drop_table() -> None:

@@ -116,7 +116,7 @@ def test_columns_are_matched_by_name_in_any_order() -> None:
 def test_an_extra_and_a_missing_column_are_named_together() -> None:
     error = refusal(batch_of(a=pa.array([1]), bb=pa.array([1])), "a long, b long")
     assert error.facts["column"] == "b, bb"
-    assert "Add it as nulls explicitly" in error.advice
+    assert "Add the column with nulls" in error.advice
     assert "Did you mean b?" in error.advice
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, settings
 from hypothesis import given as drawn
 from hypothesis import strategies as st
+from pyiceberg.schema import Schema
 
 from floodmark.errors import Invalid
+from floodmark.model import Row
+from floodmark.rows.convert import table_shape
 from floodmark.rows.schema import table_schema
-from floodmark.rows.staging.dicts import rows_to_arrow
+from floodmark.rows.staging.dicts import rows_to_table
+
+
+def rows_to_arrow(rows: Sequence[Row], schema: Schema) -> pa.Table:
+    return rows_to_table(rows, table_shape(schema.model_dump_json()))
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_no_rows_make_no_file_but_are_checked() -> None:
 
 
 def test_what_are_no_rows_is_refused() -> None:
-    with pytest.raises(Invalid, match="not rows"):
+    with pytest.raises(Invalid, match="unsupported data type"):
         stage_in_process(target_of("id long"), 42, Storage({}))
 
 

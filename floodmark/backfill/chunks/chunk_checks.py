@@ -54,7 +54,7 @@ def expected_rows(
     rows, least_rows = _expected_count(expect, "rows"), _expected_count(expect, "min_rows")
     manifest = expect.get("manifest")
     if manifest is not None and not (isinstance(manifest, str) and manifest):
-        raise Invalid("a manifest is named by its path", manifest=repr(manifest)[:80])
+        raise Invalid("the manifest must be a path", manifest=repr(manifest)[:80])
     least = [one for one in (rows_min, least_rows, rows) if one is not None]
     most = [one for one in (rows_max, rows) if one is not None]
     return {
@@ -70,7 +70,7 @@ def _expected_count(expect: Mapping[str, Json], name: str) -> int | None:
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise Invalid("an expectation of rows is a whole number", name=name, given=repr(given))
+        raise Invalid("an expected number of rows must be a whole number", name=name, given=repr(given))
     return given
 
 
@@ -86,10 +86,10 @@ def read_manifest(context: JobContext, path: str) -> Mapping[str, Json]:
     try:
         found = json.loads(data)
     except ValueError as error:
-        advice = "Write it beside, then rename it into its place: so it is always whole."
+        advice = "Write it under another name, then rename it: then no reader sees half of it."
         raise Unavailable("the manifest is not JSON", manifest=path, cause=error, advice=advice) from error
     if not isinstance(found, dict):
-        raise Invalid("a manifest is a JSON object of chunks by their names", manifest=path)
+        raise Invalid("a manifest must be a JSON object with the names of chunks as keys", manifest=path)
     return found
 
 
@@ -114,14 +114,14 @@ class ChunkChecks:
             return
         if not isinstance(source, PathSource):
             raise Invalid(
-                "a manifest has digests of files, and this source has none",
+                "the manifest has digests of files, but this source has no files",
                 chunk=chunk.name,
                 advice="Declare rows in it instead.",
             )
         found = source.digest(chunk)
         if found != str(wanted).lower():
             raise Invalid(
-                "the files of a chunk are not those of the manifest", chunk=chunk.name, sha256=found, wanted=wanted
+                "the files of a chunk differ from the manifest", chunk=chunk.name, sha256=found, wanted=wanted
             )
 
     def _entry(self, chunk: Chunk) -> Mapping[str, Json]:
@@ -132,7 +132,7 @@ class ChunkChecks:
         found = next((self._manifest[name] for name in names if name in self._manifest), None)
         if found is None:
             raise NotFound(
-                "the manifest does not name this chunk",
+                "the manifest does not list this chunk",
                 chunk=chunk.name,
                 manifest=self._spec.manifest,
                 advice="Add it under this name, then resume the job.",
@@ -222,7 +222,7 @@ class ChunkChecks:
 def _advice(spec: HistorySpec, table: str) -> str:
     if spec.tables[table] is None:
         return ""
-    return "A floor takes rows out by this column: in a table that is computed, call such a value something else."
+    return "Pruning deletes rows by this column: in a computed table, give this value another column name."
 
 
 def staged_span(column: TableRange, record: FileRecord) -> tuple[int, int] | None:

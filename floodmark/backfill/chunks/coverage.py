@@ -168,7 +168,7 @@ class _Known:
     def named(self, name: str) -> str:
         if name not in self.tables:
             raise Invalid(
-                "this table is not one of the history's", table=name, advice=f"Its tables: {', '.join(self.tables)}."
+                "this table is not part of the history", table=name, advice=f"Its tables: {', '.join(self.tables)}."
             )
         return name
 
@@ -177,10 +177,10 @@ class _Known:
         geometry = self.geometry
         low, high = geometry.value(first), geometry.value(last)
         if low >= high:
-            raise Invalid("the range is empty: its end is not behind its start", first=first, last=last)
+            raise Invalid("the range is empty: its end is not after its start", first=first, last=last)
         if low < geometry.first:
             raise BelowRetention(
-                "the history does not go back so far",
+                "the range starts before the history",
                 job=self.job.name,
                 oldest=value_text(geometry.shown(geometry.first)),
             )
@@ -190,10 +190,10 @@ class _Known:
             )
         if geometry.last is not None and high > geometry.last:
             raise Invalid(
-                "the history does not go so far",
+                "the range ends after the history",
                 job=self.job.name,
                 last=value_text(geometry.shown(geometry.last)),
-                advice="Ask for a range that ends there, or before.",
+                advice="Use a range that ends there or earlier.",
             )
         return low, high
 
@@ -212,7 +212,7 @@ class _Known:
                     job=self.job.name,
                     table=table,
                     chunk=geometry.chunk(number).name,
-                    advice="Run the backfill, or ask for what is loaded: `floodmark backfill show`.",
+                    advice="Run the backfill, or use a loaded range: `floodmark backfill show` lists them.",
                 )
             if state.state != DONE:
                 raise BelowRetention(

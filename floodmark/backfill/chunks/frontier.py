@@ -142,9 +142,9 @@ class Tip:
     def _timed_out(self, missing: Sequence[int], problem: Exception | None) -> TimedOut:
         geometry = self._spec.geometry
         waiting = geometry.chunk(missing[0]).name
-        went_back = " It came further before: if that was wrong, --forget-tip (forget_tip=True) lets go of it."
+        went_back = " An earlier run had a later tip: if that was wrong, --forget-tip (forget_tip=True) ignores it."
         return TimedOut(
-            "the source has not come as far as the range goes",
+            "the source is not complete up to the end of the range",
             job=self._spec.name,
             waiting_for=waiting if len(missing) == 1 else f"{waiting} and {len(missing) - 1} more",
             last=value_text(geometry.shown(geometry.last)) if geometry.last is not None else None,

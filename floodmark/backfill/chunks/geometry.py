@@ -77,7 +77,7 @@ class Geometry:
 
     def __post_init__(self) -> None:
         if self.unit not in _LIMITS:
-            raise Invalid("a history is a range of numbers or of time", unit=repr(self.unit))
+            raise Invalid("the range of a history must be of numbers or of times", unit=repr(self.unit))
         lowest, highest = _LIMITS[self.unit]
         for name in _FIELDS[1:]:
             value = getattr(self, name)
@@ -86,10 +86,10 @@ class Geometry:
             if type(value) is not int or not lowest <= value <= highest:
                 raise Invalid("this value is out of range", name=name, value=repr(value))
         if self.size <= 0:
-            raise Invalid("a chunk's size is above zero", size=self.size)
+            raise Invalid("the size of a chunk must be above zero", size=self.size)
         if self.last is not None and self.first >= self.last:
             raise Invalid(
-                "the range is empty: its end is not behind its start",
+                "the range is empty: its end is not after its start",
                 first=value_text(self.shown(self.first)),
                 last=value_text(self.shown(self.last)),
                 advice="The first value is in the range, the last is not.",
@@ -132,11 +132,8 @@ class Geometry:
 
     # ── chunks ──
 
-    def number_of(self, value: GivenValue) -> int:
-        """The number of the chunk that holds a value, also outside of the range."""
-        return self.number_of_inner(self.value(value))
-
     def number_of_inner(self, inner: int) -> int:
+        """The number of the chunk that holds an inner value, also outside of the range."""
         return (inner - self.origin) // self.size
 
     def chunk(self, number: int) -> Chunk:
@@ -221,10 +218,10 @@ class Geometry:
         """How this geometry differs from the other one, in words; empty if they are the same."""
         if self.unit != other.unit:
             return [f"a range of {_UNIT_WORDS[self.unit]}, was of {_UNIT_WORDS[other.unit]}"]
-        told = [("chunk size", self._size_text(), other._size_text())]
+        compared = [("chunk size", self._size_text(), other._size_text())]
         for name, word in (("origin", "alignment"), ("first", "first"), ("last", "last")):
-            told.append((word, self._value_text(getattr(self, name)), other._value_text(getattr(other, name))))
-        return [f"{word} {mine}, was {theirs}" for word, mine, theirs in told if mine != theirs]
+            compared.append((word, self._value_text(getattr(self, name)), other._value_text(getattr(other, name))))
+        return [f"{word} {mine}, was {theirs}" for word, mine, theirs in compared if mine != theirs]
 
     def _size_text(self) -> str:
         if self.unit == NUMBER:
@@ -377,7 +374,7 @@ def _size(unit: str, size: GivenSize) -> int:
     if unit == NUMBER:
         if isinstance(size, timedelta) or (isinstance(size, str) and not _WHOLE.fullmatch(size.strip())):
             raise Invalid(
-                "chunks of a range of numbers have a whole number as size",
+                "the size of chunks must be a whole number in a range of numbers",
                 size=repr(size),
                 advice="For a range of time write its ends like 2024-01-01.",
             )

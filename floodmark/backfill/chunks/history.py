@@ -249,10 +249,10 @@ class HistoryRun:
             raise error
         next_try = clock.format_time(now_ms + round(1000 * pause_s))
         facts = {FAILING_SINCE: self._away_since, "tries": str(self._outage.tries), "next_try": next_try}
-        told = error_document(error, facts)
+        stored_error = error_document(error, facts)
         log.get(job=self._held.name).warning("waiting for the source", cause=str(error), pause_s=round(pause_s, 1))
         with suppress(Unavailable):  # the catalog itself may not answer
-            self._context.catalog.jobs.waits(self._held, told)
+            self._context.catalog.jobs.waits(self._held, stored_error)
         self._worker_stop.clear()
         self._worker_stop.wait(pause_s)
         # The catalog has the outcome of the last try.
@@ -263,7 +263,7 @@ class HistoryRun:
     def _is_back(self) -> None:
         if self._away_since:
             self._context.catalog.jobs.waits(self._held, None)
-            log.get(job=self._held.name).info("the source is back", since=self._away_since)
+            log.get(job=self._held.name).info("the source answers again", since=self._away_since)
             self._away_since = ""
         self._outage.over()
 
@@ -429,17 +429,17 @@ def _find_job(context: JobContext, spec: HistorySpec) -> Job | None:
         _check_name(spec.name)
         return None
     if job.kind != HISTORY:
-        raise Invalid("there is a job of this name, and it is another one", job=spec.name, kind=job.kind)
+        raise Invalid("another job has this name", job=spec.name, kind=job.kind)
     stored = stored_history(job)
     different = spec.geometry.differences(stored.geometry)
     if stored.column != spec.column:
         different.append(f"column {spec.column}, was {stored.column}")
     if different:
         raise Invalid(
-            "there is a job of this name, and it is another one",
+            "another job has this name",
             job=spec.name,
             different="; ".join(different),
-            advice="What a job is does not change once it was started. Choose another name.",
+            advice="The definition of a started job cannot change. Choose another name.",
         )
     _check_definitions(context, spec, job)
     return job
@@ -449,7 +449,7 @@ def _check_name(name: str) -> None:
     """The job of a column is named TABLE.COLUMN: a history of such a name would block the fill of that column."""
     if "." in name:
         raise Invalid(
-            "a history's name has no dot: with one it would be the job of a column, TABLE.COLUMN",
+            "the name of a history must not have a dot: TABLE.COLUMN is the job of a column",
             job=name,
             advice=f"Call it {name.replace('.', '-')!r}, say.",
         )
@@ -470,7 +470,7 @@ def _check_definitions(context: JobContext, spec: HistorySpec, job: Job) -> None
             continue
         if context.catalog.chunks.has_done(job.id, table, context.catalog.history.head(table).table_id):
             raise Invalid(
-                "chunks of this table were made by another definition",
+                "chunks of this table were loaded with another definition",
                 job=spec.name,
                 table=table,
                 definition=_definition_text(stored_definition(definition)),

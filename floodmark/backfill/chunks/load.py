@@ -196,7 +196,7 @@ class Loader:
                 self._publish_one(chunk, tables, data, done_chunks, from_source=False)
             except Invalid as error:
                 # For example, the table has columns that the source never had.
-                log.get().warning("the source is asked after all", chunk=chunk.name, cause=str(error))
+                log.get().warning("the chunk is read from the source instead", chunk=chunk.name, cause=str(error))
             else:
                 return
         self._load_from_source(chunk, tables, done_chunks)
@@ -363,7 +363,7 @@ class Loader:
                     continue
                 if rows[table] != rows[whole[0]]:
                     raise Invalid(
-                        "tables got different numbers of a chunk's rows", chunk=chunk.name, table=table,
+                        "tables received different numbers of rows of a chunk", chunk=chunk.name, table=table,
                         rows=rows[table], others=rows[whole[0]],
                     )  # fmt: skip
                 if table == whole[0] and from_source:

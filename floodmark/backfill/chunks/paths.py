@@ -1,7 +1,7 @@
 """Path templates: the names of a chunk's files, from the chunk's ends. Pure, except for the working folder.
 
 Fields are {start}, {end} and {number}; their formats are those of Python: {start:%Y/%m/%d} for times, which are UTC,
-{start:08d} for numbers. A brace that belongs to the path is doubled. A local path is made absolute, so that a job
+{start:08d} for numbers. Double a brace that belongs to the path. A local path is made absolute, so that a job
 continues with the same files from another folder. A wrong template is Invalid when it is made, and the error names it.
 Whether it fits a history is checked when it is used with one: also that no two chunks or steps have the same file, as
 far as the calendar goes, since its rows would be loaded twice.
@@ -36,7 +36,7 @@ class Template:
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or not text.strip():
-            raise Invalid("a path template is a text", template=repr(text), advice=_ADVICE)
+            raise Invalid("a path template must be text", template=repr(text), advice=_ADVICE)
         self.text = _absolute(text)
         self._parts = _parse(self.text)
         self.fields = {field for _, field, _ in self._parts if field}
@@ -157,7 +157,7 @@ def _parse(text: str) -> list[tuple[str, str, str]]:
             "invalid path template",
             template=text,
             cause=str(error),
-            advice="A brace that belongs to the path is doubled.",
+            advice="Double a brace that belongs to the path.",
         ) from error
     parts = []
     for literal, field, spec, conversion in found:
@@ -180,7 +180,7 @@ def _unit(template: str, fields: Sequence[tuple[str, str]]) -> str | None:
         known = _is_time_format(spec) if of_time else _WHOLE_FORMAT.fullmatch(spec)
         if not known or "{" in spec:
             raise Invalid(
-                "the path template has a format that is not known",
+                "the path template has an unknown format",
                 field=f"{{{field}:{spec}}}",
                 template=template,
                 advice=_ADVICE,
@@ -200,7 +200,7 @@ def _is_time_format(spec: str) -> bool:
 
 def _read_twice(path: str, chunk: Chunk, again: Chunk | None = None) -> Invalid:
     return Invalid(
-        "the path template names a file more than once: its rows would come in twice",
+        "the path template names a file more than once: its rows would be loaded twice",
         path=path,
         chunk=chunk.name,
         again=None if again is None else again.name,

@@ -132,7 +132,7 @@ def _prune_table(context: JobContext, spec: HistorySpec, intent: Intent, rider: 
 
     def fill(change: Change) -> None:
         if change.table_id(table) != rider.table_id:
-            raise Conflict("the table was made again", table=table)
+            raise Conflict("the table was dropped and created again", table=table)
         ends = [(geometry.ends(low)[0], geometry.ends(high - 1)[1]) for low, high in rider.chunks]
         change.write(RETAIN, table, options=WriteOptions(remover=Pruning(context.catalog, str(spec.column), ends)))
 

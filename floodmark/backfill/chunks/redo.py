@@ -104,9 +104,9 @@ def whole_chunks(geometry: Geometry, first: GivenValue, last: GivenValue) -> ran
     if ends != (low, high):
         whole = "..".join(range_text(geometry.shown(ends[0]), geometry.shown(ends[1])))
         raise Invalid(
-            "a chunk is loaded again as a whole",
+            "only whole chunks can be loaded again",
             range=f"{first}..{last}",
-            advice=f"Its chunks are {whole}: ask for that, or for fewer.",
+            advice=f"Its chunks are {whole}: use that range, or a smaller one.",
         )
     if len(numbers) > CHUNKS_MAX:
         raise Invalid("too many chunks for one redo", chunks=len(numbers), most=CHUNKS_MAX)
@@ -298,7 +298,7 @@ class _Redoing:
 
     def remove(self, table: TableState) -> Removed:
         self.found = found = self._asked.find(self._storage, self._going, table.files, table.schema)
-        _check_told(self._asked, self._going, found)
+        _check_all_found(self._asked, self._going, found)
         ids = table.schema.identifier_field_ids
         key = tuple(one.name for one in user_fields(table.schema) if one.field_id in ids)
         # With a key, the deletions are recorded: consumers delete the rows, and the reloaded rows replace them.
@@ -316,13 +316,13 @@ class _Redoing:
 # ── what is refused ──
 
 
-def _check_told(asked: _Asked, going: _Going, found: _Found) -> None:
+def _check_all_found(asked: _Asked, going: _Going, found: _Found) -> None:
     """Refuse a table without a key in which rows got a new sequence: a reload would duplicate them."""
     if going.keyed or found.rows >= going.rows:
         return
     if going.column is None:
         raise Invalid(
-            "rows of this chunk were changed since, and without a key or the range's column they cannot be found",
+            "rows of this chunk were changed since, and cannot be found without a key or the range column",
             job=asked.job.name,
             table=going.table,
             range=asked.range,
@@ -333,14 +333,14 @@ def _check_told(asked: _Asked, going: _Going, found: _Found) -> None:
     if asked.all_rows or not found.others:
         return
     raise Invalid(
-        "rows of this chunk were changed since, and the table has no key to tell them from those of others",
+        "rows of this chunk were changed since, and the table has no key to distinguish them from other rows",
         job=asked.job.name,
         table=going.table,
         range=asked.range,
         rows=going.rows,
         rows_as_loaded=found.rows,
         rows_of_others=found.others,
-        advice="--all-rows (all_rows=True) takes out every row of the range, also what others wrote there.",
+        advice="--all-rows (all_rows=True) deletes every row of the range, also rows that others wrote.",
     )
 
 
@@ -398,12 +398,12 @@ def _plan(context: JobContext, asked: _Asked) -> RedoPlan:
         names = _shipped_to(context, one)
         if names and _unshipped(asked, [one]):
             raise shipped(one.table, names)
-        _check_told(asked, one, found)
-        tables[one.table] = _told(found, names)
+        _check_all_found(asked, one, found)
+        tables[one.table] = _redone_table(found, names)
     return RedoPlan(asked.job.name, asked.range, len(asked.numbers), tables)
 
 
-def _told(found: _Found, names: Sequence[str]) -> RedoneTable:
+def _redone_table(found: _Found, names: Sequence[str]) -> RedoneTable:
     return RedoneTable(found.rows, found.since, found.named, tuple(names))
 
 
@@ -462,14 +462,14 @@ def redo(
         raise
     looked: list[Outlook] = []
 
-    def load(told: JobProgress) -> bool:
-        run = HistoryRun(context, asked.spec, at_work, held, actor, told, kept["settings"])
+    def load(progress: JobProgress) -> bool:
+        run = HistoryRun(context, asked.spec, at_work, held, actor, progress, kept["settings"])
         outlook, chunks = run.load_again(asked.numbers)
         looked.append(outlook)
         return commit is not None or chunks > 0
 
-    def end(told: JobProgress) -> dict[str, Json]:
-        return _give_back(context, held, job, looked[0], told)
+    def end(progress: JobProgress) -> dict[str, Json]:
+        return _give_back(context, held, job, looked[0], progress)
 
     run = run_job(context, held, progress, load, end)
     # Not `done`: other chunks may be missing.
@@ -490,25 +490,25 @@ def _take_out(
     ]
     rider = RedoRider(clock.new_id(), asked.job.id, held.run, tuple(redone), _unshipped(asked, going))
     intent = Intent(KIND, MAIN, actor, f"{asked.job.name}: redo {asked.range}", rider)
-    told: dict[str, RedoneTable] = {}
+    redone_tables: dict[str, RedoneTable] = {}
 
     def fill(change: Change) -> None:
         for one in going:
             remover = _Redoing(asked, one, context.catalog.storage)
             change.write(RETAIN, one.table, options=WriteOptions(remover=remover))
-            told[one.table] = _told(remover.found, _shipped_to(context, one))
-        change.identify(replace(rider, detail=_audit_text(asked, actor, told)))
+            redone_tables[one.table] = _redone_table(remover.found, _shipped_to(context, one))
+        change.identify(replace(rider, detail=_audit_text(asked, actor, redone_tables)))
 
     commit = publish(context.catalog, intent, Change(context.engine, intent, fill, [one.table for one in going]))
-    return {**as_json(replace(planned, tables=told)), "version": commit.version}, commit
+    return {**as_json(replace(planned, tables=redone_tables)), "version": commit.version}, commit
 
 
-def _audit_text(asked: _Asked, actor: str, told: Mapping[str, RedoneTable]) -> str:
+def _audit_text(asked: _Asked, actor: str, tables: Mapping[str, RedoneTable]) -> str:
     parts = []
-    for table, one in told.items():
-        text = f"{one.rows_out} rows of {table} taken out"
-        text += f", {one.rows_since} that came since named ({'; '.join(one.since)})" if one.rows_since else ""
-        text += f", shipped before to {', '.join(one.shipped_to)}" if one.shipped_to else ""
+    for table, one in tables.items():
+        text = f"{one.rows_out} rows of {table} deleted"
+        text += f", {one.rows_since} added since ({'; '.join(one.since)})" if one.rows_since else ""
+        text += f", already shipped to {', '.join(one.shipped_to)}" if one.shipped_to else ""
         parts.append(text)
     return f"{asked.job.name}: {asked.range} by {actor}: {'; '.join(parts)}"
 

@@ -51,7 +51,7 @@ class WorkerStop:
         try:
             self._progress.check()
         except Unavailable as error:
-            log.get().warning("nobody could be asked whether to cancel", cause=str(error))
+            log.get().warning("the catalog did not answer whether to cancel", cause=str(error))
 
     def wait(self, wait_s: float) -> None:
         end_s = time.monotonic() + wait_s
@@ -95,7 +95,7 @@ def is_worth_a_retry(error: BaseException) -> bool:
 def retrying(worker_stop: WorkerStop, tries: int, first_wait_s: float, what: str) -> Retrying:
     """Try so many times, with waits that double; the last error is raised unchanged."""
 
-    def tell(state: RetryCallState) -> None:
+    def log_retry(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         log.get().warning("trying again", what=what, tries=state.attempt_number, cause=str(error))
 
@@ -104,7 +104,7 @@ def retrying(worker_stop: WorkerStop, tries: int, first_wait_s: float, what: str
         stop=stop_after_attempt(tries),
         wait=wait_exponential(multiplier=first_wait_s, max=RETRY_S_MAX),
         sleep=worker_stop.wait,
-        before_sleep=tell,
+        before_sleep=log_retry,
         reraise=True,
     )
 

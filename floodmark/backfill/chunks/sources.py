@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame, SparkSession, StructType
 
 TIP_BYTES_MAX = 1024
-_FILE_ADVICE = "Write it beside, then rename it into its place: so it is always whole."
+_FILE_ADVICE = "Write it under another name, then rename it: then no reader sees half of it."
 _NOW = re.compile(r"now(?: *- *(.+))?")
 # A tip as callers pass it.
 GivenTip: TypeAlias = GivenValue | Callable[[], GivenValue | None] | None
@@ -207,7 +207,7 @@ def kept_step(given: GivenSize | None) -> int | str | None:
         return int(given)
     span = span_us(given)
     if span % 1000:
-        raise Invalid("a step is of whole milliseconds", step=repr(given))
+        raise Invalid("a step must be a whole number of milliseconds", step=repr(given))
     return given if isinstance(given, str) else f"{span // 1000}ms"
 
 
@@ -295,7 +295,7 @@ class PathSource:
         for path in self.paths(chunk):
             location = re.sub(r"^s3[an]:", "s3:", path)
             if _PATTERN.search(location):
-                raise Invalid("files that a pattern names have no digest", path=path, advice="Name them one by one.")
+                raise Invalid("files of a pattern have no digest", path=path, advice="List the files one by one.")
             try:
                 size = storage.size(location)
             except NotFound:
@@ -318,7 +318,7 @@ class PathSource:
                 "the last line of a CSV file has no end: the file may be cut there",
                 chunk=chunk.name,
                 path=cut,
-                advice="Bring the whole file. If it is whole, end its last line, or --unfinished accept "
+                advice="Provide the whole file. If it is complete, end its last line, or use --unfinished accept "
                 '(unfinished="accept").',
             )
 
@@ -330,9 +330,9 @@ class PathSource:
         try:
             return self._load(spark, paths, columns)
         except NotFound as error:
-            there = _there(spark, paths)
+            existing = _existing(spark, paths)
             if self.missing == ERROR:
-                lost = [path for path in paths if path not in there] or paths
+                lost = [path for path in paths if path not in existing] or paths
                 raise NotFound(
                     "files of a chunk do not exist",
                     chunk=chunk.name,
@@ -340,8 +340,8 @@ class PathSource:
                     files=len(lost),
                     advice='Add them, or treat missing files as empty: --missing empty (missing="empty").',
                 ) from error
-        if there:
-            return self._load(spark, there, columns)
+        if existing:
+            return self._load(spark, existing, columns)
         if columns is None:
             raise _columns_unknown(self.template.text)
         return empty(spark, columns)
@@ -350,15 +350,15 @@ class PathSource:
         from floodmark.ingest.files import explain
 
         spark, columns = in_context(self._context).sessions.get(), self._columns()
-        there = _there(spark, self.paths(chunk))
-        return explain(spark, there, self.format, columns) if there and columns is not None else None
+        existing = _existing(spark, self.paths(chunk))
+        return explain(spark, existing, self.format, columns) if existing and columns is not None else None
 
     def _load(self, spark: SparkSession, paths: list[str], columns: StructType | None) -> DataFrame:
         from floodmark.ingest.files import read_files
 
         if columns is None and self.format != "parquet":
             raise _columns_unknown(self.template.text)
-        with _files_there(paths):
+        with _file_errors(paths):
             filled = in_context(self._context).filled()
             common, found = self._footers.columns(paths) if self.format == "parquet" else (None, None)
             frame = read_files(spark, paths, self.format, columns, filled=filled, found=found)
@@ -376,19 +376,19 @@ class PathSource:
         if self.step is None:
             return None
         if (geometry.unit == NUMBER) != isinstance(self.step, int):
-            raise Invalid("the step is not of the history's kind", step=self.step, history_is_of=geometry.unit)
+            raise Invalid("the step does not fit the range of the history", step=self.step, history_is_of=geometry.unit)
         return self.step if isinstance(self.step, int) else span_us(self.step)
 
 
-def _there(spark: SparkSession, paths: list[str]) -> list[str]:
+def _existing(spark: SparkSession, paths: list[str]) -> list[str]:
     """The paths that exist; found by halving, so that many existing ones cost one call."""
     try:
-        with _files_there(paths):
+        with _file_errors(paths):
             # This format reads nothing before rows are requested, and its columns are always the same.
             _ = spark.read.format("binaryFile").load([_plain(path) for path in paths]).schema
     except NotFound:
         middle = len(paths) // 2
-        return _there(spark, paths[:middle]) + _there(spark, paths[middle:]) if middle else []
+        return _existing(spark, paths[:middle]) + _existing(spark, paths[middle:]) if middle else []
     return paths
 
 
@@ -397,7 +397,7 @@ def _plain(path: str) -> str:
 
 
 @contextmanager
-def _files_there(paths: list[str]) -> Iterator[None]:
+def _file_errors(paths: list[str]) -> Iterator[None]:
     """Turn Spark's errors about files into ours: a file that does not exist, a kind that Spark has no connector for."""
     from floodmark.rows.failures import spark_failures
 

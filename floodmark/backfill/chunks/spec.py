@@ -240,7 +240,7 @@ def _definition(job: str, table: str, stored: StoredDefinition) -> Definition:
     if stored is None or isinstance(stored, str):
         return stored
     raise Invalid(
-        "what comes into a table was a function, which the catalog cannot keep",
+        "the definition of a table was a function, which the catalog cannot store",
         job=job,
         table=table,
         advice="Start the job again with the same call and name: it continues.",
@@ -263,14 +263,14 @@ def check_spec(context: JobContext, spec: HistorySpec) -> None:
     for table, definition in spec.tables.items():
         context.catalog.history.head(table)
         if table.lower() == CHUNK:
-            raise Invalid("this name stands for the chunk's rows in definitions", table=table)
+            raise Invalid("definitions use this name for the rows of the chunk", table=table)
         if definition is not None and not callable(definition):
             query_body(definition)
     _check_column(context, spec)
     _check_end(spec)
     kept = kept_units(spec.geometry, spec.keep)
     if kept is not None and kept <= 0:
-        raise Invalid("what is kept is above zero", keep=spec.keep)
+        raise Invalid("keep must be above zero", keep=spec.keep)
     if not _are_known(context, spec):
         _check_references(context, spec)
 
@@ -326,7 +326,7 @@ def _check_references(context: JobContext, spec: HistorySpec) -> None:
         read = relations(query_body(definition), names, context.engine.sessions)
         if strange := [name for name in read if name.lower() not in names]:
             raise Invalid(
-                "a definition reads what is neither the chunk nor a table of the job",
+                "a definition reads something other than the chunk and the job's tables",
                 table=table,
                 reads=", ".join(strange),
                 advice="Views of a session and other tables may not exist in another run: read from `chunk`.",
@@ -338,7 +338,7 @@ def _check_references(context: JobContext, spec: HistorySpec) -> None:
         while waiting:
             table = waiting.pop()
             if table == start:
-                raise Invalid("this definition names itself, or through others", table=start)
+                raise Invalid("this definition refers to itself, directly or through others", table=start)
             if table not in seen:
                 seen.add(table)
                 waiting += needed[table]
@@ -371,7 +371,7 @@ def _check_end(spec: HistorySpec) -> None:
 
 def no_tip(job: str) -> Invalid:
     return Invalid(
-        "the source does not know how far it has come, and the range has no end",
+        "the source has no tip, and the range has no end",
         job=job,
         advice="Give the range an end (--last), or the source a tip (--tip; in Python last=…, tip=…).",
     )

@@ -160,7 +160,7 @@ class FillBatch(PublishPlan):
     def _look(self) -> Head:
         head = self._catalog.history.head(self._work.table, self._work.intent.branch)
         if head.table_id != self._work.table_id:
-            raise Conflict("the table was made again meanwhile", table=self._work.table)
+            raise Conflict("the table was dropped and created again meanwhile", table=self._work.table)
         return head
 
     def _read(self, operation: Operation) -> _State:
@@ -232,7 +232,9 @@ class FillBatch(PublishPlan):
             piece = rows.take(piece_rows)
             staged = stage_batches(target, piece, clock.new_id(), storage=self._catalog.storage)
             if staged.problems:
-                raise Corrupt("a data file holds rows that its table cannot", file=file.path, cause=staged.problems[0])
+                raise Corrupt(
+                    "a data file has rows that do not fit its table", file=file.path, cause=staged.problems[0]
+                )
             records += staged.records
         if rows.ended is False:
             raise _other_rows([file], file.rows + 1)
@@ -325,7 +327,7 @@ def _check_same(
 
 def _other_rows(files: Sequence[LiveFile], rows: int) -> Corrupt:
     return Corrupt(
-        "data files do not hold as many rows as the catalog says",
+        "data files do not have the number of rows in the catalog",
         file=files[0].path,
         files=len(files),
         rows=rows,

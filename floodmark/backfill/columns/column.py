@@ -86,7 +86,9 @@ class ColumnSpec:
 def fold(expression: str, join: str | None, on: str | None) -> str:
     """The expression over the row alone: with a join, it becomes a query over the matching rows of the other table."""
     if (join is None) != (on is None):
-        raise Invalid("join and on go together", advice='Like: --join "orders o" --on "o.user_id = users.id".')
+        raise Invalid(
+            "join and on must be used together", advice='Like: --join "orders o" --on "o.user_id = users.id".'
+        )
     if join is None or on is None:
         return expression.strip()
     parts = {"expression": expression, "join": join, "on": on}
@@ -111,7 +113,7 @@ def spec_from_job(job: Job) -> ColumnSpec:
         }:
             return ColumnSpec(table, column, expression, announce, batch_rows, batch_bytes, pause_s)
     missing = [field.name for field in fields(ColumnSpec) if field.name not in job.settings]
-    raise Corrupt("a job's record cannot be understood", job=job.name, cause=KeyError(missing[0]) if missing else None)
+    raise Corrupt("the record of a job cannot be parsed", job=job.name, cause=KeyError(missing[0]) if missing else None)
 
 
 __all__ = ["ColumnSpec", "fold", "plan", "run_column", "spec_from_job"]
@@ -244,7 +246,7 @@ def _taken(spec: ColumnSpec, column: str, expression: str | None) -> Invalid:
         table=spec.table,
         column=column,
         filled_by=expression,
-        advice="Choose another name; rows that have the column are changed with merge.",
+        advice="Choose another name, or change the values of this column with merge.",
     )
 
 
@@ -253,7 +255,7 @@ def _unbound(spec: ColumnSpec, column: str) -> Invalid:
         "the column was unbound from its expression, and data files hold it: it cannot be filled again",
         table=spec.table,
         column=column,
-        advice="What is filled stays. Fill another column, or change its rows with merge.",
+        advice="Filled values stay. Fill another column, or change its rows with merge.",
     )
 
 
@@ -267,7 +269,7 @@ def _find_job(context: JobContext, spec: ColumnSpec) -> Job | None:
             f"the job of this column would be called {spec.name}, and a {job.kind} backfill has that name",
             table=spec.table,
             column=spec.column,
-            advice="Call the column otherwise.",
+            advice="Choose another name for the column.",
         )
     return job
 
@@ -332,7 +334,7 @@ class _ColumnRun:
                 intent = replace(self._intent, kind="add_column", message=f"unbind {self._spec.name}")
                 rider = FillRider(self._held.id, self._held.run, 0, 0)
                 unbind_column(self._context.catalog, intent, self._spec.table, self._spec.column, (rider,))
-                advice = f"{error.advice} No row was filled, and writes leave the column out. Start with what is right."
+                advice = f"{error.advice} No row was filled, and writes leave the column out. Start with a correct one."
             return Invalid(error.message, advice=advice.strip(), **error.facts)
         return error
 
@@ -369,7 +371,7 @@ class _ColumnRun:
     def _look(self) -> _Found:
         found = _look(self._context, self._spec)
         if found.head.table_id != self._held.pinned["table_id"]:
-            raise Conflict("the table was made again meanwhile", table=self._spec.table)
+            raise Conflict("the table was dropped and created again meanwhile", table=self._spec.table)
         return found
 
     def _tell(self, progress: JobProgress) -> _Found:
@@ -414,10 +416,10 @@ class _ColumnRun:
         self._lost += 1
         if self._lost >= LOST_MAX:
             raise Conflict(
-                "the table kept changing under this backfill",
+                "the table kept changing during this backfill",
                 table=self._spec.table,
                 rounds=self._lost,
-                advice="What is filled stays. Resume it when there are fewer writers.",
+                advice="Filled values stay. Resume it when there are fewer writers.",
             ) from cause
 
 

@@ -44,9 +44,9 @@ def unbind(context: JobContext, table: str, column: str, actor: str) -> Commit:
     except NotFound:
         return unbind_column(context.catalog, intent, table, column)
     held = _hold(context, job)
-    state, told = (DONE, None) if job.state == DONE else (CANCELLED, _told(table, column))
+    state, error = (DONE, None) if job.state == DONE else (CANCELLED, _unbound_error(table, column))
     try:
-        commit = unbind_column(context.catalog, intent, table, column, (EndRider(held.id, held.run, state, told),))
+        commit = unbind_column(context.catalog, intent, table, column, (EndRider(held.id, held.run, state, error),))
     except BaseException:
         with suppress(Fenced):  # then the publish succeeded although its reply was lost: it ended the job
             jobs.end(held, job.state if job.is_over else CANCELLED, None, None, job.error)
@@ -73,9 +73,9 @@ def end_unbound(context: JobContext, job: Job) -> BackfillRun | None:
             return None
     except NotFound:
         return None
-    told = _told(table, column)
-    ended = context.catalog.jobs.end(_hold(context, job), CANCELLED, None, None, told)
-    return BackfillRun(runs.CANCELLED, ended.as_dict(), told)
+    error = _unbound_error(table, column)
+    ended = context.catalog.jobs.end(_hold(context, job), CANCELLED, None, None, error)
+    return BackfillRun(runs.CANCELLED, ended.as_dict(), error)
 
 
 def _at_head(context: JobContext, table: str, look: Callable[[TableMetadata, Schema, Head], T]) -> T:
@@ -94,6 +94,6 @@ def _hold(context: JobContext, job: Job) -> HeldJob:
     )
 
 
-def _told(table: str, column: str) -> dict[str, Json]:
-    told = Invalid("the column was unbound from its expression", table=table, column=column)
-    return {**told.as_dict(), "exit_code": told.exit_code}
+def _unbound_error(table: str, column: str) -> dict[str, Json]:
+    error = Invalid("the column was unbound from its expression", table=table, column=column)
+    return {**error.as_dict(), "exit_code": error.exit_code}

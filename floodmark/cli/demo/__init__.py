@@ -40,12 +40,12 @@ def demo(
     output: Output = context.obj.output
     folder, begun = _folder(path), time.monotonic()
 
-    def told(text: str) -> None:
+    def report(text: str) -> None:
         output.note(f"{time.monotonic() - begun:5.1f} s  {text}")
 
-    with new_world(folder, told) as world:
+    with new_world(folder, report) as world:
         tell(world)
-        told("reading everything back")
+        report("reading everything back")
         wanted = demo_rows.wanted(world.today)
         with open_lake(world.first_lake, actor="demo", settings=context.obj.settings.spark) as lake:
             ends = [_lake_end(lake, wanted), _archive_end(world.archive, wanted)]
@@ -53,7 +53,7 @@ def demo(
             versions = lake.status()["version"]
         with open_lake(world.second_lake, read_only=True) as lake:
             ends.append(_copy_end(lake, wanted))
-        told(f"{world.kills} kills, {recovered} operations recovered, {versions} versions")
+        report(f"{world.kills} kills, {recovered} operations recovered, {versions} versions")
         _say(output, folder, wanted, ends, {"kills": world.kills, "recovered": recovered, "versions": versions})
     raise typer.Exit(exit_code(ends))
 
@@ -66,7 +66,7 @@ def _folder(path: str | None) -> Path:
     return folder
 
 
-# ── what is there, against what was sent ──
+# ── stored rows, against the sent ones ──
 
 
 def _lake_end(lake: Lake, wanted: Wanted) -> dict[str, Json]:

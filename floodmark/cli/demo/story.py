@@ -1,4 +1,4 @@
-"""The demo's story, told in the order in which it happens. Every part of it is killed in the middle, by SIGKILL.
+"""The steps of the demo, in their order. Every part of it is killed in the middle, by SIGKILL.
 
 The daemon dies at failpoints of the spool, the feed, commits, sinks and the drop folder; jobs and maintenance die in
 processes of their own, and are gone on with: jobs by the daemon, which finds them, maintenance by a second run.
@@ -40,7 +40,7 @@ def make_lakes(world: World) -> None:
     world.write_second_settings()
     world.second.start()
     world.write_first_settings()
-    world.told(f"two lakes, a daemon each; the first ships to {world.archive} and to the second")
+    world.report(f"two lakes, a daemon each; the first ships to {world.archive} and to the second")
 
 
 def send_rows(world: World) -> None:
@@ -53,8 +53,8 @@ def send_rows(world: World) -> None:
     # Points that are passed only when the rows are fed and shipped.
     while world.first.is_armed:
         world.wait_until("the daemon, set to die,", lambda: not world.first.is_alive, mend=False)
-        world.first.mend(world.told, next(points, None))
-    world.told(f"{2 * demo_rows.REQUESTS} requests are answered")
+        world.first.mend(world.report, next(points, None))
+    world.report(f"{2 * demo_rows.REQUESTS} requests are answered")
 
 
 def drop_files(world: World) -> None:
@@ -64,12 +64,12 @@ def drop_files(world: World) -> None:
     _put(world.drop / BROKEN, '{"id": 1, "customer": "nobody", "ts": "yesterday"}\n')
     world.first.kill()
     for point in WHILE_FILES_COME:
-        world.first.mend(world.told, point)
+        world.first.mend(world.report, point)
         world.wait_until(f"the daemon, set to die at {point},", lambda: not world.first.is_alive, mend=False)
     world.wait_until("the drop folder", lambda: not [one for one in world.drop.iterdir() if one.is_file()])
     if not (world.drop / ".failed" / BROKEN).exists():
         raise Unavailable("a bad file was not set aside", file=BROKEN)
-    world.told(f"{demo_rows.FILES} files are loaded, and a bad one is set aside with the reason")
+    world.report(f"{demo_rows.FILES} files are loaded, and a bad one is set aside with the reason")
 
 
 def _put(path: Path, text: str) -> None:
@@ -85,7 +85,7 @@ def run_jobs(world: World) -> None:
     world.wait_until("the history", lambda: _is_done(world, "history"))
     world.work("column", failpoint="fill.published:2")
     world.wait_until("the column", lambda: _is_done(world, "column"))
-    world.told("the daemon has continued and finished both jobs")
+    world.report("the daemon has continued and finished both jobs")
 
 
 def _is_done(world: World, kind: str) -> bool:
@@ -99,7 +99,7 @@ def ship(world: World) -> None:
     world.wait_until("shipping", lambda: _all_shipped(world))
     for daemon in (world.first, world.second):
         code = daemon.stop()
-        world.told(f"the daemon of the {daemon.name} lake ended, exit code {code}")
+        world.report(f"the daemon of the {daemon.name} lake ended, exit code {code}")
 
 
 def _all_shipped(world: World) -> bool:
@@ -112,4 +112,4 @@ def keep_house(world: World) -> None:
     for part, point in (("compaction", "compact.built"), ("retention", "retain.moved")):
         world.work(part, failpoint=point)
         world.work(part)
-    world.told("small files are compacted, and orders beyond their age are deleted")
+    world.report("small files are compacted, and orders beyond their age are deleted")

@@ -83,7 +83,7 @@ class DemoDaemon:
         line = self._process.stdout.readline()
         if line:
             self.url = json.loads(line)["address"]
-        # Without a line it died before it could say where it is: somebody will see that it is gone.
+        # Without a line it died before it could say where it is: the caller notices that it ended.
 
     def _bind(self) -> list[str]:
         """After a kill at the address that it had: senders know no other."""
@@ -97,7 +97,7 @@ class DemoDaemon:
     def is_armed(self) -> bool:
         return self._failpoint is not None
 
-    def mend(self, told: Callable[[str], None], failpoint: str | None = None) -> None:
+    def mend(self, report: Callable[[str], None], failpoint: str | None = None) -> None:
         """Start it again if it was killed; an end of any other kind is a failure of the demo."""
         if self.is_alive or self._process is None:
             return
@@ -105,7 +105,7 @@ class DemoDaemon:
             raise Unavailable("a daemon ended by itself", daemon=self.name, exit_code=self._process.returncode)
         self.kills += 1
         where = f" at {self._failpoint.partition(':')[0]}" if self._failpoint else ""
-        told(f"the daemon of the {self.name} lake was killed{where}; starting it again")
+        report(f"the daemon of the {self.name} lake was killed{where}; starting it again")
         self.start(failpoint)
 
     def kill(self) -> None:
@@ -124,11 +124,11 @@ class DemoDaemon:
 
 
 class World:
-    """Where everything is, and everybody who is at work."""
+    """Where everything is, and all processes at work."""
 
-    def __init__(self, folder: Path, told: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
         self.folder = folder
-        self.told = told
+        self.report = report
         self.first_lake, self.second_lake = str(folder / "lake"), str(folder / "copy")
         self.drop, self.archive = folder / "drop", folder / "archive"
         self.drop.mkdir(parents=True, exist_ok=True)
@@ -142,20 +142,20 @@ class World:
         (self.folder / "copy.toml").write_text(_SETTINGS.format(lake=self.second_lake))
 
     def write_first_settings(self) -> None:
-        """Once the second lake is served: the first one's sink is told where."""
+        """Once the second lake is served: the first one's sink gets its address."""
         more = _FIRST.format(drop=self.drop, archive=self.archive, copy=self.second.url)
         (self.folder / "floodmark.toml").write_text(_SETTINGS.format(lake=self.first_lake) + more)
 
     def mend(self, failpoint: str | None = None) -> None:
-        self.first.mend(self.told, failpoint)
-        self.second.mend(self.told)
+        self.first.mend(self.report, failpoint)
+        self.second.mend(self.report)
 
     def send(self, table: str, text: str, key: str, next_failpoint: Callable[[], str | None]) -> None:
         """One request, again and again until it is answered with 202; daemons that were killed are started again."""
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end:
             if not self.first.is_alive:
-                self.first.mend(self.told, next_failpoint())
+                self.first.mend(self.report, next_failpoint())
             try:
                 answer = httpx.post(
                     f"{self.first.url}/api/tables/{table}/rows",
@@ -188,7 +188,7 @@ class World:
                 if is_so():
                     return
             except httpx.HTTPError:
-                pass  # it was killed meanwhile: asked again once it is there again
+                pass  # it was killed meanwhile: asked again after its restart
             time.sleep(POLL_S)
         raise Unavailable(f"{what} did not finish in time", seconds=WAIT_S)
 
@@ -201,7 +201,7 @@ class World:
         )
         if done.returncode == -signal.SIGKILL:
             self.work_kills += 1
-            self.told(f"{what} was killed at {failpoint}")
+            self.report(f"{what} was killed at {failpoint}")
         elif done.returncode:
             raise Unavailable("a part of the demo failed", part=what, exit_code=done.returncode)
 
@@ -211,8 +211,8 @@ class World:
 
 
 @contextmanager
-def new_world(folder: Path, told: Callable[[str], None]) -> Iterator[World]:
-    world = World(folder, told)
+def new_world(folder: Path, report: Callable[[str], None]) -> Iterator[World]:
+    world = World(folder, report)
     try:
         yield world
     finally:

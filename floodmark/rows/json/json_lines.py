@@ -37,7 +37,7 @@ _BOM = "\ufeff"
 _NUMBERS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 _ADVICE = {
     "base64": "In JSON, bytes are base64 text.",
-    "double": "In JSON, a number that is none, or is infinite, is the text NaN, Infinity or -Infinity.",
+    "double": "In JSON, write NaN and infinite numbers as the text NaN, Infinity or -Infinity.",
 }
 
 
@@ -142,7 +142,7 @@ def parse_lines(data: bytes, rows_max: int) -> list[dict[str, Value]]:
         line = line.strip(" \t\r")
         if line:
             if len(rows) == rows_max:
-                raise TooManyRows("these are more rows than may come at once", rows_max=rows_max, advice="Send fewer.")
+                raise TooManyRows("too many rows at once", rows_max=rows_max, advice="Send fewer.")
             rows.append(parse_line(line, number))
     return rows
 
@@ -159,7 +159,7 @@ def read_lines(data: bytes, rows_max: int) -> NumberedRows:
         if not given:
             continue
         if len(rows) + wrong == rows_max:
-            raise TooManyRows("these are more rows than may come at once", rows_max=rows_max, advice="Send fewer.")
+            raise TooManyRows("too many rows at once", rows_max=rows_max, advice="Send fewer.")
         try:
             rows.append(parse_line(given, number))
             numbers.append(number)
@@ -196,14 +196,14 @@ def parse_line(line: str, number: int) -> dict[str, Value]:
     except (ValueError, RecursionError) as error:
         raise NotJson(number, str(error)) from error
     if end != len(line):
-        raise NotJson(number, "more after its end", end + 1)
+        raise NotJson(number, "there is text after its end", end + 1)
     if not isinstance(row, dict):
         raise NotJson(number, f"it is a {type(row).__name__}")
     return row
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number in JSON")
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)

@@ -116,7 +116,7 @@ class Reading:
                 yield found
         if source.whole and seen != source.rows:
             raise Corrupt(
-                "a data file does not have as many rows as the table's state says",
+                "a data file has a different number of rows than the table's state",
                 file=source.path,
                 rows=seen,
                 rows_expected=source.rows,

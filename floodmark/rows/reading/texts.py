@@ -104,7 +104,7 @@ def _check_known(known: Sequence[Range], skip: Collection[Range]) -> None:
     at = 0
     for first, last in known:
         if first != at or last <= first:
-            raise Corrupt("the parts of a unit have a gap, or are not in order", part=f"{first}-{last}", expected=at)
+            raise Corrupt("the parts of a unit have a gap or are not in order", part=f"{first}-{last}", expected=at)
         at = last
     if strange := set(skip).difference(known):
         first, last = min(strange)
@@ -113,7 +113,7 @@ def _check_known(known: Sequence[Range], skip: Collection[Range]) -> None:
 
 def _fewer(part: Range) -> Corrupt:
     return Corrupt(
-        "a unit has fewer rows than when its parts were written down",
+        "a unit has fewer rows than its recorded parts",
         part=f"{part[0]}-{part[1]}",
         advice="Run `floodmark doctor`: a file that the unit's version names was changed or is not whole.",
     )

@@ -128,7 +128,7 @@ def run_fill(
     filled = _together(done)
     if filled.rows != sum(source.rows for source in sources):
         raise Corrupt(
-            "files were filled that do not hold the rows of their sources",
+            "filled files do not have the rows of the files they replace",
             rows=filled.rows,
             rows_expected=sum(source.rows for source in sources),
             advice="Nothing was changed. Run `floodmark doctor`.",
@@ -189,7 +189,7 @@ def fill_source(plan: FillPlan, source: InputFile, storage: Storage, *, in_task:
     Misfits(staged.problems).raise_invalid()
     if staged.rows != source.rows:
         raise Corrupt(
-            "a data file does not hold as many rows as the catalog says",
+            "a data file does not have the number of rows in the catalog",
             file=source.path,
             rows=staged.rows,
             rows_expected=source.rows,

@@ -44,8 +44,8 @@ _SPECIAL = r"'\s*(?:now|today|yesterday|tomorrow)\b[^']*'"
 _MOMENTS = re.compile(
     rf"(?:\bcast\s*\(|\b(?:try_)?(?:to_)?(?:date|timestamp\w*)\b\s*\(?)\s*{_SPECIAL}|{_SPECIAL}\s*::", re.IGNORECASE
 )
-_EVERY_TRY = "an expression gives the same value at every try, this one"
-_WRITE_IT = "Write the value itself, or bring the column with the rows."
+_EVERY_TRY = "an expression must give the same value on every try; this one"
+_WRITE_IT = "Write the value itself, or send the column with the rows."
 # A moment within a day or two of now: another clock, or midnight, may be near.
 _DAYS_AROUND = 2
 
@@ -66,12 +66,14 @@ def check_text(expression: str, schema: Schema, table: str) -> None:
         if not ordered and ((call and _ORDER.fullmatch(word)) or (word.lower() == "limit" and not call)):
             if word.lower() in columns and not call:
                 continue
-            advice = "Use max(…) or min(…), or say the order with ORDER BY."
+            advice = "Use max(…) or min(…), or add ORDER BY."
             raise _refused(f"{_EVERY_TRY} depends on the order of rows", table, expression, word, advice)
     if special := _MOMENTS.search(expression):
         raise _refused(f"{_EVERY_TRY} depends on the moment", table, expression, special[0], _WRITE_IT)
     if "${" in expression:
-        raise Invalid("an expression has no variables", table=table, expression=expression, advice="Write the value.")
+        raise Invalid(
+            "an expression cannot use variables", table=table, expression=expression, advice="Write the value."
+        )
 
 
 def check_functions(spark: SparkSession, expression: str, table: str) -> None:
@@ -90,7 +92,9 @@ def check_plan(explained: str, expression: str, table: str) -> None:
     analysed = analysed.partition("== Analyzed Logical Plan ==")[2]
     optimised = optimised.partition("== Physical Plan ==")[0]
     if "variablereference(" in analysed:
-        raise Invalid("an expression has no variables", table=table, expression=expression, advice="Write the value.")
+        raise Invalid(
+            "an expression cannot use variables", table=table, expression=expression, advice="Write the value."
+        )
     if "EvalPython [" in optimised:
         raise _functions(table, expression, None)
     today = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).date()
@@ -115,7 +119,7 @@ def _spoken(expression: str) -> str:
 
 def _functions(table: str, expression: str, names: str | None) -> Invalid:
     return Invalid(
-        "an expression has Spark's own functions only: others are not there for every writer",
+        "an expression can use only Spark's own functions: other writers may not have any others",
         table=table,
         expression=expression,
         functions=names,

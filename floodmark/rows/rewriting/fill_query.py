@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 Tables = Callable[[str], "DataFrame"]
 
 _NOT_UNDERSTOOD = "Spark does not understand this expression"
-_RESULTS = pa.schema([("kind", pa.string()), ("body", pa.string())])
 _CAUSE_CHARACTERS_MAX = 200
 _MANY_VALUES = "a query in the expression gives more than one value for a row"
 _ONE_VALUE = "Make the query give one value: use max(…) or min(…) in it."
@@ -51,14 +50,14 @@ _IN_A_QUERY = "Put it into a query, like: (select max(o.ts) from orders o where 
 # The message and the advice, by a word in Spark's error; the first match counts.
 _KNOWN = {
     "NONDETERMINISTIC": (
-        "an expression gives the same value at every try, this one does not",
-        "Use neither chance nor the place of a row nor the time.",
+        "an expression must give the same value on every try; this one does not",
+        "Do not use random values, the position of a row or the current time.",
     ),
     "SUBQUERY": (_MANY_VALUES, _ONE_VALUE),
-    "WINDOW FUNCTION": ("a row is filled without its neighbours", "Put the window into a query."),
-    "AGGREGAT": ("a row is filled without the others", _IN_A_QUERY),
-    "MISSING_GROUP_BY": ("a row is filled without the others", _IN_A_QUERY),
-    "GENERATOR": ("an expression gives one value for each row", "Leave it an array: that can be a value."),
+    "WINDOW FUNCTION": ("an expression cannot use window functions", "Put the window function into a query."),
+    "AGGREGAT": ("an expression cannot aggregate rows", _IN_A_QUERY),
+    "MISSING_GROUP_BY": ("an expression cannot aggregate rows", _IN_A_QUERY),
+    "GENERATOR": ("an expression must give one value for each row", "Keep the array: an array is one value."),
 }
 
 _ZONE = "spark.sql.session.timeZone"
@@ -224,7 +223,9 @@ def query_type(spark: SparkSession, schema: Schema, table: str, expression: str,
         query.select(rows, f"count({value})").schema  # noqa: B018
         wider = rows.selectExpr("*", f"0 AS {_unused(schema)}")
         if "*" in expression and query.select(rows, value).columns != query.select(wider, value).columns:
-            raise Invalid("an expression names its columns", expression=expression, advice="Name them, not the star.")
+            raise Invalid(
+                "an expression cannot use a star", expression=expression, advice="List the columns instead of the star."
+            )
         check_functions(spark, expression, table)
         unknown = _Query(spark, view, table, expression, lambda name: _unknown(spark, tables(name).schema))
         plan = unknown.explain(_unknown(spark, spark_schema(schema, all_nullable=True)), f"{value} AS value")
@@ -293,8 +294,8 @@ def _failures(table: str, expression: str) -> Iterator[None]:
             yield
         except AnalysisException as error:
             said = _in_short(str(error))
-            told = f"{error.getCondition()} {said}".upper()
-            problem, advice = next((known for word, known in _KNOWN.items() if word in told), (None, "Correct it."))
+            searched = f"{error.getCondition()} {said}".upper()
+            problem, advice = next((known for word, known in _KNOWN.items() if word in searched), (None, "Correct it."))
             cause = said if problem is None else None
             raise Invalid(
                 problem or _NOT_UNDERSTOOD, table=table, expression=expression, cause=cause, advice=advice

@@ -150,7 +150,7 @@ def _gather(target: StageTarget, group: Group, storage: Storage, name: str, in_t
         staged = stage_batches(target, pieces, name, storage=storage, in_task=in_task)
     if staged.problems:
         raise Corrupt(
-            "data files hold rows that their table cannot",
+            "data files have rows that do not fit their table",
             files=_some(source.path for source in group.sources),
             cause=staged.problems[0],
             advice=_ADVICE,
@@ -162,7 +162,7 @@ def _gather(target: StageTarget, group: Group, storage: Storage, name: str, in_t
             after.add(batch)
     if after != before:
         raise Corrupt(
-            "the rows that were written are not those that were read",
+            "the written rows differ from the rows that were read",
             files=_some(source.path for source in group.sources),
             rows=after.rows,
             rows_expected=before.rows,
@@ -190,7 +190,7 @@ def _rows_of(storage: Storage, group: Group, schema: Schema) -> Iterator[pa.Reco
             yield batch
         if rows != source.rows:
             raise Corrupt(
-                "a data file does not hold as many rows as the catalog says",
+                "a data file does not have the number of rows in the catalog",
                 file=source.path,
                 rows=rows,
                 rows_expected=source.rows,

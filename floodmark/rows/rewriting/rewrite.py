@@ -398,7 +398,7 @@ class Rewriter:
         batches = self._rest(source, fields, positions)
         staged = stage_batches(target, batches, clock.new_id(), storage=self._storage, in_task=self._in_task)
         if staged.problems:
-            raise Corrupt("a data file holds rows that its table cannot", file=source.path, cause=staged.problems[0])
+            raise Corrupt("a data file has rows that do not fit its table", file=source.path, cause=staged.problems[0])
         if staged.rows + len(positions) != source.rows:
             raise _other_rows(source, staged.rows + len(positions))
         return staged.records
@@ -433,7 +433,7 @@ def _is_before(before: int, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 def _other_rows(source: InputFile, rows: int) -> Corrupt:
     return Corrupt(
-        "a data file does not hold as many rows as the catalog says",
+        "a data file does not have the number of rows in the catalog",
         file=source.path,
         rows=rows,
         rows_expected=source.rows,

@@ -48,7 +48,7 @@ def spark_positions(
     check_where(spark, where, schema)
     if not files:
         return spark.range(0).selectExpr("cast(null as string) file", "id pos")
-    if _by_arrow(spark, files, arrow) or not _told_apart(files):
+    if _by_arrow(spark, files, arrow) or not _have_distinct_names(files):
         return _read_positions(spark, where, files, schema, dict(storage_options or {}))
     return _scan_positions(spark, where, files, schema)
 
@@ -78,10 +78,10 @@ def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
         kinds = [field.dataType.typeName() for field in rows.selectExpr(where.text).schema.fields]
         if kinds != ["boolean"]:
             raise Invalid(
-                "this is not a condition",
+                "not a condition",
                 where=where.text,
                 type=", ".join(kinds),
-                advice="Write something that is true or false for every row, like: country = 'XX'.",
+                advice="Write an expression that is true or false for every row, like: country = 'XX'.",
             )
         # In parentheses it cannot end with a name, as in `id = 5 x`, which Spark would read as an alias.
         rows.selectExpr(f"({where.text}\n)").schema  # noqa: B018
@@ -90,12 +90,10 @@ def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
         raise Invalid(
             "a condition cannot hold a query",
             where=where.text,
-            advice="Read what it asks for first, and write the values into the condition.",
+            advice="Run the query first, and write its values into the condition.",
         )
     if _has_star(rows, where.text, _unused(_POS, schema)):
-        raise Invalid(
-            "a condition names its columns", where=where.text, advice="Write the columns in place of the star."
-        )
+        raise Invalid("a condition cannot use a star", where=where.text, advice="List the columns instead of the star.")
 
 
 def _has_subquery(rows: DataFrame, text: str) -> bool:
@@ -126,7 +124,7 @@ def _unused(name: str, schema: Schema) -> str:
     return name
 
 
-def _told_apart(files: Sequence[str]) -> bool:
+def _have_distinct_names(files: Sequence[str]) -> bool:
     names = {_last_part(file) for file in files}
     return len(names) == len(files) and all(_SAFE_NAME.fullmatch(name) for name in names)
 

@@ -44,7 +44,7 @@ def relations(query: str, known: Iterable[str], sessions: Sessions) -> list[str]
 
     Spark parses the query only if the words leave a doubt, or the query may read a table that is not `known`.
     """
-    found = _told_by_words(query, {name.lower() for name in known})
+    found = _named_by_words(query, {name.lower() for name in known})
     if found is not None:
         return found
     with spark_failures("Spark does not understand this query"):
@@ -70,7 +70,7 @@ class _Level:
     in_from: bool = False
 
 
-def _told_by_words(query: str, known: set[str]) -> list[str] | None:
+def _named_by_words(query: str, known: set[str]) -> list[str] | None:
     """None if the words leave a doubt, or the query may read a table that is not known."""
     tokens = [match for match in _TOKENS.finditer(query) if match.lastgroup or match[0][0].isdigit()]
     levels, found = [_Level()], set()

@@ -19,11 +19,10 @@ from typing import TypeGuard, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
-from pyiceberg.schema import Schema
 
 from floodmark.errors import Invalid
 from floodmark.model import Row, Value
-from floodmark.rows.convert import Column, Shape, table_shape
+from floodmark.rows.convert import Column, Shape
 from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.schema import nearest
 
@@ -40,12 +39,8 @@ _YEAR_ONE_US, _DAY_US = -62_135_596_800_000_000, 86_400_000_000
 _TOO_FINE = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
-def rows_to_arrow(rows: Sequence[Row], schema: Schema) -> pa.Table:
-    """The rows as an Arrow table with the table's columns, or `Invalid` naming keys, columns and counts."""
-    return rows_to_table(rows, table_shape(schema.model_dump_json()))
-
-
 def rows_to_table(rows: Sequence[Row], shape: Shape) -> pa.Table:
+    """The rows as an Arrow table with the table's columns, or `Invalid` naming keys, columns and counts."""
     _check_dicts(rows)
     problems = Misfits()
     arrays = _fields(rows, shape.columns, "", problems)

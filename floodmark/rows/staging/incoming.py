@@ -51,9 +51,9 @@ def last_of(
     kept = order in {column.name for column in target.shape().columns}
     if isinstance(data, Parts):
         raise Invalid(
-            "rows that bring different columns cannot be put in an order",
+            "rows with different columns cannot be ordered",
             column=order,
-            advice="Send each key once, or rows that all bring the same columns.",
+            advice="Send each key once, or rows that all have the same columns.",
         )
     if is_dataframe(data):
         last = last_of_dataframe(data, key, order)
@@ -75,9 +75,9 @@ def _check_same_columns(rows: Sequence[Row], key: Sequence[str], order: str) -> 
     for row in rows:
         if columns.setdefault(tuple(row.get(name) for name in key), frozenset(row)) != frozenset(row):
             raise Invalid(
-                "rows of one key bring different columns, so that none of them is the last",
+                "rows of one key have different columns, so none of them can be chosen as the last",
                 column=order,
-                advice="Send each key once, or rows that all bring the same columns.",
+                advice="Send each key once, or rows that all have the same columns.",
             )
 
 
@@ -149,7 +149,7 @@ def by_columns(
         parts.setdefault(frozenset(row), []).append(row)
     if len(parts) > PARTS_MAX:
         raise Invalid(
-            "the rows bring too many different sets of columns",
+            "the rows have too many different sets of columns",
             sets=len(parts),
             most=PARTS_MAX,
             advice="Merge them in several calls, or send the same columns in every row.",

@@ -180,7 +180,7 @@ def stage_batches(
         writer.abandon()
         raise
     if not problems and sum(record.rows for record in records) != writer.rows:
-        raise Corrupt("the staged files do not hold the rows that were written", rows=writer.rows, folder=target.folder)
+        raise Corrupt("the staged files do not have the rows that were written", rows=writer.rows, folder=target.folder)
     return Staged(tuple(records), problems.all(), writer.rows)
 
 
@@ -245,7 +245,7 @@ def _arrow(data: RowsLike) -> pa.Table | pa.RecordBatch | pa.RecordBatchReader:
     if hasattr(data, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(data)
     raise Invalid(
-        "these are not rows",
+        "unsupported data type",
         given=type(data).__name__,
         advice="Send a Spark DataFrame, an Arrow table or reader, a pandas DataFrame or a list of dicts.",
     )

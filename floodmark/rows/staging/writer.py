@@ -53,7 +53,7 @@ class FileOptions:
         codec = properties.get("write.parquet.compression-codec", "zstd").lower()
         codec = "none" if codec == "uncompressed" else codec
         if codec not in _CODECS:
-            raise Invalid("there is no such Parquet codec", codec=codec, advice=f"Use one of: {', '.join(_CODECS)}.")
+            raise Invalid("unknown Parquet codec", codec=codec, advice=f"Use one of: {', '.join(_CODECS)}.")
         level = properties.get("write.parquet.compression-level", "1" if codec == "zstd" else None)
         group = int(properties.get("write.parquet.row-group-size-bytes", ROW_GROUP_BYTES))
         # A row group is the grain at which files can end: small files need small groups.

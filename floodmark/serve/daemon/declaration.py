@@ -124,13 +124,13 @@ def make_new(declaration: Declaration, settings: Settings, lake: Lake, *, create
         with _placed(declaration.text, "tables"):
             lake.apply(made, message=f"tables of {declaration.text.file}")
     check_lake(declaration, {head.table for head in lake.heads()})
-    told = _table_differences(declaration, settings, lake)
+    differences = _table_differences(declaration, settings, lake)
     known = {sink.name: sink for sink in lake.catalog.sinks.all()}
     for name, sink in declaration.sinks.items():
         declared = sink.declared
         if name not in known:
             with _placed(declaration.text, f"sinks.{name}"):
-                _check_tables_are_there(name, declared, lake)
+                _check_tables_exist(name, declared, lake)
                 lake.sinks.add(
                     name,
                     declared.kind,
@@ -140,11 +140,11 @@ def make_new(declaration: Declaration, settings: Settings, lake: Lake, *, create
                     **_values(declared.settings),
                 )
         elif found := _sink_differences(known[name], sink):
-            told.append(_sink_text(name, declared, found, declaration.text.file))
-    return told
+            differences.append(_sink_text(name, declared, found, declaration.text.file))
+    return differences
 
 
-def _check_tables_are_there(name: str, declared: SinkSection, lake: Lake) -> None:
+def _check_tables_exist(name: str, declared: SinkSection, lake: Lake) -> None:
     """Check that the sink's tables exist; one that is declared but not created is an error of the sink."""
     there = {head.table for head in lake.heads(declared.line)}
     for table in declared.tables:
@@ -296,7 +296,7 @@ def _overlap(one: Path, other: Path) -> bool:
     return one == other or one in other.parents or other in one.parents
 
 
-def check_folders_are_there(declaration: Declaration, *, create: bool) -> None:
+def check_folders_exist(declaration: Declaration, *, create: bool) -> None:
     """Check the drop folders; with `create` they are made."""
     for name, source in declaration.sources.items():
         folder = source_path(source)

@@ -45,7 +45,7 @@ from floodmark.shown import count_of
 from floodmark.storage import root_location
 
 # The recorded state of the tasks is at most this old, and is written at most this often.
-TELL_S, TELL_S_MIN = 5.0, 0.5
+REPORT_S, REPORT_S_MIN = 5.0, 0.5
 # The part of the drain time that is reserved for closing the spools.
 CLOSE_S = 1.0
 # How soon a computing thread gives the interpreter to others.
@@ -70,8 +70,8 @@ def tokens_of(settings: Settings) -> list[AccessToken]:
 
 @dataclass
 class Daemon:
-    """One run. `create`: tables that are declared and new are made. `announce` is told the address once requests are
-    answered, `note` what the lake has and the file says otherwise."""
+    """One run. `create`: tables that are declared and new are made. `announce` gets the address once requests are
+    answered; `note` gets each difference between the lake and the file."""
 
     lake: Lake
     settings: Settings
@@ -95,7 +95,7 @@ class Daemon:
                 for difference in make_new(self.declaration, self.settings, self.lake, create=self.create):
                     self.note(difference)
                 with bound(self.bind) as listening:
-                    hold.tell(address=url_of(listening))
+                    hold.report(address=url_of(listening))
                     folder = spool_folder(self.lake.location, self.settings)
                     if folder is not None:
                         self._intake = Intake(self.lake.engine, folder)
@@ -144,24 +144,24 @@ class Daemon:
             pace = every(settings.maintain.every)
             first_s = min(MAINTAIN_FIRST_S, pace.every_s or 0.0)
             self.tasks.start(MaintainTask(self.lake, settings.maintain, Schedule(pace.every_s, first_s)))
-        threading.Thread(target=self._tell, name="floodmark-tell", daemon=True).start()
+        threading.Thread(target=self._report_tasks, name="floodmark-tasks", daemon=True).start()
 
-    def _tell(self) -> None:
+    def _report_tasks(self) -> None:
         """Record the state of the tasks until the end, and detect that another daemon took over."""
         while True:
-            self.tasks.changed.wait(TELL_S)
+            self.tasks.changed.wait(REPORT_S)
             self.tasks.changed.clear()
             try:
                 reports = [*self._feeds(), *self.tasks.reports()]
-                self.lake.catalog.daemon.tell(tasks=[as_json(report) for report in reports])
+                self.lake.catalog.daemon.report(tasks=[as_json(report) for report in reports])
             except Fenced as lost:
                 if not self.tasks.stop.is_set():
                     log.get().error("another daemon took over", cause=str(lost))
                     self._lose(lost)
                 return
             except FloodmarkError as error:
-                log.get().warning("the tasks could not be told", cause=str(error))
-            if self.tasks.stop.wait(TELL_S_MIN):
+                log.get().warning("the tasks could not be recorded", cause=str(error))
+            if self.tasks.stop.wait(REPORT_S_MIN):
                 return
 
     def _feeds(self) -> list[TaskReport]:
@@ -213,7 +213,7 @@ class Daemon:
             self.lake.catalog.daemon.release()
         except FloodmarkError as error:
             # This process ends, and its lease with it.
-            log.get().warning("the lake could not be given back", cause=str(error))
+            log.get().warning("the lease of the daemon could not be released", cause=str(error))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -242,15 +242,15 @@ class _Ending(Server):
 def _feed_task(state: Mapping[str, Any]) -> TaskReport:
     """The figures of a spool as those of a task: it has no schedule, and runs whenever rows wait."""
     error = state["error"]
-    told = None if error is None else StoredError({"kind": error["kind"], "message": error["message"]})
+    last_error = None if error is None else StoredError({"kind": error["kind"], "message": error["message"]})
     fed = f"{count_of(state['fed_rows'], 'row')} fed, {state['waiting_rows'] or 0} waiting"
     return TaskReport(
         name=f"feed {state['table']}",
         kind="feed",
-        state=FAILED if told is not None else RUNNING if state["waiting_records"] else WAITING,
+        state=FAILED if last_error is not None else RUNNING if state["waiting_records"] else WAITING,
         last_ended=state["fed_at"],
         last_outcome=fed if state["fed_records"] else None,
-        last_error=told,
+        last_error=last_error,
         failures=state["failures"],
     )
 

@@ -117,7 +117,7 @@ class _Runner:
         if ran.error is None:
             # A failed run has no new count: keep the last one.
             self.set_aside, self.bad_files = ran.set_aside, ran.bad_files
-        self.error = None if ran.error is None else _told(ran.error)
+        self.error = None if ran.error is None else _stored_error(ran.error)
         self.state = FAILED if failed else PAUSED if ran.paused else WAITING
         if ran.error is not None:
             log.get(task=self.task.name).warning(
@@ -182,7 +182,7 @@ class Tasks:
         return [runner.task.name for runner in runners if runner.thread.is_alive()]
 
 
-def _told(error: FloodmarkError) -> StoredError:
+def _stored_error(error: FloodmarkError) -> StoredError:
     return StoredError({"kind": error.kind, "message": str(error)[:MESSAGE_CHARACTERS_MAX]})
 
 

@@ -62,13 +62,13 @@ class Caller:
     @property
     def actor(self) -> str:
         """The actor of the caller's commits: the token's name; empty without tokens: the lake's own actor."""
-        return "" if self is ANYBODY else self.name
+        return "" if self is LOCAL_CALLER else self.name
 
     def may(self, role: Role) -> bool:
         return ROLES.index(self.role) >= ROLES.index(role)
 
 
-ANYBODY = Caller("anybody on this machine", "admin")
+LOCAL_CALLER = Caller("anyone on this machine", "admin")
 
 
 class Access:
@@ -93,7 +93,7 @@ class Access:
     def caller(self, request: HTTPConnection) -> Caller | None:
         """The caller; None if tokens are set and the request has no known one. Refuses no request."""
         if not self._tokens:
-            return ANYBODY
+            return LOCAL_CALLER
         if "authorization" in request.headers:
             token = self.token_of(bearer_of(request.headers["authorization"]))
             return None if token is None else Caller(token.name, token.role)
@@ -123,7 +123,7 @@ class Access:
         origin = request.headers.get("origin")
         if origin is None and not caller.by_cookie:
             return
-        if caller is not ANYBODY and not caller.by_cookie:
+        if caller is not LOCAL_CALLER and not caller.by_cookie:
             return  # a page of another origin cannot know the token: the sender was given it
         if origin is None or not is_same_origin(origin, request.headers.get("host")):
             # A page in a browser could write here in its user's name.

@@ -129,8 +129,8 @@ def _readiness(app: FastAPI, service: Service) -> None:
             found = await shared.ask()
         except Unavailable as error:
             found = unready(str(error))
-        told = found.as_dict(known=service.access.caller(request) is not None)
-        return answer(200 if found.ready else 503, json_text(told))
+        report = found.as_dict(known=service.access.caller(request) is not None)
+        return answer(200 if found.ready else 503, json_text(report))
 
 
 def _state(app: FastAPI, service: Service) -> None:

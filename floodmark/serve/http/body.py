@@ -167,7 +167,7 @@ def _gzip(body: bytes) -> Iterator[bytes]:
             start += len(given)
             piece = member.decompress(given, PIECE_BYTES)
             if not (piece or given or member.eof):
-                raise zlib.error("it ends too early")
+                raise zlib.error("it is truncated")
             yield piece
             while member.unconsumed_tail:
                 yield member.decompress(member.unconsumed_tail, PIECE_BYTES)
@@ -183,7 +183,7 @@ def _zstd(body: bytes) -> Iterator[bytes]:
         while not frame.eof:
             given = view[start : start + ZSTD_PIECE_BYTES]
             if not given:
-                raise zstandard.ZstdError("it ends too early")
+                raise zstandard.ZstdError("it is truncated")
             start += len(given)
             yield frame.decompress(given)
         start -= len(frame.unused_data)

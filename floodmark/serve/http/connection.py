@@ -100,10 +100,10 @@ class Connection(HttpToolsProtocol):
         """The bytes that the client has not read, in our buffer and in the system's."""
         buffered: int = self.transport.get_write_buffer_size()
         try:
-            told = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         except OSError:
             return buffered
-        return buffered + int.from_bytes(told, sys.byteorder)
+        return buffered + int.from_bytes(queued, sys.byteorder)
 
     # ── in ──
 

@@ -150,7 +150,7 @@ class _Stream(StreamingResponse):
             ends = await asyncio.gather(*both, return_exceptions=True)
         for end in ends:
             if isinstance(end, OSError):  # the client left, or read nothing for too long (TimeoutError)
-                log.get().info("a listener was let go", cause=repr(end))
+                log.get().info("a listener was disconnected", cause=repr(end))
             elif isinstance(end, Exception):
                 raise end
 

@@ -46,9 +46,9 @@ class Ready(Reported):
 
     def as_dict(self, *, known: bool) -> dict[str, Json]:
         """The body: for unknown callers `ready` alone; `reasons` if there are any."""
-        told = as_json(self)
+        values = as_json(self)
         names = ("ready", "health", *(["reasons"] if self.reasons else ())) if known else ("ready",)
-        return {name: told[name] for name in names}
+        return {name: values[name] for name in names}
 
 
 class StoreWatch:

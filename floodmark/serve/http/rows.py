@@ -257,16 +257,16 @@ class RowRequests:
                 taken = await asyncio.shield(asyncio.wrap_future(underway.taken))
             if taken.outcome == "taken":
                 self._state.metrics.accepted(table, taken.rows)
-            told: dict[str, Json] = {"outcome": taken.outcome, "rows": taken.rows, "record": taken.record}
+            body: dict[str, Json] = {"outcome": taken.outcome, "rows": taken.rows, "record": taken.record}
             if not wait:
-                return answer(202, json_text(told))
+                return answer(202, json_text(body))
             try:
                 landed = await workers.wait(self._rows.landed, underway.table_id, taken.record, self._state.stopping)
             except FloodmarkError as error:
                 # The rows are durable all the same: an error would mean that nothing was taken.
-                return answer(202, json_text({**told, "note": f"taken, but not yet committed: {error}"}))
-        told["outcome"] = "committed" if taken.outcome == "taken" else "already_committed"
-        return answer(200, json_text({**told, "version": landed.version, "quarantined": landed.quarantined}))
+                return answer(202, json_text({**body, "note": f"taken, but not yet committed: {error}"}))
+        body["outcome"] = "committed" if taken.outcome == "taken" else "already_committed"
+        return answer(200, json_text({**body, "version": landed.version, "quarantined": landed.quarantined}))
 
     async def commit(self, request: Request, table: str, claim: Claim, evolve: bool, actor: str) -> Response:
         """Commit the rows before the answer."""

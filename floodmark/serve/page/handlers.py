@@ -28,7 +28,7 @@ from floodmark.lake import Lake
 from floodmark.model import Value
 from floodmark.report.overview import overview
 from floodmark.report.tables import TableLine, table_contents, table_details
-from floodmark.serve.http.access import ANYBODY, COOKIE, Caller, Refused, is_same_origin
+from floodmark.serve.http.access import COOKIE, LOCAL_CALLER, Caller, Refused, is_same_origin
 from floodmark.serve.http.body import MemoryBudget, RequestLimits, TooLarge, read_body
 from floodmark.serve.http.readiness import unreadable
 from floodmark.serve.http.service import Service
@@ -239,7 +239,7 @@ def _common(
         "base_url": str(request.base_url).rstrip("/"),
         "release": floodmark.__version__,
         "may_admin": caller.may("admin"),
-        "caller_name": "" if caller is ANYBODY else f"{caller.name}, {caller.role}",
+        "caller_name": "" if caller is LOCAL_CALLER else f"{caller.name}, {caller.role}",
     }
 
 

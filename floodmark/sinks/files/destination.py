@@ -111,9 +111,9 @@ class FilesDestination:
         everything = tuple(one for number in sorted(done) for one in done[number])
         if in_spark and not _are_in(everything, self._sizes(folder)):
             raise Unavailable(
-                "objects that Spark's tasks have written are not to be found from here",
+                "objects that Spark's tasks have written are not visible from here",
                 folder=folder,
-                advice="The sink's path must be the same place for every executor: a bucket, or a shared folder.",
+                advice="The sink's path must be the same location for every executor: a bucket, or a shared folder.",
             )
         self._finish(unit, shipment, folder, everything)
         return shipped
@@ -127,9 +127,9 @@ class FilesDestination:
             there = FileUnit.from_json(entry.location.removesuffix(f"/{MANIFEST}"), self._storage.read(entry.location))
             if there.folder != own or there.unit != unit.id:
                 raise rolled_back(unit, there.unit or there.folder, manifest=entry.location)
-        self._check_there(unit, root, log.settled_units())
+        self._check_units_exist(unit, root, log.settled_units())
 
-    def _check_there(self, unit: Unit, root: str, settled: Sequence[Settled]) -> None:
+    def _check_units_exist(self, unit: Unit, root: str, settled: Sequence[Settled]) -> None:
         """Check that nothing was lost. Consumers delete the oldest units and leave the newest: it proves the folder."""
         names = [_range_name(one.since, one.until) for one in settled]
         there = [self._storage.exists(join(root, name, MANIFEST)) for name in names]
@@ -215,9 +215,9 @@ class FilesDestination:
                 raise rolled_back(unit, stored.unit or folder, manifest=location)
             if replace(stored, schema_json="") != replace(complete, schema_json=""):
                 raise Corrupt(
-                    "another unit exists at this place already",
+                    "another unit exists at this location already",
                     manifest=location,
-                    advice="Nothing was overwritten. Find out who else writes into this folder.",
+                    advice="Nothing was overwritten. Check which other process writes into this folder.",
                 )
         # What failed tries left under temporary names; a process that still writes one writes an object that exists
         # already.

@@ -249,14 +249,14 @@ class Try:
             part = parcel.part
             known = self._known.pop((part.first, part.last), None)
             if known is None and part.first != self._end:
-                raise self._corrupt("a unit's rows do not fit to the parts that were written down", parcel)
+                raise self._corrupt("the rows of a unit do not fit its recorded parts", parcel)
             if known is not None and known.state != SEALED:
                 if known.state == ACKNOWLEDGED and known.digest == part.digest:
                     self._keep_control(parcel)
                 self._cutter.release()
                 continue
             if known is not None and known.digest != part.digest:
-                raise self._corrupt("a part of a unit has other bytes than when it was written down", parcel)
+                raise self._corrupt("a part of a unit has other bytes than were recorded", parcel)
             if known is None:
                 new.append(part)
                 self._end = part.last
@@ -294,7 +294,7 @@ class Try:
         missing = [bounds for bounds, part in self._known.items() if part.state == SEALED]
         if missing and self._failure is None:
             first, last = min(missing)
-            raise Corrupt("a unit has fewer rows than parts that were written down", part=f"{first}-{last}")
+            raise Corrupt("a unit has fewer rows than its recorded parts", part=f"{first}-{last}")
 
     def _acknowledge(self, delivered: list[Arrived]) -> None:
         """Record what the destination has: all waiting parts, in one transaction per identified destination."""
@@ -590,7 +590,7 @@ class Try:
             raise one
         if not _delivered(one):
             self._refuse(one)
-            raise self._failure or Corrupt("a lake answered in a way that is not known", **self._facts(parcel))
+            raise self._failure or Corrupt("the lake sent an unknown answer", **self._facts(parcel))
         if _ALREADY in one.reply.text:
             self._log.acknowledge([_with_detail(one)], one.reply.destination)
             return False

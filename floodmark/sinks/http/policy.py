@@ -260,9 +260,7 @@ def failure(reply: Reply, tries: int, retry_after_s_max: float, facts: Facts, ad
         return Unavailable("the endpoint does not answer", advice=next_run, **facts)
     facts = {**facts, "status": reply.status, "tries": tries, "answer": reply.text or None}
     if verdict == UNAUTHORIZED:
-        advice = (
-            "Put one that it accepts where token_env or token_file of the sink says; the next run continues from here."
-        )
+        advice = "Correct the token that token_env or token_file of the sink names; the next run continues from here."
         return Unavailable("the endpoint does not accept the token", advice=advice, **facts)
     if verdict == WRONG:
         advice = "Check the sink's url, and what the token may do; no row was set aside."

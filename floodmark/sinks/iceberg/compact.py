@@ -192,11 +192,11 @@ class _Compaction:
         if now is None or now.id != state.id or now.head is None or now.head.snapshot_id != before:
             return LOST  # it was for a past state
         raise Unavailable(
-            "the destination's catalog did not say whether it took the compaction, and does not have it",
+            "the destination's catalog did not confirm the compaction, and does not have it",
             table=state.name,
             staged=change.folder,
             cause=error,
-            advice="Rows are as they were either way. Run it again.",
+            advice="No row was changed. Run it again.",
         ) from error
 
     def _rewrite(self, state: IcebergState, folder: str, groups: Sequence[FileGroup]) -> list[_Rewritten]:
@@ -272,7 +272,7 @@ def gather_plain(
     expected = sum(source.rows for source in group.sources)
     if staged.problems or after != before or before.rows != expected:
         raise Corrupt(
-            "the rows that were written are not those of the files that were read",
+            "the written rows differ from the rows of the files that were read",
             file=group.sources[0].path,
             files=len(group.sources),
             rows=after.rows,

@@ -101,7 +101,7 @@ class _Attempt:
         self._property = unit_property(unit.sink_id, unit.table_id)
         self._folders: tuple[str, ...] = ()
         # A commit has succeeded, or may still succeed: what it names must not be deleted.
-        self._may_be_there = False
+        self._may_exist = False
 
     def run(self) -> Shipped:
         try:
@@ -139,7 +139,7 @@ class _Attempt:
             error = self._commit(state, self._change(state, plan))
         if error is not None:
             raise Unavailable(
-                "the destination's catalog did not say whether it took the unit, and does not have it",
+                "the destination's catalog did not confirm the unit, and does not have it",
                 table=state.name,
                 unit=self._unit.id,
                 cause=error,
@@ -174,7 +174,7 @@ class _Attempt:
             self._check_known(state, sent)
         mine = sent is not None and (sent.lake, sent.epoch) == (unit.lake, unit.epoch)
         if self._log.destination() not in (None, state.id):
-            raise self._strange(state.name, "another table is at the destination than before", sent, None)
+            raise self._strange(state.name, "the destination has another table than before", sent, None)
         if sent is None or not mine:
             if sent is not None and sent.lake == unit.lake and sent.epoch > unit.epoch:
                 raise self._strange(state.name, "the destination has units of a newer epoch", sent, None)
@@ -183,7 +183,9 @@ class _Attempt:
             return None
         if state.went_back(sent):
             # The property does not match what the table holds: where its rows end is unknown.
-            raise self._strange(state.name, "the destination's table was set back to a state before a unit", sent, None)
+            raise self._strange(
+                state.name, "the destination's table was rolled back to a state before a unit", sent, None
+            )
         if sent.until >= unit.until:
             return sent
         self._check_end(state, sent, sent.until)
@@ -207,7 +209,7 @@ class _Attempt:
         """`until`: where the rows of the table end, if that is certain."""
         unit = self._unit
         return Corrupt(
-            f"{message}: it was restored, or made again",
+            f"{message}: it was restored, or created again",
             destination=table,
             unit=unit.id,
             epoch=unit.epoch,
@@ -283,17 +285,17 @@ class _Attempt:
         self._log.seal([])
         # Crash here: files at the destination that nothing refers to; the process that commits the unit deletes them.
         hit("unit.staged")
-        before, self._may_be_there = self._may_be_there, True
+        before, self._may_exist = self._may_exist, True
         outcome, error = commit(self._place, built)
         if outcome == LOST:
             # Not committed by this call. If an earlier reply was lost, that commit may still succeed.
-            self._may_be_there = before
+            self._may_exist = before
         log.get().info("commit of a unit", unit=self._unit.id, table=state.name, outcome=outcome)
         return error
 
     def _give_up(self) -> None:
         """Delete what this attempt staged, unless a commit may name it; a crash leaves that to the next try."""
-        if not self._may_be_there:
+        if not self._may_exist:
             for folder in self._folders:
                 with suppress(FloodmarkError):
                     self._place.storage.delete_prefix(folder)

@@ -167,7 +167,7 @@ class IcebergMaintenance:
             # Its old snapshots are the proof, and the sink waits for an operator to choose.
             run.outcome = PROTECTED
             run.detail = {
-                "reason": "the table was set back to a state before a unit of a sink; see `floodmark sink status`"
+                "reason": "the table was rolled back to a state before a unit of a sink; see `floodmark sink status`"
             }
             return
         gone = plan_expiry(metadata, self._owner, now_ms, keep_ms, at_least_ms=given_ms)
@@ -203,10 +203,10 @@ class IcebergMaintenance:
         if outcome == LOST or now.metadata.refs != state.metadata.refs:
             raise Conflict("the destination's table changed meanwhile", table=state.name, advice="Run it again.")
         raise Unavailable(
-            "the destination's catalog did not say whether it expired the snapshots, and has them",
+            "the destination's catalog did not confirm that it expired the snapshots, and still has them",
             table=state.name,
             cause=type(error).__name__,
-            advice="Rows are as they were either way. Run it again.",
+            advice="No row was changed. Run it again.",
         ) from error
 
     # ── files ──

@@ -31,7 +31,6 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 from pyiceberg.transforms import UnknownTransform
-from pyiceberg.types import DateType, TimestampType, TimestamptzType
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from floodmark.commit.live_files import LiveFile
@@ -39,6 +38,7 @@ from floodmark.commit.metadata import MetadataFiles
 from floodmark.errors import Corrupt, Invalid, NotFound, Unavailable
 from floodmark.model import SEQ_COLUMN
 from floodmark.rows.layout import partition_spec
+from floodmark.rows.primitives import TIMES
 from floodmark.rows.schema import check_columns, table_schema, user_fields
 from floodmark.sinks.settings import IcebergSettings, WrongSetting
 from floodmark.storage import Storage, join
@@ -63,7 +63,6 @@ _METADATA_RULES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
-_TIMES = (DateType, TimestampType, TimestamptzType)
 
 
 @dataclass(frozen=True)
@@ -279,7 +278,7 @@ def answering(who: str) -> Iterator[None]:
 
 def _by_day(schema: Schema) -> tuple[str, ...]:
     """By day of the first time column; unpartitioned if it has none, or if that name is taken."""
-    first = next((field.name for field in schema.fields if isinstance(field.field_type, _TIMES)), None)
+    first = next((field.name for field in schema.fields if isinstance(field.field_type, TIMES)), None)
     return () if first is None or f"{first}_day" in schema.column_names else (f"day(`{first}`)",)
 
 
@@ -304,4 +303,4 @@ def _check_usable(state: IcebergState) -> None:
     columns = {field.field_id for field in schema.fields}
     for field in metadata.spec().fields:
         if field.source_id not in columns or isinstance(field.transform, UnknownTransform):
-            raise Invalid("the destination's table is partitioned in a way that is not known", partition=field.name)
+            raise Invalid("the destination's table has an unknown partition transform", partition=field.name)

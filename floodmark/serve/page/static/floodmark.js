@@ -5,7 +5,7 @@
 const THEME = "floodmark-theme";
 const QUIET_MS = 8_000; // so long nothing was heard: ask
 const ANSWER_MS = 8_000; // so long an answer may take
-const BETWEEN_MS = 900; // between two fetches; in a page that nobody sees, more
+const BETWEEN_MS = 900; // between two fetches; in a hidden page, more
 const HIDDEN_BETWEEN_MS = 10_000;
 const BACKOFF_MS = [500, 1_000, 2_000, 4_000, 8_000, 15_000];
 
@@ -220,7 +220,7 @@ function show(parts) {
   const old = document.getElementById("parts");
   const focused = document.activeElement;
   morph(old, parts);
-  // Who uses a keyboard goes on from the same place, or from the start of the state if that is gone.
+  // A keyboard user continues from the same place, or from the start of the state if that is gone.
   if (focused && focused !== document.activeElement) (focused.isConnected ? focused : document.getElementById("main")).focus({ preventScroll: true });
   known(parts);
   tellTimes();
@@ -268,11 +268,11 @@ function say(text) {
 async function act(verb, job, name) {
   try {
     const answer = await fetch(`/api/jobs/${encodeURIComponent(job)}/${verb}`, { method: "POST", signal: AbortSignal.timeout(ANSWER_MS) });
-    const told = await answer.json();
-    if (!answer.ok) say(`Not done: ${told.error.message}. ${told.error.advice}`);
+    const result = await answer.json();
+    if (!answer.ok) say(`Not done: ${result.error.message}. ${result.error.advice}`);
     else if (verb === "acknowledge") say("Dismissed.");
-    else if (told.outcome === "asked") say(`${name} was asked to stop; finished work is kept.`);
-    else say(told.outcome === "cancelled" ? `${name} is cancelled.` : `${name} had ended already.`);
+    else if (result.outcome === "asked") say(`${name} was asked to stop; finished work is kept.`);
+    else say(result.outcome === "cancelled" ? `${name} is cancelled.` : `${name} had ended already.`);
   } catch {
     say("Unknown whether it was done: the server does not answer.");
   }
@@ -287,7 +287,7 @@ function askToCancel(button) {
   dialog.returnValue = "no";
   dialog.onclose = () => {
     if (dialog.returnValue === "yes") act("cancel", job, name);
-    // The button may have gone meanwhile: whoever uses a keyboard goes on from the jobs.
+    // The button may have gone meanwhile: a keyboard user continues from the jobs.
     if (button.isConnected) button.focus();
     else document.getElementById("main").focus({ preventScroll: true });
   };

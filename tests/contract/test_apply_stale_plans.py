@@ -88,7 +88,7 @@ def test_two_sort_orders_at_once_one_is_told_that_it_is_late(lake: fm.Lake) -> N
     lake.apply({"t": PAIR}, allow_destructive=True)
     plan = lake.plan({"t": {"sort": ["a"]}})
     with (
-        pytest.raises(fm.Conflict, match="moved since"),
+        pytest.raises(fm.Conflict, match="changed since"),
         at("apply.sealed", lambda: lake.apply({"t": {"sort": ["b"]}}, allow_destructive=True)),
     ):
         lake.apply(plan, allow_destructive=True)

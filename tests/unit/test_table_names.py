@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from floodmark.rows.sql.table_names import _foreign, _told_by_words, relations
+from floodmark.rows.sql.table_names import _foreign, _named_by_words, relations
 from tests.without_spark import NO_SPARK
 
 KNOWN = {"chunk", "events", "a b"}
@@ -49,7 +49,7 @@ def test_a_plain_select_tells_itself(query: str) -> None:
     ],
 )
 def test_of_everything_else_the_words_tell_nothing(query: str) -> None:
-    assert _told_by_words(query, KNOWN) is None
+    assert _named_by_words(query, KNOWN) is None
 
 
 def test_a_definition_of_with_sees_those_before_it() -> None:

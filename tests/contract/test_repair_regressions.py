@@ -110,7 +110,7 @@ def test_what_is_put_aside_is_told_also_if_it_is_not_clear_what_it_is(lake: fm.L
     by_another(place, "people", widened)
     (planned,) = lake.repair()
     back = next(way for way in planned.ways if way.startswith("--revert"))
-    assert "stays on disk, unnamed" in back
+    assert "stay on disk, unreferenced" in back
     with foreign_catalog(place) as catalog:
         assert catalog.load_table("default.people").metadata_location in back
     lake.repair("people", choice="revert", apply=True)

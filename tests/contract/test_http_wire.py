@@ -22,7 +22,7 @@ from floodmark.serve.http.access import AccessToken, new_token, token_hash
 from floodmark.serve.http.body import RequestLimits
 from floodmark.serve.http.connection import HEAD_BYTES_MAX
 from tests.conftest import Place, ids, rows
-from tests.contract.test_door import door, landed, nothing_stored, post
+from tests.contract.test_http_rows import door, landed, nothing_stored, post
 from tests.contract.test_receive_http import SMALL, lines, served, told, two_tables
 
 

@@ -227,7 +227,7 @@ def test_an_error_of_a_callback_fails_a_history(sqlite_lake: fm.Lake, error: Exc
 @pytest.mark.parametrize("name", ["events.nick", "anything.else", "."])
 def test_a_history_has_no_name_of_a_column(lake: fm.Lake, name: str) -> None:
     for start in (lambda spec: run(lake, spec), lambda spec: plan(room_of(lake), spec)):
-        with pytest.raises(fm.Invalid, match="no dot"):
+        with pytest.raises(fm.Invalid, match="not have a dot"):
             start(history(Numbers(), name=name))
     assert lake.backfill.list() == []
 

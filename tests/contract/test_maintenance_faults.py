@@ -20,7 +20,7 @@ from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.postgres import PostgresServer
 from tests.conftest import EVENTS, Place, ids
-from tests.contract.test_catalog_unknown import FAULTS_PER_LAKE, Faults, at_point
+from tests.contract.test_lost_replies import FAULTS_PER_LAKE, Faults, at_point
 
 OLD, YOUNG = "2020-01-01T00:00:00", "2999-01-01T00:00:00"
 KEPT = "id long not null, name string, at timestamp_ntz"
