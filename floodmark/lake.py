@@ -92,6 +92,8 @@ class Lake:
         self.read_only = read_only
         self.keeping = keeping
         self._reader = self.engine.reader
+        # Where the tables are that the last transaction wrote (write/transaction.py).
+        self._expected: list[str] = []
 
     def __repr__(self) -> str:
         # Without a question to the catalog: a debugger, a log line or a lake that is closed must not wait or fail.
@@ -437,7 +439,7 @@ class Lake:
         from floodmark.write.transaction import Transaction
 
         intent = self._intent("transaction", actor, message, batch_rider(batch_table, batch, branch), branch)
-        return Transaction(self.engine, intent)
+        return Transaction(self.engine, intent, self._expected)
 
     # ── reading ──
 

@@ -71,11 +71,19 @@ class Change(PublishPlan):
         self._means: Means
 
     @classmethod
-    def begin(cls, engine: Engine, intent: Intent, tables: Sequence[str] = ()) -> Change:
-        """Begin a change that its caller fills, then publishes or undoes. Raises AlreadyCommitted."""
-        change = cls(engine, intent, tables=tables)
-        change.stage(Publication.begin(engine.catalog, intent, change.start()))
+    def begin(cls, engine: Engine, intent: Intent, expected: Sequence[str] = ()) -> Change:
+        """Begin a change that its caller fills, then publishes or undoes. Raises AlreadyCommitted.
+
+        `expected`: where tables are that it will probably write to. Others are recorded when it does.
+        """
+        change = cls(engine, intent)
+        change.stage(Publication.begin(engine.catalog, intent, Start(tuple(expected))))
         return change
+
+    @property
+    def locations(self) -> list[str]:
+        """Where the tables are that it changed, once it is published."""
+        return [edit.location for edit in self._edits]
 
     def publish(self) -> Commit:
         """Publish what was staged since `begin`; an error is undone, then raised."""

@@ -17,13 +17,21 @@ from floodmark.write.shape import SchemaLike, plan_table
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, IncomingRows
 from floodmark.write.verbs import check_order
 
+# How many tables of the transaction before are expected again.
+EXPECTED_MAX = 32
+
 
 class Transaction:
-    """Its result is `commit`, after the `with` block. An error in the block undoes all of it."""
+    """Its result is `commit`, after the `with` block. An error in the block undoes all of it.
 
-    def __init__(self, engine: Engine, intent: Intent) -> None:
+    `expected`: where the tables are that the caller's last transaction wrote, often those of the next one. The journal
+    gets their folders when this one begins, instead of in a transaction of its own for each. Replaced at the end.
+    """
+
+    def __init__(self, engine: Engine, intent: Intent, expected: list[str] | None = None) -> None:
         self._engine = engine
         self._intent = intent
+        self._expected = [] if expected is None else expected
         self._change: Change | None = None
         self.commit: Commit | None = None
 
@@ -32,7 +40,7 @@ class Transaction:
             raise Invalid("a transaction can be used only once", advice="Start another one with lake.transaction().")
         self._engine.get_ready()
         try:
-            self._change = Change.begin(self._engine, self._intent)
+            self._change = Change.begin(self._engine, self._intent, self._expected)
         except AlreadyCommitted as already:
             # The block still runs; its rows are not needed and not written.
             self.commit = self._engine.catalog.history.commit(already.version, outcome="already_committed")
@@ -124,3 +132,4 @@ class Transaction:
             change.undo(error)
             return
         self.commit = change.publish()
+        self._expected[:] = change.locations[:EXPECTED_MAX]
