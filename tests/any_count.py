@@ -11,7 +11,7 @@ import tokenize
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "floodmark"
-CEILING = 77
+CEILING = 76
 GOAL = 250
 
 

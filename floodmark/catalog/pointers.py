@@ -8,9 +8,22 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, delete, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    insert,
+    select,
+    update,
+)
 
 from floodmark.catalog import tables
 from floodmark.model import BEGINNING, MAIN, Head, Scalar
@@ -41,20 +54,53 @@ def insert_table(tx: Connection, new: Head, version: int, small_files: int | Non
     tx.execute(insert(tables.upkeep).values(table_id=new.table_id, small_files=small, deletions_floor=BEGINNING))
 
 
-def move_table(tx: Connection, new: Head, version: int, old_pointer: str, small_files_change: int) -> bool:
-    """Iceberg's pointer, old to new, only if it still is old, and our head. If old is "", another writer dropped it."""
-    if not _move_pointer(tx, new, old_pointer):
+@dataclass(frozen=True)
+class TableMove:
+    """An existing table's next state.
+
+    `old_pointer`: where Iceberg's pointer is; "" if another writer dropped it, None if it already is at the metadata of
+    this state.
+    """
+
+    new: Head
+    version: int
+    old_pointer: str | None
+    small_files_change: int
+
+
+def move_tables(tx: Connection, moves: Sequence[TableMove]) -> bool:
+    """Iceberg's pointers, old to new, only if each still is old, and our heads: a statement each for all tables."""
+    for move in moves:
+        if move.old_pointer == "" and not _move_pointer(tx, move.new, ""):
+            return False
+    pointers = [
+        {"name": move.new.table, "old": move.old_pointer, "new": move.new.metadata_location}
+        for move in moves
+        if move.old_pointer
+    ]
+    if pointers and _execute(tx, _MOVE_POINTER, pointers).rowcount != len(pointers):
         return False
-    move_head(tx, new, version, small_files_change)
+    heads: list[dict[str, Scalar]] = [
+        {"own_branch": move.new.branch, "own_table_id": move.new.table_id, **head_values(move.new, move.version)}
+        for move in moves
+    ]
+    if heads:
+        _execute(tx, _MOVE_HEAD, heads)
+    small: list[dict[str, Scalar]] = [
+        {"own_table_id": move.new.table_id, "more": move.small_files_change}
+        for move in moves
+        if move.small_files_change and move.new.branch == MAIN
+    ]
+    if small:
+        _execute(tx, _COUNT_SMALL, small)
     return True
 
 
-def move_head(tx: Connection, new: Head, version: int, small_files_change: int) -> None:
-    """Our head alone: the pointer is at the metadata of this head already."""
-    own = {"own_branch": new.branch, "own_table_id": new.table_id}
-    tx.execute(_MOVE_HEAD, {**own, **head_values(new, version)})
-    if small_files_change and new.branch == MAIN:
-        tx.execute(_COUNT_SMALL, {"own_table_id": new.table_id, "more": small_files_change})
+def _execute(
+    tx: Connection, statement: Update, rows: Sequence[Mapping[str, Scalar]]
+) -> CursorResult[*tuple[Scalar, ...]]:
+    # A list of one takes SQLAlchemy longer than the one.
+    return tx.execute(statement, rows if len(rows) > 1 else rows[0])
 
 
 def take_table(tx: Connection, new: Head, version: int, old_pointer: str) -> bool:

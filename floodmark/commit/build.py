@@ -82,6 +82,11 @@ class BuiltTable:
     # The manifests of this commit's own files, and their entries: what a reader of them will find.
     added: tuple[tuple[str, list[ManifestEntry]], ...] = ()
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether the branch had the table before, and has it after."""
+        return self.old_pointer is not None and self.edit.action not in (DROP, TAKE, UNDROP)
+
 
 @dataclass
 class Attempt:

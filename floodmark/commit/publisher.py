@@ -29,7 +29,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import History, publish_facts
 from floodmark.catalog.lineage import ENDED, Lineages
-from floodmark.catalog.pointers import drop_table, insert_table, move_head, move_table, take_table
+from floodmark.catalog.pointers import TableMove, drop_table, insert_table, move_tables, take_table
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain, Rider
 from floodmark.catalog.turns import NotYourTurn, end_turns, end_waiting, refuse_join
 from floodmark.commit.build import Attempt, Builder, BuiltTable, Chain, Recheck
@@ -64,9 +64,9 @@ _OPERATION = select(
 ).with_for_update()
 _OPERATION_ONE = _OPERATION.where(tables.operations.c.id == bindparam("operation"))
 _OPERATION_MANY = _OPERATION.where(tables.operations.c.id.in_(bindparam("operations", expanding=True)))
-_HEAD = select(tables.heads.c.snapshot, tables.heads.c.schema_id, tables.heads.c.spec_id).where(
-    tables.heads.c.branch == bindparam("branch"), tables.heads.c.table_id == bindparam("table_id")
-)
+_STATES = select(*(tables.heads.c[name] for name in ("branch", "table_id", "snapshot", "schema_id", "spec_id")))
+_HEAD = _STATES.where(tables.heads.c.branch == bindparam("branch"), tables.heads.c.table_id == bindparam("table_id"))
+_HEADS = _STATES.where(tables.heads.c.table_id.in_(bindparam("table_ids", expanding=True)))
 
 
 @dataclass
@@ -441,8 +441,7 @@ class Publisher:
             facts = publish_facts(tx, operation.branch, lake.version)
             parent, now = self._check_branch(tx, operation.branch, facts.head_version), facts.now_ms
             self.turns.check(tx, operation.id, sorted(own.seal.table_ids), now)
-            for built in own.attempt.tables:
-                self._check_table(tx, built)
+            self._check_tables(tx, own.attempt.tables)
             committed_ms = max(now, facts.committed_ms)
             for place, one in enumerate(group, start=1):
                 one.version = lake.version + place
@@ -515,12 +514,16 @@ class Publisher:
         for one in run:
             for built in one.attempt.moved:
                 small[built.edit.table_id] += small_files_change(built.edit, built.metadata)
+        moves = []
         for table_id, (built, version) in last.items():
-            if table_id in moved:
-                move_head(tx, built.new, version, small[table_id])
+            pointer = None if table_id in moved else built.old_pointer
+            if table_id in moved or built.is_moved:
+                moves.append(TableMove(built.new, version, pointer, small[table_id]))
             else:
-                self._move(tx, built, version, small[table_id])
-                moved.add(table_id)
+                self._make_or_drop(tx, built, version, small[table_id])
+            moved.add(table_id)
+        if not move_tables(tx, moves):
+            raise _HeadMoved()
 
     def _end(self, tx: Connection, run: Sequence[Publishing], committed_ms: int) -> None:
         """The journal; and turns and places in line, also if no table moved: others must not wait for a lease."""
@@ -531,39 +534,48 @@ class Publisher:
         if waited := [one.operation.id for one in run if one.waited or not one.seal.is_plain]:
             end_waiting(tx, waited)
 
-    def _check_table(self, tx: Connection, built: BuiltTable) -> None:
-        if built.edit.action == CREATE:
-            _check_name(tx, built.edit.table)
+    def _check_tables(self, tx: Connection, built_tables: Sequence[BuiltTable]) -> None:
+        """Every table still is where the builder found it; a new one's name is free."""
+        head, expected = tables.heads, {}
+        for built in built_tables:
+            table_id, old, branch = built.edit.table_id, built.old, built.new.branch
+            if built.edit.action == CREATE:
+                _check_name(tx, built.edit.table)
+                continue
+            if built.edit.action == UNDROP:
+                # Its rider checks that it is still dropped, and held.
+                _check_name(tx, built.edit.table, table_id)
+                continue
+            if old is None:
+                raise _HeadMoved()
+            if built.edit.action == TAKE:
+                mine = select(head.c.table_id).where(head.c.branch == branch, head.c.table_id == table_id)
+                if tx.execute(mine).scalar() is not None:
+                    raise PlanAgain(built.edit.table, "the branch got the table meanwhile")
+                branch = old.branch
+            expected[branch, table_id] = (old.snapshot, old.schema_id, old.spec_id)
+        if not expected:
             return
-        head, old = tables.heads, built.old
-        branch = built.new.branch
-        if built.edit.action == UNDROP:
-            # Its rider checks that it is still dropped, and held.
-            _check_name(tx, built.edit.table, built.edit.table_id)
-            return
-        if built.edit.action == TAKE and old is not None:
-            mine = select(head.c.table_id).where(head.c.branch == branch, head.c.table_id == built.edit.table_id)
-            if tx.execute(mine).scalar() is not None:
-                raise PlanAgain(built.edit.table, "the branch got the table meanwhile")
-            branch = old.branch
-        row = tx.execute(_HEAD, {"branch": branch, "table_id": built.edit.table_id}).first()
-        if row is None or old is None or tuple(row) != (old.snapshot, old.schema_id, old.spec_id):
+        if len(expected) == 1:
+            ((branch, table_id),) = expected
+            rows = tx.execute(_HEAD, {"branch": branch, "table_id": table_id}).all()
+        else:
+            rows = tx.execute(_HEADS, {"table_ids": [table_id for _, table_id in expected]}).all()
+        found = {(row.branch, row.table_id): (row.snapshot, row.schema_id, row.spec_id) for row in rows}
+        if any(found.get(place) != state for place, state in expected.items()):
             raise _HeadMoved()
 
-    def _move(self, tx: Connection, built: BuiltTable, version: int, small_change: int) -> None:
-        """Move Iceberg's pointer from old to new, only if it still is old; and our head."""
+    def _make_or_drop(self, tx: Connection, built: BuiltTable, version: int, small_change: int) -> None:
+        """A table that the branch gets or loses: Iceberg's pointer, and our head."""
         edit, new = built.edit, built.new
         if built.old_pointer is None:
             # The small files of an adopted table were never counted.
             insert_table(tx, new, version, None if edit.adopted_files else small_change)
-            return
-        if edit.action == DROP:
-            moved = drop_table(tx, new, built.old_pointer)
-        elif edit.action in (TAKE, UNDROP):
-            moved = take_table(tx, new, version, built.old_pointer)
-        else:
-            moved = move_table(tx, new, version, built.old_pointer, small_change)
-        if not moved:
+        elif not (
+            drop_table(tx, new, built.old_pointer)
+            if edit.action == DROP
+            else take_table(tx, new, version, built.old_pointer)
+        ):
             raise _HeadMoved()
 
     # ── races, unknown outcomes, leftovers ──

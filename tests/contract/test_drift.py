@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from pyiceberg.table import Table
 from pyiceberg.types import StringType
+from sqlalchemy import select
 
 import floodmark as fm
+from floodmark.catalog import tables
 from floodmark.commit.drift import classify
 from floodmark.repair.examine import examine_lake
-from tests.conftest import Place, rows
+from tests.conftest import Place, at, ids, rows
 from tests.foreign_writer import by_another, foreign_catalog, theirs
 
 PEOPLE = "id long not null, name string"
@@ -141,3 +143,29 @@ def test_a_sink_at_the_head_notices_it_too_and_sends_nothing(place: Place, peopl
     assert people.sinks.run("out").outcome == "shipped"
     assert people.sinks.run("out").outcome == "nothing_to_do"
     people.close()
+
+
+def write_all(lake: fm.Lake, names: list[str]) -> None:
+    with lake.transaction() as tx:
+        for name in names:
+            tx.append(name, rows(1))
+
+
+def test_a_transaction_moves_no_pointer_if_another_writer_moves_one_of_them_meanwhile(
+    place: Place, lake: fm.Lake
+) -> None:
+    """All pointers are moved by one statement, which counts them."""
+
+    def pointers() -> dict[str, str]:
+        table = tables.iceberg_tables
+        with lake.catalog.database.read() as tx:
+            return dict(tx.execute(select(table.c.table_name, table.c.metadata_location)).tuples().all())
+
+    lake.create_table("third", "id long not null, name string")
+    before = pointers()
+    meanwhile = at("transaction.built", lambda: by_another(place, "notes", set_property))
+    with pytest.raises(fm.FloodmarkError, match="another writer"), meanwhile:
+        write_all(lake, ["events", "notes", "third"])
+    after = pointers()
+    assert {name for name in before if before[name] != after[name]} == {"notes"}
+    assert ids(lake) == ids(lake, "third") == []
