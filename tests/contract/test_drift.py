@@ -159,7 +159,7 @@ def test_a_transaction_moves_no_pointer_if_another_writer_moves_one_of_them_mean
     def pointers() -> dict[str, str]:
         table = tables.iceberg_tables
         with lake.catalog.database.read() as tx:
-            return dict(tx.execute(select(table.c.table_name, table.c.metadata_location)).tuples().all())
+            return dict(tx.execute(select(table.c.table_name, table.c.metadata_location)).all())
 
     lake.create_table("third", "id long not null, name string")
     before = pointers()
