@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-fast lint bench soak docs walks dist lock clean
+.PHONY: help setup demo up test test-ready test-fast lint bench soak docs walks dist lock clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,11 +42,16 @@ up: $(READY) ## a lake in ./up/lake: rows over HTTP and from ./up/drop, shipped 
 SCRATCH = $(shell test -w /dev/shm && test "$$(df -Pk /dev/shm | awk 'END {print $$4}')" -gt 6000000 \
 	&& echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 
-test: lint ## run everything: style, spelling, types, layers, tests; downloads a Chromium (BROWSER=skip: without)
-	@$(BIN)/python -m tests.browser.chromium
-	@$(BIN)/python -m tests.short_java
+test: $(READY) ## run everything: style, spelling, types, layers, tests; downloads a Chromium (BROWSER=skip: without)
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 lint test-ready
 	@scratch=$$(mktemp -d $(SCRATCH)/floodmark-test-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
 		$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --basetemp "$$scratch/pytest"
+
+# Beside lint, on the second core. Collecting compiles the tests once: three workers would each do it.
+test-ready: $(READY)
+	@$(BIN)/python -m tests.browser.chromium
+	@$(BIN)/python -m tests.short_java
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true  # what is wrong, the run itself reports
 
 test-fast: $(READY) ## run the tests that start no JVM
 	$(BIN)/python -m pytest tests/unit tests/contract
