@@ -46,6 +46,9 @@ NEEDED = {"spark.sql.parquet.fieldId.read.enabled": "true"}
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Whether a task runs is asked by stall.py. By default a start within 100 ms of the one before shows only with the
+    # next heartbeat, seconds later, and a running task looks like one that waits for an executor.
+    "spark.ui.liveUpdate.period": "0",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "8",
     # Files are listed by the driver from an explicit list; a Spark job for that costs seconds.

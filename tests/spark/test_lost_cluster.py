@@ -35,6 +35,9 @@ SETTINGS = {
     "spark.cores.max": "1",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
+    # Longer than any task here: that a task runs must show by its start, not by the next heartbeat.
+    "spark.executor.heartbeatInterval": "100s",
+    "spark.network.timeout": "300s",
 }
 
 
