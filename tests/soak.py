@@ -1,8 +1,9 @@
 """`make soak`: what `make test` leaves out, in pieces that can be run in several sittings. Hours of work in all.
 
-A piece is a test file; in tests/simulation, where one test may take an hour, it is a test. Each is a pytest of its
-own, two at a time. The log has one line of JSON for each piece that ended: commit, counts, seconds. A piece that passed
-at this commit is not run again, so a soak that was interrupted goes on where it stopped.
+A piece is a test file; in tests/simulation, where one may take an hour, a test with all its cases: which cases are
+left to a soak is decided among all of a test. Each piece is a pytest of its own, two at a time. The log has one line of
+JSON for each piece that ended: commit, counts, seconds. A piece that passed at this commit is not run again, so a soak
+that was interrupted goes on where it stopped.
 
     make soak                                     all of it
     make soak ONLY="tests/crash tests/simulation/test_model.py"
@@ -22,14 +23,13 @@ import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
 PYTEST = (sys.executable, "-m", "pytest", "-m", "soak", "--timeout=0", "-q")
-NO_TESTS = 5
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Ended:
 
     @property
     def is_green(self) -> bool:
-        return not self.failed and self.cases > 0
+        return not self.failed and self.passed > 0
 
 
 def pieces(node_ids: Iterable[str]) -> list[str]:
@@ -54,7 +54,7 @@ def pieces(node_ids: Iterable[str]) -> list[str]:
     found: dict[str, None] = {}
     for node_id in node_ids:
         file = node_id.partition("::")[0]
-        found[node_id if file.startswith("tests/simulation/") else file] = None
+        found[node_id.partition("[")[0] if file.startswith("tests/simulation/") else file] = None
     return list(found)
 
 
@@ -63,7 +63,7 @@ def passed_pieces(log: Path, commits: Iterable[str]) -> set[str]:
     green: dict[str, bool] = {}
     for line in log.read_text().splitlines() if log.exists() else ():
         ended = json.loads(line)
-        if ended["commit"] in commits:
+        if any(one.startswith(ended["commit"]) for one in commits):
             green[ended["piece"]] = Ended(**{**ended, "failed": tuple(ended["failed"])}).is_green
     return {piece for piece, is_green in green.items() if is_green}
 
@@ -88,7 +88,7 @@ def main() -> int:
     lock, failed = Lock(), []
 
     def run(piece: str) -> None:
-        ended, output = _run(piece, commit)
+        ended, output = run_piece(piece, commit)
         with lock:
             with asked.log.open("a") as log:
                 log.write(json.dumps(asdict(ended)) + "\n")
@@ -126,17 +126,20 @@ def _output(*command: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def _run(piece: str, commit: str) -> tuple[Ended, str]:
+def run_piece(piece: str, commit: str) -> tuple[Ended, str]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="floodmark-soak-", dir=os.environ.get("SCRATCH")) as folder:
         report = Path(folder) / "report.xml"
         command = (*PYTEST, f"--basetemp={folder}/pytest", f"--junitxml={report}", piece)
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         seconds = round(time.monotonic() - began)
-        if report.exists() and ran.returncode != NO_TESTS:
+        if report.exists():
             ended = read_report(report.read_text(), commit=commit, piece=piece, seconds=seconds)
         else:
             ended = Ended(commit, piece, 0, 0, 0, ("no report",), seconds)
+        if ran.returncode and not ended.failed:
+            # Interrupted, or killed: the report has the cases that ran before.
+            ended = replace(ended, failed=(f"pytest ended with {ran.returncode}",))
     return ended, ran.stdout + ran.stderr
 
 

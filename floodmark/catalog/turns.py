@@ -72,7 +72,7 @@ class WaitingOperation:
 class Standing:
     """Where a waiting operation stands. `free`: no other operation has the turn of one of its tables.
 
-    `ahead`: how many older operations wait for the same tables.
+    `ahead`: how many older operations wait for the same tables, also dead ones.
     """
 
     state: str | None
@@ -280,11 +280,13 @@ _WAITING = (
 )
 
 
-_OLDER, _OWN = tables.waiting.alias("older"), tables.waiting.alias("own")
+_OLDER, _OWN, _SEALED = tables.waiting.alias("older"), tables.waiting.alias("own"), tables.operations.alias("ended")
 _AHEAD = (
     select(func.count())
     .select_from(_OLDER.join(_OWN, _OLDER.c.table_ids == _OWN.c.table_ids))
+    .join(_SEALED, _SEALED.c.id == _OLDER.c.operation)
     .where(_OWN.c.operation == bindparam("operation"), _OLDER.c.since_ms < _OWN.c.since_ms)
+    .where(_OLDER.c.asks == 1, _SEALED.c.state == "staged")
     .scalar_subquery()
 )
 

@@ -198,9 +198,9 @@ GROUP_S_MAX = 1.0
 LEFT_OUT_MAX = 2
 # How often an operation that waits asks: often if it is next, since most waits are short. The more are ahead of it, the
 # less often: what all that wait ask for together must not slow the one that publishes.
-ASK_S_MIN, NEXT_ASK_S_MAX, ASK_GROWS, ASK_S_MAX = 0.008, 0.025, 1.3, 0.4
-# How often the one that is next looks whether the holder of the turn is dead; the one after it half as often, …
-LOOK_S = 0.25
+ASK_S_MIN, NEXT_ASK_S_MAX, ASK_GROWS, ASK_S_MAX = 0.008, 0.025, 1.3, 0.2
+# How often the one that is next looks whether the holder of the turn is dead; those behind it less often.
+LOOK_S, LOOK_S_MAX = 0.25, 1.0
 WAIT_S_MAX = 600.0
 
 
@@ -317,7 +317,7 @@ class Publisher:
         # Crash here: it is sealed and waits; a leader publishes it, or recovery settles it.
         hit("turn.queued")
         began = time.monotonic()
-        end, looked, delay = began + WAIT_S_MAX, began, ASK_S_MIN
+        end, looked, delay, was_free = began + WAIT_S_MAX, began, ASK_S_MIN, False
         while time.monotonic() < end:
             standing = self.turns.ask(operation.id, seal.table_ids)
             if standing.state != STAGED:
@@ -326,9 +326,10 @@ class Publisher:
                     raise Corrupt("the operation vanished from the journal", operation=operation.id)
                 return self._settled(found)
             has_turn = standing.has_turn
-            # A free turn is for the one that is next. Others look too, later: those before them may be dead.
-            is_first = standing.free and not standing.ahead
-            if not has_turn and (is_first or time.monotonic() - looked >= LOOK_S * (1 + standing.ahead)):
+            # A free turn is for the one that is next. If it stays free, those ahead may be dead; so may its holder be.
+            looks = standing.free and (was_free or not standing.ahead)
+            was_free = standing.free
+            if not has_turn and (looks or time.monotonic() - looked >= min(LOOK_S * (1 + standing.ahead), LOOK_S_MAX)):
                 looked = time.monotonic()
                 # Read first: all that wait ask, and only one may write.
                 is_next = self.turns.is_next(operation.id, seal.table_ids)
@@ -530,8 +531,8 @@ class Publisher:
         ended = [EndedOperation(one.operation.id, one.version, one.cleaned, one.leader) for one in run]
         self._journal.mark_published(tx, ended, committed_ms)
         end_turns(tx, [one.operation.id for one in run])
-        # One that is planned again may have waited for its plan of before.
-        if waited := [one.operation.id for one in run if one.waited or not one.seal.is_plain]:
+        # One that is planned again may have waited for its plan of before; so may one that recovery publishes.
+        if waited := [one.operation.id for one in run if one.waited or one.judged or not one.seal.is_plain]:
             end_waiting(tx, waited)
 
     def _check_tables(self, tx: Connection, built_tables: Sequence[BuiltTable]) -> None:

@@ -13,7 +13,9 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from sqlalchemy import Connection, select
 
+from floodmark.catalog import tables
 from floodmark.catalog.history import EXPIRED
 from floodmark.catalog.spools import HELD
 from floodmark.catalog.witness import FOLDER as WITNESSES
@@ -66,6 +68,7 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
     with catalog.database.read() as tx:
         rows = CatalogRows.read(tx)
         check_sinks(tx, broken)
+        _check_turns(tx, broken)
     condemned = {(row.version, row.table_id) for row in rows.expired if row.expired_ms == CONDEMNED_MS}
     swept = _swept(rows) | condemned
     _check_history(rows, broken)
@@ -91,6 +94,14 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
         audit={row.operation: row.outcome for row in rows.audit},
         files=frozenset(files),
     )
+
+
+def _check_turns(tx: Connection, broken: list[str]) -> None:
+    """An operation that has ended has no turn and waits for none: others would wait for it."""
+    ended = select(tables.operations.c.id).where(tables.operations.c.state.in_((PUBLISHED, ABANDONED)))
+    for table in (tables.turns, tables.waiting):
+        left = tx.execute(select(table.c.operation).where(table.c.operation.in_(ended))).scalars().all()
+        broken.extend(f"{table.name} has the operation {operation}, which has ended" for operation in left)
 
 
 def _swept(rows: CatalogRows) -> set[tuple[int, str]]:

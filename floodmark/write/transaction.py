@@ -17,8 +17,8 @@ from floodmark.write.shape import SchemaLike, plan_table
 from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, IncomingRows
 from floodmark.write.verbs import check_order
 
-# How many tables of the transaction before are expected again.
-EXPECTED_MAX = 32
+# How many tables of the transaction before are expected again: undoing one looks into the folders of all of them.
+EXPECTED_MAX = 16
 
 
 class Transaction:
@@ -132,4 +132,6 @@ class Transaction:
             change.undo(error)
             return
         self.commit = change.publish()
-        self._expected[:] = change.locations[:EXPECTED_MAX]
+        # Those below the lake's own root: an adopted table may be in a store that does not answer.
+        root = self._engine.catalog.location
+        self._expected[:] = [one for one in change.locations if one.startswith(f"{root}/")][:EXPECTED_MAX]

@@ -6,6 +6,7 @@ before the others have ended: they must notice the death of the leader themselve
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from sqlalchemy import select
 
 from floodmark import failpoints
 from floodmark.catalog import tables
+from floodmark.catalog.turns import end_turns
 from floodmark.testing.children import Child, preload
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, EVENTS, Place, ids, rows
@@ -153,3 +155,67 @@ def test_one_that_is_killed_when_it_gets_the_turn_keeps_nobody_waiting(
         assert [one for one in ids(lake) if one not in (10,)] == [1, 11, 12]
         assert set(facts.audit.values()) <= {"rolled_back"}
         assert lake.status()["health"] == "fine"
+
+
+def stand_in_line(place: Place, count: int) -> None:
+    """So many appends, each in a thread of its own, that never ask."""
+    failpoints.observer = lambda point: time.sleep(600) if point == "turn.queued" else None
+    with place.open(actor="waits") as lake:
+        threads = [threading.Thread(target=lake.append, args=("events", rows(100 + at))) for at in range(count)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_a_batch_that_is_killed_while_it_waits_leaves_no_place_in_line_after_recovery(
+    new_place: Callable[[str], Place], database: str
+) -> None:
+    """Its row of fm_waiting goes with its publish: one that stayed would keep every later append waiting."""
+    place = new_place(database)
+    prepare(place)
+    with place.open() as lake:
+        lake.catalog.publisher.turns.take("another", [lake.catalog.history.head("events").table_id])
+    child = Child(follow, place, 10, "monday", failpoint="turn.queued")
+    child.wait()
+    assert child.killed
+    with place.open() as lake:
+        assert ids(lake) == [1, 10]
+        assert set(check_lake(lake.catalog).audit.values()) == {"rolled_forward"}
+        with lake.catalog.database.read() as tx:
+            assert tx.execute(select(tables.waiting.c.operation)).all() == []
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_one_that_waits_behind_the_dead_goes_past_all_of_them_at_once(
+    new_place: Callable[[str], Place], database: str
+) -> None:
+    """A free turn that stays free is not theirs, however many they are."""
+    place = new_place(database)
+    prepare(place)
+    asked = []
+    with place.open() as lake:
+        table_id = lake.catalog.history.head("events").table_id
+        lake.catalog.publisher.turns.take("another", [table_id], 600_000)
+        dead = Child(stand_in_line, place, 12)
+        wait_for_line(lake, 12)
+
+        def watch(point: str) -> None:
+            if point == "turn.queued":
+                dead.process.kill()
+                dead.process.join()
+                with lake.catalog.database.write() as tx:
+                    end_turns(tx, ["another"])
+            elif point == "turn.waiting":
+                asked.append(point)
+
+        failpoints.observer = watch
+        try:
+            lake.append("events", rows(2))
+        finally:
+            failpoints.observer = None
+    assert len(asked) <= 3
+    with place.open() as lake:
+        assert ids(lake) == [1, 2]
+        check_lake(lake.catalog)
