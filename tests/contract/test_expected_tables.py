@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 from sqlalchemy import event
 
@@ -10,6 +11,7 @@ import floodmark as fm
 from floodmark.commit.journal import to_operation
 from floodmark.testing.invariants import check_lake
 from tests.conftest import ids, rows
+from tests.contract.test_foreign_cleanup import foreign_table
 
 
 class Stop(Exception):
@@ -83,4 +85,17 @@ def test_an_expected_table_may_be_gone(lake: fm.Lake) -> None:
     with lake.transaction() as tx:
         tx.append("events", rows(2))
     assert ids(lake) == [1, 2]
+    check_lake(lake.catalog)
+
+
+def test_an_adopted_table_outside_the_lake_is_not_expected(lake: fm.Lake, tmp_path: Path) -> None:
+    """Its store may not answer one day, and undoing a transaction looks into the folders of its journal row."""
+    lake.adopt("old", foreign_table(tmp_path / "theirs"))
+    with lake.transaction() as tx:
+        tx.append("old", [{"id": 3}])
+        tx.append("events", rows(1))
+    with lake.transaction() as tx:
+        assert journal_folders(lake) == {location(lake, "events")}
+        tx.append("old", [{"id": 4}])
+    assert ids(lake, "old") == [1, 2, 3, 4]
     check_lake(lake.catalog)
