@@ -84,7 +84,7 @@ def test_files_and_manifests_that_iceberg_java_rewrites_are_recognised(
         with place.open() as lake:
             (planned,) = lake.repair()
             assert (planned.happened, planned.choice) == (happened, "revert")
-            assert "anew" in planned.detail
+            assert "rewrote" in planned.detail
             lake.repair(apply=True)
             found = lake.changes("events").arrow().read_all().to_pylist()
             assert sorted((row["id"], row["_seq"]) for row in found) == [(1, 1), (2, 2), (3, 3)]
