@@ -380,7 +380,7 @@ def test_without_a_fitting_java_the_command_says_so_before_spark_is_touched(tmp_
     failed = shell("load", "events", "first.jsonl", "--lake", "lake", cwd=tmp_path, **settings)
     assert failed.returncode == 4, failed.stderr
     assert failed.stdout == ""
-    assert failed.stderr.startswith("floodmark: Unavailable: Spark needs Java 17 or 21, and ")
+    assert failed.stderr.startswith("floodmark: Unavailable: Spark needs Java 17 or 21, but ")
     assert "apt install" in failed.stderr
     assert "Traceback" not in failed.stderr
     called = tmp_path / "called"
