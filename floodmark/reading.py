@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from floodmark.rows.frames import DataFrame
     from floodmark.rows.reading.changes import ChangePlan
+    from floodmark.rows.sql.where import Where
 
 
 @dataclass(frozen=True)
@@ -242,15 +243,16 @@ class Reader:
         properties = self._catalog.files.metadata(head.metadata_location).properties
         return tuple(fill.column for fill in fills_of(properties, self.schema(head)))
 
-    def _scan(self, head: Head, with_seq: bool) -> DataFrame:
-        from floodmark.commit.live_files import live_files
+    def _scan(self, head: Head, with_seq: bool, prune: Where | None = None) -> DataFrame:
+        """A table as a DataFrame; `prune` leaves out files without a match, and is not applied to the rows."""
         from floodmark.rows.reading.scan import scan, scan_with_seq
+        from floodmark.rows.reading.selection import select_files
 
         schema, options, arrow = self.schema(head), self._catalog.storage.options, self._by_arrow(head)
+        files = select_files(self._catalog.files, head, schema, prune).files
         if with_seq:
-            files = live_files(self._catalog.files, head, schema)
             return scan_with_seq(self._sessions.get(), files, schema, storage_options=options, arrow=arrow)
-        paths = self._catalog.files.data_files(head)
+        paths = [file.path for file in files]
         return scan(self._sessions.get(), paths, schema, storage_options=options, arrow=arrow)
 
     def _by_arrow(self, head: Head) -> bool | None:
