@@ -7,7 +7,7 @@ when rows must move.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,9 +25,11 @@ from floodmark.rows.session import Sessions
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
+    from pyspark.sql import SparkSession
 
     from floodmark.rows.frames import DataFrame
     from floodmark.rows.reading.changes import ChangePlan
+    from floodmark.rows.reading.selection import Selection
     from floodmark.rows.sql.where import Where
 
 
@@ -176,14 +178,28 @@ class Reader:
         if missing is not None:
             raise missing
         with _readable(self._catalog, version):
+            spark = self._sessions.get()
+            needed = self._needed(spark, query, state)
+            parts = {name: f"{state[name].table_id}{selection.part}" for name, selection in needed.items()}
             return run_query(
-                self._sessions.get(),
+                spark,
                 query,
-                {name: (head.table_id, head.snapshot) for name, head in state.items()},
-                lambda table: self._scan(state[table], with_seq),
+                {name: (parts.get(name, head.table_id), head.snapshot) for name, head in state.items()},
+                lambda table: self._frame(state[table], needed[table], with_seq),
                 with_seq=with_seq,
                 hint=hint,
             )
+
+    def _needed(self, spark: SparkSession, query: str, state: Mapping[str, Head]) -> dict[str, Selection]:
+        """The files that a query needs of each table that it names."""
+        from floodmark.rows.reading.selection import select_files
+        from floodmark.rows.sql.pushdown import conditions
+        from floodmark.rows.sql.query import named_tables, reads_as_usual
+
+        schemas = {name: self.schema(state[name]) for name in named_tables(query, state)}
+        prune = conditions(query, schemas) if reads_as_usual(spark) else {}
+        files = self._catalog.files
+        return {name: select_files(files, state[name], schemas[name], prune.get(name)) for name in schemas}
 
     def _dropped_hint(self, table: str) -> str | None:
         try:
@@ -245,11 +261,16 @@ class Reader:
 
     def _scan(self, head: Head, with_seq: bool, prune: Where | None = None) -> DataFrame:
         """A table as a DataFrame; `prune` leaves out files without a match, and is not applied to the rows."""
-        from floodmark.rows.reading.scan import scan, scan_with_seq
         from floodmark.rows.reading.selection import select_files
 
+        return self._frame(head, select_files(self._catalog.files, head, self.schema(head), prune), with_seq)
+
+    def _frame(self, head: Head, selection: Selection, with_seq: bool) -> DataFrame:
+        """The rows of the files that were selected."""
+        from floodmark.rows.reading.scan import scan, scan_with_seq
+
         schema, options, arrow = self.schema(head), self._catalog.storage.options, self._by_arrow(head)
-        files = select_files(self._catalog.files, head, schema, prune).files
+        files = selection.files
         if with_seq:
             return scan_with_seq(self._sessions.get(), files, schema, storage_options=options, arrow=arrow)
         paths = [file.path for file in files]
