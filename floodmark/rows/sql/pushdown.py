@@ -865,10 +865,12 @@ def _moment_text(test: _Test, name: str) -> str | None:
         known = [text for text in texts if text is not None]
         return _joined("OR", known) if len(known) == len(texts) else None
     value = test.values[0]
+    if test.sign not in _TURNED:
+        return None
     if test.column.as_day:
         return _day_text(test.sign, value, name)
     match value.kind:
-        case "text" if test.sign in _TURNED:
+        case "text":
             return f"{name} {test.sign} '{value.text}'"
         case "date" | "timestamp" | "timestamp_ntz":
             return f"{name} {test.sign} {value.kind.upper()} '{value.text}'"
