@@ -181,7 +181,10 @@ QUERIES = [
     ("select * from unknown_view v join t on v.id = t.id where day = '2026-01-01'", {"t": "day = '2026-01-01'"}),
     ("select * from t lateral view explode(xs) e as y where id = 5 and y = 2", {"t": "id = 5"}),
     ("select * from values (1), (2) as v(id) where id = 5", {}),
-    ("select * from t, lateral (select * from u where u.k = t.k and v = 1) where id = 5", {"t": "id = 5", "u": "v = 1"}),
+    (
+        "select * from t, lateral (select * from u where u.k = t.k and v = 1) where id = 5",
+        {"t": "id = 5", "u": "v = 1"},
+    ),
     ("select * from t, range(5) r where t.id = 5", {"t": "id = 5"}),
     # Queries in expressions
     ("select * from t where exists (select 1 from u where u.k = t.k and v = 1 and t.id = 5)", {"u": "v = 1"}),
@@ -228,15 +231,21 @@ QUERIES = [
     ("with u as (select * from t) select * from u where id = 5", {"t": "id = 5"}),
     ("with a as (select * from t) select * from a x, a y where x.id = 1 and y.id = 2", {"t": "(id = 1) OR (id = 2)"}),
     ("with a as (select * from t) select * from a x, a y where x.id = 1", {}),
-    ("with a as (select * from t), b as (select * from a where k = 1) select * from b where id = 5", {"t": "(k = 1) AND (id = 5)"}),
+    (
+        "with a as (select * from t), b as (select * from a where k = 1) select * from b where id = 5",
+        {"t": "(k = 1) AND (id = 5)"},
+    ),
     ("with a(x) as (select id from t where k = 1) select * from a where x = 5", {"t": "k = 1"}),
     ("with a as (select * from t where id = 1) select * from u where v = 2", {"t": "id = 1", "u": "v = 2"}),
-    ("select * from (with t as (select * from u) select * from t where v = 1), t where t.id = 2", {"t": "id = 2", "u": "v = 1"}),
+    (
+        "select * from (with t as (select * from u) select * from t where v = 1), t where t.id = 2",
+        {"t": "id = 2", "u": "v = 1"},
+    ),
     ("select * from t where id = 5 order by k limit 3", {"t": "id = 5"}),
     ("select distinct k from t where id = 5", {"t": "id = 5"}),
     ("select /*+ broadcast(t) */ k -- id = 6\n from /* u */ t where id = 5 ;", {"t": "id = 5"}),
     ("SELECT K FROM T WHERE ID = 5", {"t": "id = 5"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("query", "expected"), QUERIES)
@@ -289,7 +298,7 @@ UNCLEAR = [
     "select id = 5",
     "",
     "drop table t",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("query", UNCLEAR)
