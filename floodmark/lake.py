@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from floodmark.repair.history_files import GivenUp
     from floodmark.repair.repair import Repair
     from floodmark.rows.frames import DataFrame, SparkSession, StructType
+    from floodmark.scan import Scan
     from floodmark.schema.file import WantedTable
     from floodmark.schema.plan import Plan
     from floodmark.sinks.sinks import LakeSinks
@@ -67,7 +68,7 @@ class Lake:
 
     Tables     create_table, drop_table, undrop, adopt, plan, apply, tables, show, schema
     Write      append, merge, delete, overwrite, transaction (several tables, one version)
-    Read       read and sql (Spark), read_arrow (no Spark), changes
+    Read       scan (rows by a condition, for Arrow, pandas, Polars, DuckDB, Spark), read, read_arrow, sql, changes
     Ask        status, health, history, audit
     Branches   branches.create, .merge, .diff, .list, .delete
     Sinks      sinks.add, .run, .status, .pause, .resume, .quarantine
@@ -443,32 +444,59 @@ class Lake:
 
     # ── reading ──
 
+    def scan(
+        self,
+        table: str,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        with_seq: bool = False,
+    ) -> Scan:
+        """Rows of a table that match a condition (Spark SQL, as `delete` takes it), with these columns.
+
+        Nothing is read yet: call to_arrow, to_batches, to_pandas, to_polars, to_duckdb, df, count or explain. Only
+        files and row groups that may hold matching rows are opened. The version is chosen now: all of these read it.
+        with_seq adds the column `_seq`: the sequence of the commit that last wrote the row.
+        """
+        moment = ReadMoment(version, at, branch)
+        return self._reader.scan(table, moment, where=where, columns=columns, limit=limit, with_seq=with_seq)
+
     def read(
         self,
         table: str,
         *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
         version: int | None = None,
         at: str | datetime | None = None,
         branch: str = MAIN,
         with_seq: bool = False,
     ) -> DataFrame:
-        """A table as a Spark DataFrame: at the head, at a version, or as it was at a moment.
-
-        with_seq adds the column `_seq`: the sequence of the commit that last wrote the row.
-        """
-        return self._reader.read(table, ReadMoment(version, at, branch), with_seq=with_seq)
+        """A table as a Spark DataFrame: at the head, at a version, or as it was at a moment; else as `scan`."""
+        moment = ReadMoment(version, at, branch)
+        return self._reader.scan(table, moment, where=where, columns=columns, limit=limit, with_seq=with_seq).df
 
     def read_arrow(
         self,
         table: str,
         *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
         version: int | None = None,
         at: str | datetime | None = None,
         branch: str = MAIN,
         with_seq: bool = False,
     ) -> pa.RecordBatchReader:
-        """The same without Spark: a stream of Arrow batches in this process."""
-        return self._reader.arrow(table, ReadMoment(version, at, branch), with_seq=with_seq)
+        """The same as a stream of Arrow batches in this process, without Spark if Arrow can evaluate the condition."""
+        moment = ReadMoment(version, at, branch)
+        found = self._reader.scan(table, moment, where=where, columns=columns, limit=limit, with_seq=with_seq)
+        return found.to_batches()
 
     def sql(
         self,
@@ -516,12 +544,7 @@ class Lake:
 
     def sample(self, table: str, *, rows: int = 20) -> list[dict[str, Value]]:
         """A few rows of a table, whichever come first; without Spark."""
-        found: list[dict[str, Value]] = []
-        with self._reader.arrow(table, ReadMoment(None, None, MAIN), with_seq=False) as batches:
-            for batch in batches:
-                found += batch.slice(0, rows - len(found)).to_pylist()
-                if len(found) >= rows:
-                    break
+        found: list[dict[str, Value]] = self.scan(table, limit=rows).to_arrow().to_pylist()
         return found
 
     def schema(self, table: str, *, branch: str = MAIN) -> Schema:

@@ -31,7 +31,7 @@ from floodmark.rows.arrays import Mask, Numbers
 from floodmark.rows.compare import same_rows
 from floodmark.rows.convert import table_shape
 from floodmark.rows.keys import KeySet, Matches, examples, read_keys
-from floodmark.rows.project import read_file, row_bytes, take_rows
+from floodmark.rows.project import GroupTest, read_file, read_numbered, row_bytes, take_rows
 from floodmark.rows.schema import user_fields
 from floodmark.rows.sql.where import Where
 from floodmark.rows.staging.deletions import DeletionsWriter
@@ -292,7 +292,8 @@ class Rewriter:
             matches = self._incoming.match(self._storage, source.path)
             return matches.positions, matches
         if find == BY_WHERE:
-            return self._masked(source, self._where.fields or self._schema.fields[:1], self._where.mask), None
+            where = self._where
+            return self._masked(source, where.fields or self._schema.fields[:1], where.mask, [where.group_test]), None
         if find == BY_TIME and (time := self._rewrite.time) is not None:
             return self._masked(source, [self._schema.find_field(time[0])], partial(_is_before, time[1])), None
         if find == BY_POSITIONS:
@@ -302,12 +303,15 @@ class Rewriter:
         return np.arange(source.rows if find == ALL else 0, dtype=np.int64), None
 
     def _masked(
-        self, source: InputFile, fields: Sequence[NestedField], mask: Callable[[pa.RecordBatch], pa.BooleanArray]
+        self,
+        source: InputFile,
+        fields: Sequence[NestedField],
+        mask: Callable[[pa.RecordBatch], pa.BooleanArray],
+        tests: Sequence[GroupTest] = (),
     ) -> Numbers:
-        found, start = [np.empty(0, np.int64)], 0
-        for batch in read_file(self._storage, source.path, fields):
+        found = [np.empty(0, np.int64)]
+        for start, batch in read_numbered(self._storage, source.path, fields, tests=tests):
             found.append(np.flatnonzero(mask(batch).to_numpy(zero_copy_only=False)).astype(np.int64) + start)
-            start += len(batch)
         return np.concatenate(found)
 
     def _by_sequence(self, source: InputFile, positions: Numbers) -> tuple[Numbers, tuple[int, ...]]:

@@ -104,6 +104,47 @@ def predicates(tree: BooleanExpression) -> Iterator[UnboundPredicate]:
         yield tree
 
 
+_SHOWN: dict[type[object], str] = {
+    ex.EqualTo: "=",
+    ex.NotEqualTo: "!=",
+    ex.LessThan: "<",
+    ex.LessThanOrEqual: "<=",
+    ex.GreaterThan: ">",
+    ex.GreaterThanOrEqual: ">=",
+    ex.StartsWith: "starts with",
+    ex.NotStartsWith: "does not start with",
+    ex.In: "in",
+    ex.NotIn: "not in",
+    ex.IsNull: "is null",
+    ex.NotNull: "is not null",
+}
+_VALUES_SHOWN = 5
+
+
+def text_of(tree: BooleanExpression) -> str:
+    """A tree for people to read; what is true for all rows is left out."""
+    match tree:
+        case And():
+            return " and ".join(text for side in (tree.left, tree.right) if (text := text_of(side)))
+        case Or():
+            return f"({text_of(tree.left)} or {text_of(tree.right)})"
+        case Not():
+            return f"not ({text_of(tree.child)})"
+        case UnboundPredicate():
+            return f"{column_name(tree)} {_SHOWN[type(tree)]}{_values_text(tree)}"
+    return ""
+
+
+def _values_text(predicate: UnboundPredicate) -> str:
+    if isinstance(predicate, ex.LiteralPredicate):
+        return f" {predicate.literal.value!r}"
+    if isinstance(predicate, ex.SetPredicate):
+        values = sorted((literal.value for literal in predicate.literals), key=str)
+        more = ", …" if len(values) > _VALUES_SHOWN else ""
+        return f" ({', '.join(map(repr, values[:_VALUES_SHOWN]))}{more})"
+    return ""
+
+
 def column_name(predicate: UnboundPredicate) -> str:
     if not isinstance(predicate.term, Reference):
         raise TypeError(f"not a column: {predicate.term}")

@@ -17,9 +17,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from floodmark.errors import Invalid
+from floodmark.rows.arrays import Numbers
 from floodmark.rows.convert import table_shape
 from floodmark.rows.failures import spark_failures, spark_job
-from floodmark.rows.project import read_file
+from floodmark.rows.project import read_numbered
 from floodmark.rows.reading.scan import SCAN_TASKS_MAX, _by_arrow, scan
 from floodmark.rows.schema import spark_schema, user_fields
 from floodmark.storage import Storage
@@ -66,6 +67,26 @@ def count_positions(
     found = spark_positions(spark, where, files, schema, storage_options=storage_options, arrow=arrow)
     with spark_job(spark, "Spark could not evaluate this condition", lake_files=True):
         return {row["file"]: row["count"] for row in found.groupBy("file").count().collect()}
+
+
+def collect_positions(
+    spark: SparkSession,
+    where: Where,
+    files: Sequence[str],
+    schema: Schema,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    arrow: bool | None = None,
+) -> dict[str, Numbers]:
+    """The ascending positions of the rows that match, by file; files without any are left out."""
+    from pyspark.sql import functions as F
+
+    found = spark_positions(spark, where, files, schema, storage_options=storage_options, arrow=arrow)
+    by_file = found.groupBy("file").agg(F.sort_array(F.collect_list("pos")).alias("pos"))
+    with spark_job(spark, "Spark could not evaluate this condition", lake_files=True):
+        rows = by_file.toArrow()
+    listed = zip(rows.column("file").to_pylist(), rows.column("pos"), strict=True)
+    return {file: positions.values.to_numpy(zero_copy_only=False) for file, positions in listed}
 
 
 def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
@@ -160,7 +181,7 @@ def _read_positions(
     from pyspark.sql import functions as F
     from pyspark.sql import types as spark_types
 
-    fields = _mentioned(where.text, schema)
+    fields = mentioned(where.text, schema)
     ids = [field.field_id for field in fields]
     names = (_unused(_FILE, schema), _unused(_POS, schema))
     schema_json = schema.model_dump_json()
@@ -179,7 +200,7 @@ def _read_positions(
     return _matching(rows, where.text, F.col(names[0]), F.col(names[1]))
 
 
-def _mentioned(text: str, schema: Schema) -> list[NestedField]:
+def mentioned(text: str, schema: Schema) -> list[NestedField]:
     """The columns that a condition may read: those whose names occur in it, and at least one.
 
     With a variable in it all columns count; a name with a backtick or a letter beyond ASCII always counts.
@@ -213,9 +234,7 @@ def _numbered(
     storage: Storage, file: str, fields: Sequence[NestedField], names: tuple[str, str]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file with its location and their positions."""
-    start = 0
-    for batch in read_file(storage, file, fields):
-        end = start + len(batch)
-        own = [pa.repeat(pa.scalar(file, pa.string()), len(batch)), pa.array(np.arange(start, end, dtype=np.int64))]
+    for start, batch in read_numbered(storage, file, fields):
+        places = pa.array(np.arange(start, start + len(batch), dtype=np.int64))
+        own = [pa.repeat(pa.scalar(file, pa.string()), len(batch)), places]
         yield pa.RecordBatch.from_arrays([*batch.columns, *own], names=[*batch.schema.names, *names])
-        start = end

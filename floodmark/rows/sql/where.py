@@ -10,12 +10,13 @@ as null, also if the table now requires it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyiceberg import expressions as ex
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, visitors
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -29,10 +30,26 @@ from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Invalid
 from floodmark.model import Scalar
 from floodmark.rows.schema import nearest, user_fields
-from floodmark.rows.sql.condition import column_name, columns_by_name, conjuncts, implied, is_certain, predicates, read
-from floodmark.rows.sql.positions import check_where, count_positions, spark_positions
+from floodmark.rows.sql.condition import (
+    column_name,
+    columns_by_name,
+    conjuncts,
+    implied,
+    is_certain,
+    predicates,
+    read,
+    text_of,
+)
+from floodmark.rows.sql.groups import group_statistics
+from floodmark.rows.sql.positions import (
+    check_where,
+    collect_positions,
+    count_positions,
+    mentioned,
+    spark_positions,
+)
 
-__all__ = ["Where", "check_where", "count_positions", "spark_positions"]
+__all__ = ["Where", "check_where", "collect_positions", "count_positions", "mentioned", "spark_positions"]
 
 _COMPARE: dict[type[ex.BoundPredicate], Callable[[pa.Array, pa.Scalar], pa.BooleanArray]] = {
     ex.BoundEqualTo: pc.equal,
@@ -78,6 +95,12 @@ class Where:
         return self._meaning.plain
 
     @property
+    def prunes(self) -> str | None:
+        """What of it is compared with partitions and statistics; None if nothing is."""
+        implied = self._meaning.implied
+        return None if isinstance(implied, AlwaysTrue) else text_of(implied)
+
+    @property
     def fields(self) -> list[NestedField]:
         """The table's columns that a plain condition reads; always at least one, so that rows can be counted."""
         self._require_plain()
@@ -103,6 +126,16 @@ class Where:
             return bool(meaning.inclusive.eval(file.data_file))
         except _UNREADABLE:
             return True
+
+    def group_test(self, metadata: pq.FileMetaData, names: Mapping[int, str]) -> Sequence[bool]:
+        """For each row group of a file: false only if it is proven that no row of it matches (rows/project.py)."""
+        meaning = self._meaning
+        if isinstance(meaning.implied, AlwaysTrue):
+            return [True] * metadata.num_row_groups
+        try:
+            return [bool(meaning.inclusive.eval(one)) for one in group_statistics(metadata, names, meaning.fields)]
+        except _UNREADABLE:
+            return [True] * metadata.num_row_groups
 
     def must_match(self, file: LiveFile, metadata: TableMetadata) -> bool:
         """True only if the file's statistics prove that every row of it matches."""
