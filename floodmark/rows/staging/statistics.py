@@ -34,6 +34,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.decimal import decimal_to_bytes, unscaled_to_decimal
 
 from floodmark.model import FileRecord
+from floodmark.rows.column_chunks import chunk_start
 from floodmark.rows.convert import table_shape
 from floodmark.rows.staging.partition import PartitionKey
 
@@ -93,7 +94,7 @@ def file_record(
         size_bytes=size_bytes,
         partition=partition,
         nan_counts=dict(nan_counts or {}),
-        split_offsets=split_offsets(sorted(map(_start, groups))),
+        split_offsets=split_offsets(sorted(chunk_start(group.column(0)) for group in groups)),
     )
     for position, leaf in enumerate(columns):
         chunks = [group.column(position) for group in groups]
@@ -115,14 +116,6 @@ def split_offsets(starts: Sequence[int]) -> tuple[int, ...]:
         if not chosen or start - chosen[-1] >= SPLIT_BYTES:
             chosen.append(start)
     return tuple(chosen)
-
-
-def _start(group: pq.RowGroupMetaData) -> int:
-    first = group.column(0)
-    offset = first.data_page_offset
-    if first.has_dictionary_page and first.dictionary_page_offset < offset:
-        offset = first.dictionary_page_offset
-    return int(offset)
 
 
 def _add_bounds(
