@@ -177,7 +177,10 @@ class Scan:
             fields, tests = read_fields(self._schema, wanted), group_tests(self._schema, wanted)
             with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
                 groups = list(
-                    pool.map(lambda file: kept_groups(self._catalog.storage, file.path, fields, tests), chosen.files)
+                    pool.map(
+                        lambda file: kept_groups(self._catalog.storage, file.path, fields, tests, file.size_bytes),
+                        chosen.files,
+                    )
                 )
         where = self._condition
         return Explanation(
@@ -253,13 +256,17 @@ class Scan:
         storage = self._catalog.storage
         if wanted.where is None or wanted.where.plain:
             for file in self._selection.files:
-                yield from read_wanted(storage, file.path, self._schema, wanted, file.sequence)
+                yield from read_wanted(
+                    storage, file.path, self._schema, wanted, file.sequence, size_bytes=file.size_bytes
+                )
             return
         for files, positions in self._found_by_spark(wanted.where):
             for file in files:
                 if file.path in positions:
                     found = positions[file.path]
-                    yield from read_wanted(storage, file.path, self._schema, wanted, file.sequence, found)
+                    yield from read_wanted(
+                        storage, file.path, self._schema, wanted, file.sequence, found, size_bytes=file.size_bytes
+                    )
 
     def _found_by_spark(self, where: Where) -> Iterator[tuple[list[LiveFile], dict[str, Numbers]]]:
         """Some files at a time, and where in them the rows are that match."""
@@ -294,12 +301,13 @@ class Scan:
             return sum(found.values())
         metadata = self._catalog.files.metadata(self._head.metadata_location)
         certain = [file for file in files if where.must_match(file, metadata)]
-        open_files = {file.path for file in files} - {file.path for file in certain}
+        known = {file.path for file in certain}
         wanted = Wanted(columns=(where.fields[0].name,), where=where)
         return sum(file.rows for file in certain) + sum(
             len(batch)
-            for path in open_files
-            for batch in read_wanted(self._catalog.storage, path, self._schema, wanted)
+            for file in files
+            if file.path not in known
+            for batch in read_wanted(self._catalog.storage, file.path, self._schema, wanted, size_bytes=file.size_bytes)
         )
 
 
@@ -316,8 +324,8 @@ def dataframe(
     options, arrow = catalog.storage.options, by_arrow(catalog, head)
     if wanted.with_seq:
         return scan_with_seq(sessions.get(), files, schema, wanted=wanted, storage_options=options, arrow=arrow)
-    paths = [file.path for file in files]
-    return scan(sessions.get(), paths, schema, wanted=wanted, storage_options=options, arrow=arrow)
+    sizes = {file.path: file.size_bytes for file in files}
+    return scan(sessions.get(), list(sizes), schema, wanted=wanted, sizes=sizes, storage_options=options, arrow=arrow)
 
 
 def by_arrow(catalog: Catalog, head: Head) -> bool | None:

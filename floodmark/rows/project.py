@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +21,7 @@ from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from floodmark.errors import Corrupt, NotFound
 from floodmark.rows.arrays import Numbers, list_of, map_of, map_parts, struct_of
+from floodmark.rows.column_chunks import prefetch
 from floodmark.rows.schema import FIELD_ID, arrow_type
 from floodmark.storage import Storage
 from floodmark.storage.streams import RangeReader
@@ -33,6 +33,8 @@ READ_BATCH_ROWS = 65536
 # Rows may be large: after the first row group a batch has as many as fit into this.
 READ_BATCH_BYTES = 32 * 1024 * 1024
 _FIRST_BATCH_ROWS = 4096
+# Of one file on object storage, about so much is fetched at once.
+PREFETCH_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,11 @@ def read_numbered(
     fields: Sequence[NestedField],
     batch_rows: int = READ_BATCH_ROWS,
     tests: Sequence[GroupTest] = (),
+    size_bytes: int | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The same with the position in the file of each batch's first row."""
+    """The same with the position in the file of each batch's first row. A file of another size is `Corrupt`."""
     with _damaged(location):
-        yield from _read_whole(storage, location, fields, batch_rows, tests)
+        yield from _read_whole(storage, location, fields, batch_rows, tests, size_bytes)
 
 
 def holding(positions: Numbers) -> GroupTest:
@@ -97,9 +100,15 @@ def holding(positions: Numbers) -> GroupTest:
     return test
 
 
-def kept_groups(storage: Storage, location: str, fields: Sequence[NestedField], tests: Sequence[GroupTest]) -> Groups:
+def kept_groups(
+    storage: Storage,
+    location: str,
+    fields: Sequence[NestedField],
+    tests: Sequence[GroupTest],
+    size_bytes: int | None = None,
+) -> Groups:
     """What a read of these columns with these tests opens of a file, from its footer."""
-    with _damaged(location), _opened(storage, location) as stream, pq.ParquetFile(stream) as parquet:
+    with _damaged(location), _opened(storage, location, size_bytes) as stream, pq.ParquetFile(stream) as parquet:
         names = _names(parquet.schema_arrow)
         kept = [number for number, keep in enumerate(_tested(parquet.metadata, names, tests)) if keep]
         wanted = {names[field.field_id] for field in fields if field.field_id in names}
@@ -140,10 +149,11 @@ def _read_whole(
     fields: Sequence[NestedField],
     batch_rows: int,
     tests: Sequence[GroupTest],
+    size_bytes: int | None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     target = read_schema(fields)
     with (
-        _opened(storage, location) as stream,
+        _opened(storage, location, size_bytes) as stream,
         # Pages that have a checksum are compared with it: corrupted bytes must not be read as rows.
         pq.ParquetFile(stream, page_checksum_verification=True) as parquet,
     ):
@@ -154,7 +164,7 @@ def _read_whole(
         # A dot would be read as a path into a struct: then every column is read.
         columns = wanted if not any("." in name for name in parquet.schema_arrow.names) else None
         kept = _tested(parquet.metadata, _names(parquet.schema_arrow), tests)
-        for start, batch in _batches(parquet, columns, batch_rows, kept):
+        for start, batch in _batches(stream, parquet, columns, batch_rows, kept):
             arrays = []
             for field, goal in zip(fields, target, strict=True):
                 source = sources.get(field.field_id)
@@ -174,9 +184,9 @@ def _damaged(location: str) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(storage: Storage, location: str) -> Iterator[RangeReader]:
+def _opened(storage: Storage, location: str, size_bytes: int | None = None) -> Iterator[RangeReader]:
     try:
-        stream = storage.open_input(location)
+        stream = storage.open_input(location, size_bytes)
     except NotFound as error:
         raise Corrupt("a data file is gone", file=location, advice="Run `floodmark doctor`; restore it.") from error
     with stream:
@@ -184,26 +194,41 @@ def _opened(storage: Storage, location: str) -> Iterator[RangeReader]:
 
 
 def _batches(
-    parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int, kept: Sequence[bool]
+    stream: RangeReader, parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int, kept: Sequence[bool]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches of at most so many rows, and about so many bytes: earlier rows show how much memory a row takes.
 
     Row groups that follow each other are read as one: a batch may hold rows of several.
     """
     rows = min(rows_max, _FIRST_BATCH_ROWS)
-    start = 0
-    for keep, numbers in groupby(range(parquet.num_row_groups), lambda number: kept[number]):
-        groups = list(numbers)
-        end = start + sum(parquet.metadata.row_group(number).num_rows for number in groups)
+    ends = np.cumsum([parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)])
+    for groups in _runs(parquet.metadata, kept, stream.is_remote):
+        start = int(ends[groups[0]]) - parquet.metadata.row_group(groups[0]).num_rows
+        prefetch(stream, parquet.metadata, groups, columns)
         row_bytes = 1
-        for batch in parquet.iter_batches(batch_size=rows, row_groups=groups, columns=columns) if keep else ():
+        for batch in parquet.iter_batches(batch_size=rows, row_groups=groups, columns=columns):
             row_bytes = max(row_bytes, batch.nbytes // max(1, len(batch)))
             yield start, batch
             start += len(batch)
             rows = max(1, min(rows_max, READ_BATCH_BYTES // row_bytes))
             # From the next batch on: small files have one group only.
             parquet.reader.set_batch_size(rows)
-        start = end
+
+
+def _runs(metadata: pq.FileMetaData, kept: Sequence[bool], remote: bool) -> Iterator[list[int]]:
+    """The kept row groups that follow each other; where they are fetched as a whole, of a bounded size (I14)."""
+    run: list[int] = []
+    size_bytes = 0
+    for number in range(metadata.num_row_groups):
+        full = remote and size_bytes >= PREFETCH_BYTES
+        if run and (full or not kept[number]):
+            yield run
+            run, size_bytes = [], 0
+        if kept[number]:
+            run.append(number)
+            size_bytes += metadata.row_group(number).total_byte_size
+    if run:
+        yield run
 
 
 def _tested(metadata: pq.FileMetaData, names: Mapping[int, str], tests: Sequence[GroupTest]) -> list[bool]:

@@ -58,8 +58,9 @@ def arrow_batches(
     storage: Storage, files: Iterable[LiveFile], schema: Schema, with_seq: bool, between: Between | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of these files; with `between`, only those whose sequence is in that range."""
+    wanted = Wanted(with_seq=with_seq, between=between)
     for file in files:
-        yield from read_rows(storage, file.path, schema, with_seq, file.sequence, between)
+        yield from read_wanted(storage, file.path, schema, wanted, file.sequence, size_bytes=file.size_bytes)
 
 
 def read_rows(
@@ -81,6 +82,8 @@ def read_wanted(
     wanted: Wanted,
     sequence: int | None = None,
     positions: Numbers | None = None,
+    *,
+    size_bytes: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The wanted rows of one file; with `positions`, ascending ones, only of those there."""
     target = arrow_read_schema(schema, wanted.with_seq, wanted.columns)
@@ -90,7 +93,7 @@ def read_wanted(
     own = places.get(SEQ_COLUMN)
     shown = [places[name] for name in target.names if name != SEQ_COLUMN]
     tests = group_tests(schema, wanted) + ([] if positions is None else [holding(positions)])
-    for start, batch in read_numbered(storage, location, fields, tests=tests):
+    for start, batch in read_numbered(storage, location, fields, tests=tests, size_bytes=size_bytes):
         if positions is not None:
             first, last = np.searchsorted(positions, [start, start + len(batch)])
             batch = batch.take(pa.array(positions[first:last] - start))

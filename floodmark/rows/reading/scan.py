@@ -59,6 +59,9 @@ class Sequenced(Protocol):
     def path(self) -> str: ...
 
     @property
+    def size_bytes(self) -> int: ...
+
+    @property
     def sequence(self) -> int | None: ...
 
     @property
@@ -75,13 +78,14 @@ def scan(
     with_seq: bool = False,
     *,
     wanted: Wanted | None = None,
+    sizes: Mapping[str, int] | None = None,
     storage_options: Mapping[str, str] | None = None,
     arrow: bool | None = None,
 ) -> DataFrame:
     """The rows of these data files. `arrow` forces or forbids Arrow tasks; by default the locations decide.
 
     `with_seq` adds `_seq` as the files have it: null where a row inherits it. Of `wanted`, tasks read what they can do
-    without; the caller selects rows and columns all the same.
+    without; the caller selects rows and columns all the same. `sizes` of files, where known, save a request for each.
     """
     prepare(spark)
     columns = _columns(schema, with_seq)
@@ -89,7 +93,8 @@ def scan(
         return empty(spark, columns)
     if _by_arrow(spark, files, arrow):
         found = replace(wanted or Wanted(), with_seq=with_seq)
-        return _scan_arrow(spark, [(file, None) for file in files], schema, columns, storage_options, found)
+        listed = [(file, None, (sizes or {}).get(file)) for file in files]
+        return _scan_arrow(spark, listed, schema, columns, storage_options, found)
     return _read(spark, files, columns)
 
 
@@ -115,7 +120,7 @@ def scan_with_seq(
     settled = [file for file in files if file.settled]
     inheriting = [file for file in files if not file.settled]
     if _by_arrow(spark, [file.path for file in files], arrow) or not _distinct(inheriting):
-        listed = [(file.path, file.sequence) for file in files]
+        listed = [(file.path, file.sequence, file.size_bytes) for file in files]
         found = replace(wanted or Wanted(), with_seq=True, between=between)
         return _scan_arrow(spark, listed, schema, columns, storage_options, found)
     frames = []
@@ -238,13 +243,13 @@ def _add_inherited(spark: SparkSession, rows: DataFrame, files: Sequence[Sequenc
 
 def _scan_arrow(
     spark: SparkSession,
-    files: Sequence[tuple[str, int | None]],
+    files: Sequence[tuple[str, int | None, int | None]],
     schema: Schema,
     columns: StructType,
     storage_options: Mapping[str, str] | None,
     wanted: Wanted,
 ) -> DataFrame:
-    """Files and their sequences, read by tasks; their numbers are the rows that Spark spreads, without a shuffle."""
+    """Files with their sequences and sizes, read by tasks: Spark spreads their numbers, without a shuffle."""
     from pyspark.sql.types import StructType
 
     schema_json = schema.model_dump_json()
@@ -266,12 +271,12 @@ def _read_task(
     schema_json: str,
     wanted: Wanted,
     storage_options: dict[str, str],
-    files: list[tuple[str, int | None]],
+    files: list[tuple[str, int | None, int | None]],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     schema = table_shape(schema_json).schema
     storage = Storage(storage_options)
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            location, sequence = files[number]
-            yield from read_wanted(storage, location, schema, wanted, sequence)
+            location, sequence, size_bytes = files[number]
+            yield from read_wanted(storage, location, schema, wanted, sequence, size_bytes=size_bytes)
