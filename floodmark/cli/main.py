@@ -49,7 +49,7 @@ app = typer.Typer(
 _COMMANDS = (
     lifecycle.init,
     *(state.status, state.doctor, state.tables, state.show, state.history),
-    *(reading.query, reading.changes, reading.export),
+    *(reading.query, reading.scan, reading.head, reading.changes, reading.export),
     schema.plan,
     *(writing.load, writing.delete),
     lifecycle.adopt,

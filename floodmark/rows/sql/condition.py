@@ -15,7 +15,7 @@ from datetime import date
 
 from pyiceberg import expressions as ex
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, Reference, UnboundPredicate
-from pyiceberg.expressions.literals import BooleanLiteral, LongLiteral, StringLiteral
+from pyiceberg.expressions.literals import BooleanLiteral, LongLiteral, StringLiteral, TimestampLiteral
 from pyiceberg.expressions.parser import parse as parse_iceberg
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import LiteralValue
@@ -29,6 +29,7 @@ from pyiceberg.types import (
     PrimitiveType,
     StringType,
 )
+from pyiceberg.utils.datetime import micros_to_timestamp
 from pyparsing import ParseBaseException
 
 from floodmark.rows.sql.moments import TYPE_WORDS, is_typed, typed_text, widened
@@ -137,12 +138,21 @@ def text_of(tree: BooleanExpression) -> str:
 
 def _values_text(predicate: UnboundPredicate) -> str:
     if isinstance(predicate, ex.LiteralPredicate):
-        return f" {predicate.literal.value!r}"
+        return f" {_value_text(predicate.literal)}"
     if isinstance(predicate, ex.SetPredicate):
-        values = sorted((literal.value for literal in predicate.literals), key=str)
+        values = sorted(map(_value_text, predicate.literals))
         more = ", …" if len(values) > _VALUES_SHOWN else ""
-        return f" ({', '.join(map(repr, values[:_VALUES_SHOWN]))}{more})"
+        return f" ({', '.join(values[:_VALUES_SHOWN])}{more})"
     return ""
+
+
+def _value_text(literal: LiteralValue) -> str:
+    if isinstance(literal, TimestampLiteral):
+        try:
+            return f"'{micros_to_timestamp(literal.value).isoformat(sep=' ')}'"
+        except (OverflowError, ValueError):  # outside Python's calendar
+            pass
+    return repr(literal.value)
 
 
 def column_name(predicate: UnboundPredicate) -> str:
