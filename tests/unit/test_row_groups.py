@@ -17,11 +17,12 @@ from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.project import read_file
 from floodmark.rows.schema import table_schema, user_fields
 from floodmark.rows.staging.file_options import (
+    CHUNK_BYTES_MIN,
     CHUNKS_MAX,
-    GROUP_BYTES_MIN,
+    GROUP_BYTES_MAX,
     GROUP_ROWS,
     GROUP_ROWS_MAX,
-    KEYED_GROUP_ROWS,
+    KEYED_GROUP_ROWS_MAX,
     FileOptions,
     groups_max,
 )
@@ -72,7 +73,7 @@ def dictionaries(metadata: pq.FileMetaData) -> dict[str, bool]:
     return {column.path_in_schema: "RLE_DICTIONARY" in column.encodings for column in columns}
 
 
-@pytest.mark.parametrize(("key", "rows_max"), [((), GROUP_ROWS_MAX), (("id",), KEYED_GROUP_ROWS)])
+@pytest.mark.parametrize(("key", "rows_max"), [((), GROUP_ROWS_MAX), (("id",), KEYED_GROUP_ROWS_MAX)])
 def test_a_group_has_few_rows_fewer_in_a_table_with_a_key(key: tuple[str, ...], rows_max: int) -> None:
     record, metadata, rows = staged("id long not null, n int", narrow(100_000), key=key)
     assert max(group_rows(metadata)) <= rows_max
@@ -99,13 +100,28 @@ def test_a_table_property_sets_the_rows_of_a_group_however_small() -> None:
     assert rows["id"].to_pylist() == list(range(10))
 
 
-def test_rows_that_are_short_make_groups_of_more_rows() -> None:
+def test_rows_that_are_short_make_groups_of_more_rows_and_large_ones_of_fewer() -> None:
     # Bits: so few as usual would not be worth a group.
-    _, metadata, _ = staged("ok boolean", pa.table({"ok": [True, False] * 200_000}))
+    _, metadata, _ = staged("ok boolean", pa.table({"ok": [True, False] * 100_000}))
     assert metadata.num_row_groups == 1
-    options = FileOptions.of({})
-    assert options.rows_per_group(1_000_000, 1_000_000, 1000) >= GROUP_BYTES_MIN
-    assert options.rows_per_group(1_000_000, 100_000_000, 1000) <= GROUP_ROWS_MAX
+    large = pa.table({"id": range(2_000), "text": [f"{at}" * 5_000 for at in range(2_000)]})
+    _, metadata, _ = staged("id long, text string", large)
+    assert metadata.num_row_groups == -(-large.nbytes // GROUP_BYTES_MAX) > 1
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+@pytest.mark.parametrize("columns", [1, 5, 200])
+@pytest.mark.parametrize("row_bytes", [1, 40, 1_600, 100_000])
+def test_groups_have_few_rows_but_not_too_few_bytes_in_a_column(
+    key: tuple[str, ...], columns: int, row_bytes: int
+) -> None:
+    options = FileOptions.of({}, key=key)
+    size_bytes = 64 * 1024 * 1024
+    rows = options.rows_per_group(size_bytes // row_bytes, size_bytes, columns, 1_000_000)
+    if rows * row_bytes > 2 * CHUNK_BYTES_MIN * columns:
+        assert rows <= (KEYED_GROUP_ROWS_MAX if key else GROUP_ROWS_MAX)
+        assert (rows - 1) * row_bytes <= GROUP_BYTES_MAX
+    assert rows * row_bytes >= CHUNK_BYTES_MIN * columns // 2
 
 
 @pytest.mark.parametrize("columns", [1, 3, 200, 5_000, 100_000])
@@ -114,7 +130,7 @@ def test_the_number_of_groups_of_a_file_is_limited_by_its_columns(columns: int) 
     left, groups, buffers = groups_max(columns), 0, 200
     assert left * columns <= max(CHUNKS_MAX, columns)
     for _ in range(buffers):
-        rows = options.rows_per_group(100_000, 64 << 20, left)
+        rows = options.rows_per_group(100_000, 64 << 20, columns, left)
         made = -(-100_000 // rows)
         left, groups = left - made, groups + made
     # At the end each buffer is one group.
@@ -123,11 +139,11 @@ def test_the_number_of_groups_of_a_file_is_limited_by_its_columns(columns: int) 
 
 def test_a_buffer_is_cut_into_even_groups() -> None:
     options = FileOptions.of({}, key=["id"])
-    assert options.rows_per_group(KEYED_GROUP_ROWS, 1 << 24, 1000) == KEYED_GROUP_ROWS
-    assert options.rows_per_group(KEYED_GROUP_ROWS + 2, 1 << 24, 1000) == KEYED_GROUP_ROWS // 2 + 1
-    assert options.rows_per_group(0, 0, 1000) == 1
+    assert options.rows_per_group(KEYED_GROUP_ROWS_MAX, 1 << 20, 3, 1000) == KEYED_GROUP_ROWS_MAX
+    assert options.rows_per_group(KEYED_GROUP_ROWS_MAX + 2, 1 << 20, 3, 1000) == KEYED_GROUP_ROWS_MAX // 2 + 1
+    assert options.rows_per_group(0, 0, 3, 1000) == 1
     # Deletions files go by bytes alone.
-    assert FileOptions(1 << 30).rows_per_group(1_000_000, 1 << 20, 1000) == 1_000_000
+    assert FileOptions(1 << 30).rows_per_group(1_000_000, 1 << 20, 3, 1000) == 1_000_000
 
 
 def test_columns_whose_values_repeat_have_dictionaries_others_and_keys_have_none() -> None:

@@ -1,9 +1,9 @@
 """How data files are written: what a table's properties say, our defaults, and how many rows a row group has.
 
 A row group is what a reader can skip, and so what a condition, a key or a sequence costs at least; each one takes room
-in the footer, which every reader loads. So groups go by rows, with a minimum in bytes, and their number in a file is
-limited by its columns (I14). Buffers, sorting and the ends of files go by bytes. A property that cannot be understood
-is `Invalid`: when a table is created, and at a write if another engine has set it.
+in the footer, which every reader loads. So groups go by rows, large rows and very short ones by bytes, and their number
+in a file is limited by its columns (I14). Buffers, sorting and the ends of files go by bytes. A property that cannot be
+understood is `Invalid`: when a table is created, and at a write if another engine has set it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ LEVEL = "write.parquet.compression-level"
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 # With a key, one row at a time is looked for; without one, mostly what changed last, in files of many more rows.
-KEYED_GROUP_ROWS = 8_192
+KEYED_GROUP_ROWS_MAX = 8_192
 GROUP_ROWS_MAX = 32_768
-# In memory. Rows that are much shorter than others are not worth a group of so few.
-GROUP_BYTES_MIN = 64 * 1024
+# In memory: of large rows fewer are a group; of rows so short that a group's columns have less than this, more.
+GROUP_BYTES_MAX = 8 * 1024 * 1024
+CHUNK_BYTES_MIN = 32 * 1024
 # Column chunks of a file: each takes 100 to 150 bytes of a footer, which is read and parsed before the first row.
 CHUNKS_MAX = 20_000
 _CODECS = ("zstd", "snappy", "gzip", "lz4", "none")
@@ -33,7 +34,7 @@ _CODECS = ("zstd", "snappy", "gzip", "lz4", "none")
 
 @dataclass(frozen=True)
 class FileOptions:
-    """Without `row_group_rows`, what waits in a buffer becomes one group; `exact`: also where groups are tiny then."""
+    """Without `row_group_rows`, what waits in a buffer becomes one group; `exact`: its bytes do not matter."""
 
     target_file_bytes: int
     row_group_bytes: int = ROW_GROUP_BYTES
@@ -68,13 +69,13 @@ class FileOptions:
             codec=codec,
             level=_level(level) if level else None,
             sort=sort,
-            row_group_rows=_whole_number(properties, GROUP_ROWS, KEYED_GROUP_ROWS if key else GROUP_ROWS_MAX),
+            row_group_rows=_whole_number(properties, GROUP_ROWS, KEYED_GROUP_ROWS_MAX if key else GROUP_ROWS_MAX),
             exact=GROUP_ROWS in properties,
             unique=frozenset(key) if len(key) == 1 else frozenset(),
         )
 
-    def rows_per_group(self, rows: int, size_bytes: int, groups_left: int) -> int:
-        """How many rows a group has if so many rows are written now, and the file has room for so many groups.
+    def rows_per_group(self, rows: int, size_bytes: int, columns: int, groups_left: int) -> int:
+        """How many rows a group has if so many are written now, and the file has room for so many more groups.
 
         At most half of that room is used: the file's later rows need some too. So it never runs out, and groups of a
         very long file become larger. Groups have about the same number of rows, none is a small rest.
@@ -83,7 +84,8 @@ class FileOptions:
             return max(1, rows)
         groups = -(-rows // self.row_group_rows)
         if not self.exact:
-            groups = min(groups, size_bytes // GROUP_BYTES_MIN)
+            groups = max(groups, -(-size_bytes // GROUP_BYTES_MAX))
+            groups = min(groups, size_bytes // (CHUNK_BYTES_MIN * columns))
         return -(-rows // max(1, min(groups, groups_left // 2)))
 
 

@@ -87,7 +87,7 @@ class _OpenFile:
         return int(self._stream.tell())
 
     def write(self, table: pa.Table, size_bytes: int) -> None:
-        rows = self._options.rows_per_group(len(table), size_bytes, self._groups_left)
+        rows = self._options.rows_per_group(len(table), size_bytes, len(self._columns), self._groups_left)
         self._parquet.write_table(table, row_group_size=rows)
         self._groups_left -= -(-len(table) // rows)
         count_nans(table, self._fields, self.nan_counts)
