@@ -23,6 +23,7 @@ from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import MetadataLogEntry, Operation, Snapshot, SnapshotLogEntry, Summary
 from pyiceberg.table.sorting import SortOrder
 
+from floodmark.commit.file_columns import REMEMBERED, FileColumns, shared_key
 from floodmark.commit.seal import Edit
 from floodmark.errors import Corrupt, NotFound
 from floodmark.model import MAIN, SNAPSHOTS_KEPT, TARGET_FILE_BYTES, Head
@@ -319,6 +320,7 @@ class MetadataFiles:
 
     def __init__(self, storage: Storage) -> None:
         self.io = LakeFileIO.over(storage)
+        self._storage_key = shared_key(storage)
         self._lock = threading.Lock()
         self._metadata: LRUCache[str, TableMetadata] = LRUCache(maxsize=256)
         # Opening a manifest costs milliseconds however small it is, and commits share most of theirs.
@@ -365,6 +367,15 @@ class MetadataFiles:
             found = manifest.fetch_manifest_entry(self.io, discard_deleted=True)
             self.remember_entries(manifest.manifest_path, found)
         return found
+
+    def columns(self, manifest: ManifestFile) -> FileColumns:
+        """The live files of a published manifest, to plan a read: all readers of the process share them."""
+        key = self._storage_key, manifest.manifest_path, manifest.manifest_length, manifest.sequence_number
+        return REMEMBERED.of(key, manifest, self._read)
+
+    def _read(self, location: str) -> bytes:
+        with self.io.new_input(location).open() as stream:
+            return stream.read()
 
     def named_files(self, touched: Iterable[Head]) -> set[str]:
         """The metadata files, lists and manifests that the commit which left these heads names."""
