@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 from typing import TypeAlias
 from uuid import UUID
 
@@ -325,7 +326,7 @@ def _by_column(found: ManifestRows, which: int, rows: _Numbers) -> dict[int, _Nu
     by_column: dict[int, _Numbers] = {}
     order = np.argsort(ids, kind="stable")
     starts = np.flatnonzero(np.diff(ids[order], prepend=ABSENT)).tolist()
-    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+    for start, end in pairwise([*starts, len(order)]):
         at = order[start:end]
         numbers = np.full(found.count, ABSENT, np.int64)
         numbers[places[at]] = values[at]
