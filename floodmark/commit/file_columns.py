@@ -35,7 +35,6 @@ from pyiceberg.types import DecimalType, IcebergType, NestedField, StructType, U
 
 from floodmark.commit.manifest_rows import ManifestRows, pairs, read_manifest
 from floodmark.errors import Corrupt
-from floodmark.storage import Storage
 
 REMEMBERED_BYTES_MAX = 128 * 1024 * 1024
 ABSENT = -1
@@ -275,7 +274,7 @@ def _sequences(found: ManifestRows, manifest: ManifestFile) -> list[object]:
 
 
 def _partition(records: Sequence[object], fields: Sequence[NestedField]) -> tuple[pa.Array, ...]:
-    values = [record._data for record in records if isinstance(record, Record)]
+    values = [one for one in records if isinstance(one, tuple)]
     return tuple(_partition_values([one[place] for one in values], field) for place, field in enumerate(fields))
 
 
@@ -399,8 +398,3 @@ class ColumnsRemembered:
 
 
 REMEMBERED = ColumnsRemembered()
-
-
-def shared_key(storage: Storage) -> object:
-    """What makes two storages the same to readers; one of a kind of its own, as tests have, shares with no other."""
-    return tuple(sorted(storage.options.items())) if type(storage) is Storage else object()

@@ -11,7 +11,7 @@ import secrets
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from cachetools import LRUCache
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile, read_manifest_list
@@ -23,12 +23,14 @@ from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import MetadataLogEntry, Operation, Snapshot, SnapshotLogEntry, Summary
 from pyiceberg.table.sorting import SortOrder
 
-from floodmark.commit.file_columns import REMEMBERED, FileColumns, shared_key
 from floodmark.commit.seal import Edit
 from floodmark.errors import Corrupt, NotFound
 from floodmark.model import MAIN, SNAPSHOTS_KEPT, TARGET_FILE_BYTES, Head
 from floodmark.storage import Storage
 from floodmark.storage.fileio import LakeFileIO
+
+if TYPE_CHECKING:
+    from floodmark.commit.file_columns import FileColumns
 
 METADATA_LOG_KEPT = 10
 ENTRIES_REMEMBERED = 50_000
@@ -320,7 +322,8 @@ class MetadataFiles:
 
     def __init__(self, storage: Storage) -> None:
         self.io = LakeFileIO.over(storage)
-        self._storage_key = shared_key(storage)
+        # Readers of equal storages see the same files. One of a kind of its own, as tests have, shares with no other.
+        self._readers = frozenset(storage.options.items()) if type(storage) is Storage else object()
         self._lock = threading.Lock()
         self._metadata: LRUCache[str, TableMetadata] = LRUCache(maxsize=256)
         # Opening a manifest costs milliseconds however small it is, and commits share most of theirs.
@@ -370,7 +373,9 @@ class MetadataFiles:
 
     def columns(self, manifest: ManifestFile) -> FileColumns:
         """The live files of a published manifest, to plan a read: all readers of the process share them."""
-        key = self._storage_key, manifest.manifest_path, manifest.manifest_length, manifest.sequence_number
+        from floodmark.commit.file_columns import REMEMBERED
+
+        key = self._readers, manifest.manifest_path, manifest.manifest_length, manifest.sequence_number
         return REMEMBERED.of(key, manifest, self._read)
 
     def _read(self, location: str) -> bytes:
