@@ -177,8 +177,8 @@ class Reader:
         return f"It was dropped: `floodmark undrop {table}` restores it."
 
     def changes(self, table: str, since: int | None, until: int | None, moment: ReadMoment) -> Changes:
-        from floodmark.commit.live_files import live_files
         from floodmark.rows.reading.changes import plan_changes
+        from floodmark.rows.reading.selection import select_newer
 
         version = self._resolve(moment)
         head = self._head_at(table, version, moment)
@@ -198,7 +198,8 @@ class Reader:
             )
         with readable(self._catalog, version):
             schema = self.schema(head)
-            files = live_files(self._catalog.files, head, schema, since_number) if since_number < last else []
+            newer = since_number < last
+            files = select_newer(self._catalog.files, head, schema, since_number, last) if newer else []
         deletions = self._catalog.history.deletions(head, since_number, last) if since_number < last else []
         # After they were read: a floor that rises from here on removes nothing from the list.
         _check_floor(self._catalog, table, head.table_id, since)

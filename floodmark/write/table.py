@@ -44,6 +44,7 @@ from floodmark.errors import Conflict, Corrupt, Invalid, NotFound
 from floodmark.model import MAIN, FileRecord, Head
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.keys import KeySet, examples
+from floodmark.rows.reading.selection import select_files
 from floodmark.rows.rewriting.rewrite import (
     ALL,
     BY_KEY,
@@ -656,7 +657,7 @@ class TableChange:
         """Remove the rows that a condition matches; returns how many of them are added again under the same key."""
         where = self._where(step)
         self._runner.check(where, self.schema)
-        files = [file for file in self.working_files() if where.may_match(file, self.metadata)]
+        files = self._may_match(where)
         whole = [file for file in files if where.must_match(file, self.metadata)]
         if not self.key:
             # No caller needs the removed rows: files that match as a whole need not be opened.
@@ -680,6 +681,17 @@ class TableChange:
             self._replace(result)
         self._state.rows_deleted += sum(file.removed for result in results for file in result.files)
         return sum(file.replaced for result in results for file in result.files)
+
+    def _may_match(self, where: Where) -> list[LiveFile]:
+        """The working files that may hold a matching row. Those of the head are tested all at once."""
+        selected = () if self.head is None else select_files(self._files, self.head, self.schema, where).files
+        paths = {file.path for file in selected}
+        base = self._base()
+        return [
+            file
+            for file in self.working_files()
+            if file.path in paths or (file.path not in base and where.may_match(file, self.metadata))
+        ]
 
     def _delete_keys(self, step: WriteStep) -> None:
         """Remove the rows that have one of these keys; a key that no row has changes nothing."""

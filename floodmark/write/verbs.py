@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from floodmark.commit.adopt import read_foreign
 from floodmark.commit.intent import Intent
-from floodmark.commit.live_files import live_files
 from floodmark.commit.metadata import has_renamed_columns, schema_of
 from floodmark.commit.publication import publish
 from floodmark.engine import Engine
 from floodmark.errors import Invalid
 from floodmark.json_form import Json
 from floodmark.model import Commit, Head
+from floodmark.rows.reading.selection import select_files
 from floodmark.rows.rewriting.rewrite import BY_WHERE, InputFile, Rewrite
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.schema import check_columns
@@ -86,7 +86,7 @@ def count_where(engine: Engine, head: Head, where: str) -> dict[str, Json]:
     condition = Where.parse(where, schema)
     runner = Runner(engine.storage, engine.sessions, "plan")
     runner.check(condition, schema)
-    files = {file.path: file for file in live_files(catalog.files, head, schema) if condition.may_match(file, metadata)}
+    files = {file.path: file for file in select_files(catalog.files, head, schema, condition).files}
     if condition.plain:
         target = StageTarget.to_read(schema, catalog.storage)
         rewrite = Rewrite(target, BY_WHERE, where=where, look_only=True)

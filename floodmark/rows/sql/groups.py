@@ -1,6 +1,6 @@
-"""The statistics of a Parquet file's row groups, in the form in which Iceberg keeps those of whole files.
+"""The statistics of a Parquet file's row groups, as the test of files takes them (rows/sql/file_test.py).
 
-So one test of statistics serves files and their row groups. What is not certain is left out, and proves nothing: a
+What is not certain is left out, and proves nothing: a
 statistic of another type or unit, a column whose name cannot be told from a path. A column that the file does not have
 is null in every row.
 """
@@ -8,11 +8,10 @@ is null in every row.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
+import numpy as np
 import pyarrow.parquet as pq
-from pyiceberg.conversions import to_bytes
-from pyiceberg.manifest import DataFile
 from pyiceberg.types import (
     BooleanType,
     DateType,
@@ -20,12 +19,14 @@ from pyiceberg.types import (
     IntegerType,
     LongType,
     NestedField,
-    PrimitiveType,
     StringType,
     TimestampType,
     TimestamptzType,
 )
 
+from floodmark.rows.sql.file_test import Span, Spans, raw_values
+
+_NO, _YES = np.zeros(1, np.bool_), np.ones(1, np.bool_)
 # The physical types of the values that can be compared, and the logical types that give them that meaning.
 _PHYSICAL: dict[type[IcebergType], tuple[str, ...]] = {
     BooleanType: ("BOOLEAN",),
@@ -38,42 +39,30 @@ _PHYSICAL: dict[type[IcebergType], tuple[str, ...]] = {
 }
 
 
-def group_statistics(
-    metadata: pq.FileMetaData, names: Mapping[int, str], fields: Sequence[NestedField]
-) -> Iterator[DataFile]:
-    """What is known of these columns in each row group; `names` are the file's, by field id."""
+def group_spans(metadata: pq.FileMetaData, names: Mapping[int, str]) -> Spans:
+    """What is known of a column in each row group; `names` are the file's, by field id."""
     places = {metadata.schema.column(place).path: place for place in range(len(metadata.schema))}
-    absent = [field.field_id for field in fields if field.field_id not in names]
-    found = [
-        (
-            field,
-            places[names[field.field_id]],
-            _is_comparable(metadata.schema.column(places[names[field.field_id]]), field),
-        )
-        for field in fields
-        if names.get(field.field_id) in places and "." not in names[field.field_id]
-    ]
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        counts, nulls = dict.fromkeys(absent, group.num_rows), dict.fromkeys(absent, group.num_rows)
-        lows: dict[int, bytes] = {}
-        highs: dict[int, bytes] = {}
-        for field, place, comparable in found:
-            statistics = group.column(place).statistics
-            if statistics is None:
-                continue
-            if statistics.has_null_count:
-                counts[field.field_id], nulls[field.field_id] = group.num_rows, statistics.null_count
-            if comparable and statistics.has_min_max:
-                lows[field.field_id] = _as_bytes(field, statistics.min_raw)
-                highs[field.field_id] = _as_bytes(field, statistics.max_raw)
-        yield DataFile.from_args(
-            record_count=group.num_rows,
-            value_counts=counts,
-            null_value_counts=nulls,
-            lower_bounds=lows,
-            upper_bounds=highs,
-        )
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+
+    def span(field: NestedField) -> Span:
+        name = names.get(field.field_id)
+        if name is None:
+            return Span(None, None, _NO, _YES, _NO)
+        place = None if "." in name else places.get(name)
+        if place is None:
+            return Span(None, None, _NO, _NO, _NO)
+        found = [group.column(place).statistics for group in groups]
+        counted = [None if one is None or not one.has_null_count else one.null_count for one in found]
+        nulls = np.array([-1 if count is None else count for count in counted], np.int64)
+        only_nulls = nulls == np.array([group.num_rows for group in groups], np.int64)
+        if not _is_comparable(metadata.schema.column(place), field):
+            return Span(None, None, nulls == 0, only_nulls, _NO)
+        known = [one if one is not None and one.has_min_max else None for one in found]
+        low = raw_values(field.field_type, [None if one is None else one.min_raw for one in known])
+        high = raw_values(field.field_type, [None if one is None else one.max_raw for one in known])
+        return Span(low, high, nulls == 0, only_nulls, _NO)
+
+    return span
 
 
 def _is_comparable(column: pq.ColumnSchema, field: NestedField) -> bool:
@@ -91,9 +80,3 @@ def _is_comparable(column: pq.ColumnSchema, field: NestedField) -> bool:
         case TimestampType() | TimestamptzType():
             return bool(logical["Type"] == "Timestamp" and logical["timeUnit"] == "microseconds")
     return True
-
-
-def _as_bytes(field: NestedField, value: bool | int | bytes) -> bytes:
-    if isinstance(value, bytes) or not isinstance(field.field_type, PrimitiveType):
-        return bytes(value)
-    return to_bytes(field.field_type, value)
