@@ -7,7 +7,7 @@ when rows must move.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -25,10 +25,11 @@ from floodmark.scan import Scan, by_arrow, dataframe, in_time, readable
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
+    from pyspark.sql import SparkSession
 
     from floodmark.rows.frames import DataFrame
     from floodmark.rows.reading.changes import ChangePlan
-    from floodmark.rows.sql.where import Where
+    from floodmark.rows.reading.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,28 @@ class Reader:
         if missing is not None:
             raise missing
         with readable(self._catalog, version):
+            spark = self._sessions.get()
+            needed = self._needed(spark, query, state)
+            parts = {name: f"{state[name].table_id}{selection.part}" for name, selection in needed.items()}
             return run_query(
-                self._sessions.get(),
+                spark,
                 query,
-                {name: (head.table_id, head.snapshot) for name, head in state.items()},
-                lambda table: self._scan(state[table], with_seq),
+                {name: (parts.get(name, head.table_id), head.snapshot) for name, head in state.items()},
+                lambda table: self._frame(state[table], needed[table], with_seq),
                 with_seq=with_seq,
                 hint=hint,
             )
+
+    def _needed(self, spark: SparkSession, query: str, state: Mapping[str, Head]) -> dict[str, Selection]:
+        """The files that a query needs of each table that it names."""
+        from floodmark.rows.reading.selection import select_files
+        from floodmark.rows.sql.pushdown import conditions
+        from floodmark.rows.sql.query import named_tables, reads_as_usual
+
+        schemas = {name: self.schema(state[name]) for name in named_tables(query, state)}
+        prune = conditions(query, schemas) if reads_as_usual(spark) else {}
+        files = self._catalog.files
+        return {name: select_files(files, state[name], schemas[name], prune.get(name)) for name in schemas}
 
     def _dropped_hint(self, table: str) -> str | None:
         try:
@@ -235,11 +250,11 @@ class Reader:
         properties = self._catalog.files.metadata(head.metadata_location).properties
         return tuple(fill.column for fill in fills_of(properties, self.schema(head)))
 
-    def _scan(self, head: Head, with_seq: bool, prune: Where | None = None) -> DataFrame:
-        """A table as a DataFrame; `prune` leaves out files without a match, and is not applied to the rows."""
+    def _frame(self, head: Head, selection: Selection, with_seq: bool) -> DataFrame:
+        """The rows of the files that were selected."""
         from floodmark.rows.reading.arrow_reader import Wanted
 
-        return dataframe(self._catalog, self._sessions, head, Wanted(with_seq=with_seq, where=prune), prune)
+        return dataframe(self._catalog, self._sessions, head, Wanted(with_seq=with_seq), selection)
 
     def _head_at(self, table: str, version: int, moment: ReadMoment) -> Head:
         head = self._catalog.history.tables_at(version).get(table)

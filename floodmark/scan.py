@@ -156,7 +156,7 @@ class Scan:
         with readable(self._catalog, self.version):
             if where is not None:
                 check_where(self._sessions.get(), where, self._schema)
-            rows = dataframe(self._catalog, self._sessions, self._head, self._wanted_of_spark(), where)
+            rows = dataframe(self._catalog, self._sessions, self._head, self._wanted_of_spark(), self._selection)
             rows = rows if where is None else rows.where(f"({where.text}\n)")
             rows = rows.select(*map(quoted, self.schema.names))
             return rows if self.limit is None else rows.limit(self.limit)
@@ -311,16 +311,12 @@ class Scan:
         )
 
 
-def dataframe(
-    catalog: Catalog, sessions: Sessions, head: Head, wanted: Wanted, prune: Where | None = None
-) -> DataFrame:
-    """A table as a DataFrame; `prune` leaves out files without a match, and is not applied to the rows."""
+def dataframe(catalog: Catalog, sessions: Sessions, head: Head, wanted: Wanted, selection: Selection) -> DataFrame:
+    """The rows of the selected files as a DataFrame; what `wanted` leaves out, tasks do not read where they can."""
     from floodmark.commit.metadata import schema_of
     from floodmark.rows.reading.scan import scan, scan_with_seq
-    from floodmark.rows.reading.selection import select_files
 
-    schema = schema_of(catalog.files.metadata(head.metadata_location), head)
-    files = select_files(catalog.files, head, schema, prune).files
+    schema, files = schema_of(catalog.files.metadata(head.metadata_location), head), selection.files
     options, arrow = catalog.storage.options, by_arrow(catalog, head)
     if wanted.with_seq:
         return scan_with_seq(sessions.get(), files, schema, wanted=wanted, storage_options=options, arrow=arrow)
