@@ -25,9 +25,8 @@ from floodmark.scan import Scan, by_arrow, dataframe, in_time, readable
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
-    from pyspark.sql import SparkSession
 
-    from floodmark.rows.frames import DataFrame
+    from floodmark.rows.frames import DataFrame, SparkSession
     from floodmark.rows.reading.changes import ChangePlan
     from floodmark.rows.reading.selection import Selection
 
