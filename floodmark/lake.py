@@ -197,6 +197,7 @@ class Lake:
         allow_destructive: bool = False,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         told: Callable[[Plan], None] | None = None,
     ) -> Commit:
         """Change the tables to what a file declares, in one version; `nothing_to_do` if they already match.
@@ -204,8 +205,9 @@ class Lake:
         A Plan is applied exactly: `Conflict` if a table that it read has changed since. A file is planned now;
         `expect` is the id that the plan must have. `fill_later`: existing rows stay without the defaults of new
         columns until a backfill fills them. `allow_destructive`: also apply steps that lose data (dropped tables and
-        columns, a retention that deletes more rows); without it they are `Invalid`. `told` is called with the plan
-        that was applied: for a file, it is planned again if tables changed meanwhile.
+        columns, a retention that deletes more rows); without it they are `Invalid`. `if_version`: every table that it
+        changes must be as it was at that version, else `Conflict`. `told` is called with the plan that was applied: for
+        a file, it is planned again if tables changed meanwhile.
         """
         from floodmark.schema.apply import apply_plan
         from floodmark.schema.plan import Plan, make_plan
@@ -226,7 +228,7 @@ class Lake:
                 expected=expect,
                 advice="The file or the lake has changed: create the plan again and check it.",
             )
-        intent = self._intent("apply", actor, message or f"apply {plan.origin}")
+        intent = self._intent("apply", actor, message or f"apply {plan.origin}", if_version=if_version)
         return apply_plan(
             self.engine,
             intent,
@@ -285,6 +287,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Append rows: a Spark DataFrame, an Arrow table or reader, a pandas DataFrame, or a list of dicts.
@@ -293,8 +296,12 @@ class Lake:
         rows, and a second append with the same id to the same table is a no-op with the outcome `already_committed`.
         With `evolve`, columns that the table does not have are added to it, numbers are widened, and columns that the
         rows do not have are null. `progress(files, bytes)` is called from time to time while rows are staged.
+
+        With `if_version`, as for every write: `Conflict`, and nothing is changed, unless the table is still as it was
+        at that version of the branch. Any commit on the table counts, also a compaction. A batch that is committed
+        already is still `already_committed`.
         """
-        intent = self._intent("append", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("append", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, data, WriteOptions(evolve=evolve, progress=progress))
 
     def merge(
@@ -311,6 +318,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Upsert rows by the table's key: a row with the same key is replaced, others are added.
@@ -322,7 +330,7 @@ class Lake:
         """
         from floodmark.write.verbs import check_order
 
-        intent = self._intent("merge", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("merge", actor, message, batch_rider(table, batch, branch), branch, if_version)
         options = WriteOptions(
             order=check_order(on_duplicate, order),
             skip_unchanged=skip_unchanged,
@@ -341,10 +349,11 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Delete the rows that a condition (Spark SQL) matches; files without such a row are left as they are."""
-        intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, None, WriteOptions(where=where, progress=progress))
 
     def overwrite(
@@ -358,10 +367,11 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Replace all rows, or the rows that match `where`, by these rows, which must match it too."""
-        intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, data, WriteOptions(where=where, evolve=evolve, progress=progress))
 
     def plan_delete(self, table: str, where: str, *, branch: str = MAIN) -> dict[str, Json]:
@@ -431,14 +441,17 @@ class Lake:
         batch: str | None = None,
         batch_table: str = "",
         branch: str = MAIN,
+        if_version: int | None = None,
     ) -> Transaction:
         """Several tables, one version: all of it becomes visible at the end of the `with` block, or nothing.
 
         `batch` identifies the transaction; with `batch_table` it is the same id as that of an append to this table.
+        With `if_version`, all tables that it writes to must be as they were at that version (see `append`).
         """
         from floodmark.write.transaction import Transaction
 
-        intent = self._intent("transaction", actor, message, batch_rider(batch_table, batch, branch), branch)
+        batch_id = batch_rider(batch_table, batch, branch)
+        intent = self._intent("transaction", actor, message, batch_id, branch, if_version)
         return Transaction(self.engine, intent, self._expected)
 
     # ── reading ──
@@ -646,9 +659,15 @@ class Lake:
         return self.catalog.history.head(table, branch)
 
     def _intent(
-        self, kind: str, actor: str | None, message: str, batch: Rider | None = None, branch: str = MAIN
+        self,
+        kind: str,
+        actor: str | None,
+        message: str,
+        batch: Rider | None = None,
+        branch: str = MAIN,
+        if_version: int | None = None,
     ) -> Intent:
-        return Intent(kind, branch, actor or self.actor, message, batch)
+        return Intent(kind, branch, actor or self.actor, message, batch, if_version)
 
 
 def _read(source: Source) -> tuple[tuple[WantedTable, ...], str]:

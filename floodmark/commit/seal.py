@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypedDict
 from floodmark.catalog.chunks import ChunkRider, FillRider, PruneRider, RedoRider
 from floodmark.catalog.jobs import EndRider
 from floodmark.catalog.merge_base import MergeRider
-from floodmark.catalog.riders import BatchRider, MarksRider, Rider, StreamRider
+from floodmark.catalog.riders import BatchRider, MarksRider, Rider, StreamRider, VersionRider
 from floodmark.catalog.senders import SenderRider
 from floodmark.catalog.spools import RetryRider, SpoolRider
 from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider, UndropRider
@@ -281,6 +281,7 @@ def seal_hash(text: str) -> str:
 _RIDERS: Mapping[str, Callable[..., Rider]] = {
     "batch": BatchRider,
     "stream": StreamRider,
+    "version": VersionRider.sealed,
     "marks": MarksRider.sealed,
     "sender": SenderRider,
     "chunk": ChunkRider.sealed,
