@@ -356,6 +356,29 @@ class Lake:
         intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, None, WriteOptions(where=where, progress=progress))
 
+    def update(
+        self,
+        table: str,
+        set: Mapping[str, str],
+        where: str | None = None,
+        *,
+        batch: str | None = None,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+        progress: WriteCallback | None = None,
+    ) -> Commit:
+        """Give the rows that a condition (Spark SQL) matches new values: `set={"country": "'NL'"}, where="id = 7"`.
+
+        Values are Spark SQL expressions over the row as it was. `where="true"` updates all rows; without a condition
+        it is Invalid. Rows that have these values already keep their sequence; if all of them do, nothing is published.
+        A column of the key cannot be updated.
+        """
+        options = WriteOptions.of_update(table, set, where, progress)
+        intent = self._intent("update", actor, message, batch_rider(table, batch, branch), branch, if_version)
+        return self._write(intent, table, None, options)
+
     def overwrite(
         self,
         table: str,
@@ -379,6 +402,14 @@ class Lake:
         from floodmark.write.verbs import count_where
 
         return count_where(self.engine, self._head(table, branch), where)
+
+    def plan_update(
+        self, table: str, set: Mapping[str, str], where: str | None = None, *, branch: str = MAIN
+    ) -> dict[str, Json]:
+        """The rows that an update would give these values now, and the files to rewrite. Changes nothing."""
+        from floodmark.write.verbs import count_update
+
+        return count_update(self.engine, self._head(table, branch), WriteOptions.of_update(table, set, where))
 
     def stream_writer(
         self, table: str, *, mode: str = "append", query: str | None = None, branch: str = MAIN, **options: Any

@@ -35,7 +35,17 @@ from floodmark.storage import Storage, join
 from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.references import ReferenceChecks
 from floodmark.write.shape import TableShape
-from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, RETAIN, IncomingRows, PartialRows, WriteStep
+from floodmark.write.step import (
+    APPEND,
+    DELETE,
+    DELETE_KEYS,
+    MERGE,
+    RETAIN,
+    UPDATE,
+    IncomingRows,
+    PartialRows,
+    WriteStep,
+)
 from floodmark.write.table import Means, TableChange, planned_on, tables_at_head
 
 # How often the progress of staging is reported.
@@ -127,7 +137,7 @@ class Change(PublishPlan):
             with watched(self._catalog.storage, change.folder, options.progress):
                 if options.partial:
                     step = self._stage_parts(change, step, data)
-                elif verb not in (DELETE, RETAIN):
+                elif verb not in (DELETE, RETAIN, UPDATE):
                     step = self._stage(change, step, data)
                 with self._lock:
                     change.take(step)
