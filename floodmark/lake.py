@@ -65,8 +65,9 @@ Source = str | os.PathLike[str] | Mapping[str, Json]
 class Lake:
     """A lake that is open. `floodmark.open` opens one; close it, or use it in a `with` block.
 
-    Tables     create_table, drop_table, undrop, adopt, plan, apply, tables, show, schema
-    Write      append, merge, delete, overwrite, transaction (several tables, one version)
+    Tables     create_table, drop_table, undrop, rename_table, adopt, plan, apply, tables, show, schema
+    Columns    add_column, rename_column, drop_column
+    Write      append, merge, update, delete, overwrite, transaction (several tables, one version)
     Read       read and sql (Spark), read_arrow (no Spark), changes
     Ask        status, health, history, audit
     Branches   branches.create, .merge, .diff, .list, .delete
@@ -74,7 +75,8 @@ class Lake:
     Backfills  backfill.history, .column, .list, .show, .cancel, .resume
     Upkeep     maintain.run, .compact, .retain, .expire, .sweep; recover, repair, resolve, backup
 
-    Every write returns a Commit. Errors are kinds of FloodmarkError: each says what failed, the facts, and what to do.
+    Every write returns a Commit, and with `if_version` is published only if its tables are as they were at that
+    version. Errors are kinds of FloodmarkError: each says what failed, the facts, and what to do.
     """
 
     def __init__(
@@ -244,15 +246,138 @@ class Lake:
         self.catalog.history.head(table)
         return self.plan({table: {"drop": True}})
 
-    def drop_table(self, table: str, *, actor: str | None = None, message: str = "") -> Commit:
+    def drop_table(
+        self, table: str, *, actor: str | None = None, message: str = "", if_version: int | None = None
+    ) -> Commit:
         """Drop a table from main. Older versions keep it, and `undrop` restores it, until they expire.
 
         Refused while a sink follows it, a backfill works on it, a branch has it, or a table refers to it.
         """
-        self.engine.get_ready()
+        from floodmark.schema.file import WantedTable
+
+        intent = self._intent("apply", actor, message or f"drop {table}", if_version=if_version)
+        return self._reshape(intent, WantedTable(table, drop=True), loses_data=True)
+
+    def rename_table(
+        self,
+        table: str,
+        new_name: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Give a table of main another name. It keeps its id, rows, sequences, marks, batch ids and references.
+
+        Older versions have it under its old name. Refused if the new name is taken, also in other case, and while a
+        sink follows it, a backfill works on it or has loaded a history into it, or a branch has it.
+        """
+        from floodmark.schema.file import WantedTable
+        from floodmark.write.shape import check_name
+
+        check_name(new_name)
+        if table == new_name:
+            raise Invalid("the table has this name", table=table, advice="Give rename_table another one.")
+        intent = self._intent("apply", actor, message or f"rename {table} to {new_name}", None, branch, if_version)
+        return self._reshape(intent, WantedTable(table, rename_to=new_name))
+
+    def add_column(
+        self,
+        table: str,
+        name: str,
+        type: str,
+        *,
+        comment: str | None = None,
+        default: str | int | bool | None = None,
+        required: bool = False,
+        fill_later: bool = False,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Add a column to a table of main; `type` is Spark's, like "decimal(10,2)". Existing rows are null in it.
+
+        With a `default` existing rows get it too, in this version, or with `fill_later` by a backfill; so do rows that
+        do not bring the column.
+        """
+        from floodmark.schema.file import added_column
+        from floodmark.schema.plan import GIVEN
+
+        entry: dict[str, Json] = {"type": type, "required": required}
+        entry |= {} if default is None else {"default": default}
+        entry |= {} if comment is None else {"comment": comment}
+        intent = self._intent("apply", actor, message or f"add {table}.{name}", None, branch, if_version)
+        return self._reshape(intent, added_column(table, name, entry, GIVEN), fill_later=fill_later)
+
+    def rename_column(
+        self,
+        table: str,
+        column: str,
+        new_name: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Give a column of a table of main another name; no file is rewritten, and older versions have the old one.
+
+        Refused while an expression, a sink or a backfill uses the old name.
+        """
+        from floodmark.schema.file import ColumnChange, WantedTable
+
+        note = message or f"rename {table}.{column} to {new_name}"
+        wanted = WantedTable(table, change=ColumnChange(rename=(column, new_name)))
+        return self._reshape(self._intent("apply", actor, note, None, branch, if_version), wanted)
+
+    def drop_column(
+        self,
+        table: str,
+        column: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Drop a column, with its values, from a table of main. Only older versions keep it, until they expire.
+
+        Refused for a column of the key, of the layout, of a reference or of retention, and while an expression, a sink
+        or a backfill uses it.
+        """
+        intent = self._intent("apply", actor, message or f"drop {table}.{column}", None, branch, if_version)
+        return self._reshape(intent, _without(table, column), loses_data=True)
+
+    def plan_drop_column(self, table: str, column: str) -> Plan:
+        """The plan of drop_column; its one step is refused if something needs the column. Changes nothing."""
+        from floodmark.schema.plan import GIVEN, make_plan
+
         self.catalog.history.head(table)
-        wanted = {table: {"drop": True}}
-        return self.apply(wanted, allow_destructive=True, actor=actor, message=message or f"drop {table}")
+        return make_plan(self.catalog, [_without(table, column)], GIVEN)
+
+    def _reshape(
+        self, intent: Intent, wanted: WantedTable, *, loses_data: bool = False, fill_later: bool = False
+    ) -> Commit:
+        """Apply one change of one table; planned again if the table changed meanwhile."""
+        from floodmark.schema.apply import apply_plan
+        from floodmark.schema.plan import GIVEN, make_plan
+
+        if intent.branch != MAIN:
+            raise Invalid(
+                "tables and columns are renamed, added and dropped on main only",
+                table=wanted.name,
+                branch=intent.branch,
+                advice="Merge the branch first. On a branch, new columns come with rows: append(…, evolve=True).",
+            )
+        self.engine.get_ready()
+        self.catalog.history.head(wanted.name)
+
+        def plan() -> Plan:
+            return make_plan(self.catalog, [wanted], GIVEN)
+
+        return apply_plan(self.engine, intent, plan(), again=plan, fill_later=fill_later, allow_destructive=loses_data)
 
     def undrop(
         self,
@@ -699,6 +824,12 @@ class Lake:
         if_version: int | None = None,
     ) -> Intent:
         return Intent(kind, branch, actor or self.actor, message, batch, if_version)
+
+
+def _without(table: str, column: str) -> WantedTable:
+    from floodmark.schema.file import ColumnChange, WantedTable
+
+    return WantedTable(table, change=ColumnChange(drop=column))
 
 
 def _read(source: Source) -> tuple[tuple[WantedTable, ...], str]:
