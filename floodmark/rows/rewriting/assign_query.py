@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
 _ROWS_AT_ONCE = 4_000_000
+_INSTEAD = "Use the row's columns, and functions that give one value for one row, the same at every try."
 
 
 def assign_by_query(
@@ -108,7 +109,7 @@ def _checked(spark: SparkSession, plan: AssignPlan) -> list[Column]:
     found = []
     for one in plan.ordered:
         field = schema.find_field(one.column)
-        with failures(plan.table, one.expression):
+        with failures(plan.table, one.expression, _INSTEAD):
             _check_value(rows, one.expression, plan)
             (given,) = rows.selectExpr(f"(\n{one.expression}\n) AS value").schema.fields
             (kind,) = spark_schema(Schema(field), all_nullable=True)

@@ -285,8 +285,8 @@ def _relations(spark: SparkSession, expression: str) -> list[str]:
 
 
 @contextmanager
-def failures(table: str, expression: str) -> Iterator[None]:
-    """Spark's error about an expression, in short, and the advice."""
+def failures(table: str, expression: str, instead: str = "") -> Iterator[None]:
+    """Spark's error about an expression, in short, and the advice; `instead`, where queries are no way out."""
     from pyspark.errors import AnalysisException
 
     with spark_failures(_NOT_UNDERSTOOD):
@@ -296,7 +296,7 @@ def failures(table: str, expression: str) -> Iterator[None]:
             said = _in_short(str(error))
             searched = f"{error.getCondition()} {said}".upper()
             problem, advice = next((known for word, known in _KNOWN.items() if word in searched), (None, "Correct it."))
-            cause = said if problem is None else None
+            cause, advice = (said, advice) if problem is None else (None, instead or advice)
             raise Invalid(
                 problem or _NOT_UNDERSTOOD, table=table, expression=expression, cause=cause, advice=advice
             ) from error
