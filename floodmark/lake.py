@@ -66,8 +66,9 @@ Source = str | os.PathLike[str] | Mapping[str, Json]
 class Lake:
     """A lake that is open. `floodmark.open` opens one; close it, or use it in a `with` block.
 
-    Tables     create_table, drop_table, undrop, adopt, plan, apply, tables, show, schema
-    Write      append, merge, delete, overwrite, transaction (several tables, one version)
+    Tables     create_table, drop_table, undrop, rename_table, adopt, plan, apply, tables, show, schema
+    Columns    add_column, rename_column, drop_column
+    Write      append, merge, update, delete, overwrite, transaction (several tables, one version)
     Read       scan (rows by a condition, for Arrow, pandas, Polars, DuckDB, Spark), read, read_arrow, sql, changes
     Ask        status, health, history, audit
     Branches   branches.create, .merge, .diff, .list, .delete
@@ -75,7 +76,8 @@ class Lake:
     Backfills  backfill.history, .column, .list, .show, .cancel, .resume
     Upkeep     maintain.run, .compact, .retain, .expire, .sweep; recover, repair, resolve, backup
 
-    Every write returns a Commit. Errors are kinds of FloodmarkError: each says what failed, the facts, and what to do.
+    Every write returns a Commit, and with `if_version` is published only if its tables are as they were at that
+    version. Errors are kinds of FloodmarkError: each says what failed, the facts, and what to do.
     """
 
     def __init__(
@@ -198,6 +200,7 @@ class Lake:
         allow_destructive: bool = False,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         told: Callable[[Plan], None] | None = None,
     ) -> Commit:
         """Change the tables to what a file declares, in one version; `nothing_to_do` if they already match.
@@ -205,8 +208,9 @@ class Lake:
         A Plan is applied exactly: `Conflict` if a table that it read has changed since. A file is planned now;
         `expect` is the id that the plan must have. `fill_later`: existing rows stay without the defaults of new
         columns until a backfill fills them. `allow_destructive`: also apply steps that lose data (dropped tables and
-        columns, a retention that deletes more rows); without it they are `Invalid`. `told` is called with the plan
-        that was applied: for a file, it is planned again if tables changed meanwhile.
+        columns, a retention that deletes more rows); without it they are `Invalid`. `if_version`: every table that it
+        changes must be as it was at that version, else `Conflict`. `told` is called with the plan that was applied: for
+        a file, it is planned again if tables changed meanwhile.
         """
         from floodmark.schema.apply import apply_plan
         from floodmark.schema.plan import Plan, make_plan
@@ -227,7 +231,7 @@ class Lake:
                 expected=expect,
                 advice="The file or the lake has changed: create the plan again and check it.",
             )
-        intent = self._intent("apply", actor, message or f"apply {plan.origin}")
+        intent = self._intent("apply", actor, message or f"apply {plan.origin}", if_version=if_version)
         return apply_plan(
             self.engine,
             intent,
@@ -243,15 +247,138 @@ class Lake:
         self.catalog.history.head(table)
         return self.plan({table: {"drop": True}})
 
-    def drop_table(self, table: str, *, actor: str | None = None, message: str = "") -> Commit:
+    def drop_table(
+        self, table: str, *, actor: str | None = None, message: str = "", if_version: int | None = None
+    ) -> Commit:
         """Drop a table from main. Older versions keep it, and `undrop` restores it, until they expire.
 
         Refused while a sink follows it, a backfill works on it, a branch has it, or a table refers to it.
         """
-        self.engine.get_ready()
+        from floodmark.schema.file import WantedTable
+
+        intent = self._intent("apply", actor, message or f"drop {table}", if_version=if_version)
+        return self._reshape(intent, WantedTable(table, drop=True), loses_data=True)
+
+    def rename_table(
+        self,
+        table: str,
+        new_name: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Give a table of main another name. It keeps its id, rows, sequences, marks, batch ids and references.
+
+        Older versions have it under its old name. Refused if the new name is taken, also in other case, and while a
+        sink follows it, a backfill works on it or has loaded a history into it, or a branch has it.
+        """
+        from floodmark.schema.file import WantedTable
+        from floodmark.write.shape import check_name
+
+        check_name(new_name)
+        if table == new_name:
+            raise Invalid("the table has this name", table=table, advice="Give rename_table another one.")
+        intent = self._intent("apply", actor, message or f"rename {table} to {new_name}", None, branch, if_version)
+        return self._reshape(intent, WantedTable(table, rename_to=new_name))
+
+    def add_column(
+        self,
+        table: str,
+        name: str,
+        type: str,
+        *,
+        comment: str | None = None,
+        default: str | int | bool | None = None,
+        required: bool = False,
+        fill_later: bool = False,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Add a column to a table of main; `type` is Spark's, like "decimal(10,2)". Existing rows are null in it.
+
+        With a `default` existing rows get it too, in this version, or with `fill_later` by a backfill; so do rows that
+        do not bring the column.
+        """
+        from floodmark.schema.file import added_column
+        from floodmark.schema.plan import GIVEN
+
+        entry: dict[str, Json] = {"type": type, "required": required}
+        entry |= {} if default is None else {"default": default}
+        entry |= {} if comment is None else {"comment": comment}
+        intent = self._intent("apply", actor, message or f"add {table}.{name}", None, branch, if_version)
+        return self._reshape(intent, added_column(table, name, entry, GIVEN), fill_later=fill_later)
+
+    def rename_column(
+        self,
+        table: str,
+        column: str,
+        new_name: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Give a column of a table of main another name; no file is rewritten, and older versions have the old one.
+
+        Refused while an expression, a sink or a backfill uses the old name.
+        """
+        from floodmark.schema.file import ColumnChange, WantedTable
+
+        note = message or f"rename {table}.{column} to {new_name}"
+        wanted = WantedTable(table, change=ColumnChange(rename=(column, new_name)))
+        return self._reshape(self._intent("apply", actor, note, None, branch, if_version), wanted)
+
+    def drop_column(
+        self,
+        table: str,
+        column: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Drop a column, with its values, from a table of main. Only older versions keep it, until they expire.
+
+        Refused for a column of the key, of the layout, of a reference or of retention, and while an expression, a sink
+        or a backfill uses it.
+        """
+        intent = self._intent("apply", actor, message or f"drop {table}.{column}", None, branch, if_version)
+        return self._reshape(intent, _without(table, column), loses_data=True)
+
+    def plan_drop_column(self, table: str, column: str) -> Plan:
+        """The plan of drop_column; its one step is refused if something needs the column. Changes nothing."""
+        from floodmark.schema.plan import GIVEN, make_plan
+
         self.catalog.history.head(table)
-        wanted = {table: {"drop": True}}
-        return self.apply(wanted, allow_destructive=True, actor=actor, message=message or f"drop {table}")
+        return make_plan(self.catalog, [_without(table, column)], GIVEN)
+
+    def _reshape(
+        self, intent: Intent, wanted: WantedTable, *, loses_data: bool = False, fill_later: bool = False
+    ) -> Commit:
+        """Apply one change of one table; planned again if the table changed meanwhile."""
+        from floodmark.schema.apply import apply_plan
+        from floodmark.schema.plan import GIVEN, make_plan
+
+        if intent.branch != MAIN:
+            raise Invalid(
+                "tables and columns are renamed, added and dropped on main only",
+                table=wanted.name,
+                branch=intent.branch,
+                advice="Merge the branch first. On a branch, new columns come with rows: append(…, evolve=True).",
+            )
+        self.engine.get_ready()
+        self.catalog.history.head(wanted.name)
+
+        def plan() -> Plan:
+            return make_plan(self.catalog, [wanted], GIVEN)
+
+        return apply_plan(self.engine, intent, plan(), again=plan, fill_later=fill_later, allow_destructive=loses_data)
 
     def undrop(
         self,
@@ -286,6 +413,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Append rows: a Spark DataFrame, an Arrow table or reader, a pandas DataFrame, or a list of dicts.
@@ -294,8 +422,12 @@ class Lake:
         rows, and a second append with the same id to the same table is a no-op with the outcome `already_committed`.
         With `evolve`, columns that the table does not have are added to it, numbers are widened, and columns that the
         rows do not have are null. `progress(files, bytes)` is called from time to time while rows are staged.
+
+        With `if_version`, as for every write: `Conflict`, and nothing is changed, unless the table is still as it was
+        at that version of the branch. Any commit on the table counts, also a compaction. A batch that is committed
+        already is still `already_committed`.
         """
-        intent = self._intent("append", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("append", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, data, WriteOptions(evolve=evolve, progress=progress))
 
     def merge(
@@ -312,6 +444,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Upsert rows by the table's key: a row with the same key is replaced, others are added.
@@ -323,7 +456,7 @@ class Lake:
         """
         from floodmark.write.verbs import check_order
 
-        intent = self._intent("merge", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("merge", actor, message, batch_rider(table, batch, branch), branch, if_version)
         options = WriteOptions(
             order=check_order(on_duplicate, order),
             skip_unchanged=skip_unchanged,
@@ -342,11 +475,35 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Delete the rows that a condition (Spark SQL) matches; files without such a row are left as they are."""
-        intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, None, WriteOptions(where=where, progress=progress))
+
+    def update(
+        self,
+        table: str,
+        set: Mapping[str, str],
+        where: str | None = None,
+        *,
+        batch: str | None = None,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+        progress: WriteCallback | None = None,
+    ) -> Commit:
+        """Give the rows that a condition (Spark SQL) matches new values: `set={"country": "'NL'"}, where="id = 7"`.
+
+        Values are Spark SQL expressions over the row as it was. `where="true"` updates all rows; without a condition
+        it is Invalid. Rows that have these values already keep their sequence; if all of them do, nothing is published.
+        A column of the key cannot be updated.
+        """
+        options = WriteOptions.of_update(table, set, where, progress)
+        intent = self._intent("update", actor, message, batch_rider(table, batch, branch), branch, if_version)
+        return self._write(intent, table, None, options)
 
     def overwrite(
         self,
@@ -359,10 +516,11 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Replace all rows, or the rows that match `where`, by these rows, which must match it too."""
-        intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, data, WriteOptions(where=where, evolve=evolve, progress=progress))
 
     def plan_delete(self, table: str, where: str, *, branch: str = MAIN) -> dict[str, Json]:
@@ -370,6 +528,14 @@ class Lake:
         from floodmark.write.verbs import count_where
 
         return count_where(self.engine, self._head(table, branch), where)
+
+    def plan_update(
+        self, table: str, set: Mapping[str, str], where: str | None = None, *, branch: str = MAIN
+    ) -> dict[str, Json]:
+        """The rows that an update would give these values now, and the files to rewrite. Changes nothing."""
+        from floodmark.write.verbs import count_update
+
+        return count_update(self.engine, self._head(table, branch), WriteOptions.of_update(table, set, where))
 
     def stream_writer(
         self, table: str, *, mode: str = "append", query: str | None = None, branch: str = MAIN, **options: Any
@@ -432,14 +598,17 @@ class Lake:
         batch: str | None = None,
         batch_table: str = "",
         branch: str = MAIN,
+        if_version: int | None = None,
     ) -> Transaction:
         """Several tables, one version: all of it becomes visible at the end of the `with` block, or nothing.
 
         `batch` identifies the transaction; with `batch_table` it is the same id as that of an append to this table.
+        With `if_version`, all tables that it writes to must be as they were at that version (see `append`).
         """
         from floodmark.write.transaction import Transaction
 
-        intent = self._intent("transaction", actor, message, batch_rider(batch_table, batch, branch), branch)
+        batch_id = batch_rider(batch_table, batch, branch)
+        intent = self._intent("transaction", actor, message, batch_id, branch, if_version)
         return Transaction(self.engine, intent, self._expected)
 
     # ── reading ──
@@ -669,9 +838,21 @@ class Lake:
         return self.catalog.history.head(table, branch)
 
     def _intent(
-        self, kind: str, actor: str | None, message: str, batch: Rider | None = None, branch: str = MAIN
+        self,
+        kind: str,
+        actor: str | None,
+        message: str,
+        batch: Rider | None = None,
+        branch: str = MAIN,
+        if_version: int | None = None,
     ) -> Intent:
-        return Intent(kind, branch, actor or self.actor, message, batch)
+        return Intent(kind, branch, actor or self.actor, message, batch, if_version)
+
+
+def _without(table: str, column: str) -> WantedTable:
+    from floodmark.schema.file import ColumnChange, WantedTable
+
+    return WantedTable(table, change=ColumnChange(drop=column))
 
 
 def _read(source: Source) -> tuple[tuple[WantedTable, ...], str]:

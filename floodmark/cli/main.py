@@ -20,6 +20,7 @@ from floodmark import __version__
 from floodmark.cli import (
     backfill,
     branch,
+    column,
     demo,
     lifecycle,
     maintain,
@@ -51,9 +52,9 @@ _COMMANDS = (
     *(state.status, state.doctor, state.tables, state.show, state.history),
     *(reading.query, reading.scan, reading.head, reading.changes, reading.export),
     schema.plan,
-    *(writing.load, writing.delete),
+    *(writing.load, writing.update, writing.delete),
     lifecycle.adopt,
-    *(schema.apply, schema.drop, schema.undrop),
+    *(schema.apply, schema.drop, schema.undrop, schema.rename),
     *(recovery.recover, recovery.repair),
     state.audit,
     *(lifecycle.backup, lifecycle.restore),
@@ -62,6 +63,7 @@ _COMMANDS = (
 )
 for command in _COMMANDS:
     app.command(command.__name__)(command)
+app.add_typer(column.app, name="column")
 app.add_typer(maintain.app, name="maintain")
 app.add_typer(sink.app, name="sink")
 app.add_typer(spool.app, name="spool")

@@ -13,6 +13,7 @@ operation's own folder that nothing refers to (I3).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -45,12 +46,15 @@ from floodmark.model import MAIN, FileRecord, Head
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.keys import KeySet, examples
 from floodmark.rows.reading.selection import select_files
+from floodmark.rows.rewriting.assign import Assignment, AssignPlan
 from floodmark.rows.rewriting.rewrite import (
     ALL,
     BY_KEY,
+    BY_PLACES,
     BY_POSITIONS,
     BY_WHERE,
     NONE,
+    Completed,
     InputFile,
     Result,
     Rewrite,
@@ -60,6 +64,7 @@ from floodmark.rows.rewriting.rewrite import (
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.schema import arrow_schema, user_fields
 from floodmark.rows.session import Sessions
+from floodmark.rows.sql.condition import columns_by_name
 from floodmark.rows.sql.where import Where
 from floodmark.rows.staging.deletions import DeletionsWriter
 from floodmark.rows.staging.duplicates import find_duplicates
@@ -75,6 +80,7 @@ from floodmark.write.step import (
     MERGE,
     OVERWRITE,
     RETAIN,
+    UPDATE,
     PartialRows,
     TableState,
     WriteStep,
@@ -543,6 +549,8 @@ class TableChange:
             self._delete_keys(step)
         elif step.verb == OVERWRITE:
             self._overwrite(step)
+        elif step.verb == UPDATE:
+            self._update(step)
         elif step.verb == RETAIN:
             self._retain(step)
         else:
@@ -598,15 +606,17 @@ class TableChange:
         """Add the rows of a partial merge: the completed ones, and those that matched no row of the table."""
         # The files of the incoming columns are never published.
         self._state.leftovers = True
-        lacking: dict[tuple[int, ...], list[FileRecord]] = {}
-        for completed in result.completed:
-            lacking.setdefault(completed.lacking, []).extend(completed.records)
+        lacking = _by_lacking(result.completed)
         number = 0
         for part in step.parts:
             absent = tuple(fill.field_id for fill in self.fills if fill.field_id not in part.held)
             new = self._new_rows(part, range(number, number + len(part.records)), matched)
             lacking.setdefault(absent, []).extend(self._stage_new(part, new, absent))
             number += len(part.records)
+        self._add_filled(lacking)
+
+    def _add_filled(self, lacking: Mapping[tuple[int, ...], list[FileRecord]]) -> None:
+        """Add fresh files that lack some columns which expressions fill: with these columns."""
         for absent, records in lacking.items():
             fills = [fill for fill in self.fills if fill.field_id in absent]
             filled = self.staged_again(records, self.schema, self.target(), fills) if fills and records else records
@@ -692,6 +702,50 @@ class TableChange:
             for file in self.working_files()
             if file.path in paths or (file.path not in base and where.may_match(file, self.metadata))
         ]
+
+    def _update(self, step: WriteStep) -> None:
+        """Give the rows that match new values; those that have them already stay as they are."""
+        where, assignments = self._where(step), self.assignments(step.options.assigned)
+        self._runner.check(where, self.schema)
+        # The new values are files of this operation that its commit does not name.
+        self._state.leftovers = True
+        plan = AssignPlan(
+            self._values_target([one.column for one in assignments]),
+            self.name,
+            where.text,
+            assignments,
+            self.schema.model_dump_json(),
+        )
+        files = self._may_match(where)
+        sources = self._sources(files)
+        assigned = self._runner.assign(plan, sources, arrow=True if has_renamed_columns(self.metadata) else None)
+        held = tuple(field.field_id for field in plan.columns)
+        rewrite = Rewrite(
+            self.target(),
+            BY_PLACES,
+            incoming=tuple(record.path for record in assigned.records),
+            compare=True,
+            held=(held,) * len(assigned.records),
+            refilled=tuple(fill.field_id for fill in self.fills),
+        )
+        result = self._runner.run(rewrite, assigned.placed(sources))
+        self._replace(result)
+        self._add_filled(_by_lacking(result.completed))
+        self._state.rows_updated += sum(file.removed for file in result.files)
+
+    def assignments(self, assigned: Sequence[tuple[str, str]]) -> tuple[Assignment, ...]:
+        """What an update assigns, by the table's own names; `Invalid` if it cannot be assigned."""
+        return check_assigned(self.name, self.schema, assigned)
+
+    def _values_target(self, names: Sequence[str]) -> StageTarget:
+        """Where an update's new values are staged: these columns alone, in the order in which they are computed."""
+        fields = [field.model_copy() for field in user_fields(self.schema) if field.name in names]
+        return replace(
+            self.target(),
+            schema_json=Schema(*fields, schema_id=self.schema.schema_id).model_dump_json(),
+            spec_json=UNPARTITIONED_PARTITION_SPEC.model_dump_json(),
+            sort_json=None,
+        )
 
     def _delete_keys(self, step: WriteStep) -> None:
         """Remove the rows that have one of these keys; a key that no row has changes nothing."""
@@ -813,7 +867,7 @@ class TableChange:
         for step in self._steps:
             if self.key and step.incoming and self._look_for_keys(step, came).matched:
                 raise PlanAgain(self.name, "a row with one of these keys was added meanwhile")
-            if step.verb in (DELETE, OVERWRITE) and self._came_inside(step, came):
+            if step.verb in (DELETE, OVERWRITE, UPDATE) and self._came_inside(step, came):
                 raise PlanAgain(self.name, "a row that the condition matches was added meanwhile")
             if step.options.remover is not None:
                 step.options.remover.recheck(self._at(head, now))
@@ -846,8 +900,9 @@ class TableChange:
         try:
             self.check_verb(step.verb)
             planned = step.planned or self.own
-            if step.options.where is not None:
-                check_condition(step.options.where, planned, self.own)
+            for text in (step.options.where, *itertools.chain.from_iterable(step.options.assigned)):
+                if text is not None:
+                    check_condition(text, planned, self.own)
             if step.options.newest_by:
                 named = present_name(step.options.newest_by, planned, self.own)
                 step = replace(step, options=replace(step.options, newest_by=named))
@@ -861,6 +916,34 @@ class TableChange:
                 cause=error,
                 advice="Nothing was written. Run it again with rows for the table's new shape.",
             ) from error
+
+
+def _by_lacking(completed: Iterable[Completed]) -> dict[tuple[int, ...], list[FileRecord]]:
+    """Files of rows that were put together, by the columns that they still lack."""
+    lacking: dict[tuple[int, ...], list[FileRecord]] = {}
+    for one in completed:
+        lacking.setdefault(one.lacking, []).extend(one.records)
+    return lacking
+
+
+def check_assigned(table: str, schema: Schema, assigned: Sequence[tuple[str, str]]) -> tuple[Assignment, ...]:
+    """The assignments of an update by the names of the schema's columns; `Invalid` if they cannot be made."""
+    if not assigned:
+        raise refusals.no_assignment(table)
+    columns, found = columns_by_name(Schema(*user_fields(schema))), []
+    for name, expression in assigned:
+        field = columns.get(name.lower())
+        if field is None:
+            raise refusals.no_column(table, name, [field.name for field in user_fields(schema)])
+        if field.field_id in schema.identifier_field_ids:
+            raise refusals.key_assigned(table, field.name)
+        if not isinstance(expression, str) or not expression.strip():
+            raise refusals.no_expression(table, field.name, expression)
+        found.append(Assignment(field.name, expression))
+    names = [one.column for one in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise refusals.assigned_twice(table, twice)
+    return tuple(found)
 
 
 def _cannot_fill(error: Invalid, table: str, fills: Sequence[Fill]) -> Invalid:

@@ -12,6 +12,7 @@ that nothing refers to (I3).
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,8 @@ from floodmark.storage import Storage
 
 # How the rows to remove are found.
 BY_KEY, BY_WHERE, BY_POSITIONS, BY_TIME, ALL, NONE = "key", "where", "positions", "time", "all", "none"
+# As positions, each with the place of the row's new values in a staged file (rows/rewriting/assign.py).
+BY_PLACES = "places"
 # Above every sequence: for rows whose commit is still to come.
 _NOT_YET = 2**63 - 1
 # How many bytes of existing rows are held at once to be compared with incoming ones.
@@ -215,7 +218,9 @@ class Rewriter:
         if before and matches is not None:
             stay = self._staying(source, matches)
             partial_merge = bool(self._rewrite.held)
-            positions, unchanged = positions[~stay], _pack(matches, stay | partial_merge)
+            positions = positions[~stay]
+            if self._rewrite.find == BY_KEY:
+                unchanged = _pack(matches, stay | partial_merge)
             if partial_merge:
                 self._updates += _updates(source, matches, ~stay)
         if not len(positions) and self._rewrite.find != NONE:
@@ -290,6 +295,10 @@ class Rewriter:
         find = self._rewrite.find
         if find == BY_KEY:
             matches = self._incoming.match(self._storage, source.path)
+            return matches.positions, matches
+        if find == BY_PLACES:
+            texts = (*source.packed, *(self._storage.read(location).decode() for location in source.positions))
+            matches = _unpack_places(texts, self._rewrite.incoming)
             return matches.positions, matches
         if find == BY_WHERE:
             where = self._where
@@ -519,3 +528,24 @@ def pack_positions(positions: Numbers) -> str:
 
 def unpack_positions(text: str) -> Numbers:
     return np.cumsum(np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.int64))
+
+
+def pack_places(paths: Sequence[str], positions: Numbers, files: Numbers, places: Numbers) -> str:
+    """Rows by their positions, each with the place of its new values: a row of one of the files `paths`."""
+    used, files = np.unique(files, return_inverse=True)
+    packed = {"positions": pack_positions(positions), "files": pack_positions(files), "places": pack_positions(places)}
+    return json.dumps({"paths": [paths[number] for number in used], **packed})
+
+
+def _unpack_places(texts: Sequence[str], incoming: Sequence[str]) -> Matches:
+    """The places of some texts, by position; files by their number among the incoming ones."""
+    numbers = {path: number for number, path in enumerate(incoming)}
+    parts: list[tuple[Numbers, Numbers, Numbers]] = []
+    for text in texts:
+        packed = json.loads(text)
+        own = np.array([numbers[path] for path in packed["paths"]], np.int64)
+        positions, files, places = (unpack_positions(packed[name]) for name in ("positions", "files", "places"))
+        parts.append((positions, own[files], places))
+    positions, files, places = (np.concatenate([part[at] for part in parts]) for at in range(3))
+    order = np.argsort(positions)
+    return Matches(positions[order], files[order].astype(np.int32), places[order])
