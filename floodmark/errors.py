@@ -59,6 +59,7 @@ _METHODS = tuple(
         (rf"drop {_ARG}[^`]*", r'lake.drop_table("\1")'),
         (r"rename\b[^`]*", "lake.rename_table(table, new_name)"),
         (r"column (add|rename|drop)\b[^`]*", r"lake.\1_column(table, column, …)"),
+        (rf"history --table {_ARG}", r'lake.history(table="\1")'),
         (r"recover --discard (\S+)(?: --apply)?", r'lake.recover(discard=["\1"])'),
         (r"recover\b[^`]*", "lake.recover()"),
         (rf"repair {_ARG} --accept --apply", r'lake.repair("\1", choice="accept", apply=True)'),

@@ -30,7 +30,7 @@ WRITE_STEPS = (
 WRITE_KINDS = (
     *("create_table", "append", "merge", "delete", "overwrite", "update", "adopt"),
     *("transaction", "compact", "retain"),
-    *("add_column", "fill", "chunk", "prune", "redo", "branch_merge", "apply", "repair", "undrop"),
+    *("add_column", "fill", "chunk", "prune", "redo", "branch_merge", "apply", "repair", "undrop", "rollback"),
 )
 # A delete, an update, maintenance, a new shape or a repair brings no rows, an append replaces none, and a new table or
 # column does neither. A repair does not plan again: what it was asked to judge has changed. Neither does an undrop: no

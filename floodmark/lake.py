@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from floodmark.backfill.backfills import LakeBackfills
     from floodmark.branches.branches import LakeBranches
+    from floodmark.branches.records import BranchDiff, RollbackPlan, RolledBack
     from floodmark.ingest.receive import Sender
     from floodmark.ingest.stream import StreamWriter
     from floodmark.maintenance.maintenance import LakeMaintenance
@@ -69,6 +70,7 @@ class Lake:
     Tables     create_table, drop_table, undrop, rename_table, adopt, plan, apply, tables, show, schema
     Columns    add_column, rename_column, drop_column
     Write      append, merge, update, delete, overwrite, transaction (several tables, one version)
+    Go back    rollback, plan_rollback, diff (two versions)
     Read       scan (rows by a condition, for Arrow, pandas, Polars, DuckDB, Spark), read, read_arrow, sql, changes
     Ask        status, health, history, audit
     Branches   branches.create, .merge, .diff, .list, .delete
@@ -610,6 +612,68 @@ class Lake:
         batch_id = batch_rider(batch_table, batch, branch)
         intent = self._intent("transaction", actor, message, batch_id, branch, if_version)
         return Transaction(self.engine, intent, self._expected)
+
+    # ── going back ──
+
+    def rollback(
+        self,
+        table: str | None = None,
+        *,
+        to: int | str | datetime,
+        batch: str | None = None,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+    ) -> RolledBack:
+        """Give a table, or without one every table, the contents that it had at a version or time, as a new version.
+
+        Only the difference is written: rows that return are new and get the commit's sequence, rows that are still
+        there keep theirs, and keys that go are deletions, so `changes` reports all of it. Of a table without a key
+        `changes` cannot report rows that go: the result has their number (`unreported`). Columns, key, partitions and
+        properties stay as they are now. Of every table: those created since stay as they are (`created`), those dropped
+        since stay dropped (`dropped`; `undrop` restores one). Batch ids stay used. `BelowRetention` if the version has
+        expired.
+        """
+        from floodmark.branches.rollback import KIND, request_of, rollback
+
+        self.engine.get_ready()
+        request = request_of(self.catalog, table, to, branch)
+        note = message or f"roll back {table or 'all tables'} to version {request.to_version}"
+        intent = self._intent(KIND, actor, note, batch_rider(table or "", batch, branch), branch)
+        return rollback(self.engine, request, intent)
+
+    def plan_rollback(
+        self, table: str | None = None, *, to: int | str | datetime, branch: str = MAIN, limit: int = 20
+    ) -> RollbackPlan:
+        """What a rollback would do now: per table counts, and at most `limit` rows. Changes nothing.
+
+        Whether rows of other tables refer to keys that would go, only the rollback itself checks.
+        """
+        from floodmark.branches.branches import check_limit
+        from floodmark.branches.rollback import plan_rollback, request_of
+
+        check_limit(limit)
+        return plan_rollback(self.catalog, request_of(self.catalog, table, to, branch), limit)
+
+    def diff(
+        self,
+        before: int | str | datetime,
+        after: int | str | datetime,
+        table: str | None = None,
+        *,
+        branch: str = MAIN,
+        limit: int = 20,
+    ) -> BranchDiff:
+        """What differs between two versions or times: per table counts of rows, at most `limit` of them, and columns.
+
+        In a table without a key a row that differs is another row: one deleted, one added. Times are those of `branch`.
+        Tables that do not differ are left out; in the result `common_version` and `head_version` are the two versions.
+        """
+        from floodmark.branches.branches import check_limit
+        from floodmark.branches.versions import diff
+
+        check_limit(limit)
+        return diff(self.catalog, before, after, table=table, branch=branch, limit=limit)
 
     # ── reading ──
 

@@ -31,6 +31,7 @@ from floodmark.cli import (
     sink,
     spool,
     state,
+    versions,
     writing,
 )
 from floodmark.cli.context import CommandContext
@@ -50,9 +51,9 @@ app = typer.Typer(
 _COMMANDS = (
     lifecycle.init,
     *(state.status, state.doctor, state.tables, state.show, state.history),
-    *(reading.query, reading.scan, reading.head, reading.changes, reading.export),
+    *(reading.query, reading.scan, reading.head, reading.changes, reading.export, versions.diff),
     schema.plan,
-    *(writing.load, writing.update, writing.delete),
+    *(writing.load, writing.update, writing.delete, versions.rollback),
     lifecycle.adopt,
     *(schema.apply, schema.drop, schema.undrop, schema.rename),
     *(recovery.recover, recovery.repair),

@@ -3,8 +3,9 @@
 The working state is the table's live files at the head that was planned on, without those removed and with those staged
 so far; each step works on that state, so a later step of a transaction sees an earlier one. The steps are kept with
 their rows, as staged files: if the table moved in a way that matters, they are taken again on the new head, without
-asking the caller for the rows a second time (protocol 1, plan again). A merge of branches puts files, keys and a shape
-that it decided itself into the plan directly; those cannot be planned again here, so it decides anew.
+asking the caller for the rows a second time (protocol 1, plan again). A merge of branches, and a rollback, put files,
+keys and a shape that they decided themselves into the plan directly; those cannot be planned again here, so they decide
+anew.
 
 Rows that arrive without a column which an expression fills are staged without it first, and then again with it: so the
 expression is evaluated on the table's own files, whatever form the rows arrived in. A crash leaves files in the
@@ -43,6 +44,7 @@ from floodmark.commit.references import referrers_of
 from floodmark.commit.seal import Edit
 from floodmark.errors import Conflict, Corrupt, Invalid, NotFound
 from floodmark.model import MAIN, FileRecord, Head
+from floodmark.rows.arrays import Numbers
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.keys import KeySet, examples
 from floodmark.rows.reading.selection import select_files
@@ -62,6 +64,7 @@ from floodmark.rows.rewriting.rewrite import (
     unpack_positions,
 )
 from floodmark.rows.rewriting.runner import Runner
+from floodmark.rows.rewriting.two_way import RowSet
 from floodmark.rows.schema import arrow_schema, user_fields
 from floodmark.rows.session import Sessions
 from floodmark.rows.sql.condition import columns_by_name
@@ -69,7 +72,7 @@ from floodmark.rows.sql.where import Where
 from floodmark.rows.staging.deletions import DeletionsWriter
 from floodmark.rows.staging.duplicates import find_duplicates
 from floodmark.rows.staging.stage import StageTarget
-from floodmark.storage import Storage
+from floodmark.storage import Storage, join
 from floodmark.write import refusals
 from floodmark.write.prune import key_fields, may_hold_keys
 from floodmark.write.reshape import check_condition, check_required, present_name, translated
@@ -88,6 +91,9 @@ from floodmark.write.step import (
 
 if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame
+
+# Positions of rows that take more than this go into an object of their own.
+POSITIONS_BYTES_MAX = 64 * 1024
 
 
 def planned_on(catalog: Catalog, table: str, branch: str) -> tuple[Head, TableMetadata]:
@@ -392,6 +398,62 @@ class TableChange:
         self._state.rows_deleted += rows
         return rows
 
+    def stage_again(self, rows: RowSet) -> list[FileRecord]:
+        """Stage rows of an earlier state as new ones, in the table's shape; columns that they lack are filled, or null.
+
+        `exchange` adds the files to the plan.
+        """
+        self._decided = True
+        lacking: dict[tuple[int, ...], list[InputFile]] = {}
+        for file, positions in rows.by_file():
+            absent = absent_fields(file, self.fills, self.schema)
+            source = InputFile(file.path, file.rows, file.size_bytes, None, True, absent=absent)
+            rest = np.setdiff1d(np.arange(file.rows), positions, assume_unique=True)
+            lacking.setdefault(absent, []).append(self._with_positions(source, rest) if len(rest) else source)
+        records: list[FileRecord] = []
+        for absent, sources in lacking.items():
+            some = self._rest_of(Rewrite(self.target(), NONE), sources)
+            fills = [fill for fill in self.fills if fill.field_id in absent]
+            if fills and some:
+                self._state.leftovers = True
+                some = list(self.staged_again(some, self.schema, self.target(), fills))
+            records += some
+        return records
+
+    def exchange(self, going: RowSet, records: Sequence[FileRecord]) -> None:
+        """Remove rows of live files, and add staged files, whose rows may have the same keys."""
+        self._decided = True
+        incoming = tuple(record.path for record in records) if self.key else ()
+        live = {file.path: file for file in self.working_files()}
+        sources, dropped = [], 0
+        for file, positions in going.by_file():
+            if not self.key and len(positions) == file.rows:
+                # No caller needs the removed rows: the file need not be opened.
+                self._state.drop(live[file.path])
+                dropped += file.rows
+            else:
+                source = InputFile.of(file, absent=absent_fields(file, self.fills, self.schema))
+                sources.append(self._with_positions(source, positions))
+        rewrite = Rewrite(self.target(), BY_POSITIONS, self.key, incoming=incoming, deletions=bool(self.key))
+        result = self._runner.run(rewrite, sources)
+        self._replace(result)
+        self._state.add(records)
+        replaced = sum(file.replaced for file in result.files)
+        self._state.rows_added += sum(record.rows for record in records) - replaced
+        self._state.rows_updated += replaced
+        self._state.rows_deleted += dropped + sum(file.removed for file in result.files) - replaced
+
+    def _with_positions(self, source: InputFile, positions: Numbers) -> InputFile:
+        """The source with positions of its rows: in it if they are short, else in an object of the operation."""
+        text = pack_positions(positions)
+        if len(text) <= POSITIONS_BYTES_MAX:
+            return replace(source, packed=(text,))
+        self._state.leftovers = True
+        location = join(self.folder, f"{clock.new_id()}.positions")
+        # Crash here: a file in the operation's own folder; recovery deletes it.
+        self._storage.put(location, text.encode())
+        return replace(source, positions=(location,))
+
     def report_deleted(self, keys: pa.Table) -> None:
         """Record these keys as deleted by this commit, though no row has them any more."""
         self._decided = True
@@ -639,9 +701,13 @@ class TableChange:
             raise refusals.new_rows_lack(self.name, needed, self._examples(sources[0]))
         target = self.target(fill_missing=True).without(absent)
         rewrite = Rewrite(target, BY_POSITIONS, source_schema_json=part.schema.model_dump_json())
+        return self._rest_of(rewrite, sources)
+
+    def _rest_of(self, rewrite: Rewrite, sources: Sequence[InputFile]) -> list[FileRecord]:
+        """Stage the rows of the sources, without those at the positions that some of them name."""
         records = []
         for find in (NONE, BY_POSITIONS):
-            some = [source for source in sources if bool(source.packed) == (find == BY_POSITIONS)]
+            some = [one for one in sources if bool(one.packed or one.positions) == (find == BY_POSITIONS)]
             result = self._runner.run(replace(rewrite, find=find), some)
             records += [record for file in result.files for record in file.records]
         return records
