@@ -11,7 +11,7 @@ import secrets
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from cachetools import LRUCache
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile, read_manifest_list
@@ -28,6 +28,9 @@ from floodmark.errors import Corrupt, NotFound
 from floodmark.model import MAIN, SNAPSHOTS_KEPT, TARGET_FILE_BYTES, Head
 from floodmark.storage import Storage
 from floodmark.storage.fileio import LakeFileIO
+
+if TYPE_CHECKING:
+    from floodmark.commit.file_columns import FileColumns
 
 METADATA_LOG_KEPT = 10
 ENTRIES_REMEMBERED = 50_000
@@ -319,6 +322,8 @@ class MetadataFiles:
 
     def __init__(self, storage: Storage) -> None:
         self.io = LakeFileIO.over(storage)
+        # Readers of equal storages see the same files. One of a kind of its own, as tests have, shares with no other.
+        self._readers = frozenset(storage.options.items()) if type(storage) is Storage else object()
         self._lock = threading.Lock()
         self._metadata: LRUCache[str, TableMetadata] = LRUCache(maxsize=256)
         # Opening a manifest costs milliseconds however small it is, and commits share most of theirs.
@@ -365,6 +370,17 @@ class MetadataFiles:
             found = manifest.fetch_manifest_entry(self.io, discard_deleted=True)
             self.remember_entries(manifest.manifest_path, found)
         return found
+
+    def columns(self, manifest: ManifestFile) -> FileColumns:
+        """The live files of a published manifest, to plan a read: all readers of the process share them."""
+        from floodmark.commit.file_columns import REMEMBERED
+
+        key = self._readers, manifest.manifest_path, manifest.manifest_length, manifest.sequence_number
+        return REMEMBERED.of(key, manifest, self._read)
+
+    def _read(self, location: str) -> bytes:
+        with self.io.new_input(location).open() as stream:
+            return stream.read()
 
     def named_files(self, touched: Iterable[Head]) -> set[str]:
         """The metadata files, lists and manifests that the commit which left these heads names."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from floodmark.commit.adopt import read_foreign
 from floodmark.commit.intent import Intent
-from floodmark.commit.live_files import live_files
 from floodmark.commit.metadata import has_renamed_columns, schema_of
 from floodmark.commit.publication import publish
 from floodmark.engine import Engine
 from floodmark.errors import Invalid
 from floodmark.json_form import Json
 from floodmark.model import Commit, Head
+from floodmark.rows.reading.selection import select_files
 from floodmark.rows.rewriting.rewrite import BY_WHERE, InputFile, Rewrite
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.schema import check_columns
@@ -25,6 +25,7 @@ from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.prune import key_fields
 from floodmark.write.shape import TableShape, check_name
 from floodmark.write.step import IncomingRows
+from floodmark.write.table import check_assigned
 
 
 def write(
@@ -78,6 +79,15 @@ def check_order(on_duplicate: str | None, order: str | None) -> str | None:
     return order
 
 
+def count_update(engine: Engine, head: Head, options: WriteOptions) -> dict[str, Json]:
+    """The rows that an update would look at now, and the files that hold them; `Invalid` if it cannot be done."""
+    metadata = engine.catalog.files.metadata(head.metadata_location)
+    assigned = check_assigned(head.table, schema_of(metadata, head), options.assigned)
+    counted = count_where(engine, head, options.where or "")
+    del counted["files_dropped"]
+    return {**counted, "set": {one.column: one.expression for one in assigned}}
+
+
 def count_where(engine: Engine, head: Head, where: str) -> dict[str, Json]:
     """The rows that a delete by this condition would remove now, and the files that hold them. Writes nothing (I17)."""
     catalog = engine.catalog
@@ -86,7 +96,7 @@ def count_where(engine: Engine, head: Head, where: str) -> dict[str, Json]:
     condition = Where.parse(where, schema)
     runner = Runner(engine.storage, engine.sessions, "plan")
     runner.check(condition, schema)
-    files = {file.path: file for file in live_files(catalog.files, head, schema) if condition.may_match(file, metadata)}
+    files = {file.path: file for file in select_files(catalog.files, head, schema, condition).files}
     if condition.plain:
         target = StageTarget.to_read(schema, catalog.storage)
         rewrite = Rewrite(target, BY_WHERE, where=where, look_only=True)

@@ -1,7 +1,8 @@
 """Which data files of a table a read has to open, found from partitions and statistics alone.
 
-A file is left out only if it is proven that no row of it matches the condition; the condition is still applied to the
-rows that are read. So a selection that is too large costs time, never an answer.
+Manifests that cannot hold a match, by what the manifest list says of them, are not opened; of the others the files are
+tested all at once, as columns. A file is left out only if it is proven that no row of it matches the condition; the
+condition is still applied to the rows that are read. So a selection that is too large costs time, never an answer.
 """
 
 from __future__ import annotations
@@ -10,21 +11,30 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
-from floodmark.commit.live_files import LiveFile, live_files
+from floodmark.commit.file_columns import ABSENT, FileColumns, PlannedDataFile
+from floodmark.commit.live_files import LiveFile, newest_in, seq_field_id
 from floodmark.commit.metadata import MetadataFiles
-from floodmark.model import Head
+from floodmark.model import SEQ_COLUMN, Head
+from floodmark.rows.sql.file_test import Mask, file_spans
 from floodmark.rows.sql.where import Where
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The files to open, in the order of the manifests, and what the whole table has."""
+    """The files to open, in the order of the manifests, and what the whole table has.
+
+    Of its manifests, `skipped` could not hold a match; `read` were asked for their files.
+    """
 
     files: Sequence[LiveFile]
     all_files: int
     all_bytes: int
+    manifests_read: int
+    manifests_skipped: int
 
     @property
     def part(self) -> str:
@@ -36,7 +46,49 @@ class Selection:
 
 def select_files(files: MetadataFiles, head: Head, schema: Schema, where: Where | None = None) -> Selection:
     """The files of a table at a state that may hold a matching row; without a condition, all of them."""
-    live = live_files(files, head, schema)
+    manifests = files.manifests(head.manifest_list)
+    seq_id, found = seq_field_id(schema), list[LiveFile]()
+    if where is None:
+        for manifest in manifests:
+            found += _live(columns := files.columns(manifest), np.ones(columns.count, np.bool_), seq_id)
+        return Selection(found, head.files, head.size_bytes, len(manifests), 0)
     metadata = files.metadata(head.metadata_location)
-    found = live if where is None else [file for file in live if where.may_match(file, metadata)]
-    return Selection(found, len(live), sum(file.size_bytes for file in live))
+    held = where.which_may_hold(manifests, metadata)
+    for manifest, may in zip(manifests, held, strict=True):
+        if may:
+            columns = files.columns(manifest)
+            found += _live(columns, where.which_may_match(columns, metadata), seq_id)
+    return Selection(found, head.files, head.size_bytes, sum(held), len(held) - sum(held))
+
+
+def select_newer(files: MetadataFiles, head: Head, schema: Schema, since: int, until: int) -> list[LiveFile]:
+    """The files of a table at a state that may hold a row with a sequence in (since, until]."""
+    seq_id, found = seq_field_id(schema), list[LiveFile]()
+    for manifest in files.manifests(head.manifest_list):
+        if newest_in(manifest) > since:
+            columns = files.columns(manifest)
+            found += _live(columns, _may_be_newer(columns, seq_id, since, until), seq_id)
+    return found
+
+
+def _live(columns: FileColumns, which: Mask, seq_id: int | None) -> list[LiveFile]:
+    places = np.flatnonzero(which).tolist()
+    return [LiveFile(PlannedDataFile(columns, at), columns.sequence(at), seq_id) for at in places]
+
+
+def _may_be_newer(columns: FileColumns, seq_id: int | None, since: int, until: int) -> Mask:
+    """As `LiveFile.seq_bounds` has it: a fresh file has one sequence, a settled one those in its bounds."""
+    own = columns.sequences
+    by_file = (own == ABSENT) | ((own > since) & (own <= until))
+    everywhere: Mask = np.ones(columns.count, np.bool_)
+    facts = None if seq_id is None else columns.columns.get(seq_id)
+    if seq_id is None or facts is None:
+        fresh: Mask = np.ones(1, np.bool_) if seq_id is None else columns.counted
+        everywhere &= by_file | ~fresh
+        return everywhere
+    span = file_spans(columns)(NestedField(seq_id, SEQ_COLUMN, LongType(), required=False))
+    fresh = np.where(facts.values == ABSENT, columns.counted, facts.values == facts.nulls)
+    settled = (facts.values != ABSENT) & (facts.values == columns.rows) & (facts.nulls == 0)
+    by_bounds = everywhere if span is None else span.within(since + 1, until)
+    everywhere &= np.where(fresh, by_file, ~settled | by_bounds)
+    return everywhere

@@ -10,14 +10,19 @@ as null, also if the table now requires it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property, lru_cache
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyiceberg import expressions as ex
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, visitors
+from pyiceberg.manifest import ManifestFile, PartitionFieldSummary
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
@@ -25,14 +30,32 @@ from pyiceberg.transforms import HourTransform, MonthTransform, TruncateTransfor
 from pyiceberg.typedef import Record
 from pyiceberg.types import NestedField, StringType
 
+from floodmark.commit.file_columns import FileColumns, PlannedDataFile
 from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Invalid
 from floodmark.model import Scalar
 from floodmark.rows.schema import nearest, user_fields
-from floodmark.rows.sql.condition import column_name, columns_by_name, conjuncts, implied, is_certain, predicates, read
-from floodmark.rows.sql.positions import check_where, count_positions, spark_positions
+from floodmark.rows.sql import file_test
+from floodmark.rows.sql.condition import (
+    column_name,
+    columns_by_name,
+    conjuncts,
+    implied,
+    is_certain,
+    predicates,
+    read,
+    text_of,
+)
+from floodmark.rows.sql.groups import group_spans
+from floodmark.rows.sql.positions import (
+    check_where,
+    collect_positions,
+    count_positions,
+    mentioned,
+    spark_positions,
+)
 
-__all__ = ["Where", "check_where", "count_positions", "spark_positions"]
+__all__ = ["Where", "check_where", "collect_positions", "count_positions", "mentioned", "spark_positions"]
 
 _COMPARE: dict[type[ex.BoundPredicate], Callable[[pa.Array, pa.Scalar], pa.BooleanArray]] = {
     ex.BoundEqualTo: pc.equal,
@@ -78,6 +101,12 @@ class Where:
         return self._meaning.plain
 
     @property
+    def prunes(self) -> str | None:
+        """What of it is compared with partitions and statistics; None if nothing is."""
+        implied = self._meaning.implied
+        return None if isinstance(implied, AlwaysTrue) else text_of(implied)
+
+    @property
     def fields(self) -> list[NestedField]:
         """The table's columns that a plain condition reads; always at least one, so that rows can be counted."""
         self._require_plain()
@@ -104,6 +133,44 @@ class Where:
         except _UNREADABLE:
             return True
 
+    def group_test(self, metadata: pq.FileMetaData, names: Mapping[int, str]) -> Sequence[bool]:
+        """For each row group of a file: false only if it is proven that no row of it matches (rows/project.py)."""
+        may = file_test.test(self._meaning.inclusive.expr, group_spans(metadata, names)).may
+        found: list[bool] = np.broadcast_to(may, metadata.num_row_groups).tolist()
+        return found
+
+    def which_may_match(self, columns: FileColumns, metadata: TableMetadata) -> file_test.Mask:
+        """Where `may_match` is true, of all files of a manifest at once; or not even there, if that is proven."""
+        meaning, everywhere = self._meaning, np.ones(columns.count, np.bool_)
+        if isinstance(meaning.implied, AlwaysTrue):
+            return everywhere
+        by_bounds = file_test.test(meaning.inclusive.expr, file_test.file_spans(columns))
+        known = (columns.rows != 0) & (by_bounds.may | (columns.rows < 0))
+        by_partition = self._partitions_may_match(columns, metadata.specs().get(columns.spec_id))
+        may: file_test.Mask = everywhere & known & by_partition.may
+        if not (by_bounds.complete and by_partition.complete):
+            for at in np.flatnonzero(may).tolist():
+                may[at] = self.may_match(LiveFile(PlannedDataFile(columns, at), None, None), metadata)
+        return may
+
+    def which_may_hold(self, manifests: Sequence[ManifestFile], metadata: TableMetadata) -> list[bool]:
+        """False for a manifest only if its partitions' summary proves that no row of its files matches."""
+        found = [True] * len(manifests)
+        if isinstance(self._meaning.implied, AlwaysTrue):
+            return found
+        alike: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        for at, manifest in enumerate(manifests):
+            spec = metadata.specs().get(manifest.partition_spec_id)
+            if spec is not None and len(manifest.partitions or ()) == len(spec.fields):
+                alike[spec.spec_id, self._trusted_summaries(spec, manifest.partitions or [])].append(at)
+        for (spec_id, trusted), places in alike.items():
+            partition = _partition(self.text, self.schema_json, metadata.specs()[spec_id], trusted)
+            summaries = [manifests[at].partitions or [] for at in places]
+            verdict = file_test.test(partition.bound, file_test.summary_spans(summaries, partition.values.fields))
+            for at, may in zip(places, np.broadcast_to(verdict.may, len(places)).tolist(), strict=True):
+                found[at] = may
+        return found
+
     def must_match(self, file: LiveFile, metadata: TableMetadata) -> bool:
         """True only if the file's statistics prove that every row of it matches."""
         meaning = self._meaning
@@ -127,7 +194,56 @@ class Where:
     def _partition_may_match(self, spec: PartitionSpec, values: Record) -> bool:
         schema = self._meaning.schema
         trusted = (place for place, field in enumerate(spec.fields) if _trusted(field, schema, values[place]))
-        return _partition_test(self.text, self.schema_json, spec, tuple(trusted))(values)
+        return _partition(self.text, self.schema_json, spec, tuple(trusted)).may_match(values)
+
+    def _partitions_may_match(self, columns: FileColumns, spec: PartitionSpec | None) -> file_test.Verdict:
+        everywhere = np.ones(columns.count, np.bool_)
+        if spec is None:
+            return file_test.Verdict(everywhere, True)
+        if len(columns.partition) != len(spec.fields):
+            return file_test.Verdict(everywhere, False)
+        may, complete = np.zeros(columns.count, np.bool_), True
+        for trusted, places in self._by_trust(columns, spec).items():
+            partition = _partition(self.text, self.schema_json, spec, trusted)
+            verdict = file_test.test(partition.bound, file_test.partition_spans(columns, partition.values.fields))
+            may |= places & verdict.may
+            complete = complete and verdict.complete
+        return file_test.Verdict(may, complete)
+
+    def _by_trust(self, columns: FileColumns, spec: PartitionSpec) -> dict[tuple[int, ...], file_test.Mask]:
+        """Where which of the partition's values are trusted."""
+        schema = self._meaning.schema
+        groups: dict[tuple[int, ...], file_test.Mask] = {(): np.ones(columns.count, np.bool_)}
+        for place, field in enumerate(spec.fields):
+            match _trust(field, schema):
+                case _Trust.ALWAYS:
+                    trusted = np.ones(columns.count, np.bool_)
+                case _Trust.NEVER:
+                    trusted = np.zeros(columns.count, np.bool_)
+                case trust:
+                    values = columns.partition[place].to_pylist()
+                    trusted = np.array([_is_trusted(trust, value) for value in values], np.bool_)
+            split = (
+                (one, part)
+                for places, mask in groups.items()
+                for one, part in (((*places, place), mask & trusted), (places, mask & ~trusted))
+            )
+            groups = {one: part for one, part in split if part.any()}
+        return groups
+
+    def _trusted_summaries(self, spec: PartitionSpec, summaries: Sequence[PartitionFieldSummary]) -> tuple[int, ...]:
+        """The places whose values are trusted in all files of a manifest."""
+        schema = self._meaning.schema
+        return tuple(
+            place
+            for place, (field, summary) in enumerate(zip(spec.fields, summaries, strict=True))
+            if (trust := _trust(field, schema)) is _Trust.ALWAYS
+            or (
+                trust is not _Trust.NEVER
+                and not summary.contains_null
+                and all(_is_trusted(trust, _number(raw)) for raw in (summary.lower_bound, summary.upper_bound))
+            )
+        )
 
     @property
     def _meaning(self) -> _Meaning:
@@ -194,32 +310,70 @@ def _meaning(text: str, schema_json: str) -> _Meaning:
     return _Meaning(schema, False, known)
 
 
+@dataclass(frozen=True)
+class _Partition:
+    """What a condition means for the partition values of a spec, as far as those at the trusted places show."""
+
+    values: Schema
+    projected: BooleanExpression
+
+    @cached_property
+    def bound(self) -> BooleanExpression:
+        return visitors.bind(self.values, visitors.rewrite_not(self.projected), case_sensitive=True)
+
+    @cached_property
+    def may_match(self) -> Callable[[Record], bool]:
+        return visitors.expression_evaluator(self.values, self.projected, case_sensitive=True)
+
+
 @lru_cache(maxsize=256)
-def _partition_test(
-    text: str, schema_json: str, spec: PartitionSpec, trusted: tuple[int, ...]
-) -> Callable[[Record], bool]:
-    """Whether rows may match in a partition of these values, as far as the values at the trusted places show."""
+def _partition(text: str, schema_json: str, spec: PartitionSpec, trusted: tuple[int, ...]) -> _Partition:
     meaning = _meaning(text, schema_json)
     telling = PartitionSpec(*(spec.fields[place] for place in trusted), spec_id=spec.spec_id)
     projected = visitors.inclusive_projection(meaning.schema, telling, case_sensitive=False)(meaning.implied)
-    values = Schema(*spec.partition_type(meaning.schema).fields)
-    return visitors.expression_evaluator(values, projected, case_sensitive=True)
+    return _Partition(Schema(*spec.partition_type(meaning.schema).fields), projected)
 
 
-def _trusted(field: PartitionField, schema: Schema, value: Scalar) -> bool:
-    """Whether a partition's value is what its rows have, and not the result of an overflow in the transform.
+class _Trust(Enum):
+    """When a partition's value is what its rows have, and not the result of an overflow in the transform.
 
     The lowest numbers, truncated, overflow to the highest, and so do hours. Years and months far off become null.
     """
+
+    ALWAYS = "always"
+    NEVER = "never"
+    IF_VALUE = "if it is not null"
+    IF_NEAR = "if it is near"
+
+
+def _trust(field: PartitionField, schema: Schema) -> _Trust:
     match field.transform:
         case TruncateTransform():
             source = next((column.field_type for column in schema.fields if column.field_id == field.source_id), None)
-            return isinstance(source, StringType)
+            return _Trust.ALWAYS if isinstance(source, StringType) else _Trust.NEVER
         case YearTransform() | MonthTransform():
-            return value is not None
+            return _Trust.IF_VALUE
         case HourTransform():
+            return _Trust.IF_NEAR
+    return _Trust.ALWAYS
+
+
+def _is_trusted(trust: _Trust, value: Scalar) -> bool:
+    match trust:
+        case _Trust.IF_VALUE:
+            return value is not None
+        case _Trust.IF_NEAR:
             return isinstance(value, int) and abs(value) < _HOURS_MAX
-    return True
+    return trust is _Trust.ALWAYS
+
+
+def _trusted(field: PartitionField, schema: Schema, value: Scalar) -> bool:
+    return _is_trusted(_trust(field, schema), value)
+
+
+def _number(raw: bytes | None) -> int | None:
+    """A bound of years, months or hours."""
+    return int.from_bytes(raw, "little", signed=True) if raw is not None and len(raw) == 4 else None
 
 
 def _evaluate(tree: BooleanExpression, batch: pa.RecordBatch) -> pa.BooleanArray:
