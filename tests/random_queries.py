@@ -158,9 +158,13 @@ class Queries:
         aggregate = self._chance.choice(["count(*)", "max({})", "min({})", "count(distinct {})"]).format(other)
         having = f" having {self._test(text, kind)}" if self._is(0.3) else ""
         columns = [(self._shown(text), kind), (name, other_kind if aggregate.startswith("m") else "int")]
+        if self._is(0.1):
+            grouping = self._chance.choice([f"rollup({text})", f"{text} with rollup", f"grouping sets (({text}), ())"])
+            return f"select {text}, {aggregate} as {name} from {source}{where} group by {grouping}", columns
         if self._is(0.2):
             return f"select {aggregate} as {name} from {source}{where}", columns[1:]
-        return f"select {text}, {aggregate} as {name} from {source}{where} group by {text}{having}", columns
+        by = self._chance.choice([text, text, "1", "all"])
+        return f"select {text}, {aggregate} as {name} from {source}{where} group by {by}{having}", columns
 
     def _scalar(self, scope: Scope, names: dict[str, Columns], depth: int, kind: str) -> str:
         inner = Scope(outer=[*scope.relations])

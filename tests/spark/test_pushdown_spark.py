@@ -14,8 +14,8 @@ import pytest
 import floodmark as fm
 from floodmark.errors import FloodmarkError
 from floodmark.rows.schema import spark_schema, table_schema
-from floodmark.rows.sql.pushdown import needs
-from floodmark.rows.sql.query import run_query
+from floodmark.rows.sql.pushdown import Need, needs
+from floodmark.rows.sql.query import Source, run_query
 from tests.conftest import Place
 from tests.random_queries import DAYS, TABLES, Queries
 
@@ -95,15 +95,17 @@ class Twice:
             self._frames[table] = spark.createDataFrame(rows, spark_schema(schema, all_nullable=True)).cache()
 
     def all_rows(self, query: str) -> Counter[str] | None:
-        tables = {table: (f"all{table}", 0) for table in TABLES}
+        tables = {table: Source(f"all{table}", 0) for table in TABLES}
         return answer(lambda: run_query(self._spark, query, tables, lambda table: self._frames[table]))
 
-    def needed_rows(self, query: str, wheres: Mapping[str, str]) -> Counter[str] | None:
+    def needed_rows(self, query: str, needed: Mapping[str, Need]) -> Counter[str] | None:
         self._number += 1
-        tables = {table: (f"part{self._number}{table}", 0) for table in TABLES}
+        tables = {table: Source(f"some{table}", 0, str(self._number)) for table in TABLES}
 
         def read(table: str) -> DataFrame:
-            return self._frames[table].where(wheres[table]) if table in wheres else self._frames[table]
+            need, frame = needed.get(table, Need()), self._frames[table]
+            frame = frame if need.where is None else frame.where(need.where.text)
+            return frame if need.columns is None else frame.select(*need.columns)
 
         return answer(lambda: run_query(self._spark, query, tables, read))
 
@@ -113,9 +115,9 @@ def compared(spark: SparkSession, seed: object, count: int) -> Counter[str]:
     twice, queries, seen = Twice(spark, seed), Queries(seed), Counter[str]()
     for _ in range(count):
         query = queries.one()
-        wheres = {table: need.where for table, need in needs(query, SCHEMAS).items() if need.where is not None}
+        needed = needs(query, SCHEMAS)
         seen["all"] += 1
-        if not wheres:
+        if all(need.where is None for need in needed.values()):
             continue
         expected = twice.all_rows(query)
         if expected is None:
@@ -123,7 +125,9 @@ def compared(spark: SparkSession, seed: object, count: int) -> Counter[str]:
             continue
         seen["pruned"] += 1
         seen["with rows"] += bool(expected)
-        found = twice.needed_rows(query, wheres)
+        seen["narrow"] += any(need.columns is not None for need in needed.values())
+        found = twice.needed_rows(query, needed)
+        wheres = {table: (need.where and need.where.text, need.columns) for table, need in needed.items()}
         assert found == expected, f"{query}\n{wheres}"
     return seen
 
@@ -135,6 +139,7 @@ def test_rows_that_a_query_does_not_need_change_no_answer(spark: SparkSession) -
                 seen = compared(spark, ansi, 400)
         assert seen["pruned"] > 100, seen
         assert seen["with rows"] > 50, seen
+        assert seen["narrow"] > 50, seen
 
 
 # ── files of a lake ──
