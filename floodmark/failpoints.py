@@ -28,17 +28,18 @@ WRITE_STEPS = (
     "cleaned",  # leftovers of lost attempts are gone
 )
 WRITE_KINDS = (
-    *("create_table", "append", "merge", "delete", "overwrite", "adopt", "transaction", "compact", "retain"),
-    *("add_column", "fill", "chunk", "prune", "redo", "branch_merge", "apply", "repair", "undrop"),
+    *("create_table", "append", "merge", "delete", "overwrite", "update", "adopt"),
+    *("transaction", "compact", "retain"),
+    *("add_column", "fill", "chunk", "prune", "redo", "branch_merge", "apply", "repair", "undrop", "rollback"),
 )
-# A delete, maintenance, a new shape or a repair brings no rows, an append replaces none, and a new table or column does
-# neither. A repair does not plan again: what it was asked to judge has changed. Neither does an undrop: no writer can
-# write to its table.
+# A delete, an update, maintenance, a new shape or a repair brings no rows, an append replaces none, and a new table or
+# column does neither. A repair does not plan again: what it was asked to judge has changed. Neither does an undrop: no
+# writer can write to its table.
 NOT_PASSED = frozenset(
     {
         *("create_table.staged", "create_table.rewritten", "create_table.planned_again"),
         *("adopt.staged", "adopt.rewritten", "adopt.planned_again"),
-        *("append.rewritten", "delete.staged", "compact.staged", "retain.staged"),
+        *("append.rewritten", "delete.staged", "update.staged", "compact.staged", "retain.staged"),
         *("add_column.staged", "add_column.rewritten", "fill.staged", "prune.staged", "redo.staged"),
         *("apply.staged", "repair.staged", "repair.planned_again"),
         *("undrop.staged", "undrop.rewritten", "undrop.planned_again"),

@@ -44,12 +44,14 @@ if TYPE_CHECKING:
 
     from floodmark.backfill.backfills import LakeBackfills
     from floodmark.branches.branches import LakeBranches
+    from floodmark.branches.records import BranchDiff, RollbackPlan, RolledBack
     from floodmark.ingest.receive import Sender
     from floodmark.ingest.stream import StreamWriter
     from floodmark.maintenance.maintenance import LakeMaintenance
     from floodmark.repair.history_files import GivenUp
     from floodmark.repair.repair import Repair
     from floodmark.rows.frames import DataFrame, SparkSession, StructType
+    from floodmark.scan import Scan
     from floodmark.schema.file import WantedTable
     from floodmark.schema.plan import Plan
     from floodmark.sinks.sinks import LakeSinks
@@ -65,16 +67,19 @@ Source = str | os.PathLike[str] | Mapping[str, Json]
 class Lake:
     """A lake that is open. `floodmark.open` opens one; close it, or use it in a `with` block.
 
-    Tables     create_table, drop_table, undrop, adopt, plan, apply, tables, show, schema
-    Write      append, merge, delete, overwrite, transaction (several tables, one version)
-    Read       read and sql (Spark), read_arrow (no Spark), changes
+    Tables     create_table, drop_table, undrop, rename_table, adopt, plan, apply, tables, show, schema
+    Columns    add_column, rename_column, drop_column
+    Write      append, merge, update, delete, overwrite, transaction (several tables, one version)
+    Go back    rollback, plan_rollback, diff (two versions)
+    Read       scan (rows by a condition, for Arrow, pandas, Polars, DuckDB, Spark), read, read_arrow, sql, changes
     Ask        status, health, history, audit
     Branches   branches.create, .merge, .diff, .list, .delete
     Sinks      sinks.add, .run, .status, .pause, .resume, .quarantine
     Backfills  backfill.history, .column, .list, .show, .cancel, .resume
     Upkeep     maintain.run, .compact, .retain, .expire, .sweep; recover, repair, resolve, backup
 
-    Every write returns a Commit. Errors are kinds of FloodmarkError: each says what failed, the facts, and what to do.
+    Every write returns a Commit, and with `if_version` is published only if its tables are as they were at that
+    version. Errors are kinds of FloodmarkError: each says what failed, the facts, and what to do.
     """
 
     def __init__(
@@ -197,6 +202,7 @@ class Lake:
         allow_destructive: bool = False,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         told: Callable[[Plan], None] | None = None,
     ) -> Commit:
         """Change the tables to what a file declares, in one version; `nothing_to_do` if they already match.
@@ -204,8 +210,9 @@ class Lake:
         A Plan is applied exactly: `Conflict` if a table that it read has changed since. A file is planned now;
         `expect` is the id that the plan must have. `fill_later`: existing rows stay without the defaults of new
         columns until a backfill fills them. `allow_destructive`: also apply steps that lose data (dropped tables and
-        columns, a retention that deletes more rows); without it they are `Invalid`. `told` is called with the plan
-        that was applied: for a file, it is planned again if tables changed meanwhile.
+        columns, a retention that deletes more rows); without it they are `Invalid`. `if_version`: every table that it
+        changes must be as it was at that version, else `Conflict`. `told` is called with the plan that was applied: for
+        a file, it is planned again if tables changed meanwhile.
         """
         from floodmark.schema.apply import apply_plan
         from floodmark.schema.plan import Plan, make_plan
@@ -226,7 +233,7 @@ class Lake:
                 expected=expect,
                 advice="The file or the lake has changed: create the plan again and check it.",
             )
-        intent = self._intent("apply", actor, message or f"apply {plan.origin}")
+        intent = self._intent("apply", actor, message or f"apply {plan.origin}", if_version=if_version)
         return apply_plan(
             self.engine,
             intent,
@@ -242,15 +249,138 @@ class Lake:
         self.catalog.history.head(table)
         return self.plan({table: {"drop": True}})
 
-    def drop_table(self, table: str, *, actor: str | None = None, message: str = "") -> Commit:
+    def drop_table(
+        self, table: str, *, actor: str | None = None, message: str = "", if_version: int | None = None
+    ) -> Commit:
         """Drop a table from main. Older versions keep it, and `undrop` restores it, until they expire.
 
         Refused while a sink follows it, a backfill works on it, a branch has it, or a table refers to it.
         """
-        self.engine.get_ready()
+        from floodmark.schema.file import WantedTable
+
+        intent = self._intent("apply", actor, message or f"drop {table}", if_version=if_version)
+        return self._reshape(intent, WantedTable(table, drop=True), loses_data=True)
+
+    def rename_table(
+        self,
+        table: str,
+        new_name: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Give a table of main another name. It keeps its id, rows, sequences, marks, batch ids and references.
+
+        Older versions have it under its old name. Refused if the new name is taken, also in other case, and while a
+        sink follows it, a backfill works on it or has loaded a history into it, or a branch has it.
+        """
+        from floodmark.schema.file import WantedTable
+        from floodmark.write.shape import check_name
+
+        check_name(new_name)
+        if table == new_name:
+            raise Invalid("the table has this name", table=table, advice="Give rename_table another one.")
+        intent = self._intent("apply", actor, message or f"rename {table} to {new_name}", None, branch, if_version)
+        return self._reshape(intent, WantedTable(table, rename_to=new_name))
+
+    def add_column(
+        self,
+        table: str,
+        name: str,
+        type: str,
+        *,
+        comment: str | None = None,
+        default: str | int | bool | None = None,
+        required: bool = False,
+        fill_later: bool = False,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Add a column to a table of main; `type` is Spark's, like "decimal(10,2)". Existing rows are null in it.
+
+        With a `default` existing rows get it too, in this version, or with `fill_later` by a backfill; so do rows that
+        do not bring the column.
+        """
+        from floodmark.schema.file import added_column
+        from floodmark.schema.plan import GIVEN
+
+        entry: dict[str, Json] = {"type": type, "required": required}
+        entry |= {} if default is None else {"default": default}
+        entry |= {} if comment is None else {"comment": comment}
+        intent = self._intent("apply", actor, message or f"add {table}.{name}", None, branch, if_version)
+        return self._reshape(intent, added_column(table, name, entry, GIVEN), fill_later=fill_later)
+
+    def rename_column(
+        self,
+        table: str,
+        column: str,
+        new_name: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Give a column of a table of main another name; no file is rewritten, and older versions have the old one.
+
+        Refused while an expression, a sink or a backfill uses the old name.
+        """
+        from floodmark.schema.file import ColumnChange, WantedTable
+
+        note = message or f"rename {table}.{column} to {new_name}"
+        wanted = WantedTable(table, change=ColumnChange(rename=(column, new_name)))
+        return self._reshape(self._intent("apply", actor, note, None, branch, if_version), wanted)
+
+    def drop_column(
+        self,
+        table: str,
+        column: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+    ) -> Commit:
+        """Drop a column, with its values, from a table of main. Only older versions keep it, until they expire.
+
+        Refused for a column of the key, of the layout, of a reference or of retention, and while an expression, a sink
+        or a backfill uses it.
+        """
+        intent = self._intent("apply", actor, message or f"drop {table}.{column}", None, branch, if_version)
+        return self._reshape(intent, _without(table, column), loses_data=True)
+
+    def plan_drop_column(self, table: str, column: str) -> Plan:
+        """The plan of drop_column; its one step is refused if something needs the column. Changes nothing."""
+        from floodmark.schema.plan import GIVEN, make_plan
+
         self.catalog.history.head(table)
-        wanted = {table: {"drop": True}}
-        return self.apply(wanted, allow_destructive=True, actor=actor, message=message or f"drop {table}")
+        return make_plan(self.catalog, [_without(table, column)], GIVEN)
+
+    def _reshape(
+        self, intent: Intent, wanted: WantedTable, *, loses_data: bool = False, fill_later: bool = False
+    ) -> Commit:
+        """Apply one change of one table; planned again if the table changed meanwhile."""
+        from floodmark.schema.apply import apply_plan
+        from floodmark.schema.plan import GIVEN, make_plan
+
+        if intent.branch != MAIN:
+            raise Invalid(
+                "tables and columns are renamed, added and dropped on main only",
+                table=wanted.name,
+                branch=intent.branch,
+                advice="Merge the branch first. On a branch, new columns come with rows: append(…, evolve=True).",
+            )
+        self.engine.get_ready()
+        self.catalog.history.head(wanted.name)
+
+        def plan() -> Plan:
+            return make_plan(self.catalog, [wanted], GIVEN)
+
+        return apply_plan(self.engine, intent, plan(), again=plan, fill_later=fill_later, allow_destructive=loses_data)
 
     def undrop(
         self,
@@ -285,6 +415,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Append rows: a Spark DataFrame, an Arrow table or reader, a pandas DataFrame, or a list of dicts.
@@ -293,8 +424,12 @@ class Lake:
         rows, and a second append with the same id to the same table is a no-op with the outcome `already_committed`.
         With `evolve`, columns that the table does not have are added to it, numbers are widened, and columns that the
         rows do not have are null. `progress(files, bytes)` is called from time to time while rows are staged.
+
+        With `if_version`, as for every write: `Conflict`, and nothing is changed, unless the table is still as it was
+        at that version of the branch. Any commit on the table counts, also a compaction. A batch that is committed
+        already is still `already_committed`.
         """
-        intent = self._intent("append", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("append", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, data, WriteOptions(evolve=evolve, progress=progress))
 
     def merge(
@@ -311,6 +446,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Upsert rows by the table's key: a row with the same key is replaced, others are added.
@@ -322,7 +458,7 @@ class Lake:
         """
         from floodmark.write.verbs import check_order
 
-        intent = self._intent("merge", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("merge", actor, message, batch_rider(table, batch, branch), branch, if_version)
         options = WriteOptions(
             order=check_order(on_duplicate, order),
             skip_unchanged=skip_unchanged,
@@ -341,11 +477,35 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Delete the rows that a condition (Spark SQL) matches; files without such a row are left as they are."""
-        intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("delete", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, None, WriteOptions(where=where, progress=progress))
+
+    def update(
+        self,
+        table: str,
+        set: Mapping[str, str],
+        where: str | None = None,
+        *,
+        batch: str | None = None,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
+        progress: WriteCallback | None = None,
+    ) -> Commit:
+        """Give the rows that a condition (Spark SQL) matches new values: `set={"country": "'NL'"}, where="id = 7"`.
+
+        Values are Spark SQL expressions over the row as it was. `where="true"` updates all rows; without a condition
+        it is Invalid. Rows that have these values already keep their sequence; if all of them do, nothing is published.
+        A column of the key cannot be updated.
+        """
+        options = WriteOptions.of_update(table, set, where, progress)
+        intent = self._intent("update", actor, message, batch_rider(table, batch, branch), branch, if_version)
+        return self._write(intent, table, None, options)
 
     def overwrite(
         self,
@@ -358,10 +518,11 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         progress: WriteCallback | None = None,
     ) -> Commit:
         """Replace all rows, or the rows that match `where`, by these rows, which must match it too."""
-        intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch)
+        intent = self._intent("overwrite", actor, message, batch_rider(table, batch, branch), branch, if_version)
         return self._write(intent, table, data, WriteOptions(where=where, evolve=evolve, progress=progress))
 
     def plan_delete(self, table: str, where: str, *, branch: str = MAIN) -> dict[str, Json]:
@@ -369,6 +530,14 @@ class Lake:
         from floodmark.write.verbs import count_where
 
         return count_where(self.engine, self._head(table, branch), where)
+
+    def plan_update(
+        self, table: str, set: Mapping[str, str], where: str | None = None, *, branch: str = MAIN
+    ) -> dict[str, Json]:
+        """The rows that an update would give these values now, and the files to rewrite. Changes nothing."""
+        from floodmark.write.verbs import count_update
+
+        return count_update(self.engine, self._head(table, branch), WriteOptions.of_update(table, set, where))
 
     def stream_writer(
         self, table: str, *, mode: str = "append", query: str | None = None, branch: str = MAIN, **options: Any
@@ -431,44 +600,136 @@ class Lake:
         batch: str | None = None,
         batch_table: str = "",
         branch: str = MAIN,
+        if_version: int | None = None,
     ) -> Transaction:
         """Several tables, one version: all of it becomes visible at the end of the `with` block, or nothing.
 
         `batch` identifies the transaction; with `batch_table` it is the same id as that of an append to this table.
+        With `if_version`, all tables that it writes to must be as they were at that version (see `append`).
         """
         from floodmark.write.transaction import Transaction
 
-        intent = self._intent("transaction", actor, message, batch_rider(batch_table, batch, branch), branch)
+        batch_id = batch_rider(batch_table, batch, branch)
+        intent = self._intent("transaction", actor, message, batch_id, branch, if_version)
         return Transaction(self.engine, intent, self._expected)
 
+    # ── going back ──
+
+    def rollback(
+        self,
+        table: str | None = None,
+        *,
+        to: int | str | datetime,
+        batch: str | None = None,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+    ) -> RolledBack:
+        """Give a table, or without one every table, the contents that it had at a version or time, as a new version.
+
+        Only the difference is written: rows that return are new and get the commit's sequence, rows that are still
+        there keep theirs, and keys that go are deletions, so `changes` reports all of it. Of a table without a key
+        `changes` cannot report rows that go: the result has their number (`unreported`). Columns, key, partitions and
+        properties stay as they are now. Of every table: those created since stay as they are (`created`), those dropped
+        since stay dropped (`dropped`; `undrop` restores one). Batch ids stay used. `BelowRetention` if the version has
+        expired.
+        """
+        from floodmark.branches.rollback import KIND, request_of, rollback
+
+        self.engine.get_ready()
+        request = request_of(self.catalog, table, to, branch)
+        note = message or f"roll back {table or 'all tables'} to version {request.to_version}"
+        intent = self._intent(KIND, actor, note, batch_rider(table or "", batch, branch), branch)
+        return rollback(self.engine, request, intent)
+
+    def plan_rollback(
+        self, table: str | None = None, *, to: int | str | datetime, branch: str = MAIN, limit: int = 20
+    ) -> RollbackPlan:
+        """What a rollback would do now: per table counts, and at most `limit` rows. Changes nothing.
+
+        Whether rows of other tables refer to keys that would go, only the rollback itself checks.
+        """
+        from floodmark.branches.branches import check_limit
+        from floodmark.branches.rollback import plan_rollback, request_of
+
+        check_limit(limit)
+        return plan_rollback(self.catalog, request_of(self.catalog, table, to, branch), limit)
+
+    def diff(
+        self,
+        before: int | str | datetime,
+        after: int | str | datetime,
+        table: str | None = None,
+        *,
+        branch: str = MAIN,
+        limit: int = 20,
+    ) -> BranchDiff:
+        """What differs between two versions or times: per table counts of rows, at most `limit` of them, and columns.
+
+        In a table without a key a row that differs is another row: one deleted, one added. Times are those of `branch`.
+        Tables that do not differ are left out; in the result `common_version` and `head_version` are the two versions.
+        """
+        from floodmark.branches.branches import check_limit
+        from floodmark.branches.versions import diff
+
+        check_limit(limit)
+        return diff(self.catalog, before, after, table=table, branch=branch, limit=limit)
+
     # ── reading ──
+
+    def scan(
+        self,
+        table: str,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        with_seq: bool = False,
+    ) -> Scan:
+        """Rows of a table that match a condition (Spark SQL, as `delete` takes it), with these columns.
+
+        Nothing is read yet: call to_arrow, to_batches, to_pandas, to_polars, to_duckdb, df, count or explain. Only
+        files and row groups that may hold matching rows are opened. The version is chosen now: all of these read it.
+        with_seq adds the column `_seq`: the sequence of the commit that last wrote the row.
+        """
+        moment = ReadMoment(version, at, branch)
+        return self._reader.scan(table, moment, where=where, columns=columns, limit=limit, with_seq=with_seq)
 
     def read(
         self,
         table: str,
         *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
         version: int | None = None,
         at: str | datetime | None = None,
         branch: str = MAIN,
         with_seq: bool = False,
     ) -> DataFrame:
-        """A table as a Spark DataFrame: at the head, at a version, or as it was at a moment.
-
-        with_seq adds the column `_seq`: the sequence of the commit that last wrote the row.
-        """
-        return self._reader.read(table, ReadMoment(version, at, branch), with_seq=with_seq)
+        """A table as a Spark DataFrame: at the head, at a version, or as it was at a moment; else as `scan`."""
+        moment = ReadMoment(version, at, branch)
+        return self._reader.scan(table, moment, where=where, columns=columns, limit=limit, with_seq=with_seq).df
 
     def read_arrow(
         self,
         table: str,
         *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
         version: int | None = None,
         at: str | datetime | None = None,
         branch: str = MAIN,
         with_seq: bool = False,
     ) -> pa.RecordBatchReader:
-        """The same without Spark: a stream of Arrow batches in this process."""
-        return self._reader.arrow(table, ReadMoment(version, at, branch), with_seq=with_seq)
+        """The same as a stream of Arrow batches in this process, without Spark if Arrow can evaluate the condition."""
+        moment = ReadMoment(version, at, branch)
+        found = self._reader.scan(table, moment, where=where, columns=columns, limit=limit, with_seq=with_seq)
+        return found.to_batches()
 
     def sql(
         self,
@@ -516,12 +777,7 @@ class Lake:
 
     def sample(self, table: str, *, rows: int = 20) -> list[dict[str, Value]]:
         """A few rows of a table, whichever come first; without Spark."""
-        found: list[dict[str, Value]] = []
-        with self._reader.arrow(table, ReadMoment(None, None, MAIN), with_seq=False) as batches:
-            for batch in batches:
-                found += batch.slice(0, rows - len(found)).to_pylist()
-                if len(found) >= rows:
-                    break
+        found: list[dict[str, Value]] = self.scan(table, limit=rows).to_arrow().to_pylist()
         return found
 
     def schema(self, table: str, *, branch: str = MAIN) -> Schema:
@@ -646,9 +902,21 @@ class Lake:
         return self.catalog.history.head(table, branch)
 
     def _intent(
-        self, kind: str, actor: str | None, message: str, batch: Rider | None = None, branch: str = MAIN
+        self,
+        kind: str,
+        actor: str | None,
+        message: str,
+        batch: Rider | None = None,
+        branch: str = MAIN,
+        if_version: int | None = None,
     ) -> Intent:
-        return Intent(kind, branch, actor or self.actor, message, batch)
+        return Intent(kind, branch, actor or self.actor, message, batch, if_version)
+
+
+def _without(table: str, column: str) -> WantedTable:
+    from floodmark.schema.file import ColumnChange, WantedTable
+
+    return WantedTable(table, change=ColumnChange(drop=column))
 
 
 def _read(source: Source) -> tuple[tuple[WantedTable, ...], str]:

@@ -7,8 +7,7 @@ when rows must move.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -21,14 +20,15 @@ from floodmark.commit.expiry import deletions_floor
 from floodmark.errors import BelowRetention, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.model import BEGINNING, MAIN, Head
 from floodmark.rows.session import Sessions
+from floodmark.scan import Scan, by_arrow, dataframe, in_time, readable
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
 
-    from floodmark.rows.frames import DataFrame
+    from floodmark.rows.frames import DataFrame, SparkSession
     from floodmark.rows.reading.changes import ChangePlan
-    from floodmark.rows.sql.where import Where
+    from floodmark.rows.reading.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Changes:
 
         batches = changes_batches(self._catalog.storage, self.plan)
         return pa.RecordBatchReader.from_batches(
-            changes_schema(self.plan), _in_time(self._catalog, self.version, self._deletions_there(batches))
+            changes_schema(self.plan), in_time(self._catalog, self.version, self._deletions_there(batches))
         )
 
     def _deletions_there(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -109,51 +109,34 @@ def _check_floor(
         ) from cause
 
 
-@contextmanager
-def _readable(catalog: Catalog, version: int) -> Iterator[None]:
-    """A missing file means damage, unless the version has expired meanwhile: then the reader was too slow."""
-    try:
-        yield
-    except (Corrupt, NotFound, FileNotFoundError) as error:
-        if catalog.history.is_expired(version):
-            raise BelowRetention(
-                "this version's window ended while it was read",
-                version=version,
-                advice="Read a newer version; `floodmark maintain --grace` gives slow readers more time.",
-            ) from error
-        raise
-
-
-def _in_time(catalog: Catalog, version: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with _readable(catalog, version):
-        yield from batches
-
-
 class Reader:
     def __init__(self, catalog: Catalog, sessions: Sessions) -> None:
         self._catalog = catalog
         self._sessions = sessions
 
-    def read(self, table: str, moment: ReadMoment, *, with_seq: bool) -> DataFrame:
+    def scan(
+        self,
+        table: str,
+        moment: ReadMoment,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+        with_seq: bool = False,
+    ) -> Scan:
         version = self._resolve(moment)
-        with _readable(self._catalog, version):
-            return self._scan(self._head_at(table, version, moment), with_seq)
-
-    def arrow(self, table: str, moment: ReadMoment, *, with_seq: bool) -> pa.RecordBatchReader:
-        import pyarrow as pa
-
-        from floodmark.commit.live_files import live_files
-        from floodmark.rows.reading.arrow_reader import arrow_batches, arrow_read_schema
-
-        version = self._resolve(moment)
-        with _readable(self._catalog, version):
+        with readable(self._catalog, version):
             head = self._head_at(table, version, moment)
-            schema = self.schema(head)
-            files = live_files(self._catalog.files, head, schema)
-        batches = arrow_batches(self._catalog.storage, files, schema, with_seq)
-        return pa.RecordBatchReader.from_batches(
-            arrow_read_schema(schema, with_seq), _in_time(self._catalog, version, batches)
-        )
+            return Scan(
+                self._catalog,
+                self._sessions,
+                head,
+                version,
+                where=where,
+                columns=columns,
+                limit=limit,
+                with_seq=with_seq,
+            )
 
     def sql(self, query: str, moment: ReadMoment, *, with_seq: bool) -> DataFrame:
         from floodmark.rows.session import is_spark_running
@@ -175,15 +158,29 @@ class Reader:
         missing = missing_table(query, list(state), hint) if self._sessions.starts_empty() else None
         if missing is not None:
             raise missing
-        with _readable(self._catalog, version):
+        with readable(self._catalog, version):
+            spark = self._sessions.get()
+            needed = self._needed(spark, query, state)
+            parts = {name: f"{state[name].table_id}{selection.part}" for name, selection in needed.items()}
             return run_query(
-                self._sessions.get(),
+                spark,
                 query,
-                {name: (head.table_id, head.snapshot) for name, head in state.items()},
-                lambda table: self._scan(state[table], with_seq),
+                {name: (parts.get(name, head.table_id), head.snapshot) for name, head in state.items()},
+                lambda table: self._frame(state[table], needed[table], with_seq),
                 with_seq=with_seq,
                 hint=hint,
             )
+
+    def _needed(self, spark: SparkSession, query: str, state: Mapping[str, Head]) -> dict[str, Selection]:
+        """The files that a query needs of each table that it names."""
+        from floodmark.rows.reading.selection import select_files
+        from floodmark.rows.sql.pushdown import conditions
+        from floodmark.rows.sql.query import named_tables, reads_as_usual
+
+        schemas = {name: self.schema(state[name]) for name in named_tables(query, state)}
+        prune = conditions(query, schemas) if reads_as_usual(spark) else {}
+        files = self._catalog.files
+        return {name: select_files(files, state[name], schemas[name], prune.get(name)) for name in schemas}
 
     def _dropped_hint(self, table: str) -> str | None:
         try:
@@ -213,7 +210,7 @@ class Reader:
                 newest=head.sequence,
                 advice="since is your last sequence, until at most the newest; leave until out to get all new changes.",
             )
-        with _readable(self._catalog, version):
+        with readable(self._catalog, version):
             schema = self.schema(head)
             newer = since_number < last
             files = select_newer(self._catalog.files, head, schema, since_number, last) if newer else []
@@ -222,7 +219,15 @@ class Reader:
         _check_floor(self._catalog, table, head.table_id, since)
         plan = plan_changes(schema, files, deletions, since_number, last)
         return Changes(
-            table, since, last, version, plan, head.table_id, self._by_arrow(head), self._catalog, self._sessions
+            table,
+            since,
+            last,
+            version,
+            plan,
+            head.table_id,
+            by_arrow(self._catalog, head),
+            self._catalog,
+            self._sessions,
         )
 
     def _check_not_drifted(self, head: Head) -> None:
@@ -244,23 +249,11 @@ class Reader:
         properties = self._catalog.files.metadata(head.metadata_location).properties
         return tuple(fill.column for fill in fills_of(properties, self.schema(head)))
 
-    def _scan(self, head: Head, with_seq: bool, prune: Where | None = None) -> DataFrame:
-        """A table as a DataFrame; `prune` leaves out files without a match, and is not applied to the rows."""
-        from floodmark.rows.reading.scan import scan, scan_with_seq
-        from floodmark.rows.reading.selection import select_files
+    def _frame(self, head: Head, selection: Selection, with_seq: bool) -> DataFrame:
+        """The rows of the files that were selected."""
+        from floodmark.rows.reading.arrow_reader import Wanted
 
-        schema, options, arrow = self.schema(head), self._catalog.storage.options, self._by_arrow(head)
-        files = select_files(self._catalog.files, head, schema, prune).files
-        if with_seq:
-            return scan_with_seq(self._sessions.get(), files, schema, storage_options=options, arrow=arrow)
-        paths = [file.path for file in files]
-        return scan(self._sessions.get(), paths, schema, storage_options=options, arrow=arrow)
-
-    def _by_arrow(self, head: Head) -> bool | None:
-        """True for a table with renamed columns: Spark matches columns by id, but pushes filters down by name."""
-        from floodmark.commit.metadata import has_renamed_columns
-
-        return True if has_renamed_columns(self._catalog.files.metadata(head.metadata_location)) else None
+        return dataframe(self._catalog, self._sessions, head, Wanted(with_seq=with_seq), selection)
 
     def _head_at(self, table: str, version: int, moment: ReadMoment) -> Head:
         head = self._catalog.history.tables_at(version).get(table)

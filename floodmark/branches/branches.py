@@ -61,7 +61,7 @@ class LakeBranches:
         """What the branch has and its parent does not have yet: per table, with at most `limit` rows of each."""
         from floodmark.branches.diff import diff
 
-        _check_limit(limit)
+        check_limit(limit)
         return diff(self._catalog, name, table=table, limit=limit)
 
     def merge(
@@ -84,7 +84,7 @@ class LakeBranches:
         """
         from floodmark.branches.merge import KIND, MergeRequest, merge, plan_merge
 
-        _check_limit(limit)
+        check_limit(limit)
         if prefer not in (None, OURS, THEIRS):
             raise Invalid("unknown value of prefer", prefer=prefer, advice='Use "ours" or "theirs", or leave it out.')
         if on_conflict not in (RAISE, RETURN):
@@ -116,6 +116,6 @@ def _in_conflict(merged: Merged) -> MergeConflict:
     )
 
 
-def _check_limit(limit: int) -> None:
+def check_limit(limit: int) -> None:
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
         raise Invalid("the limit must be a number of rows", limit=limit)

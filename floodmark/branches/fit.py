@@ -51,10 +51,15 @@ def own_files(files: SideFiles, some: Iterable[LiveFile]) -> list[LiveFile]:
 
 def column_lacked(some: Iterable[LiveFile], was: Schema, now: Schema, filled: Collection[int] = ()) -> str | None:
     """The first column that is required now, was not before, and for which a file may have no value."""
+    wanted = required_since(was, now, filled)
+    return next((field.name for file in some for field in wanted if may_lack(file, field)), None)
+
+
+def required_since(was: Schema, now: Schema, filled: Collection[int] = ()) -> list[NestedField]:
+    """The columns that are required now and were not before, without those that are filled."""
     before = {field.field_id: field for field in user_fields(was)}
     wanted = [field for field in user_fields(now) if field.required and not _required(before, field)]
-    wanted = [field for field in wanted if field.field_id not in filled]
-    return next((field.name for file in some for field in wanted if file.rows and _may_lack(file, field)), None)
+    return [field for field in wanted if field.field_id not in filled]
 
 
 def _required(fields: dict[int, NestedField], field: NestedField) -> bool:
@@ -62,7 +67,10 @@ def _required(fields: dict[int, NestedField], field: NestedField) -> bool:
     return there is not None and there.required
 
 
-def _may_lack(file: LiveFile, field: NestedField) -> bool:
+def may_lack(file: LiveFile, field: NestedField) -> bool:
+    """Whether a row of the file may have no value of the column, by the file's counts."""
+    if not file.rows:
+        return False
     # Counts of a struct or list are those of the values inside it, which prove nothing here.
     if not isinstance(field.field_type, PrimitiveType):
         return True

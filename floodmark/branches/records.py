@@ -1,8 +1,9 @@
-"""What the verbs of branches return: differences, conflicts and merges, as data."""
+"""What the verbs of branches and versions return: differences, conflicts, merges and rollbacks, as data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from floodmark.json_form import Json
@@ -49,7 +50,10 @@ class RowDiff(TypedDict):
 
 @dataclass(frozen=True)
 class TableDiff:
-    """What differs in one table. change: created, dropped, reshaped, changed. samples: the first of its rows."""
+    """What differs in one table. change: created, dropped, reshaped, changed. samples: the first of its rows.
+
+    columns: how the columns, the key and the partitions differ, a sentence for each change.
+    """
 
     table: str
     change: str
@@ -57,6 +61,7 @@ class TableDiff:
     rows_updated: int = 0
     rows_deleted: int = 0
     samples: tuple[RowDiff, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Json]:
         return {
@@ -65,6 +70,7 @@ class TableDiff:
             "rows_added": self.rows_added,
             "rows_updated": self.rows_updated,
             "rows_deleted": self.rows_deleted,
+            "columns": list(self.columns),
             "samples": [
                 {"change": one["change"], "row": json_value(one["row"]), "before": json_value(one["before"])}
                 for one in self.samples
@@ -74,7 +80,11 @@ class TableDiff:
 
 @dataclass(frozen=True)
 class BranchDiff:
-    """What a branch has and its parent does not have yet: its head against the last state that both had."""
+    """What a branch has and its parent does not have yet: its head against the last state that both had.
+
+    Of two versions (`lake.diff`): what the later one, `head_version`, has of its branch and the earlier one, of
+    `parent`, does not. Here any two versions can be compared, also backwards.
+    """
 
     branch: str
     parent: str
@@ -117,3 +127,47 @@ class Merged:
             "conflicts": [conflict.as_dict() for conflict in self.conflicts],
             "conflicts_total": self.conflicts_total,
         }
+
+
+@dataclass(frozen=True)
+class RollbackPlan:
+    """What a rollback would do now. tables: what changes, by table.
+
+    unreported: of tables without a key, how many rows would go; `changes` cannot report these to followers. created:
+    tables that did not exist at that version; they stay as they are. dropped: tables that existed then and do not now;
+    they stay dropped.
+    """
+
+    branch: str
+    to_version: int
+    head_version: int
+    tables: tuple[TableDiff, ...] = ()
+    unreported: Mapping[str, int] = field(default_factory=dict)
+    created: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Json]:
+        return {
+            "branch": self.branch,
+            "to_version": self.to_version,
+            "head_version": self.head_version,
+            "tables": [table.as_dict() for table in self.tables],
+            "unreported": dict(self.unreported),
+            "created": list(self.created),
+            "dropped": list(self.dropped),
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class RolledBack(Commit):
+    """The commit of a rollback: a new version with the contents of `to_version`.
+
+    unreported: of tables without a key, how many rows went; `changes` cannot report these, so followers keep them.
+    created: tables that did not exist at that version; they are as they were. dropped: tables that existed then and do
+    not now; `undrop` restores one.
+    """
+
+    to_version: int = 0
+    unreported: Mapping[str, int] = field(default_factory=dict)
+    created: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()

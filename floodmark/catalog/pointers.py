@@ -113,6 +113,21 @@ def take_table(tx: Connection, new: Head, version: int, old_pointer: str) -> boo
     return True
 
 
+def rename_table(tx: Connection, old_name: str, new: Head, version: int, old_pointer: str) -> bool:
+    """The table's pointer and its head under a new name, which is free; no other branch has the table."""
+    table, head = tables.iceberg_tables, tables.heads
+    values = {
+        "table_name": new.table,
+        "metadata_location": new.metadata_location,
+        "previous_metadata_location": old_pointer,
+    }
+    named = update(table).where(_named(old_name), table.c.metadata_location == old_pointer)
+    if tx.execute(named.values(**values)).rowcount != 1:
+        return False
+    own = update(head).where(head.c.branch == new.branch, head.c.table_id == new.table_id)
+    return tx.execute(own.values(**head_values(new, version))).rowcount == 1
+
+
 def drop_table(tx: Connection, dropped: Head, old_pointer: str) -> bool:
     """The head goes from its branch, and the pointer with it unless another branch has the table."""
     head, table = tables.heads, tables.iceberg_tables

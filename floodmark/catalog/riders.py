@@ -7,7 +7,7 @@ that rolls it forward carries them too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.lineage import Lineages
 from floodmark.catalog.sink_state import CONSUMER, ROWS_LOST, add_to_note
+from floodmark.errors import Conflict, NotFound
 from floodmark.json_form import Json
 from floodmark.model import MAIN
 
@@ -104,6 +105,48 @@ class StreamRider:
     def as_dict(self) -> dict[str, Json]:
         own = {"type": "stream", "scope": self.scope, "id": self.id}
         return {**own, "position": self.position, **_branch(self.branch)}
+
+
+@dataclass(frozen=True)
+class VersionRider:
+    """The tables are on their branch as they were at a version: their caller's expectation, `if_version`.
+
+    Any commit on a table makes it another one, also a compaction, which keeps its rows. A table that is gone, or that
+    was created again, is another one too. Checked under the lake's lock, so no commit comes between it and the publish.
+    """
+
+    branch: str
+    version: int
+    tables: tuple[tuple[str, str], ...]
+
+    def check(self, tx: Connection) -> None:
+        newest = int(tx.execute(select(tables.lake.c.version)).scalar_one())
+        if self.version > newest:
+            raise NotFound("the lake has no such version", if_version=self.version, newest=newest)
+        row, ids = tables.heads, [table_id for table_id, _ in self.tables]
+        query = select(row.c.table_id, row.c.version).where(row.c.branch == self.branch, row.c.table_id.in_(ids))
+        found = {one.table_id: int(one.version) for one in tx.execute(query)}
+        for table_id, name in self.tables:
+            actual = found.get(table_id)
+            if actual is None or actual > self.version:
+                raise Conflict(
+                    "a table is not as it was at the version that this write expects",
+                    table=name,
+                    expected=self.version,
+                    actual="dropped" if actual is None else actual,
+                    advice="Nothing was changed. Read the table again, and decide with its newest version.",
+                )
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        """No effect: it only checks."""
+
+    def as_dict(self) -> dict[str, Json]:
+        known = [list(one) for one in self.tables]
+        return {"type": "version", "version": self.version, "tables": known, **_branch(self.branch)}
+
+    @classmethod
+    def sealed(cls, version: int, tables: Sequence[tuple[str, str]], branch: str = MAIN) -> VersionRider:
+        return cls(branch, version, tuple((table_id, name) for table_id, name in tables))
 
 
 @dataclass(frozen=True)

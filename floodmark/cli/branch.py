@@ -74,7 +74,7 @@ def diff(
         output.result(found.as_dict())
         return
     output.note(f"{found.branch} at version {found.head_version}, against version {found.common_version}")
-    _show_tables(output, found.tables, empty="no difference")
+    show_tables(output, found.tables, empty="no difference")
 
 
 @app.command()
@@ -187,14 +187,15 @@ def _show_merged(output: Output, merged: Merged, into: str | None, prefer: str |
         for line in _advice(merged, into, prefer):
             output.note(line)
         return
-    _show_tables(output, merged.tables, empty="no table changes")
+    show_tables(output, merged.tables, empty="no table changes")
     if merged.commit is not None:
         output.result({}, text=f"merged {way}, version {merged.commit.version}")
     else:
         output.result({}, text=f"would merge {way}")
 
 
-def _show_tables(output: Output, tables: Iterable[TableDiff], *, empty: str) -> None:
+def show_tables(output: Output, tables: Iterable[TableDiff], *, empty: str) -> None:
+    """What differs in each table: a line of counts; then changes of its columns, and rows."""
     tables = list(tables)
     rows: list[dict[str, Json]] = [
         {
@@ -208,6 +209,8 @@ def _show_tables(output: Output, tables: Iterable[TableDiff], *, empty: str) -> 
     ]
     output.rows(rows, rows[0] if rows else (), name="tables", empty=empty)
     for one in tables:
+        for line in one.columns:
+            output.note(f"{one.table}: {line}")
         if one.samples:
             samples = [
                 {"change": sample["change"], "row": _text(sample.get("row")), "before": _text(sample.get("before"))}

@@ -16,6 +16,11 @@ from floodmark.settings.settings import Settings, find_catalog, find_lake, load_
 
 OnBranch = Annotated[str, typer.Option("--branch", help="Branch to use.")]
 
+IfVersion = Annotated[
+    int | None,
+    typer.Option("--if-version", help="Change it only if it is still as it was at this version; else exit code 3."),
+]
+
 # Like a command that a person interrupted.
 STOPPED_CODE = 130
 

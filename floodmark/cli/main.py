@@ -20,6 +20,7 @@ from floodmark import __version__
 from floodmark.cli import (
     backfill,
     branch,
+    column,
     demo,
     lifecycle,
     maintain,
@@ -30,6 +31,7 @@ from floodmark.cli import (
     sink,
     spool,
     state,
+    versions,
     writing,
 )
 from floodmark.cli.context import CommandContext
@@ -49,11 +51,11 @@ app = typer.Typer(
 _COMMANDS = (
     lifecycle.init,
     *(state.status, state.doctor, state.tables, state.show, state.history),
-    *(reading.query, reading.changes, reading.export),
+    *(reading.query, reading.scan, reading.head, reading.changes, reading.export, versions.diff),
     schema.plan,
-    *(writing.load, writing.delete),
+    *(writing.load, writing.update, writing.delete, versions.rollback),
     lifecycle.adopt,
-    *(schema.apply, schema.drop, schema.undrop),
+    *(schema.apply, schema.drop, schema.undrop, schema.rename),
     *(recovery.recover, recovery.repair),
     state.audit,
     *(lifecycle.backup, lifecycle.restore),
@@ -62,6 +64,7 @@ _COMMANDS = (
 )
 for command in _COMMANDS:
     app.command(command.__name__)(command)
+app.add_typer(column.app, name="column")
 app.add_typer(maintain.app, name="maintain")
 app.add_typer(sink.app, name="sink")
 app.add_typer(spool.app, name="spool")

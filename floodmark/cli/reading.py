@@ -1,4 +1,4 @@
-"""The commands that read rows: `query`, `changes` and `export`.
+"""The commands that read rows: `query`, `scan`, `head`, `changes` and `export`.
 
 An answer is never cut silently: as JSON, and where stdout is no terminal, a query writes all rows, as they come. A
 terminal shows the first hundred, and stderr says so; `--limit` cuts anywhere, and JSON then has `truncated`. An export
@@ -11,16 +11,21 @@ import sys
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from floodmark.cli.context import OnBranch
+from floodmark.cli.output import Output
 from floodmark.cli.progress import rows_progress
 from floodmark.errors import Invalid
 from floodmark.json_form import Json
 from floodmark.model import MAIN
 from floodmark.rows.sql.query import stream
+
+if TYPE_CHECKING:
+    from floodmark.lake import Lake
+    from floodmark.scan import Scan
 
 # ── query ──
 
@@ -48,6 +53,118 @@ def query(
         rows = (row.asDict(recursive=True) for row in stream(frame, None if most is None else most + 1))
         if output.stream(rows, frame.columns, name="rows", empty="no rows", limit=most):
             output.note(f"(more than {most} rows; --limit shows more, --json all of them)")
+
+
+# ── scan and head ──
+
+TO_STDOUT = ("table", "json", "jsonl", "csv")
+Shown = Annotated[
+    str | None, typer.Option("--format", help="table, json, jsonl or csv; with --output also parquet or arrow.")
+]
+ToFile = Annotated[str | None, typer.Option("--output", "-o", help="Write a file instead; also s3://….")]
+Replacing = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+
+
+def scan(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    where: Annotated[str | None, typer.Option(help="Only rows that match this condition (Spark SQL).")] = None,
+    columns: Annotated[str | None, typer.Option(help="Only these columns, in this order: id,name.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of rows (default: 100 on a terminal, else all).")
+    ] = None,
+    version: Annotated[int | None, typer.Option(help="Read this version.")] = None,
+    at: Annotated[str | None, typer.Option(help="Read the version at this time, like 2026-11-15T10:00:00Z.")] = None,
+    branch: OnBranch = MAIN,
+    with_seq: Annotated[bool, typer.Option("--with-seq", help="Include the column _seq.")] = False,
+    file_format: Shown = None,
+    output: ToFile = None,
+    overwrite: Replacing = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what would be read, and why; read no rows.")] = False,
+) -> None:
+    """Show or write rows of a table. Opens only files that can match; starts Spark only if the condition needs it."""
+    with context.obj.open() as lake:
+        found = lake.scan(
+            table,
+            where=where,
+            columns=None if columns is None else [name.strip() for name in columns.split(",")],
+            limit=limit,
+            version=version,
+            at=at,
+            branch=branch,
+            with_seq=with_seq,
+        )
+        if explain:
+            explained = found.explain()
+            context.obj.output.result(explained.as_dict(), text=str(explained))
+        elif output is not None:
+            _write_scan(context.obj.output, lake, found, output, file_format, overwrite)
+        else:
+            _show_scan(context.obj.output, found, file_format)
+
+
+def head(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows.")] = 20,
+    branch: OnBranch = MAIN,
+) -> None:
+    """Show a few rows of a table, whichever come first. Starts no Spark."""
+    with context.obj.open() as lake:
+        _show_scan(context.obj.output, lake.scan(table, limit=rows, branch=branch), None)
+
+
+def _show_scan(output: Output, found: Scan, file_format: str | None) -> None:
+    from floodmark.rows.json.text_files import dicts, json_value, write_text
+
+    shown = file_format or ("json" if output.as_json else "table")
+    if shown not in TO_STDOUT:
+        raise Invalid("this format needs a file", format=shown, advice="Add --output FILE.")
+    if shown in ("jsonl", "csv"):
+        write_text(sys.stdout.buffer, found.to_batches(), shown)
+        return
+    output = Output(as_json=shown == "json")
+    most = SHOWN_ROWS if found.limit is None and not output.as_json and sys.stdout.isatty() else None
+    # As JSON has them: also where a terminal shows them, a number that JSON does not have is text.
+    rows = (
+        {name: json_value(value) for name, value in row.items()} for batch in found.to_batches() for row in dicts(batch)
+    )
+    if output.stream(rows, found.schema.names, name="rows", empty="no rows", limit=most):
+        output.note(f"(more than {most} rows; --limit shows more, --json all of them)")
+
+
+def _write_scan(output: Output, lake: Lake, found: Scan, file: str, file_format: str | None, overwrite: bool) -> None:
+    from floodmark.rows.json.text_files import format_for, write_file
+
+    chosen = format_for(file, file_format, loadable=False)
+    started = time.monotonic()
+    location = _new_file(lake, file, overwrite)
+    with rows_progress(output) as progress:
+        rows = write_file(lake.catalog.storage, location, found.to_batches(), chosen, progress)
+    data: dict[str, Json] = {
+        "table": found.table,
+        "file": file,
+        "format": chosen,
+        "version": found.version,
+        "rows": rows,
+    }
+    data["seconds"] = round(time.monotonic() - started, 3)
+    output.result(data, text=f"{rows} rows of version {found.version} into {file}")
+
+
+def _new_file(lake: Lake, file: str, overwrite: bool) -> str:
+    """The location of a file to write; `Invalid` if it is a folder, inside the lake, or exists already."""
+    from floodmark.storage import local_path, root_location
+
+    location = root_location(file)
+    on_disk = local_path(location)
+    if on_disk is not None and Path(on_disk).is_dir():
+        raise Invalid("the path is a folder", path=file, advice="Name a file in it.")
+    if f"{location}/".startswith(f"{lake.location}/"):
+        raise Invalid("the file would be inside the lake", path=file, advice="Name a file outside of it.")
+    if not overwrite and lake.catalog.storage.exists(location):
+        raise Invalid("the file exists already", path=file, advice="Add --overwrite to replace it.")
+    return location
 
 
 # ── changes ──
@@ -98,26 +215,18 @@ def export(
     branch: OnBranch = MAIN,
     with_seq: Annotated[bool, typer.Option("--with-seq", help="Include the column _seq.")] = False,
     file_format: Annotated[str | None, typer.Option("--format", help="jsonl, csv or parquet.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    overwrite: Replacing = False,
 ) -> None:
     """Write a table or its changes to a file that `load` can read. CSV does not distinguish empty text from null."""
     from floodmark.rows.json.text_files import format_for, write_file
-    from floodmark.storage import local_path, root_location
 
     if not changes and (since is not None or until is not None):
         raise Invalid("--since and --until need --changes")
     found = format_for(file, file_format)
-    location = root_location(file)
-    on_disk = local_path(location)
-    if on_disk is not None and Path(on_disk).is_dir():
-        raise Invalid("the path is a folder", path=file, advice="Name a file in it.")
     started = time.monotonic()
     with context.obj.open() as lake:
         storage = lake.catalog.storage
-        if f"{location}/".startswith(f"{lake.location}/"):
-            raise Invalid("the file would be inside the lake", path=file, advice="Name a file outside of it.")
-        if not overwrite and storage.exists(location):
-            raise Invalid("the file exists already", path=file, advice="Add --overwrite to replace it.")
+        location = _new_file(lake, file, overwrite)
         data: dict[str, Json] = {"table": table, "file": file, "format": found}
         if changes:
             asked = lake.changes(table, since, until, version=version, branch=branch)

@@ -1,4 +1,4 @@
-"""The commands for tables as code and dropped tables: `plan`, `apply`, `drop` and `undrop`.
+"""The commands for tables as code and for whole tables: `plan`, `apply`, `drop`, `undrop` and `rename`.
 
 `apply` changes the tables to match a file, all in one version; `plan` shows the steps and changes nothing (I17). `drop`
 shows its plan; `--apply` does it.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from floodmark.cli.context import IfVersion
 from floodmark.errors import Invalid
 from floodmark.json_form import JsonObject
 
@@ -75,6 +76,17 @@ def show_steps(output: Output, plan: Plan) -> None:
         output.note(f"{step.table}: {step.text}\n  refused: {step.reason}\n  {step.way}")
 
 
+def show_plan(output: Output, plan: Plan) -> None:
+    """The plan of a command that loses data, and how to do it; exit code 2 if it is refused."""
+    if output.as_json:
+        output.result(plan.as_dict())
+    else:
+        show_steps(output, plan)
+    if plan.refused:
+        raise typer.Exit(2)
+    output.note("Add --apply to do it.")
+
+
 # ── apply ──
 
 
@@ -90,6 +102,7 @@ def apply(
     allow_destructive: Annotated[
         bool, typer.Option("--allow-destructive", help="Also apply steps that lose data (`floodmark plan` lists them).")
     ] = False,
+    if_version: IfVersion = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
 ) -> None:
     """Change the tables of the lake to match a file, in one version."""
@@ -103,6 +116,7 @@ def apply(
             fill_later=fill_later,
             allow_destructive=allow_destructive,
             message=message,
+            if_version=if_version,
             told=plans.append,
         )
     plan = plans[-1]
@@ -120,13 +134,14 @@ def apply(
                 )
 
 
-# ── drop and undrop ──
+# ── drop, undrop and rename ──
 
 
 def drop(
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="The table.")],
     apply: Annotated[bool, typer.Option("--apply", help="Apply the change (default: only show it).")] = False,
+    if_version: IfVersion = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
 ) -> None:
     """Drop a table. `undrop` restores it until its versions expire."""
@@ -134,16 +149,10 @@ def drop(
     if not apply:
         with context.obj.open() as lake:
             plan = lake.plan_drop(table)
-        if output.as_json:
-            output.result(plan.as_dict())
-        else:
-            show_steps(output, plan)
-        if plan.refused:
-            raise typer.Exit(2)
-        output.note("Add --apply to do it.")
+        show_plan(output, plan)
         return
     with context.obj.open(read_only=False) as lake:
-        commit = lake.drop_table(table, message=message)
+        commit = lake.drop_table(table, message=message, if_version=if_version)
     output.result(commit.as_dict(), text=f"{table} dropped, version {commit.version}")
 
 
@@ -168,3 +177,19 @@ def undrop(
     if back.references_lost:
         columns = ", ".join(back.references_lost)
         output.note(f"References are not checked any more: {columns}. Declare them again with `floodmark apply`.")
+
+
+def rename(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    new_name: Annotated[str, typer.Argument(help="Its new name.")],
+    if_version: IfVersion = None,
+    message: Annotated[str, typer.Option(help="Commit message.")] = "",
+) -> None:
+    """Rename a table. Older versions have it under its old name."""
+    output = context.obj.output
+    with context.obj.open(read_only=False) as lake:
+        commit = lake.rename_table(table, new_name, message=message, if_version=if_version)
+    output.result(commit.as_dict(), text=f"{table} renamed to {new_name}, version {commit.version}")
+    if table in context.obj.settings.tables:
+        output.note(f"Rename [tables.{table}] in the settings too: `floodmark apply` would create the table again.")

@@ -1,6 +1,7 @@
-"""The commands that write rows: `load` puts the rows of files into a table, in one commit; `delete` is copy-on-write.
+"""The commands that write rows: `load` puts the rows of files into a table, in one commit; `update` and `delete` are
+copy-on-write.
 
-`delete` shows what would be deleted; `--apply` does it.
+`update` and `delete` show which rows they would change; `--apply` does it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from floodmark.cli.context import OnBranch
+from floodmark.cli.context import IfVersion, OnBranch
 from floodmark.cli.progress import staging_progress
 from floodmark.errors import CommitUnknown, FloodmarkError, Invalid
 from floodmark.json_form import Json
@@ -62,6 +63,7 @@ def load(
         str, typer.Option(help="CSV rows that do not fit: refuse (the whole load) or set-aside (in a file).")
     ] = REFUSE,
     branch: OnBranch = MAIN,
+    if_version: IfVersion = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
 ) -> None:
     """Load files into a table."""
@@ -82,12 +84,13 @@ def load(
                 choices["partial"] = True
             if new:
                 # In one version: rows that do not fit leave no empty table behind.
-                with lake.transaction(note, batch=batch, batch_table=table, branch=branch) as tx:
+                with lake.transaction(note, batch=batch, batch_table=table, branch=branch, if_version=if_version) as tx:
                     tx.create_table(table, load.shape, key=key or [], partition=partition or [])
                     _write(tx, mode, table, rows, **choices)
                 commit = tx.commit
             else:
-                commit = _write(lake, mode, table, rows, **choices, batch=batch, message=note, branch=branch)
+                choices |= {"message": note, "branch": branch, "if_version": if_version}
+                commit = _write(lake, mode, table, rows, **choices, batch=batch)
     _tell(context, table, batch, commit, time.monotonic() - started, load.aside)
 
 
@@ -278,6 +281,7 @@ def delete(
     apply: Annotated[bool, typer.Option("--apply", help="Apply the change (default: only show it).")] = False,
     batch: Annotated[str | None, typer.Option(help="Id of this delete: a delete with the same id is a no-op.")] = None,
     branch: OnBranch = MAIN,
+    if_version: IfVersion = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
 ) -> None:
     """Delete the rows that match a condition."""
@@ -296,13 +300,80 @@ def delete(
     started = time.monotonic()
     with context.obj.open(read_only=False) as lake, staging_progress(output) as progress:
         note = message or f"delete where {where}"
-        commit = lake.delete(table, where, batch=batch, message=note, branch=branch, progress=progress)
+        commit = lake.delete(
+            table, where, batch=batch, message=note, branch=branch, if_version=if_version, progress=progress
+        )
     rows = sum(part.rows_deleted for part in commit.tables) if commit.outcome == "committed" else 0
-    data = {**commit.as_dict(), "rows": rows, "seconds": round(time.monotonic() - started, 3)}
+    texts = f"{rows} rows deleted from {table}", f"batch {batch} was already committed to {table}", NOTHING
+    _tell_changed(context, commit, rows, texts, time.monotonic() - started)
+
+
+def _tell_changed(
+    context: typer.Context, commit: Commit, rows: int, texts: tuple[str, str, str], seconds: float
+) -> None:
+    """`texts`: what was done, what was done before, and that there was nothing to do."""
+    done, already, nothing = texts
+    data = {**commit.as_dict(), "rows": rows, "seconds": round(seconds, 3)}
     if commit.outcome == "committed":
-        text = f"{rows} rows deleted from {table}, version {commit.version}"
+        text = f"{done}, version {commit.version}"
     elif commit.outcome == "already_committed":
-        text = f"nothing to do: batch {batch} was already committed to {table} in version {commit.version}"
+        text = f"nothing to do: {already} in version {commit.version}"
     else:
-        text = NOTHING
-    output.result(data, text=text)
+        text = nothing
+    context.obj.output.result(data, text=text)
+
+
+# ── update ──
+
+
+def update(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The table.")],
+    where: Annotated[str, typer.Option(help='Rows to update, as a Spark SQL condition; "true" is all of them.')],
+    assigned: Annotated[
+        list[str], typer.Option("--set", help="Column and Spark SQL expression: \"country = 'NL'\"; may be repeated.")
+    ],
+    apply: Annotated[bool, typer.Option("--apply", help="Apply the change (default: only show it).")] = False,
+    batch: Annotated[str | None, typer.Option(help="Id of this update: an update with the same id is a no-op.")] = None,
+    branch: OnBranch = MAIN,
+    if_version: IfVersion = None,
+    message: Annotated[str, typer.Option(help="Commit message.")] = "",
+) -> None:
+    """Give the rows that match a condition new values."""
+    output, values = context.obj.output, _assignments(assigned)
+    if not apply:
+        with context.obj.open() as lake:
+            plan = lake.plan_update(table, values, where, branch=branch)
+        text = (
+            f"would update up to {plan['rows']} of {plan['rows_total']} rows of {table}, "
+            f"which are in {plan['files']} of {plan['files_total']} files"
+        )
+        output.result({"outcome": "planned", **plan}, text=text if plan["rows"] else NOTHING)
+        if plan["rows"]:
+            output.note("Add --apply to do it.")
+        return
+    started = time.monotonic()
+    with context.obj.open(read_only=False) as lake, staging_progress(output) as progress:
+        note = message or f"update {', '.join(assigned)} where {where}"
+        commit = lake.update(
+            table, values, where, batch=batch, message=note, branch=branch, if_version=if_version, progress=progress
+        )
+    rows = sum(part.rows_updated for part in commit.tables) if commit.outcome == "committed" else 0
+    nothing = "nothing to do: all rows that match have these values"
+    texts = f"{rows} rows updated in {table}", f"batch {batch} was already committed to {table}", nothing
+    _tell_changed(context, commit, rows, texts, time.monotonic() - started)
+
+
+def _assignments(assigned: Sequence[str]) -> dict[str, str]:
+    """`column = expression`, as given by each --set."""
+    found: dict[str, str] = {}
+    for text in assigned:
+        name, sign, expression = text.partition("=")
+        name = name.strip().strip("`")
+        if not sign or not name:
+            advice = "Write it like: --set \"country = 'NL'\"."
+            raise Invalid("--set needs a column and its new value", given=text, advice=advice)
+        if name in found:
+            raise Invalid("a column has two new values", column=name, advice="Name it in one --set.")
+        found[name] = expression.strip()
+    return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
@@ -258,7 +258,7 @@ def _find_base(
 
 def _insert(tx: Connection, lineage: Lineage) -> None:
     """The rows of a new branch: its lineage, its name, and the heads of its base."""
-    heads = tables_at_in(tx, lineage.base_version)
+    heads = _named_now(tx, tables_at_in(tx, lineage.base_version))
     _bring_back(tx, lineage, heads)
     tx.execute(insert(tables.lines).values(asdict(lineage)))
     parent = Lineages.read(tx).get(lineage.parent or MAIN)
@@ -276,6 +276,16 @@ def _insert(tx: Connection, lineage: Lineage) -> None:
             {"branch": lineage.name, "table_id": head.table_id, **head_values(head, head.version)} for head in heads
         ]
         tx.execute(insert(tables.heads), rows)
+
+
+def _named_now(tx: Connection, heads: Sequence[Head]) -> list[Head]:
+    """The tables by their present names: one that was renamed since has one name, on every branch."""
+    head = tables.heads
+    names = dict(tx.execute(select(head.c.table_id, head.c.table_name).distinct()).all())
+    for one in heads:
+        if one.table_id not in names and (dropped := last_state(tx, one.table_id)) is not None:
+            names[one.table_id] = dropped.state.table
+    return [replace(one, table=names.get(one.table_id, one.table)) for one in heads]
 
 
 def _bring_back(tx: Connection, lineage: Lineage, heads: Sequence[Head]) -> None:

@@ -53,7 +53,7 @@ from floodmark.commit.metadata import (
     totals_after,
     without_foreign_cleanup,
 )
-from floodmark.commit.seal import CREATE, DROP, TAKE, UNDROP, Edit, Seal
+from floodmark.commit.seal import CREATE, DROP, RENAME, TAKE, UNDROP, Edit, Seal
 from floodmark.errors import Conflict, Corrupt
 from floodmark.model import MAIN, CurrentTable, Head
 from floodmark.storage import Storage, join
@@ -84,8 +84,8 @@ class BuiltTable:
 
     @property
     def is_moved(self) -> bool:
-        """Whether the branch had the table before, and has it after."""
-        return self.old_pointer is not None and self.edit.action not in (DROP, TAKE, UNDROP)
+        """Whether the branch had the table before, and has it after, under the same name."""
+        return self.old_pointer is not None and self.edit.action not in (DROP, TAKE, UNDROP, RENAME)
 
 
 @dataclass
@@ -299,6 +299,7 @@ class Builder:
         new = replace(
             head,
             branch=self._operation.branch,
+            table=edit.renamed_to or head.table,
             snapshot=edit.snapshot,
             sequence=sequence,
             schema_id=edit.schema_id,

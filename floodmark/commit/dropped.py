@@ -282,6 +282,16 @@ def unpark_batches(tx: Connection, table_id: str, table: str) -> None:
         tx.execute(update(row).where(row.c.scope == _parked(table_id, scope)).values(scope=scope))
 
 
+def rename_batches(tx: Connection, table: str, new_name: str) -> None:
+    """The batches of a table that gets another name are known under that one."""
+    row = tables.sources
+    for old, new in zip(_scopes(table), _scopes(new_name), strict=True):
+        known = select(row.c.id).where(row.c.scope == new)
+        # A transaction may have been named for a table that did not exist.
+        tx.execute(delete(row).where(row.c.scope == old, row.c.id.in_(known)))
+        tx.execute(update(row).where(row.c.scope == old).values(scope=new))
+
+
 def copy_parked(tx: Connection, state: Head, line_id: str, base: int) -> None:
     """A branch from before the drop has the batches published up to its base."""
     row, columns = tables.sources, ["scope", "id", "version", "operation", "position"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from floodmark.catalog.riders import BatchRider, Rider, StreamRider
+from floodmark.catalog.riders import BatchRider, Rider, StreamRider, VersionRider
 from floodmark.errors import Invalid
 from floodmark.model import MAIN
 
@@ -18,10 +19,21 @@ class Intent:
     actor: str
     message: str
     batch: Rider | None = None
+    # Publish only if the tables that it touches are as they were at this version of the branch.
+    if_version: int | None = None
 
     def __post_init__(self) -> None:
         _check_text(self.actor, "actor")
         _check_text(self.message, "message")
+        wanted = self.if_version
+        if wanted is not None and (not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 0):
+            advice = "`floodmark history` lists the versions; a Commit has its own."
+            raise Invalid("if_version is the number of a version", if_version=repr(wanted)[:80], advice=advice)
+
+    def expecting(self, touched: Iterable[tuple[str, str]]) -> VersionRider | None:
+        """What must hold for these tables (id and name) in the publish; None if the caller expects nothing."""
+        found = tuple(dict.fromkeys(touched))
+        return None if self.if_version is None else VersionRider(self.branch, self.if_version, found)
 
 
 def batch_rider(scope: str, batch: str | None, branch: str = MAIN) -> BatchRider | None:

@@ -24,7 +24,7 @@ from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain, Ri
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent
 from floodmark.commit.journal import PUBLISHED, Operation, fenced
-from floodmark.commit.seal import Edit, Seal
+from floodmark.commit.seal import CREATE, UNDROP, Edit, Seal
 from floodmark.errors import CommitUnknown, Conflict, Fenced, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, Head
@@ -83,6 +83,11 @@ class PublishPlan(ABC):
     def plan_again(self, lost: PlanAgain) -> None:  # noqa: B027 - `plan` may look at the heads itself
         """Read the new heads; the staged files stay. Raise an error if it cannot be planned again."""
 
+    def touched(self, planned: Planned) -> Iterable[tuple[str, str]]:
+        """The tables, by id and name, that must be as the caller expects them (`if_version`)."""
+        there = (edit for edit in planned.edits if edit.changes_table and edit.action not in (CREATE, UNDROP))
+        return [(edit.table_id, edit.table) for edit in there]
+
     def kept_changing(self) -> Conflict:
         """What the caller gets after plans_max lost plans."""
         advice = "Run it again when there are fewer writers."
@@ -127,6 +132,23 @@ def rehearse(catalog: Catalog, intent: Intent, plan: PublishPlan) -> None:
     except BaseException as error:  # noqa: BLE001 - undo raises it again
         work.undo(plan, error)
     work.give_up(plan)
+
+
+def check_expected(catalog: Catalog, intent: Intent, touched: Iterable[tuple[str, str]]) -> None:
+    """Conflict if one of these tables already is not as the intent's caller expects it: nothing is staged in vain.
+
+    Not for a batch that is published meanwhile: that is why the table moved, and the publish finds its commit.
+    """
+    expected = intent.expecting(touched)
+    if expected is None:
+        return
+    with catalog.database.read() as tx:
+        try:
+            if intent.batch is not None:
+                intent.batch.check(tx)
+        except AlreadyCommitted:
+            return
+        expected.check(tx)
 
 
 def unchanged(catalog: Catalog, intent: Intent) -> Commit:
@@ -214,6 +236,8 @@ class Publication:
                 riders = (*batch, *planned.riders)
                 if not riders and not any(edit.changes_table for edit in edits):
                     return None
+                if (expected := self.intent.expecting(plan.touched(planned))) is not None:
+                    riders = (*riders, expected)
                 return self._publish(plan, Seal(edits, riders, repeatable=bool(batch)), planned.audit, plans)
             except PlanAgain as lost:
                 if plan.stages_again:

@@ -29,7 +29,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import History, publish_facts
 from floodmark.catalog.lineage import ENDED, Lineages
-from floodmark.catalog.pointers import TableMove, drop_table, insert_table, move_tables, take_table
+from floodmark.catalog.pointers import TableMove, drop_table, insert_table, move_tables, rename_table, take_table
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain, Rider
 from floodmark.catalog.turns import NotYourTurn, end_turns, end_waiting, refuse_join
 from floodmark.commit.build import Attempt, Builder, BuiltTable, Chain, Recheck
@@ -48,7 +48,7 @@ from floodmark.commit.journal import (
     fenced,
 )
 from floodmark.commit.metadata import MetadataFiles, small_files_change
-from floodmark.commit.seal import CREATE, DROP, TAKE, UNDROP, WRITE, Edit, Seal
+from floodmark.commit.seal import CREATE, DROP, RENAME, TAKE, UNDROP, WRITE, Edit, Seal
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, CurrentTable, TableCommit
@@ -549,6 +549,8 @@ class Publisher:
                 continue
             if old is None:
                 raise _HeadMoved()
+            if built.edit.action == RENAME:
+                _check_name(tx, built.new.table, table_id)
             if built.edit.action == TAKE:
                 mine = select(head.c.table_id).where(head.c.branch == branch, head.c.table_id == table_id)
                 if tx.execute(mine).scalar() is not None:
@@ -567,16 +569,19 @@ class Publisher:
             raise _HeadMoved()
 
     def _make_or_drop(self, tx: Connection, built: BuiltTable, version: int, small_change: int) -> None:
-        """A table that the branch gets or loses: Iceberg's pointer, and our head."""
+        """A table that the branch gets or loses, or that gets another name: Iceberg's pointer, and our head."""
         edit, new = built.edit, built.new
         if built.old_pointer is None:
             # The small files of an adopted table were never counted.
             insert_table(tx, new, version, None if edit.adopted_files else small_change)
-        elif not (
-            drop_table(tx, new, built.old_pointer)
-            if edit.action == DROP
-            else take_table(tx, new, version, built.old_pointer)
-        ):
+            return
+        if edit.action == RENAME:
+            moved = rename_table(tx, edit.table, new, version, built.old_pointer)
+        elif edit.action == DROP:
+            moved = drop_table(tx, new, built.old_pointer)
+        else:
+            moved = take_table(tx, new, version, built.old_pointer)
+        if not moved:
             raise _HeadMoved()
 
     # ── races, unknown outcomes, leftovers ──

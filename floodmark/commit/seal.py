@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypedDict
 from floodmark.catalog.chunks import ChunkRider, FillRider, PruneRider, RedoRider
 from floodmark.catalog.jobs import EndRider
 from floodmark.catalog.merge_base import MergeRider
-from floodmark.catalog.riders import BatchRider, MarksRider, Rider, StreamRider
+from floodmark.catalog.riders import BatchRider, MarksRider, Rider, StreamRider, VersionRider
 from floodmark.catalog.senders import SenderRider
 from floodmark.catalog.spools import RetryRider, SpoolRider
-from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider, UndropRider
+from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider, RenameRider, UndropRider
 from floodmark.errors import Corrupt
 from floodmark.json_form import Json
 from floodmark.model import FileRecord, Head
@@ -42,7 +42,9 @@ DROP = "drop"
 TAKE = "take"
 # The table comes back as the branch had it last: one snapshot over those manifests.
 UNDROP = "undrop"
-ACTIONS = frozenset({WRITE, CREATE, DROP, TAKE, UNDROP})
+# The table gets another name, and nothing else of it changes: one snapshot over its manifests.
+RENAME = "rename"
+ACTIONS = frozenset({WRITE, CREATE, DROP, TAKE, UNDROP, RENAME})
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class Edit:
     sequence_above: int = 0
     # Of a take: the branch that has the table; base_snapshot is that branch's head.
     source_branch: str | None = None
+    # Of a rename: the name that the table gets. `table` is the one that it has.
+    renamed_to: str | None = None
 
     @classmethod
     def create(cls, table: str, metadata: TableMetadata) -> Edit:
@@ -281,6 +285,7 @@ def seal_hash(text: str) -> str:
 _RIDERS: Mapping[str, Callable[..., Rider]] = {
     "batch": BatchRider,
     "stream": StreamRider,
+    "version": VersionRider.sealed,
     "marks": MarksRider.sealed,
     "sender": SenderRider,
     "chunk": ChunkRider.sealed,
@@ -292,6 +297,7 @@ _RIDERS: Mapping[str, Callable[..., Rider]] = {
     "names": NamesRider.sealed,
     "drop": DropRider,
     "undrop": UndropRider,
+    "rename": RenameRider,
     "job_end": EndRider,
     "spool": SpoolRider.sealed,
     "spool_retry": RetryRider,

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from floodmark.catalog import tables
 from floodmark.catalog.riders import PlanAgain, own_scope
-from floodmark.commit.dropped import check_chunks, last_state, park_batches, unpark_batches
+from floodmark.commit.dropped import check_chunks, last_state, park_batches, rename_batches, unpark_batches
 from floodmark.errors import BelowRetention, Conflict
 from floodmark.json_form import Json
 from floodmark.model import BEGINNING, MAIN
@@ -124,30 +124,7 @@ class DropRider:
     branch: str
 
     def check(self, tx: Connection) -> None:
-        sink, followed, head = tables.sinks, tables.sink_tables, tables.heads
-        sinks = tx.execute(
-            select(sink.c.name)
-            .join(followed, followed.c.sink == sink.c.id)
-            .where(followed.c.table_id == self.table_id)
-            .order_by(sink.c.name)
-        ).scalars()
-        _refuse("a sink follows the table", self.table, sinks=list(sinks), advice="Remove the sink first.")
-        jobs = [one.name for one in tx.execute(_at_work()) if self._is_of(one.spec, one.table_names)]
-        _refuse("a job works on the table", self.table, jobs=jobs, advice="Cancel it, or wait for it.")
-        branches = tx.execute(
-            select(head.c.branch).where(head.c.table_id == self.table_id, head.c.branch != self.branch)
-        ).scalars()
-        _refuse(
-            "another branch has the table",
-            self.table,
-            branches=sorted(branches),
-            advice="Merge or delete the branch first.",
-        )
-
-    def _is_of(self, spec: str, table_names: str) -> bool:
-        """Whether a job of this spec is one of the table."""
-        pinned = json.loads(spec).get("pinned") or {}
-        return self.table in json.loads(table_names) or pinned.get("table_id") == self.table_id
+        followed_by(tx, self.table_id, self.table, self.branch, "dropped")
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         tx.execute(delete(tables.turns).where(tables.turns.c.table_id == self.table_id))
@@ -161,6 +138,41 @@ class DropRider:
 
     def as_dict(self) -> dict[str, Json]:
         return {"type": "drop", "table_id": self.table_id, "table": self.table, "branch": self.branch}
+
+
+@dataclass(frozen=True)
+class RenameRider:
+    """A table gets another name: nothing depends on the old one that cannot follow.
+
+    Sinks use the name at their destinations, histories for their chunks, other branches for the table itself, and a job
+    at work asks for it again. Batches, streams and spools follow the table here; marks are by its id.
+    """
+
+    table_id: str
+    table: str
+    new_name: str
+    branch: str
+
+    def check(self, tx: Connection) -> None:
+        followed_by(tx, self.table_id, self.table, self.branch, "renamed")
+        histories = histories_of(tx, self.table_id)
+        advice = "Its chunks are recorded by the table's name: load the history into a new table instead."
+        _refuse("a history was loaded into the table", self.table, "renamed", jobs=histories, advice=advice)
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        rename_batches(tx, self.table, self.new_name)
+        for row in (tables.spools, tables.spool_quarantine):
+            tx.execute(update(row).where(row.c.table_id == self.table_id).values(table_name=self.new_name))
+
+    def as_dict(self) -> dict[str, Json]:
+        return {"type": "rename", **asdict(self)}
+
+
+def histories_of(tx: Connection, table_id: str) -> list[str]:
+    """The histories that loaded chunks into a table, by their names."""
+    chunk, job = tables.chunks, tables.jobs
+    query = select(job.c.name).distinct().join(chunk, chunk.c.job == job.c.id).where(chunk.c.table_id == table_id)
+    return sorted(tx.execute(query).scalars())
 
 
 @dataclass(frozen=True)
@@ -193,7 +205,31 @@ def _at_work() -> Select[str, str, str]:
     return query.where(job.c.state.in_(("pending", "running"))).order_by(job.c.name)
 
 
-def _refuse(why: str, table: str, *, advice: str, **names: list[str]) -> None:
+def followed_by(tx: Connection, table_id: str, table: str, branch: str, done: str) -> None:
+    """Refuse that the table is `done` (dropped, renamed) while a sink, a job at work or another branch has it."""
+    sink, followed, head = tables.sinks, tables.sink_tables, tables.heads
+    sinks = tx.execute(
+        select(sink.c.name)
+        .join(followed, followed.c.sink == sink.c.id)
+        .where(followed.c.table_id == table_id)
+        .order_by(sink.c.name)
+    ).scalars()
+    _refuse("a sink follows the table", table, done, sinks=list(sinks), advice="Remove the sink first.")
+    jobs = [one.name for one in tx.execute(_at_work()) if _is_of(table_id, table, one.spec, one.table_names)]
+    _refuse("a job works on the table", table, done, jobs=jobs, advice="Cancel it, or wait for it.")
+    others = select(head.c.branch).where(head.c.table_id == table_id, head.c.branch != branch)
+    branches = sorted(tx.execute(others).scalars())
+    advice = "Merge or delete the branch first."
+    _refuse("another branch has the table", table, done, branches=branches, advice=advice)
+
+
+def _is_of(table_id: str, table: str, spec: str, table_names: str) -> bool:
+    """Whether a job of this spec is one of the table."""
+    pinned = json.loads(spec).get("pinned") or {}
+    return table in json.loads(table_names) or pinned.get("table_id") == table_id
+
+
+def _refuse(why: str, table: str, done: str, *, advice: str, **names: list[str]) -> None:
     found = {role: ",".join(some) for role, some in names.items() if some}
     if found:
-        raise Conflict(f"this table cannot be dropped: {why}", table=table, **found, advice=advice)
+        raise Conflict(f"this table cannot be {done}: {why}", table=table, **found, advice=advice)

@@ -323,6 +323,7 @@ class Feed:
             raise problem or missing_row(self._table)
         with self._changed:
             self._row, self._position, self._stale = row, row.position, False
+            self._table = row.table  # it may have been renamed
             self._changed.notify_all()
         self._memory.forget(spool.id, row.position)
         self._forget(spool, row.position)

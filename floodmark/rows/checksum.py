@@ -46,11 +46,11 @@ if sys.byteorder != "little":
     raise ImportError("Floodmark reads Arrow's buffers in little-endian order only")
 
 
-def row_hashes(batch: pa.RecordBatch) -> Hashes:
-    """A hash of every row of a batch: the same values, the same hash."""
+def row_hashes(batch: pa.RecordBatch, salt: int = _ROW_SALT) -> Hashes:
+    """A hash of every row of a batch: the same values, the same hash. Another salt gives other hashes."""
     block = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES * len(batch) // max(1, batch.nbytes)))
     parts = [
-        _combine([column.slice(start, block) for column in batch.columns], _ROW_SALT, min(block, len(batch) - start))
+        _combine([column.slice(start, block) for column in batch.columns], salt, min(block, len(batch) - start))
         for start in range(0, len(batch), block)
     ]
     return np.concatenate(parts) if parts else np.empty(0, np.uint64)

@@ -1,13 +1,17 @@
 """Data files read with Arrow, their columns matched by field id: the table's schema now, whatever it was then.
 
 A column that the file does not have is null; a narrower type is widened; order and names in the file do not matter.
-Structs, lists and maps are matched inside in the same way.
+Structs, lists and maps are matched inside in the same way. Row groups without a wanted row are not read; which these
+are, the caller tests by the footer. Such a test leaves out only what is proven: the wanted rows are still selected from
+what was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +21,29 @@ from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from floodmark.errors import Corrupt, NotFound
 from floodmark.rows.arrays import Numbers, list_of, map_of, map_parts, struct_of
+from floodmark.rows.column_chunks import prefetch
 from floodmark.rows.schema import FIELD_ID, arrow_type
 from floodmark.storage import Storage
 from floodmark.storage.streams import RangeReader
+
+# Which row groups of a file may hold a wanted row, by its footer and the names of its columns by field id.
+GroupTest: TypeAlias = Callable[[pq.FileMetaData, Mapping[int, str]], Sequence[bool]]
 
 READ_BATCH_ROWS = 65536
 # Rows may be large: after the first row group a batch has as many as fit into this.
 READ_BATCH_BYTES = 32 * 1024 * 1024
 _FIRST_BATCH_ROWS = 4096
+# Of one file on object storage, about so much is fetched at once.
+PREFETCH_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What a read opens of one file: row groups, of how many, and the bytes of its columns in them."""
+
+    kept: int
+    all: int
+    size_bytes: int
 
 
 def nullable_type(kind: pa.DataType) -> pa.DataType:
@@ -47,16 +66,65 @@ def read_schema(fields: Sequence[NestedField]) -> pa.Schema:
 
 
 def read_file(
-    storage: Storage, location: str, fields: Sequence[NestedField], batch_rows: int = READ_BATCH_ROWS
+    storage: Storage,
+    location: str,
+    fields: Sequence[NestedField],
+    batch_rows: int = READ_BATCH_ROWS,
+    tests: Sequence[GroupTest] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one data file, with these columns of its table."""
-    return (batch for _, batch in _read(storage, location, fields, batch_rows))
+    """The rows of one data file, with these columns of its table; row groups that fail a test are left out."""
+    return (batch for _, batch in read_numbered(storage, location, fields, batch_rows, tests))
+
+
+def read_numbered(
+    storage: Storage,
+    location: str,
+    fields: Sequence[NestedField],
+    batch_rows: int = READ_BATCH_ROWS,
+    tests: Sequence[GroupTest] = (),
+    size_bytes: int | None = None,
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The same with the position in the file of each batch's first row. A file of another size is `Corrupt`."""
+    with _damaged(location):
+        yield from _read_whole(storage, location, fields, batch_rows, tests, size_bytes)
+
+
+def holding(positions: Numbers) -> GroupTest:
+    """The row groups that hold one of these ascending positions."""
+
+    def test(metadata: pq.FileMetaData, _: Mapping[int, str]) -> Sequence[bool]:
+        ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
+        before = np.searchsorted(positions, ends)
+        return [bool(count) for count in np.diff(before, prepend=0)]
+
+    return test
+
+
+def kept_groups(
+    storage: Storage,
+    location: str,
+    fields: Sequence[NestedField],
+    tests: Sequence[GroupTest],
+    size_bytes: int | None = None,
+) -> Groups:
+    """What a read of these columns with these tests opens of a file, from its footer."""
+    with _damaged(location), _opened(storage, location, size_bytes) as stream, pq.ParquetFile(stream) as parquet:
+        names = _names(parquet.schema_arrow)
+        kept = [number for number, keep in enumerate(_tested(parquet.metadata, names, tests)) if keep]
+        wanted = {names[field.field_id] for field in fields if field.field_id in names}
+        size = sum(
+            chunk.total_compressed_size
+            for number in kept
+            for chunk in map(parquet.metadata.row_group(number).column, range(parquet.metadata.num_columns))
+            if chunk.path_in_schema in wanted or chunk.path_in_schema.partition(".")[0] in wanted
+        )
+        return Groups(len(kept), parquet.metadata.num_row_groups, size)
 
 
 def take_rows(storage: Storage, location: str, fields: Sequence[NestedField], positions: Numbers) -> pa.Table:
     """The rows at these ascending positions; row groups without one are not read."""
     parts = [pa.RecordBatch.from_pylist([], schema=read_schema(fields))]
-    for start, batch in _read(storage, location, fields, READ_BATCH_ROWS, positions):
+    for start, batch in read_numbered(storage, location, fields, tests=[holding(positions)]):
         first, last = np.searchsorted(positions, [start, start + len(batch)])
         if last > first:
             parts.append(batch.take(pa.array(positions[first:last] - start)))
@@ -65,11 +133,8 @@ def take_rows(storage: Storage, location: str, fields: Sequence[NestedField], po
 
 def held_fields(storage: Storage, location: str) -> frozenset[int]:
     """The field ids of the file's columns, from its footer."""
-    try:
-        with _opened(storage, location) as stream, pq.ParquetFile(stream) as parquet:
-            return frozenset(_by_id(parquet.schema_arrow))
-    except (pa.ArrowInvalid, OSError) as error:
-        raise Corrupt("a data file cannot be read", file=location, cause=error) from error
+    with _damaged(location), _opened(storage, location) as stream, pq.ParquetFile(stream) as parquet:
+        return frozenset(_by_id(parquet.schema_arrow))
 
 
 def row_bytes(storage: Storage, location: str, fields: Sequence[NestedField]) -> int:
@@ -78,32 +143,17 @@ def row_bytes(storage: Storage, location: str, fields: Sequence[NestedField]) ->
     return 1 if first is None or not len(first) else max(1, first.nbytes // len(first))
 
 
-def _read(
-    storage: Storage,
-    location: str,
-    fields: Sequence[NestedField],
-    batch_rows: int,
-    positions: Numbers | None = None,
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    try:
-        yield from _read_whole(storage, location, fields, batch_rows, positions)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise Corrupt(
-            "a data file cannot be read", file=location, cause=error, advice="Run `floodmark doctor`; restore the file."
-        ) from error
-
-
 def _read_whole(
     storage: Storage,
     location: str,
     fields: Sequence[NestedField],
     batch_rows: int,
-    positions: Numbers | None = None,
+    tests: Sequence[GroupTest],
+    size_bytes: int | None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches with the position of their first row."""
     target = read_schema(fields)
     with (
-        _opened(storage, location) as stream,
+        _opened(storage, location, size_bytes) as stream,
         # Pages that have a checksum are compared with it: corrupted bytes must not be read as rows.
         pq.ParquetFile(stream, page_checksum_verification=True) as parquet,
     ):
@@ -113,7 +163,8 @@ def _read_whole(
         wanted = [sources[field.field_id].name for field in fields if field.field_id in sources]
         # A dot would be read as a path into a struct: then every column is read.
         columns = wanted if not any("." in name for name in parquet.schema_arrow.names) else None
-        for start, batch in _batches(parquet, columns, batch_rows, positions):
+        kept = _tested(parquet.metadata, _names(parquet.schema_arrow), tests)
+        for start, batch in _batches(stream, parquet, columns, batch_rows, kept):
             arrays = []
             for field, goal in zip(fields, target, strict=True):
                 source = sources.get(field.field_id)
@@ -123,9 +174,19 @@ def _read_whole(
 
 
 @contextmanager
-def _opened(storage: Storage, location: str) -> Iterator[RangeReader]:
+def _damaged(location: str) -> Iterator[None]:
     try:
-        stream = storage.open_input(location)
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        raise Corrupt(
+            "a data file cannot be read", file=location, cause=error, advice="Run `floodmark doctor`; restore the file."
+        ) from error
+
+
+@contextmanager
+def _opened(storage: Storage, location: str, size_bytes: int | None = None) -> Iterator[RangeReader]:
+    try:
+        stream = storage.open_input(location, size_bytes)
     except NotFound as error:
         raise Corrupt("a data file is gone", file=location, advice="Run `floodmark doctor`; restore it.") from error
     with stream:
@@ -133,24 +194,50 @@ def _opened(storage: Storage, location: str) -> Iterator[RangeReader]:
 
 
 def _batches(
-    parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int, positions: Numbers | None
+    stream: RangeReader, parquet: pq.ParquetFile, columns: list[str] | None, rows_max: int, kept: Sequence[bool]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches of at most so many rows, and about so many bytes: earlier rows show how much memory a row takes."""
+    """Batches of at most so many rows, and about so many bytes: earlier rows show how much memory a row takes.
+
+    Row groups that follow each other are read as one: a batch may hold rows of several.
+    """
     rows = min(rows_max, _FIRST_BATCH_ROWS)
-    start = 0
-    for group in range(parquet.num_row_groups):
-        end = start + parquet.metadata.row_group(group).num_rows
-        if positions is not None and np.searchsorted(positions, start) == np.searchsorted(positions, end):
-            start = end
-            continue
+    ends = np.cumsum([parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)])
+    for groups in _runs(parquet.metadata, kept, stream.is_remote):
+        start = int(ends[groups[0]]) - parquet.metadata.row_group(groups[0]).num_rows
+        prefetch(stream, parquet.metadata, groups, columns)
         row_bytes = 1
-        for batch in parquet.iter_batches(batch_size=rows, row_groups=[group], columns=columns):
+        for batch in parquet.iter_batches(batch_size=rows, row_groups=groups, columns=columns):
             row_bytes = max(row_bytes, batch.nbytes // max(1, len(batch)))
             yield start, batch
             start += len(batch)
             rows = max(1, min(rows_max, READ_BATCH_BYTES // row_bytes))
-            # From the next batch of this group on: small files have one group only.
+            # From the next batch on: small files have one group only.
             parquet.reader.set_batch_size(rows)
+
+
+def _runs(metadata: pq.FileMetaData, kept: Sequence[bool], remote: bool) -> Iterator[list[int]]:
+    """The kept row groups that follow each other; where they are fetched as a whole, of a bounded size (I14)."""
+    run: list[int] = []
+    size_bytes = 0
+    for number in range(metadata.num_row_groups):
+        full = remote and size_bytes >= PREFETCH_BYTES
+        if run and (full or not kept[number]):
+            yield run
+            run, size_bytes = [], 0
+        if kept[number]:
+            run.append(number)
+            size_bytes += metadata.row_group(number).total_byte_size
+    if run:
+        yield run
+
+
+def _tested(metadata: pq.FileMetaData, names: Mapping[int, str], tests: Sequence[GroupTest]) -> list[bool]:
+    answers = [test(metadata, names) for test in tests]
+    return [all(answer[number] for answer in answers) for number in range(metadata.num_row_groups)]
+
+
+def _names(schema: pa.Schema) -> dict[int, str]:
+    return {field_id: field.name for field_id, field in _by_id(schema).items()}
 
 
 def _by_id(fields: Iterable[pa.Field]) -> dict[int, pa.Field]:

@@ -24,8 +24,8 @@ from floodmark.commit.live_files import LiveFile, live_files
 from floodmark.commit.metadata import new_metadata, new_snapshot_id, schema_of
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish, unchanged
 from floodmark.commit.references import Reference, reference_property, referrer_property
-from floodmark.commit.seal import DROP, Edit
-from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider
+from floodmark.commit.seal import DROP, RENAME, Edit
+from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider, RenameRider
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
@@ -346,6 +346,9 @@ def _make_edits(
             edits.append(_create(table, made[table.name], properties))
         elif table.drop:
             edits.append(_drop(table, heads[table.name]))
+        elif table.rename_to is not None:
+            edit = _write(table, heads[table.name], snapshots[table.name], properties, _FilledFiles(), checked=False)
+            edits.append(replace(edit, action=RENAME, renamed_to=table.rename_to))
         elif table.current is not None and (table.changes or properties):
             rows = filled.get(table.name, _FilledFiles())
             edits.append(
@@ -401,6 +404,10 @@ def _make_riders(plan: Plan, heads: Mapping[str, Head], made: Mapping[str, _NewT
         if table.drop:
             head = heads[table.name]
             riders.append(DropRider(head.table_id, table.name, head.branch))
+            continue
+        if table.rename_to is not None:
+            head = heads[table.name]
+            riders.append(RenameRider(head.table_id, table.name, table.rename_to, head.branch))
             continue
         was: tuple[str | None, str | None] = (None, None)
         if table.current is not None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from pyiceberg.types import NestedField
 
 from floodmark.commit.fills import Fill, fill_property, unbound_property
-from floodmark.rows.schema import fresh_field, user_fields
+from floodmark.errors import Invalid
+from floodmark.rows.schema import fresh_field, nearest, user_fields
 from floodmark.rows.sql.expression import parse_plain
 from floodmark.schema.column_types import Unfit, fitted_type, type_text
 from floodmark.schema.file import WantedColumn, WantedTable
@@ -46,6 +47,40 @@ class ColumnsDiff:
     properties: dict[str, str] = field(default_factory=dict)
     no_nulls: list[int] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
+
+
+def with_column_change(wanted: WantedTable, current: Current) -> WantedTable:
+    """A table of which one column is to change, with all columns that it has now; `Invalid` if it cannot change."""
+    change = wanted.change
+    if change is None:
+        return wanted
+    fields = user_fields(current.schema)
+    by_name = {field.name: field for field in fields}
+    old = change.drop if change.rename is None else change.rename[0]
+    new = change.rename[1] if change.rename is not None else None if change.add is None else change.add.name
+    if old is not None and old not in by_name:
+        advice = nearest(old, list(by_name))
+        raise Invalid("the table has no such column", table=wanted.name, column=old, advice=advice)
+    taken = next((one for one in fields if new is not None and one.name.lower() == new.lower()), None)
+    if taken is not None and (taken.name != old or new == old):
+        advice = "Choose another name: names must differ by more than case."
+        raise Invalid("the table has a column of this name", table=wanted.name, column=taken.name, advice=advice)
+    columns = [
+        WantedColumn(one.name, one.field_type, one.required)
+        if one.name != old
+        else WantedColumn(str(new), one.field_type, one.required, renamed_from=old)
+        for one in fields
+        if one.name != change.drop
+    ]
+    dropped: frozenset[str] = frozenset() if change.drop is None else frozenset([change.drop])
+    if change.add is not None:
+        columns.append(change.add)
+    if not columns:
+        raise Invalid("a table keeps at least one column", table=wanted.name, column=old, advice="Drop the table.")
+    for one in columns:
+        if one.name == new:
+            replace(wanted, columns=(one,)).shape()  # a name that no column can have is Invalid
+    return replace(wanted, columns=tuple(columns), dropped=dropped)
 
 
 def diff_columns(wanted: WantedTable, current: Current) -> ColumnsDiff:

@@ -25,7 +25,7 @@ from floodmark.model import SEQ_COLUMN
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.primitives import KEY_ADVICE, can_identify
 from floodmark.schema.column_types import type_text
-from floodmark.schema.columns import ColumnsDiff, diff_columns, renamed_back
+from floodmark.schema.columns import ColumnsDiff, diff_columns, renamed_back, with_column_change
 from floodmark.schema.file import NO_RETENTION, WantedTable
 from floodmark.schema.references import diff_references
 from floodmark.schema.step import (
@@ -36,6 +36,7 @@ from floodmark.schema.step import (
     CREATE_TABLE,
     DESTRUCTIVE,
     DROP_TABLE,
+    RENAME_TABLE,
     SAFE,
     SET_RETENTION,
     Step,
@@ -61,6 +62,8 @@ def diff(wanted: Sequence[WantedTable], current: Mapping[str, Current]) -> tuple
             plans.append(TablePlan(table.name, table, None, (step,)))
         elif table.drop:
             plans.append(_dropped(table, there))
+        elif table.rename_to is not None:
+            plans.append(_renamed(table, there, by_name.get(table.rename_to.lower())))
         elif there is None:
             plans.append(_created(table))
         else:
@@ -127,6 +130,32 @@ def _dropped(wanted: WantedTable, current: Current | None) -> TablePlan:
     return TablePlan(wanted.name, wanted, current, (step,), drop=True)
 
 
+def _renamed(wanted: WantedTable, current: Current | None, taken: str | None) -> TablePlan:
+    new = str(wanted.rename_to)
+    text = f"rename {wanted.name} to {new}; older versions have it under its old name"
+    problem: tuple[str, str] | None = None
+    if current is None:
+        problem = ("there is no such table", "`floodmark tables` lists them.")
+    elif taken is not None and taken != wanted.name:
+        problem = (f"a table {taken} exists, and names must differ by more than case", "Choose another name.")
+    elif current.dependents.sinks:
+        names = sorted(current.dependents.sinks)
+        reason = f"sinks follow it, and what they sent has the old name: {', '.join(names)}"
+        problem = (reason, _without_sinks(names))
+    elif current.dependents.jobs:
+        problem = (f"backfills have not ended: {', '.join(current.dependents.jobs)}", "Let them end, or cancel them.")
+    elif current.dependents.histories:
+        reason = f"histories recorded its chunks by its name: {', '.join(current.dependents.histories)}"
+        problem = (reason, "Load the history into a new table instead.")
+    elif current.dependents.branches:
+        reason = f"branches have it: {', '.join(current.dependents.branches)}"
+        problem = (reason, "Merge or delete the branches first.")
+    if problem is not None:
+        return TablePlan(wanted.name, wanted, current, (refused(wanted.name, RENAME_TABLE, None, text, *problem),))
+    step = Step(wanted.name, RENAME_TABLE, None, SAFE, text)
+    return TablePlan(wanted.name, wanted, current, (step,), rename_to=new)
+
+
 def _without_sinks(names: Sequence[str]) -> str:
     """The tables of a sink are fixed when it is added: a sink that follows others too must be added again for those."""
     commands = ", ".join(f"`floodmark sink remove {name} --apply`" for name in names)
@@ -165,6 +194,7 @@ class _Draft:
 
 
 def _changed(wanted: WantedTable, current: Current) -> TablePlan:
+    wanted = with_column_change(wanted, current)
     columns = diff_columns(wanted, current)
     plan = TablePlan(
         wanted.name,

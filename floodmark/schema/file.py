@@ -65,6 +65,15 @@ class WantedColumn:
 
 
 @dataclass(frozen=True)
+class ColumnChange:
+    """One column is added, or gets another name, or goes; the others stay as they are when it is planned."""
+
+    add: WantedColumn | None = None
+    rename: tuple[str, str] | None = None
+    drop: str | None = None
+
+
+@dataclass(frozen=True)
 class WantedTable:
     """A table as the file declares it. None, or no columns: unchanged."""
 
@@ -79,6 +88,9 @@ class WantedTable:
     comment: str | None = None
     dropped: frozenset[str] = field(default_factory=frozenset)
     drop: bool = False
+    # What no file says, but a verb of the lake: the table's new name, or the change of one column.
+    rename_to: str | None = None
+    change: ColumnChange | None = None
 
     @property
     def parents(self) -> dict[str, tuple[str, str]]:
@@ -98,6 +110,11 @@ class WantedTable:
             sort=self.sort or (),
             properties=properties,
         )
+
+
+def added_column(table: str, name: str, entry: Mapping[str, Json], origin: str) -> WantedTable:
+    """The table with one column more; `entry` is as in a file."""
+    return WantedTable(table, change=ColumnChange(add=_column(name, entry, f"tables.{table}.columns.{name}", origin)))
 
 
 def read_wanted(path: str | os.PathLike[str]) -> tuple[WantedTable, ...]:
@@ -163,7 +180,9 @@ def _table(name: str, entry: Mapping[str, Json], origin: str) -> WantedTable:
     check_name(name)
     for key in entry:
         if key == "renamed_from":
-            raise _wrong(f"{where}.{key}", "a table keeps its name; make a new one and load it", origin)
+            raise _wrong(
+                f"{where}.{key}", "rename it with `floodmark rename`, then declare it under its new name", origin
+            )
         if key not in TABLE_KEYS:
             raise unknown_key(f"{where}.{key}", list(TABLE_KEYS), origin)
     if "drop" in entry:

@@ -23,7 +23,7 @@ from floodmark.commit.fills import Fill, absent_fields
 from floodmark.commit.live_files import live_files
 from floodmark.commit.metadata import schema_of
 from floodmark.commit.references import references_of, referrers_of
-from floodmark.commit.shape_riders import settings_digest
+from floodmark.commit.shape_riders import histories_of, settings_digest
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.json_form import Json
 from floodmark.model import MAIN, Head
@@ -132,7 +132,7 @@ def seen(name: str, head: Head | None) -> Seen:
 
 def _current(catalog: Catalog, wanted: Sequence[WantedTable], heads: Mapping[str, Head]) -> dict[str, Current]:
     """The relevant tables: the named ones, in any case, and those on the other side of a reference."""
-    named = {table.name.lower() for table in wanted}
+    named = {table.name.lower() for table in wanted} | {(table.rename_to or table.name).lower() for table in wanted}
     parents = {parent.lower() for table in wanted for parent, _ in table.parents.values()}
     by_id = {head.table_id: head for head in heads.values()}
     first = [head for head in heads.values() if head.table.lower() in named | parents]
@@ -178,12 +178,17 @@ class _CatalogReads:
         dependents = Dependents(
             {sink.name: _words(sink.settings) for sink in sinks},
             tuple(job.name for job in self._jobs if head.table in job.table_names),
+            self._histories(head),
             tuple(sorted(state.branch for state in states if state.branch != MAIN)),
             frozenset(specs),
             self._lacking(head, defaults),
             {sink.name: settings_digest(sink.settings) for sink in sinks},
         )
         return Current(head, metadata, self._policies.get(head.table_id, Policy()), dependents)
+
+    def _histories(self, head: Head) -> tuple[str, ...]:
+        with self._catalog.database.read() as tx:
+            return tuple(histories_of(tx, head.table_id))
 
     def _follows(self, sink: Sink, head: Head) -> bool:
         return any(one.table_id == head.table_id for one in sink.tables)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from floodmark.catalog.maintenance_state import Policy
-from floodmark.commit.references import Reference, no_reference, referrers_of
+from floodmark.commit.references import Reference, no_reference, reference_property, referrer_property, referrers_of
 from floodmark.schema.column_types import type_text
 from floodmark.schema.step import ADD_REFERENCE, DROP_REFERENCE, DROP_TABLE, REFUSED, SAFE, SET_RETENTION, Step, refused
 from floodmark.schema.table_plan import Current, Link, TablePlan
@@ -40,6 +40,9 @@ class _ReferenceDiff:
         if plan.drop:
             for reference in have.values():
                 self._let_go(name, reference)
+            return
+        if plan.rename_to is not None:
+            self._rename(name, plan.rename_to)
             return
         if plan.wanted is None or plan.wanted.references is None or not self._exists(name):
             return
@@ -136,6 +139,16 @@ class _ReferenceDiff:
         parent = next((one for one, now in self.current.items() if now.head.table_id == reference.parent_id), None)
         if parent is not None and self._exists(parent):
             self._put(parent, theirs)
+
+    def _rename(self, name: str, new_name: str) -> None:
+        """The tables on the other side of a reference have its new name; its own properties have ids, and theirs."""
+        mine = self.current[name].head.table_id
+        for child, now in list(self.current.items()):
+            for reference in now.references:
+                if reference.parent_id == mine:
+                    self._put(child, reference_property(replace(reference, parent=new_name)))
+                if child == name and (parent := self._now_called(reference.parent_id)) is not None:
+                    self._put(parent, referrer_property(reference, new_name))
 
     def _put(self, name: str, pair: tuple[str, str]) -> None:
         plan = self._plan(name)

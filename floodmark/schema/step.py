@@ -10,7 +10,7 @@ from floodmark.json_form import Json, as_json
 # of the plan is done.
 SAFE, NEEDS_REWRITE, DESTRUCTIVE, REFUSED = "safe", "needs_rewrite", "destructive", "refused"
 
-CREATE_TABLE, DROP_TABLE = "create_table", "drop_table"
+CREATE_TABLE, DROP_TABLE, RENAME_TABLE = "create_table", "drop_table", "rename_table"
 ADD_COLUMN, RENAME_COLUMN, DROP_COLUMN = "add_column", "rename_column", "drop_column"
 WIDEN_TYPE, RELAX_REQUIRED, REQUIRE, SET_DEFAULT, COMMENT = (
     "widen_type",

@@ -27,13 +27,15 @@ from floodmark.write.shape import TableShape
 class Dependents:
     """What else depends on a table as it is.
 
-    sinks: by name, the words of their settings that may be columns, in lower case. live_specs: the partition specs of
+    sinks: by name, the words of their settings that may be columns, in lower case. histories: those that loaded rows
+    into it. live_specs: the partition specs of
     live files, on any branch. lacking: of the requested columns, those that some live file does not hold. settings: by
     sink, a digest of its settings.
     """
 
     sinks: Mapping[str, frozenset[str]] = field(default_factory=dict)
     jobs: tuple[str, ...] = ()
+    histories: tuple[str, ...] = ()
     branches: tuple[str, ...] = ()
     live_specs: frozenset[int] = frozenset()
     lacking: frozenset[int] = frozenset()
@@ -109,6 +111,7 @@ class TablePlan:
     no_nulls: tuple[int, ...] = ()
     links: tuple[Link, ...] = ()
     drop: bool = False
+    rename_to: str | None = None
 
     @property
     def final_schema(self) -> Schema:
@@ -125,7 +128,8 @@ class TablePlan:
     def changes(self) -> bool:
         """Whether the plan changes the table, or what the catalog stores about it."""
         parts = (self.shape, self.schema, self.spec, self.sort, self.policy)
-        return self.drop or bool(self.properties or self.links) or any(part is not None for part in parts)
+        gone = self.drop or self.rename_to is not None
+        return gone or bool(self.properties or self.links) or any(part is not None for part in parts)
 
     @property
     def moves_names(self) -> bool:
@@ -147,6 +151,7 @@ class TablePlan:
             [self.unique, list(self.no_nulls)],
             [[link.field_id, link.parent, link.parent_field_id] for link in self.links],
             self.drop,
+            self.rename_to,
         ]
 
     @property

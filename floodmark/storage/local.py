@@ -16,12 +16,13 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from floodmark.clock import new_id
 from floodmark.errors import Invalid, Unavailable
 from floodmark.storage.counters import Counters
 from floodmark.storage.failures import local_failure, not_found
+from floodmark.storage.streams import Opened
 
 TEMPORARY_PREFIX = ".tmp-"
 READ_AHEAD_BYTES = 64 * 1024
@@ -87,8 +88,8 @@ class LocalFiles:
             finally:
                 os.close(fd)
 
-    def reader(self, path: str) -> tuple[int, Callable[[int, int], bytes], Callable[[], None]]:
-        """Size, ranged read and release of one open file: it stays readable while it is open, also once deleted."""
+    def reader(self, path: str, size_bytes: int | None = None) -> Opened:
+        """One open file: it stays readable while it is open, also once deleted. A known size saves nothing here."""
         with _failing("read", path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -103,7 +104,7 @@ class LocalFiles:
             with _failing("read", path):
                 return _read_at(fd, offset, length)
 
-        return about.st_size, fetch, lambda: os.close(fd)
+        return Opened(about.st_size, fetch, lambda: os.close(fd))
 
     def size(self, path: str) -> int:
         with _failing("read", path):

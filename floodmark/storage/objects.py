@@ -12,16 +12,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from floodmark.clock import new_id
 from floodmark.errors import NotFound, Unavailable
 from floodmark.storage.failures import object_failure
 from floodmark.storage.options import check_credentials, s3_arguments
+from floodmark.storage.streams import Opened, Range
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, WritableFile
+    from obstore import ObjectMeta, SuffixRange, WritableFile
     from obstore.store import MemoryStore, S3Store
 
 READ_AHEAD_BYTES = 256 * 1024
@@ -31,6 +33,10 @@ PART_CONCURRENCY = 3
 _SINGLE_PUT_BYTES_MAX = 64 * 1024 * 1024
 _DELETE_KEYS_MAX = 1000
 _LIST_CHUNK = 1000
+# The end of a file comes with opening it: larger files have larger footers, and what is missing is one more request.
+TAIL_BYTES_MIN = 64 * 1024
+_TAIL_BYTES_MAX = 1024 * 1024
+_TAIL_SHARE = 128
 _CLAIM = "floodmark-claim"
 _CLAIM_TRIES_MAX = 5
 
@@ -51,6 +57,10 @@ def open_objects(scheme: str, bucket: str, options: Mapping[str, str]) -> Object
 
         check_credentials(bucket, options)
         return Objects(S3Store(bucket, **s3_arguments(options)), root)
+
+
+def _tail_bytes(size_bytes: int) -> int:
+    return min(max(TAIL_BYTES_MIN, size_bytes // _TAIL_SHARE), _TAIL_BYTES_MAX)
 
 
 @contextlib.contextmanager
@@ -121,8 +131,54 @@ class Objects:
                     raise
                 return b""
 
-    def reader(self, key: str) -> tuple[int, Callable[[int, int], bytes], Callable[[], None]]:
-        return self.size(key), lambda offset, length: self.read_range(key, offset, length), lambda: None
+    def reader(self, key: str, size_bytes: int | None = None) -> Opened:
+        """One object: opening it is one request, which brings its size and its end, where Parquet's footer is."""
+        found, tail = self._end(key, size_bytes)
+        return Opened(
+            found,
+            lambda offset, length: self.read_range(key, offset, length),
+            lambda: None,
+            partial(self._read_ranges, key),
+            tail,
+        )
+
+    def _end(self, key: str, size_bytes: int | None) -> tuple[int, bytes]:
+        """The object's size and its last bytes. With a known size by a plain range: not every store knows suffixes."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        start = 0 if size_bytes is None else max(0, size_bytes - _tail_bytes(size_bytes))
+        wanted: tuple[int, int] | SuffixRange = (
+            {"suffix": TAIL_BYTES_MIN} if size_bytes is None else (start, size_bytes)
+        )
+        if size_bytes == 0:
+            return self.size(key), b""
+        with self._failing("read", key):
+            try:
+                reply = obstore.get(self.store, key, options={"range": wanted})
+                return int(reply.meta["size"]), bytes(reply.bytes())
+            except BaseError:
+                # An empty object has no such range, nor has one that ends before it; each store has its own error.
+                found = int(obstore.head(self.store, key)["size"])
+                if start < found:
+                    raise
+                return found, b""
+
+    def _read_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
+        with self._failing("read", key):
+            try:
+                # As many requests as ranges: the caller has merged them.
+                found = obstore.get_ranges(self.store, key, starts=starts, lengths=lengths, coalesce=0)
+                return [bytes(one) for one in found]
+            except BaseError:
+                # As in `read_range`: an object that ends before one of them is answered with an error.
+                if max(map(sum, ranges)) <= obstore.head(self.store, key)["size"]:
+                    raise
+                return [b"" for _ in ranges]
 
     def size(self, key: str) -> int:
         import obstore

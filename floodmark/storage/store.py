@@ -12,15 +12,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from floodmark.errors import Invalid, NotFound
+from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.storage.counters import Counters
 from floodmark.storage.local import LocalFiles
 from floodmark.storage.location import join, split
 from floodmark.storage.objects import Objects, open_objects
 from floodmark.storage.options import checked
-from floodmark.storage.streams import OutputStream, RangeReader
+from floodmark.storage.streams import Opened, OutputStream, Range, RangeReader
 
 
 @dataclass(frozen=True)
@@ -100,18 +100,43 @@ class Storage:
         self.counters.count("read_range", read=len(data), calls=0)
         return data
 
-    def open_input(self, location: str) -> RangeReader:
-        """A seekable reader with bounded memory, for Parquet readers; close it."""
+    def open_input(self, location: str, size_bytes: int | None = None) -> RangeReader:
+        """A seekable reader with bounded memory, for Parquet readers; close it.
+
+        With the size that a manifest records, a file of another size is `Corrupt`: it was cut or replaced.
+        """
         files, key = self._find(location)
         self.counters.count("open_input")
-        size_bytes, fetch, release = files.reader(key)
+        opened = files.reader(key, size_bytes)
+        self.counters.count("open_input", read=len(opened.tail), calls=0)
+        if size_bytes is not None and opened.size_bytes != size_bytes:
+            opened.release()
+            raise Corrupt(
+                "a file does not have the size in the catalog",
+                file=location,
+                size_bytes=opened.size_bytes,
+                size_bytes_expected=size_bytes,
+                advice="Run `floodmark doctor`; restore the file.",
+            )
+        return RangeReader(location, self._counted(opened), read_ahead_bytes=files.read_ahead_bytes)
 
-        def counted(offset: int, length: int) -> bytes:
-            data = fetch(offset, length)
+    def _counted(self, opened: Opened) -> Opened:
+        plain, plain_many = opened.fetch, opened.fetch_many
+
+        def fetch(offset: int, length: int) -> bytes:
+            data = plain(offset, length)
             self.counters.count("read_range", read=len(data))
             return data
 
-        return RangeReader(size_bytes, counted, release, read_ahead_bytes=files.read_ahead_bytes)
+        if plain_many is None:
+            return replace(opened, fetch=fetch)
+
+        def fetch_many(ranges: Sequence[Range]) -> list[bytes]:
+            found = plain_many(ranges)
+            self.counters.count("read_range", read=sum(map(len, found)), calls=len(ranges))
+            return found
+
+        return replace(opened, fetch=fetch, fetch_many=fetch_many)
 
     def size(self, location: str) -> int:
         files, key = self._find(location)

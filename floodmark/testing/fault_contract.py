@@ -56,7 +56,8 @@ class FaultContract:
     @pytest.mark.parametrize("verb", ["read", "read_range", "size", "exists", "list", "open_input", "delete", "batch"])
     def test_every_other_verb_can_fail(self, options: dict[str, str], root: str, mode: str, verb: str) -> None:
         location = join(root, "x")
-        Storage(options).put(location, b"0123456789")
+        # Large enough that opening it does not bring its start.
+        Storage(options).put(location, b"0123456789" * 100_000)
         faulty = FaultyStorage(options, fail_at=1, mode=mode, verbs=[verb])
 
         def run() -> None:
@@ -74,6 +75,21 @@ class FaultContract:
             run()
         assert faulty.fired
         assert Storage(options).exists(location) == (verb != "delete" or mode != "after")
+
+    def test_fetching_many_ranges_can_fail(self, options: dict[str, str], root: str) -> None:
+        location = join(root, "x")
+        Storage(options).put(location, b"0123456789" * 1_000_000)
+        faulty = FaultyStorage(options, fail_at=1, verbs=["read_range"])
+        with faulty.open_input(location, 10_000_000) as reader:
+
+            def read() -> bytes:
+                reader.prefetch([(0, 10), (5_000_000, 10)])
+                return reader.read(10)
+
+            with pytest.raises(Unavailable, match="on purpose"):
+                read()
+            assert read() == b"0123456789"
+        assert faulty.fired
 
     def test_after_the_fault_everything_works_again(self, options: dict[str, str], root: str) -> None:
         faulty = FaultyStorage(options, fail_at=2)

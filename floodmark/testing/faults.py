@@ -112,16 +112,19 @@ class FaultyStorage(Storage):
             "read_range", location, lambda: super(FaultyStorage, self).read_range(location, offset, length)
         )
 
-    def open_input(self, location: str) -> RangeReader:
+    def open_input(self, location: str, size_bytes: int | None = None) -> RangeReader:
         if self._strikes("open_input"):
             raise self._failure("open_input", location)
-        reader = super().open_input(location)
-        fetch = reader.fetch
+        reader = super().open_input(location, size_bytes)
+        fetch, fetch_many = reader.fetch, reader.fetch_many
 
         def faulty(offset: int, length: int) -> bytes:
             return self._call("read_range", location, lambda: fetch(offset, length))
 
         reader.fetch = faulty
+        if fetch_many is not None:
+            # One call, however many requests it is.
+            reader.fetch_many = lambda ranges: self._call("read_range", location, lambda: fetch_many(ranges))
         return reader
 
     def size(self, location: str) -> int:

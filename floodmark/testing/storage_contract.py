@@ -7,16 +7,18 @@ uploads) are tested beside it.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from floodmark.clock import now_ms
-from floodmark.errors import Invalid, NotFound
+from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.storage import Storage, join
 
 MEGABYTE = 1024 * 1024
@@ -76,6 +78,7 @@ class StorageContract:
             lambda: storage.read_range(location, 0, 1),
             lambda: storage.read_range(location, 0, 0),
             lambda: storage.open_input(location),
+            lambda: storage.open_input(location, 100),
         ):
             with pytest.raises(NotFound) as caught:
                 call()
@@ -297,13 +300,84 @@ class StorageContract:
             reader.read(1)
 
     def test_small_reads_share_one_fetch(self, storage: Storage, root: str) -> None:
-        storage.put(join(root, "x"), b"0123456789" * 100)
+        storage.put(join(root, "x"), b"0123456789" * 100_000)
         before = storage.counters.snapshot()
         with storage.open_input(join(root, "x")) as reader:
             assert b"".join(reader.read(10) for _ in range(100)) == b"0123456789" * 100
         spent = storage.counters.difference(before)
         assert spent.calls == {"open_input": 1, "read_range": 1}
-        assert spent.bytes_read == 1000
+        assert 1000 <= spent.bytes_read < MEGABYTE
+
+    @pytest.mark.parametrize("size_bytes", [0, 1, 1000, 70_000, 20 * MEGABYTE])
+    def test_a_file_of_a_known_size_reads_the_same(self, storage: Storage, root: str, size_bytes: int) -> None:
+        data = os.urandom(size_bytes)
+        storage.put(join(root, "x"), data)
+        for known in (None, size_bytes):
+            with storage.open_input(join(root, "x"), known) as reader:
+                assert reader.size() == size_bytes
+                for offset in (0, size_bytes // 2, max(0, size_bytes - 65_536), max(0, size_bytes - 8), size_bytes):
+                    reader.seek(offset)
+                    assert reader.read(100) == data[offset : offset + 100]
+                reader.seek(0)
+                assert reader.read() == data
+
+    def test_a_file_of_another_size_than_the_known_one_is_corrupt(self, storage: Storage, root: str) -> None:
+        location = join(root, "x")
+        for size_bytes in (0, 1, 1000, 200_000):
+            storage.put(location, b"x" * size_bytes)
+            for known in {0, 1, 999, 1001, 70_000, 300_000, 50 * MEGABYTE} - {size_bytes}:
+                with pytest.raises(Corrupt) as caught:
+                    storage.open_input(location, known)
+                facts = caught.value.facts
+                assert (facts["size_bytes"], facts["size_bytes_expected"]) == (size_bytes, known)
+                assert "x" in str(facts["file"])
+
+    def test_a_file_that_is_replaced_while_it_is_read_is_whole_or_corrupt(self, storage: Storage, root: str) -> None:
+        location = join(root, "x")
+        data = os.urandom(2 * MEGABYTE)
+        storage.put(location, data)
+        with storage.open_input(location, len(data)) as reader:
+            storage.put(location, b"short")
+            for offset in (0, MEGABYTE, 2 * MEGABYTE - 300_000):
+                reader.seek(offset)
+                with contextlib.suppress(Corrupt):
+                    assert reader.read(100_000) == data[offset : offset + 100_000]
+            with contextlib.suppress(Corrupt):
+                reader.prefetch([(MEGABYTE, 100)])
+                reader.seek(MEGABYTE)
+                assert reader.read(100) == data[MEGABYTE : MEGABYTE + 100]
+
+    def test_prefetched_ranges_are_read_without_another_call(self, storage: Storage, root: str) -> None:
+        data = os.urandom(12 * MEGABYTE)
+        storage.put(join(root, "x"), data)
+        wanted = [(5 * MEGABYTE, 1000), (100, 50), (5 * MEGABYTE + 1000, 500), (9 * MEGABYTE, MEGABYTE)]
+        wanted.append((12 * MEGABYTE - 10, 10))
+        with storage.open_input(join(root, "x"), len(data)) as reader:
+            before = storage.counters.snapshot()
+            reader.prefetch(wanted)
+            fetched = storage.counters.snapshot()
+            # Those that touch or are close together are one request; the end came with opening.
+            assert fetched.difference(before).calls.get("read_range", 0) in ((3,) if reader.is_remote else (0,))
+            for offset, length in [*wanted, (5 * MEGABYTE + 900, 600)]:
+                reader.seek(offset)
+                assert reader.read(length) == data[offset : offset + length]
+            if reader.is_remote:
+                assert storage.counters.difference(fetched).total == 0
+            reader.prefetch([])
+            reader.seek(100)
+            assert reader.read(50) == data[100:150]
+
+    def test_what_is_held_in_part_is_read_whole(self, storage: Storage, root: str) -> None:
+        data = os.urandom(9 * MEGABYTE)
+        storage.put(join(root, "x"), data)
+        chance = random.Random(1)
+        with storage.open_input(join(root, "x"), len(data)) as reader:
+            for _ in range(20):
+                reader.prefetch([(chance.randrange(9 * MEGABYTE), chance.randrange(MEGABYTE)) for _ in range(5)])
+                for _ in range(20):
+                    offset, length = chance.randrange(9 * MEGABYTE), chance.choice([1, 100, 70_000, MEGABYTE])
+                    reader.seek(offset)
+                    assert reader.read(length) == data[offset : offset + length]
 
     def test_calls_and_bytes_are_counted(self, storage: Storage, root: str) -> None:
         before = storage.counters.snapshot()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from floodmark.commit.adopt import Adopted
 from floodmark.commit.intent import Intent
 from floodmark.commit.journal import Operation, all_files
 from floodmark.commit.metadata import new_metadata
-from floodmark.commit.publication import Planned, Publication, PublishPlan, Start
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, check_expected
 from floodmark.commit.seal import CREATE, Edit
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid, Unavailable
@@ -35,7 +35,17 @@ from floodmark.storage import Storage, join
 from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.references import ReferenceChecks
 from floodmark.write.shape import TableShape
-from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, RETAIN, IncomingRows, PartialRows, WriteStep
+from floodmark.write.step import (
+    APPEND,
+    DELETE,
+    DELETE_KEYS,
+    MERGE,
+    RETAIN,
+    UPDATE,
+    IncomingRows,
+    PartialRows,
+    WriteStep,
+)
 from floodmark.write.table import Means, TableChange, planned_on, tables_at_head
 
 # How often the progress of staging is reported.
@@ -57,6 +67,8 @@ class Change(PublishPlan):
         self._fill = fill
         self._names = tables
         self._tables: dict[str, TableChange] = {}
+        # Those that a step is taken on; others are only depended on.
+        self._touched: dict[str, TableChange] = {}
         self._given: list[Edit] = []
         # Of the newest plan.
         self._edits: tuple[Edit, ...] = ()
@@ -125,7 +137,7 @@ class Change(PublishPlan):
             with watched(self._catalog.storage, change.folder, options.progress):
                 if options.partial:
                     step = self._stage_parts(change, step, data)
-                elif verb not in (DELETE, RETAIN):
+                elif verb not in (DELETE, RETAIN, UPDATE):
                     step = self._stage(change, step, data)
                 with self._lock:
                     change.take(step)
@@ -217,6 +229,9 @@ class Change(PublishPlan):
         """The working state of a table; planned on its head when it is first touched."""
         with self._lock:
             found = self._look_at(table)
+            if table not in self._touched:
+                check_expected(self._catalog, self._intent, _named([found]))
+                self._touched[table] = found
             self._work.claim(found.metadata.location)
             return found
 
@@ -284,6 +299,9 @@ class Change(PublishPlan):
         self._edits = edits
         return Planned(edits, riders)
 
+    def touched(self, planned: Planned) -> list[tuple[str, str]]:
+        return _named(self._touched.values())
+
     def recheck(self, edit: Edit, head: Head) -> None:
         self._tables[edit.table].recheck(head)
         self._references.recheck(self._tables[edit.table], head)
@@ -298,7 +316,10 @@ class Change(PublishPlan):
             head, metadata = planned_on(self._catalog, edit.table, self._intent.branch)
             if head.table_id != edit.table_id:
                 raise Conflict("the table was dropped or created again meanwhile", table=edit.table)
-            self._tables[edit.table].plan_again(head, metadata)
+            again = self._tables[edit.table]
+            if edit.table in self._touched:
+                check_expected(self._catalog, self._intent, [(head.table_id, head.table)])
+            again.plan_again(head, metadata)
 
     def kept_changing(self) -> Conflict:
         found = super().kept_changing()
@@ -311,6 +332,11 @@ class Change(PublishPlan):
     @property
     def leftovers(self) -> bool:
         return self._leftovers or any(change.leftovers for change in self._tables.values())
+
+
+def _named(tables: Iterable[TableChange]) -> list[tuple[str, str]]:
+    """The id and name of each table that existed before the change."""
+    return [(table.head.table_id, table.name) for table in tables if table.head is not None]
 
 
 @contextmanager

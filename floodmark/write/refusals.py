@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from floodmark.errors import Invalid
+from floodmark.rows.schema import nearest
 
 if TYPE_CHECKING:
     from floodmark.rows.reading.references import Missing
@@ -81,6 +82,37 @@ def rows_outside(table: str, rows: int, where: str) -> Invalid:
         rows=rows,
         where=where,
         advice="Leave them out, or widen the condition: a second run would not replace them.",
+    )
+
+
+def no_assignment(table: str) -> Invalid:
+    return Invalid("an update without a new value", table=table, advice="Name at least one column and its expression.")
+
+
+def no_column(table: str, column: str, columns: Sequence[str]) -> Invalid:
+    return Invalid("the table has no such column", table=table, column=column, advice=nearest(column, columns))
+
+
+def no_expression(table: str, column: str, given: str) -> Invalid:
+    return Invalid(
+        "a new value is an expression in Spark SQL",
+        table=table,
+        column=column,
+        given=repr(given)[:80],
+        advice="Write text in quotes: 'NL'; null, 7, price * 2 and upper(name) are expressions too.",
+    )
+
+
+def assigned_twice(table: str, columns: Sequence[str]) -> Invalid:
+    return Invalid("a column has two new values", table=table, columns=", ".join(columns), advice="Name it once.")
+
+
+def key_assigned(table: str, column: str) -> Invalid:
+    return Invalid(
+        "an update cannot change the key of a row",
+        table=table,
+        column=column,
+        advice="Delete the row and append it with its new key, in one transaction.",
     )
 
 

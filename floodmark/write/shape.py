@@ -17,6 +17,7 @@ from floodmark.commit.references import REFERENCE_PREFIX, REFERRER_PREFIX
 from floodmark.errors import Invalid
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.schema import table_schema
+from floodmark.rows.staging.file_options import FileOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +66,7 @@ def check_name(name: str) -> None:
 
 
 def _check_properties(name: str, properties: Mapping[str, str]) -> None:
-    """Refuse properties that only Floodmark sets, after its own checks, and clean-up by other engines."""
+    """Refuse properties that only Floodmark sets, clean-up by other engines, and what no writer understands."""
     if reserved := sorted(key for key in properties if key.startswith(RESERVED_PREFIXES)):
         raise Invalid(
             "these properties are Floodmark's own",
@@ -81,3 +82,4 @@ def _check_properties(name: str, properties: Mapping[str, str]) -> None:
             advice=f"Leave {GC_ENABLED} out: the lake's own history needs files that the table's metadata does not "
             "name. `floodmark maintain` cleans up.",
         )
+    FileOptions.of(properties)

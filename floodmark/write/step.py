@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 IncomingRows: TypeAlias = "Iterable[Row] | pa.Table | pa.RecordBatch | pa.RecordBatchReader | DataFrame | Bundle"
 
 APPEND, MERGE, DELETE, OVERWRITE, RETAIN = "append", "merge", "delete", "overwrite", "retain"
+UPDATE = "update"
 # The rows that come with it are keys, staged as files of key columns.
 DELETE_KEYS = "delete_keys"
 

@@ -3,8 +3,9 @@
 The working state is the table's live files at the head that was planned on, without those removed and with those staged
 so far; each step works on that state, so a later step of a transaction sees an earlier one. The steps are kept with
 their rows, as staged files: if the table moved in a way that matters, they are taken again on the new head, without
-asking the caller for the rows a second time (protocol 1, plan again). A merge of branches puts files, keys and a shape
-that it decided itself into the plan directly; those cannot be planned again here, so it decides anew.
+asking the caller for the rows a second time (protocol 1, plan again). A merge of branches, and a rollback, put files,
+keys and a shape that they decided themselves into the plan directly; those cannot be planned again here, so they decide
+anew.
 
 Rows that arrive without a column which an expression fills are staged without it first, and then again with it: so the
 expression is evaluated on the table's own files, whatever form the rows arrived in. A crash leaves files in the
@@ -13,6 +14,7 @@ operation's own folder that nothing refers to (I3).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -42,15 +44,19 @@ from floodmark.commit.references import referrers_of
 from floodmark.commit.seal import Edit
 from floodmark.errors import Conflict, Corrupt, Invalid, NotFound
 from floodmark.model import MAIN, FileRecord, Head
+from floodmark.rows.arrays import Numbers
 from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.keys import KeySet, examples
 from floodmark.rows.reading.selection import select_files
+from floodmark.rows.rewriting.assign import Assignment, AssignPlan
 from floodmark.rows.rewriting.rewrite import (
     ALL,
     BY_KEY,
+    BY_PLACES,
     BY_POSITIONS,
     BY_WHERE,
     NONE,
+    Completed,
     InputFile,
     Result,
     Rewrite,
@@ -58,13 +64,15 @@ from floodmark.rows.rewriting.rewrite import (
     unpack_positions,
 )
 from floodmark.rows.rewriting.runner import Runner
+from floodmark.rows.rewriting.two_way import RowSet
 from floodmark.rows.schema import arrow_schema, user_fields
 from floodmark.rows.session import Sessions
+from floodmark.rows.sql.condition import columns_by_name
 from floodmark.rows.sql.where import Where
 from floodmark.rows.staging.deletions import DeletionsWriter
 from floodmark.rows.staging.duplicates import find_duplicates
 from floodmark.rows.staging.stage import StageTarget
-from floodmark.storage import Storage
+from floodmark.storage import Storage, join
 from floodmark.write import refusals
 from floodmark.write.prune import key_fields, may_hold_keys
 from floodmark.write.reshape import check_condition, check_required, present_name, translated
@@ -75,6 +83,7 @@ from floodmark.write.step import (
     MERGE,
     OVERWRITE,
     RETAIN,
+    UPDATE,
     PartialRows,
     TableState,
     WriteStep,
@@ -82,6 +91,9 @@ from floodmark.write.step import (
 
 if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame
+
+# Positions of rows that take more than this go into an object of their own.
+POSITIONS_BYTES_MAX = 64 * 1024
 
 
 def planned_on(catalog: Catalog, table: str, branch: str) -> tuple[Head, TableMetadata]:
@@ -386,6 +398,62 @@ class TableChange:
         self._state.rows_deleted += rows
         return rows
 
+    def stage_again(self, rows: RowSet) -> list[FileRecord]:
+        """Stage rows of an earlier state as new ones, in the table's shape; columns that they lack are filled, or null.
+
+        `exchange` adds the files to the plan.
+        """
+        self._decided = True
+        lacking: dict[tuple[int, ...], list[InputFile]] = {}
+        for file, positions in rows.by_file():
+            absent = absent_fields(file, self.fills, self.schema)
+            source = InputFile(file.path, file.rows, file.size_bytes, None, True, absent=absent)
+            rest = np.setdiff1d(np.arange(file.rows), positions, assume_unique=True)
+            lacking.setdefault(absent, []).append(self._with_positions(source, rest) if len(rest) else source)
+        records: list[FileRecord] = []
+        for absent, sources in lacking.items():
+            some = self._rest_of(Rewrite(self.target(), NONE), sources)
+            fills = [fill for fill in self.fills if fill.field_id in absent]
+            if fills and some:
+                self._state.leftovers = True
+                some = list(self.staged_again(some, self.schema, self.target(), fills))
+            records += some
+        return records
+
+    def exchange(self, going: RowSet, records: Sequence[FileRecord]) -> None:
+        """Remove rows of live files, and add staged files, whose rows may have the same keys."""
+        self._decided = True
+        incoming = tuple(record.path for record in records) if self.key else ()
+        live = {file.path: file for file in self.working_files()}
+        sources, dropped = [], 0
+        for file, positions in going.by_file():
+            if not self.key and len(positions) == file.rows:
+                # No caller needs the removed rows: the file need not be opened.
+                self._state.drop(live[file.path])
+                dropped += file.rows
+            else:
+                source = InputFile.of(file, absent=absent_fields(file, self.fills, self.schema))
+                sources.append(self._with_positions(source, positions))
+        rewrite = Rewrite(self.target(), BY_POSITIONS, self.key, incoming=incoming, deletions=bool(self.key))
+        result = self._runner.run(rewrite, sources)
+        self._replace(result)
+        self._state.add(records)
+        replaced = sum(file.replaced for file in result.files)
+        self._state.rows_added += sum(record.rows for record in records) - replaced
+        self._state.rows_updated += replaced
+        self._state.rows_deleted += dropped + sum(file.removed for file in result.files) - replaced
+
+    def _with_positions(self, source: InputFile, positions: Numbers) -> InputFile:
+        """The source with positions of its rows: in it if they are short, else in an object of the operation."""
+        text = pack_positions(positions)
+        if len(text) <= POSITIONS_BYTES_MAX:
+            return replace(source, packed=(text,))
+        self._state.leftovers = True
+        location = join(self.folder, f"{clock.new_id()}.positions")
+        # Crash here: a file in the operation's own folder; recovery deletes it.
+        self._storage.put(location, text.encode())
+        return replace(source, positions=(location,))
+
     def report_deleted(self, keys: pa.Table) -> None:
         """Record these keys as deleted by this commit, though no row has them any more."""
         self._decided = True
@@ -543,6 +611,8 @@ class TableChange:
             self._delete_keys(step)
         elif step.verb == OVERWRITE:
             self._overwrite(step)
+        elif step.verb == UPDATE:
+            self._update(step)
         elif step.verb == RETAIN:
             self._retain(step)
         else:
@@ -598,15 +668,17 @@ class TableChange:
         """Add the rows of a partial merge: the completed ones, and those that matched no row of the table."""
         # The files of the incoming columns are never published.
         self._state.leftovers = True
-        lacking: dict[tuple[int, ...], list[FileRecord]] = {}
-        for completed in result.completed:
-            lacking.setdefault(completed.lacking, []).extend(completed.records)
+        lacking = _by_lacking(result.completed)
         number = 0
         for part in step.parts:
             absent = tuple(fill.field_id for fill in self.fills if fill.field_id not in part.held)
             new = self._new_rows(part, range(number, number + len(part.records)), matched)
             lacking.setdefault(absent, []).extend(self._stage_new(part, new, absent))
             number += len(part.records)
+        self._add_filled(lacking)
+
+    def _add_filled(self, lacking: Mapping[tuple[int, ...], list[FileRecord]]) -> None:
+        """Add fresh files that lack some columns which expressions fill: with these columns."""
         for absent, records in lacking.items():
             fills = [fill for fill in self.fills if fill.field_id in absent]
             filled = self.staged_again(records, self.schema, self.target(), fills) if fills and records else records
@@ -629,9 +701,13 @@ class TableChange:
             raise refusals.new_rows_lack(self.name, needed, self._examples(sources[0]))
         target = self.target(fill_missing=True).without(absent)
         rewrite = Rewrite(target, BY_POSITIONS, source_schema_json=part.schema.model_dump_json())
+        return self._rest_of(rewrite, sources)
+
+    def _rest_of(self, rewrite: Rewrite, sources: Sequence[InputFile]) -> list[FileRecord]:
+        """Stage the rows of the sources, without those at the positions that some of them name."""
         records = []
         for find in (NONE, BY_POSITIONS):
-            some = [source for source in sources if bool(source.packed) == (find == BY_POSITIONS)]
+            some = [one for one in sources if bool(one.packed or one.positions) == (find == BY_POSITIONS)]
             result = self._runner.run(replace(rewrite, find=find), some)
             records += [record for file in result.files for record in file.records]
         return records
@@ -692,6 +768,50 @@ class TableChange:
             for file in self.working_files()
             if file.path in paths or (file.path not in base and where.may_match(file, self.metadata))
         ]
+
+    def _update(self, step: WriteStep) -> None:
+        """Give the rows that match new values; those that have them already stay as they are."""
+        where, assignments = self._where(step), self.assignments(step.options.assigned)
+        self._runner.check(where, self.schema)
+        # The new values are files of this operation that its commit does not name.
+        self._state.leftovers = True
+        plan = AssignPlan(
+            self._values_target([one.column for one in assignments]),
+            self.name,
+            where.text,
+            assignments,
+            self.schema.model_dump_json(),
+        )
+        files = self._may_match(where)
+        sources = self._sources(files)
+        assigned = self._runner.assign(plan, sources, arrow=True if has_renamed_columns(self.metadata) else None)
+        held = tuple(field.field_id for field in plan.columns)
+        rewrite = Rewrite(
+            self.target(),
+            BY_PLACES,
+            incoming=tuple(record.path for record in assigned.records),
+            compare=True,
+            held=(held,) * len(assigned.records),
+            refilled=tuple(fill.field_id for fill in self.fills),
+        )
+        result = self._runner.run(rewrite, assigned.placed(sources))
+        self._replace(result)
+        self._add_filled(_by_lacking(result.completed))
+        self._state.rows_updated += sum(file.removed for file in result.files)
+
+    def assignments(self, assigned: Sequence[tuple[str, str]]) -> tuple[Assignment, ...]:
+        """What an update assigns, by the table's own names; `Invalid` if it cannot be assigned."""
+        return check_assigned(self.name, self.schema, assigned)
+
+    def _values_target(self, names: Sequence[str]) -> StageTarget:
+        """Where an update's new values are staged: these columns alone, in the order in which they are computed."""
+        fields = [field.model_copy() for field in user_fields(self.schema) if field.name in names]
+        return replace(
+            self.target(),
+            schema_json=Schema(*fields, schema_id=self.schema.schema_id).model_dump_json(),
+            spec_json=UNPARTITIONED_PARTITION_SPEC.model_dump_json(),
+            sort_json=None,
+        )
 
     def _delete_keys(self, step: WriteStep) -> None:
         """Remove the rows that have one of these keys; a key that no row has changes nothing."""
@@ -813,7 +933,7 @@ class TableChange:
         for step in self._steps:
             if self.key and step.incoming and self._look_for_keys(step, came).matched:
                 raise PlanAgain(self.name, "a row with one of these keys was added meanwhile")
-            if step.verb in (DELETE, OVERWRITE) and self._came_inside(step, came):
+            if step.verb in (DELETE, OVERWRITE, UPDATE) and self._came_inside(step, came):
                 raise PlanAgain(self.name, "a row that the condition matches was added meanwhile")
             if step.options.remover is not None:
                 step.options.remover.recheck(self._at(head, now))
@@ -846,8 +966,9 @@ class TableChange:
         try:
             self.check_verb(step.verb)
             planned = step.planned or self.own
-            if step.options.where is not None:
-                check_condition(step.options.where, planned, self.own)
+            for text in (step.options.where, *itertools.chain.from_iterable(step.options.assigned)):
+                if text is not None:
+                    check_condition(text, planned, self.own)
             if step.options.newest_by:
                 named = present_name(step.options.newest_by, planned, self.own)
                 step = replace(step, options=replace(step.options, newest_by=named))
@@ -861,6 +982,34 @@ class TableChange:
                 cause=error,
                 advice="Nothing was written. Run it again with rows for the table's new shape.",
             ) from error
+
+
+def _by_lacking(completed: Iterable[Completed]) -> dict[tuple[int, ...], list[FileRecord]]:
+    """Files of rows that were put together, by the columns that they still lack."""
+    lacking: dict[tuple[int, ...], list[FileRecord]] = {}
+    for one in completed:
+        lacking.setdefault(one.lacking, []).extend(one.records)
+    return lacking
+
+
+def check_assigned(table: str, schema: Schema, assigned: Sequence[tuple[str, str]]) -> tuple[Assignment, ...]:
+    """The assignments of an update by the names of the schema's columns; `Invalid` if they cannot be made."""
+    if not assigned:
+        raise refusals.no_assignment(table)
+    columns, found = columns_by_name(Schema(*user_fields(schema))), []
+    for name, expression in assigned:
+        field = columns.get(name.lower())
+        if field is None:
+            raise refusals.no_column(table, name, [field.name for field in user_fields(schema)])
+        if field.field_id in schema.identifier_field_ids:
+            raise refusals.key_assigned(table, field.name)
+        if not isinstance(expression, str) or not expression.strip():
+            raise refusals.no_expression(table, field.name, expression)
+        found.append(Assignment(field.name, expression))
+    names = [one.column for one in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise refusals.assigned_twice(table, twice)
+    return tuple(found)
 
 
 def _cannot_fill(error: Invalid, table: str, fills: Sequence[Fill]) -> Invalid:

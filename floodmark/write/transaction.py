@@ -14,7 +14,7 @@ from floodmark.runs import WriteCallback
 from floodmark.write.change import Change
 from floodmark.write.options import WriteOptions
 from floodmark.write.shape import SchemaLike, plan_table
-from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, IncomingRows
+from floodmark.write.step import APPEND, DELETE, DELETE_KEYS, MERGE, OVERWRITE, UPDATE, IncomingRows
 from floodmark.write.verbs import check_order
 
 # How many tables of the transaction before are expected again: undoing one looks into the folders of all of them.
@@ -80,6 +80,12 @@ class Transaction:
     def delete(self, table: str, where: str, *, progress: WriteCallback | None = None) -> None:
         """Delete the rows that a condition matches, also those of earlier steps."""
         self._write(DELETE, table, None, WriteOptions(where=where, progress=progress))
+
+    def update(
+        self, table: str, set: Mapping[str, str], where: str | None = None, *, progress: WriteCallback | None = None
+    ) -> None:
+        """Give the rows that a condition matches new values, also those of earlier steps; see `Lake.update`."""
+        self._write(UPDATE, table, None, WriteOptions.of_update(table, set, where, progress))
 
     def delete_keys(self, table: str, keys: IncomingRows, *, progress: WriteCallback | None = None) -> int:
         """Delete the rows that have one of these keys (rows of the key's columns); returns how many keys were given.

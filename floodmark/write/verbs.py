@@ -25,6 +25,7 @@ from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.prune import key_fields
 from floodmark.write.shape import TableShape, check_name
 from floodmark.write.step import IncomingRows
+from floodmark.write.table import check_assigned
 
 
 def write(
@@ -76,6 +77,15 @@ def check_order(on_duplicate: str | None, order: str | None) -> str | None:
             advice="Name the column that decides which row is the last.",
         )
     return order
+
+
+def count_update(engine: Engine, head: Head, options: WriteOptions) -> dict[str, Json]:
+    """The rows that an update would look at now, and the files that hold them; `Invalid` if it cannot be done."""
+    metadata = engine.catalog.files.metadata(head.metadata_location)
+    assigned = check_assigned(head.table, schema_of(metadata, head), options.assigned)
+    counted = count_where(engine, head, options.where or "")
+    del counted["files_dropped"]
+    return {**counted, "set": {one.column: one.expression for one in assigned}}
 
 
 def count_where(engine: Engine, head: Head, where: str) -> dict[str, Json]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from floodmark.errors import Invalid, NotFound, Unavailable
+from floodmark.errors import Corrupt, Invalid, NotFound, Unavailable
 from floodmark.storage import TEMPORARY_PREFIX, Storage, join, local_path, root_location
 from floodmark.storage.counters import Counters
 from floodmark.storage.local import LocalFiles
@@ -160,6 +160,15 @@ class TestLocal:
         with storage.open_input(join(root, "x")) as reader:
             storage.delete(join(root, "x"))
             assert reader.read() == b"0123456789" * 20_000
+
+    def test_a_file_that_is_cut_while_it_is_read_is_corrupt(self, storage: Storage, root: str) -> None:
+        storage.put(join(root, "x"), b"0123456789" * 20_000)
+        with storage.open_input(join(root, "x"), 200_000) as reader:
+            os.truncate(local_path(join(root, "x")) or "", 100_000)
+            assert reader.read(10) == b"0123456789"
+            reader.seek(99_990)
+            with pytest.raises(Corrupt, match="shorter"):
+                reader.read(20)
 
     def test_bare_paths_and_java_paths_are_the_same_file(self, storage: Storage, root: str) -> None:
         path = local_path(join(root, "x")) or ""

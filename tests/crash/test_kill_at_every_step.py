@@ -257,6 +257,7 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         # tests/crash/test_branch_kills.py, test_apply_kills.py, test_repair_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("branch", "branch_merge", "apply", "repair")),
         *(name for name, kind in FAILPOINTS.items() if kind == "undrop"),  # tests/crash/test_undrop_kills.py
+        *(name for name, kind in FAILPOINTS.items() if kind == "rollback"),  # tests/crash/test_rollback_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind == "redo"),  # tests/crash/test_redo_kills.py
         # tests/crash/test_backfill_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("job", "add_column", "fill", "chunk", "prune")),

@@ -33,7 +33,10 @@ def make(lake: fm.Lake, partition: list[str]) -> None:
 
 def random_operation(dice: random.Random, depth: int = 0) -> dict[str, Any]:
     """One change: a verb, or several of them in a transaction."""
-    verb = dice.choice(["append", "merge", "merge", "partial", "delete", "delete", "overwrite", "transaction"])
+    verbs = ["append", "merge", "merge", "partial", "delete", "delete", "overwrite", "transaction", "rollback"]
+    verb = dice.choice(verbs if depth == 0 else verbs[:-1])
+    if verb == "rollback":
+        return {"verb": verb, "back": dice.randint(1, 6)}
     if verb == "transaction" and depth == 0:
         return {"verb": verb, "steps": [random_operation(dice, 1) for _ in range(dice.randint(2, 3))]}
     if verb == "delete":
@@ -81,6 +84,8 @@ def as_dicts(rows: list[list[Any]]) -> list[dict[str, Any]]:
 
 def perform(lake: fm.Lake, operation: Mapping[str, Any], batch: str | None = None) -> fm.Commit:
     """Do it; the commit's message says what it was."""
+    if operation["verb"] == "rollback":
+        return roll_back(lake, operation["back"], batch)
     message = json.dumps(operation)
     if operation["verb"] == "transaction":
         with lake.transaction(message, batch=batch, batch_table=TABLE) as tx:
@@ -91,6 +96,21 @@ def perform(lake: fm.Lake, operation: Mapping[str, Any], batch: str | None = Non
     commit = _do(lake, operation, message=message, batch=batch)
     assert isinstance(commit, fm.Commit)
     return commit
+
+
+def roll_back(lake: fm.Lake, back: int, batch: str | None = None) -> fm.Commit:
+    """Return to the state of so many versions of the table ago; the message says which rows it had."""
+    live = [one.version for one in lake.history(table=TABLE, limit=back + 1) if not is_expired(lake, one.version)]
+    try:
+        rows = [[key, *row[:2]] for key, row in read_rows(lake, live[-1]).items()]
+        message = json.dumps({"verb": "rollback", "to": live[-1], "rows": rows})
+        return lake.rollback(TABLE, to=live[-1], batch=batch, message=message)
+    except fm.BelowRetention as error:
+        raise fm.Conflict("the version expired while it was looked at", cause=error) from error
+
+
+def is_expired(lake: fm.Lake, version: int) -> bool:
+    return bool(lake.catalog.history.is_expired(version))
 
 
 def _do(target: Any, step: Mapping[str, Any], **options: Any) -> Any:
@@ -132,6 +152,9 @@ def apply(rows: Rows, operation: Mapping[str, Any], sequence: int) -> Rows:
         if there := [row[0] for row in operation["rows"] if row[0] in rows]:
             raise KeyError(f"inserted although there: {there}")
         return {**rows, **{key: (value, part, sequence) for key, value, part in operation["rows"]}}
+    if operation["verb"] == "rollback":
+        then = {key: (value, part, sequence) for key, value, part in operation["rows"]}
+        return {key: rows[key] if key in rows and rows[key][:2] == row[:2] else row for key, row in then.items()}
     if operation["verb"] == "merge":
         came = {
             key: (value, part, sequence)

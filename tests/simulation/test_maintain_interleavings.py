@@ -328,7 +328,27 @@ def follow_between(lake: fm.Lake, judge: Judge) -> None:
         assert known == judge.versions[found.version]
 
 
+def rollback_between(lake: fm.Lake, judge: Judge) -> None:
+    """The rows of the version come back, whatever was done meanwhile; or it expired before it was held."""
+    with suppress(*REFUSED):
+        feed.perform(lake, {"verb": "rollback", "back": 1})
+
+
+def diff_between(lake: fm.Lake, judge: Judge) -> None:
+    """What differs between the two newest versions, or an error that says that one of them expired."""
+    judge.look()
+    newest = max(judge.versions)
+    one, other = ({key: row[:2] for key, row in judge.versions[at].items()} for at in (newest - 1, newest))
+    with suppress(fm.BelowRetention):
+        (found,) = lake.diff(newest - 1, newest).tables
+        assert found.rows_added == len(other.keys() - one.keys())
+        assert found.rows_deleted == len(one.keys() - other.keys())
+        assert found.rows_updated == sum(one[key] != other[key] for key in one.keys() & other.keys())
+
+
 VERBS = {
+    "rollback": rollback_between,
+    "diff": diff_between,
     "compact": compact_between,
     "sweep": sweep_between,
     "deep": deep_between,
@@ -339,7 +359,7 @@ VERBS = {
 
 
 # Those that make many calls are interrupted at every second one here, and at every one in `make soak`.
-STEPS = {"sweep": 2, "deep": 2, "compact": 2, "write": 2}
+STEPS = {"sweep": 2, "deep": 2, "compact": 2, "write": 2, "rollback": 2}
 
 
 @pytest.mark.parametrize("verb", VERBS)

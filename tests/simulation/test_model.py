@@ -60,6 +60,9 @@ APPLY_POINTS, REPAIR_POINTS = (
     for wanted in ("apply", "repair")
 )
 UNDROP_POINTS = [point for point, kind in FAILPOINTS.items() if kind == "undrop"]
+ROLLBACK_POINTS = [
+    point for point, kind in FAILPOINTS.items() if kind == "rollback" and not point.endswith(".planned_again")
+]
 # What a record passes on its way into its table, once it was acknowledged.
 FEED_POINTS = [*(f"feed.{step}" for step in ("grouped", "fed", "forgotten")), *KILL_POINTS]
 # What a redo of a chunk passes; the chunk is loaded again as part of it.
@@ -147,6 +150,11 @@ def undrop_in_child(place: Place, table: str) -> None:
         lake.undrop(table)
 
 
+def roll_back_in_child(place: Place, table: str, version: int) -> None:
+    with place.open() as lake:
+        lake.rollback(table, to=version)
+
+
 def repair_in_child(place: Place, table: str, choice: str) -> None:
     with place.open(recover=False) as lake:
         lake.repair(table, choice=choice, apply=True)
@@ -195,6 +203,7 @@ class Model:
                 *("expire", "compact", "sweep", "maintain", "maintain", "ship", "ship", "chunks", "column"),
                 *("redo", "redo"),
                 *("apply", "apply", "foreign", "intake", "intake", "drop", "undrop", "together"),
+                *("rollback", "rollback"),
             ]
         )
         getattr(self, f"step_{kind}")()
@@ -467,6 +476,26 @@ class Model:
                     return
             assert lake.status()["version"] == self.head + 1, "one publish, whoever made it"
         self.happened({table: self.dropped.pop(table)})
+
+    def step_rollback(self) -> None:
+        """A table returns to an earlier version, whole or killed somewhere. None of the sink's: it keeps rows that go."""
+        there = [table for table in self.versions[self.head] if table not in ("events", "notes")]
+        if not there:
+            return
+        table = self.random.choice(sorted(there))
+        had = [version for version, content in self.versions.items() if table in content]
+        to = self.random.choice([version for version in had if version not in self.expired])
+        if self.random.random() < 0.6:
+            run_killed(roll_back_in_child, self.place, table, to, failpoint=self.random.choice(ROLLBACK_POINTS))
+        with self.place.open() as lake:
+            lake.rollback(table, to=to)
+            assert lake.rollback(table, to=to).outcome == "nothing_to_do"
+            changed = sorted(self.versions[self.head][table]) != sorted(self.versions[to][table])
+            assert lake.status()["version"] == self.head + changed, "one publish, whoever made it"
+        if changed:
+            numbers = list(self.versions[to][table])
+            self.happened({})
+            self.versions[self.head][table] = numbers
 
     def step_foreign(self) -> None:
         """Another writer appends past the door: refused, then taken in or put back, by a repair that may be killed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import random
 from collections import Counter
@@ -259,9 +258,9 @@ def test_memory_does_not_grow_with_the_group() -> None:
     start, seen = pa.total_allocated_bytes(), []
 
     class Watched(Storage):
-        def open_input(self, location: str) -> Any:
+        def open_input(self, location: str, size_bytes: int | None = None) -> Any:
             seen.append(pa.total_allocated_bytes() - start)
-            return super().open_input(location)
+            return super().open_input(location, size_bytes)
 
         def writer(self, location: str) -> Any:
             seen.append(pa.total_allocated_bytes() - start)
@@ -376,14 +375,15 @@ def test_what_does_not_read_back_as_it_was_is_corrupt_and_deleted(damage: Callab
     class Lying(Storage):
         """Gives back other rows than were written."""
 
-        def open_input(self, location: str) -> Any:
+        def open_input(self, location: str, size_bytes: int | None = None) -> Any:
             if "/new/" not in location:
-                return super().open_input(location)
-            with super().open_input(location) as stream:
+                return super().open_input(location, size_bytes)
+            with super().open_input(location, size_bytes) as stream:
                 table = pq.read_table(stream)
-            sink = io.BytesIO()
-            pq.write_table(damage(table), sink, store_schema=False)
-            return io.BytesIO(sink.getvalue())
+            lie = location.replace("/new/", "/lie/")
+            with super().writer(lie) as sink:
+                pq.write_table(damage(table), sink, store_schema=False)
+            return super().open_input(lie)
 
     lake.storage = shared(Lying, lake.storage)
     with pytest.raises(Corrupt, match="differ from the rows that were read") as raised:
@@ -401,11 +401,11 @@ def test_an_interruption_leaves_nothing_either() -> None:
     there = []
 
     class Interrupted(Storage):
-        def open_input(self, location: str) -> Any:
+        def open_input(self, location: str, size_bytes: int | None = None) -> Any:
             if location == sources[2].path:
                 there.extend(lake.new_files())
                 raise KeyboardInterrupt
-            return super().open_input(location)
+            return super().open_input(location, size_bytes)
 
     lake.storage = shared(Interrupted, lake.storage)
     with pytest.raises(KeyboardInterrupt):

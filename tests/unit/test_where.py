@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -24,7 +25,7 @@ from floodmark.commit.manifests import data_file
 from floodmark.commit.metadata import new_metadata
 from floodmark.errors import Invalid
 from floodmark.model import FileRecord
-from floodmark.rows.project import read_file, read_schema
+from floodmark.rows.project import kept_groups, read_file, read_numbered, read_schema
 from floodmark.rows.schema import table_schema, user_fields
 from floodmark.rows.sql.where import Where
 from floodmark.rows.staging.stage import StageTarget, stage_in_process
@@ -401,6 +402,48 @@ def test_a_file_is_ruled_out_only_if_no_row_of_it_matches(tmp_path: Path, partit
     # The check would be blind if nothing were ever proven.
     assert ruled_out > 100
     assert whole > 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("statistics", [True, ["id", "s"], False], ids=["all", "some", "none"])
+def test_a_row_group_is_ruled_out_only_if_no_row_of_it_matches(tmp_path: Path, seed: int, statistics: Any) -> None:
+    chance = random.Random(seed)
+    fields = [field for field in user_fields(table_schema(CHECKED)) if field.name in VALUES]
+    # The file lacks a column of the table: it reads as null.
+    lacking = chance.choice([None, *fields])
+    held = [field for field in fields if field is not lacking]
+    rows = [row for nulls in (0.0, 0.3, 1.0) for row in random_rows(chance, 12, nulls)]
+    rows = [{**row, **({} if lacking is None else {lacking.name: None})} for row in rows]
+    table = pa.Table.from_pylist(rows, schema=read_schema(held))
+    ids = {field.name: {b"PARQUET:field_id": str(field.field_id).encode()} for field in held}
+    table = table.cast(pa.schema([one.with_metadata(ids[one.name]) for one in table.schema]))
+    pq.write_table(table, tmp_path / "groups.parquet", row_group_size=2, write_statistics=statistics)
+    location, storage, schema = f"file://{tmp_path}/groups.parquet", Storage({}), table_schema(CHECKED)
+    left_out = 0
+    for _ in range(40):
+        text, model = random_condition(chance)
+        where = Where.parse(text, schema)
+        found = list(read_numbered(storage, location, fields, tests=[where.group_test]))
+        opened = {start + offset for start, batch in found for offset in range(len(batch))}
+        assert {at for at, row in enumerate(rows) if model(row) is True} <= opened, text
+        for start, batch in found:
+            assert batch.to_pylist() == rows[start : start + len(batch)]
+        kept = kept_groups(storage, location, fields, [where.group_test])
+        assert (kept.kept, kept.all) == (len(opened) // 2, len(rows) // 2)
+        left_out += len(rows) - len(opened)
+    assert (left_out > 0) is bool(statistics) or lacking is not None
+
+
+def test_statistics_of_another_unit_or_order_prove_nothing(tmp_path: Path) -> None:
+    columns = {"ts": pa.array([1_000, 2_000], pa.timestamp("ms")), "n": pa.array([1, 2**63 + 5], pa.uint64())}
+    pq.write_table(pa.table(columns), tmp_path / "other.parquet")
+    table = table_schema("ts timestamp_ntz, n long")
+    with pq.ParquetFile(tmp_path / "other.parquet") as parquet:
+        names = {field.field_id: field.name for field in user_fields(table)}
+        for text in ("ts < timestamp_ntz '1970-01-01 00:00:00.001'", "n > 9223372036854775806", "n < 0"):
+            assert Where.parse(text, table).group_test(parquet.metadata, names) == [True]
+        # A column that the file does not have is null, and null is no match.
+        assert Where.parse("n > 5", table).group_test(parquet.metadata, {}) == [False]
 
 
 def one_file(folder: Path, rows: list[dict[str, Any]], partition: Sequence[str] = ()) -> tuple[Staged, LiveFile]:

@@ -212,9 +212,7 @@ class FillBatch(PublishPlan):
             table=self._work.table,
             source_schema=state.schema,
             # At the version that this operation holds: none of its files can be deleted while they are read.
-            tables=lambda name: self._context.engine.reader.read(
-                name, ReadMoment(version=operation.base_version), with_seq=False
-            ),
+            tables=lambda name: self._context.engine.reader.scan(name, ReadMoment(version=operation.base_version)).df,
         )
         self._used_spark = before or used_spark
         _check_same(state, sources, files, filled.records)

@@ -278,7 +278,7 @@ def _type_of(context: JobContext, spec: ColumnSpec, found: _Found) -> IcebergTyp
     """The type of the new column; Invalid if such a column cannot exist."""
 
     def read(name: str) -> DataFrame:
-        return context.engine.reader.read(name, ReadMoment(), with_seq=False)
+        return context.engine.reader.scan(name, ReadMoment()).df
 
     known = find_column(found.schema, spec.column)
     schema = Schema(*(field for field in found.schema.fields if field is not known))

@@ -1,8 +1,8 @@
-"""Rows to one file: JSON lines, CSV or Parquet, streaming; the file appears whole or not at all.
+"""Rows to one file: JSON lines, CSV, Parquet or Arrow, streaming; the file appears whole or not at all.
 
-A written file can be loaded again and gives the same rows: what a format cannot hold is Invalid, never approximated.
-The one exception is CSV, where most readers do not distinguish null from empty text: null is written as nothing, empty
-text as two quotes. JSON is strict: a number that JSON does not have (NaN, Infinity) is text.
+A written file can be loaded again (but not Arrow's) and gives the same rows: what a format cannot hold is Invalid,
+never approximated. The one exception is CSV, where most readers do not distinguish null from empty text: null is
+written as nothing, empty text as two quotes. JSON is strict: a number that JSON does not have (NaN, Infinity) is text.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import BinaryIO, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,22 +21,29 @@ from floodmark.rows.json.ndjson import dicts, encode_text, holds, json_value, pl
 from floodmark.storage import Storage
 from floodmark.storage.streams import OutputStream
 
-__all__ = ["FORMATS", "dicts", "format_for", "json_value", "write_file"]
+__all__ = ["FORMATS", "dicts", "format_for", "json_value", "write_file", "write_text"]
 
 # What must be quoted in CSV: separators, quotes, empty text, and text with blanks at an end.
 _QUOTED = re.compile(r'[",\r\n]|^$|^\s|\s$')
 FORMATS = {"jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "csv": "csv", "parquet": "parquet"}
+# What `load` does not read.
+ONLY_WRITTEN = {"arrow": "arrow"}
 
 
-def format_for(path: str, wanted: str | None) -> str:
-    """The format of a file to be written: as given, or by its name."""
-    found = FORMATS.get((wanted or path.rpartition(".")[2]).lower())
+def format_for(path: str, wanted: str | None, *, loadable: bool = True) -> str:
+    """The format of a file to be written: as given, or by its name. `loadable`: one that `load` can read."""
+    known = FORMATS if loadable else FORMATS | ONLY_WRITTEN
+    found = known.get((wanted or path.rpartition(".")[2]).lower())
     if found is None:
+        names = list(dict.fromkeys(known.values()))
+        listed = f"{', '.join(names[:-1])} or {names[-1]}"
         raise Invalid(
             "the file's format is not known",
             path=path,
             format=wanted,
-            advice="Use jsonl, csv or parquet." if wanted else "Name it .jsonl, .csv or .parquet, or give --format.",
+            advice=f"Use {listed}."
+            if wanted
+            else f"Name it .{listed.replace(', ', ', .').replace('or ', 'or .')}, or give --format.",
         )
     return found
 
@@ -48,13 +56,28 @@ def write_file(
     progress: Callable[[int], None] | None = None,
 ) -> int:
     """Write all rows of the reader; returns how many."""
-    writers = {"jsonl": _jsonl, "csv": _csv, "parquet": _parquet}
-    for field in reader.schema:
+    _check_held(reader.schema, file_format)
+    with storage.writer(location) as stream:
+        return _write(stream, reader, file_format, progress)
+
+
+def write_text(stream: BinaryIO, reader: pa.RecordBatchReader, file_format: str) -> int:
+    """Write all rows as JSON lines or CSV to an open stream; returns how many."""
+    _check_held(reader.schema, file_format)
+    return _write(stream, reader, file_format, None)
+
+
+def _check_held(schema: pa.Schema, file_format: str) -> None:
+    for field in schema:
         if not _held(field.type, file_format):
             advice = "Write Parquet, which holds everything."
             raise Invalid(f"{file_format} cannot hold this column", column=field.name, type=field.type, advice=advice)
+
+
+def _write(stream: Sink, reader: pa.RecordBatchReader, file_format: str, progress: Callable[[int], None] | None) -> int:
+    writers = {"jsonl": _jsonl, "csv": _csv, "parquet": _parquet, "arrow": _arrow}
     rows = 0
-    with storage.writer(location) as stream, writers[file_format](stream, reader.schema) as write:
+    with writers[file_format](stream, reader.schema) as write:
         for batch in reader:
             write(batch)
             rows += len(batch)
@@ -71,10 +94,11 @@ def _held(kind: pa.DataType, file_format: str) -> bool:
 
 
 Write = Callable[[pa.RecordBatch], None]
+Sink: TypeAlias = "OutputStream | BinaryIO"
 
 
 @contextmanager
-def _jsonl(stream: OutputStream, schema: pa.Schema) -> Iterator[Write]:
+def _jsonl(stream: Sink, schema: pa.Schema) -> Iterator[Write]:
     def write(batch: pa.RecordBatch) -> None:
         stream.write(encode_text(batch))
 
@@ -82,7 +106,7 @@ def _jsonl(stream: OutputStream, schema: pa.Schema) -> Iterator[Write]:
 
 
 @contextmanager
-def _csv(stream: OutputStream, schema: pa.Schema) -> Iterator[Write]:
+def _csv(stream: Sink, schema: pa.Schema) -> Iterator[Write]:
     def write(batch: pa.RecordBatch) -> None:
         stream.write("".join(_csv_line(row.values()) for row in dicts(batch)).encode())
 
@@ -91,8 +115,14 @@ def _csv(stream: OutputStream, schema: pa.Schema) -> Iterator[Write]:
 
 
 @contextmanager
-def _parquet(stream: OutputStream, schema: pa.Schema) -> Iterator[Write]:
+def _parquet(stream: Sink, schema: pa.Schema) -> Iterator[Write]:
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
+        yield writer.write_batch
+
+
+@contextmanager
+def _arrow(stream: Sink, schema: pa.Schema) -> Iterator[Write]:
+    with pa.ipc.new_file(stream, schema) as writer:
         yield writer.write_batch
 
 

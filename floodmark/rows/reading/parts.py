@@ -31,7 +31,8 @@ from floodmark.rows.json.ndjson import encode_lines
 from floodmark.rows.reading.changes import CHANGE_COLUMN, DELETE
 from floodmark.rows.reading.shipment import Piece, Shipment
 from floodmark.rows.schema import FIELD_ID, arrow_schema
-from floodmark.rows.staging.writer import DICTIONARY_BYTES_MAX, ROW_GROUP_BYTES
+from floodmark.rows.staging.file_options import ROW_GROUP_BYTES
+from floodmark.rows.staging.writer import DICTIONARY_BYTES_MAX
 from floodmark.rows.tasks import collect_tagged, run_tasks
 from floodmark.storage import Storage, join
 

@@ -5,7 +5,8 @@ storage without Hadoop's connector). Both give the table's columns in the table'
 files older than a column do not have it. A missing or damaged file of the list is an error, never fewer rows.
 
 With sequences, a settled file has its own, so that filters on them reach its row groups; the rows of other files get
-their file's, by the file's name if there is more than one.
+their file's, by the file's name if there is more than one. A condition and columns go to where the rows are read: Spark
+pushes them into its own scan, and Arrow tasks get them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -22,7 +24,7 @@ from floodmark.errors import Corrupt
 from floodmark.model import SEQ_COLUMN
 from floodmark.rows.convert import table_shape
 from floodmark.rows.failures import spark_failures
-from floodmark.rows.reading.arrow_reader import Between, read_rows
+from floodmark.rows.reading.arrow_reader import Between, Wanted, read_wanted
 from floodmark.rows.schema import spark_schema, user_fields
 from floodmark.rows.session import prepare
 from floodmark.storage import Storage, local_path
@@ -57,6 +59,9 @@ class Sequenced(Protocol):
     def path(self) -> str: ...
 
     @property
+    def size_bytes(self) -> int: ...
+
+    @property
     def sequence(self) -> int | None: ...
 
     @property
@@ -72,19 +77,24 @@ def scan(
     schema: Schema,
     with_seq: bool = False,
     *,
+    wanted: Wanted | None = None,
+    sizes: Mapping[str, int] | None = None,
     storage_options: Mapping[str, str] | None = None,
     arrow: bool | None = None,
 ) -> DataFrame:
     """The rows of these data files. `arrow` forces or forbids Arrow tasks; by default the locations decide.
 
-    `with_seq` adds `_seq` as the files have it: null where a row inherits it.
+    `with_seq` adds `_seq` as the files have it: null where a row inherits it. Of `wanted`, tasks read what they can do
+    without; the caller selects rows and columns all the same. `sizes` of files, where known, save a request for each.
     """
     prepare(spark)
     columns = _columns(schema, with_seq)
     if not files:
         return empty(spark, columns)
     if _by_arrow(spark, files, arrow):
-        return _scan_arrow(spark, [(file, None) for file in files], schema, columns, storage_options)
+        found = replace(wanted or Wanted(), with_seq=with_seq)
+        listed = [(file, None, (sizes or {}).get(file)) for file in files]
+        return _scan_arrow(spark, listed, schema, columns, storage_options, found)
     return _read(spark, files, columns)
 
 
@@ -94,13 +104,14 @@ def scan_with_seq(
     schema: Schema,
     *,
     between: Between | None = None,
+    wanted: Wanted | None = None,
     storage_options: Mapping[str, str] | None = None,
     arrow: bool | None = None,
 ) -> DataFrame:
     """The rows of these files and, last, the sequence of each: its own, else its file's.
 
     With `between`, only rows of that range; fresh files outside of it must not be in the list. Arrow tasks are also
-    used where Spark cannot distinguish the files by their names.
+    used where Spark cannot distinguish the files by their names. `wanted`: as of `scan`.
     """
     prepare(spark)
     columns = _columns(schema, with_seq=True, always=True)
@@ -109,8 +120,9 @@ def scan_with_seq(
     settled = [file for file in files if file.settled]
     inheriting = [file for file in files if not file.settled]
     if _by_arrow(spark, [file.path for file in files], arrow) or not _distinct(inheriting):
-        listed = [(file.path, file.sequence) for file in files]
-        return _scan_arrow(spark, listed, schema, columns, storage_options, between)
+        listed = [(file.path, file.sequence, file.size_bytes) for file in files]
+        found = replace(wanted or Wanted(), with_seq=True, between=between)
+        return _scan_arrow(spark, listed, schema, columns, storage_options, found)
     frames = []
     if settled:
         # The filter is on the column of the file, so that Spark skips row groups by it.
@@ -231,20 +243,25 @@ def _add_inherited(spark: SparkSession, rows: DataFrame, files: Sequence[Sequenc
 
 def _scan_arrow(
     spark: SparkSession,
-    files: Sequence[tuple[str, int | None]],
+    files: Sequence[tuple[str, int | None, int | None]],
     schema: Schema,
     columns: StructType,
     storage_options: Mapping[str, str] | None,
-    between: Between | None = None,
+    wanted: Wanted,
 ) -> DataFrame:
-    """Files and their sequences, read by tasks; their numbers are the rows that Spark spreads, without a shuffle."""
+    """Files with their sequences and sizes, read by tasks: Spark spreads their numbers, without a shuffle."""
+    from pyspark.sql.types import StructType
+
     schema_json = schema.model_dump_json()
-    with_seq = SEQ_COLUMN in columns.names
     options = dict(storage_options or {})
     listed = list(files)
+    wanted = replace(wanted, with_seq=SEQ_COLUMN in columns.names)
+    if wanted.columns is not None:
+        names = [*wanted.columns, *([SEQ_COLUMN] if wanted.with_seq else [])]
+        columns = StructType([columns[name] for name in names])
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _read_task(schema_json, with_seq, options, listed, between, batches)
+        return _read_task(schema_json, wanted, options, listed, batches)
 
     numbers = spark.range(0, len(listed), 1, min(len(listed), SCAN_TASKS_MAX))
     return numbers.mapInArrow(read, columns)
@@ -252,15 +269,14 @@ def _scan_arrow(
 
 def _read_task(
     schema_json: str,
-    with_seq: bool,
+    wanted: Wanted,
     storage_options: dict[str, str],
-    files: list[tuple[str, int | None]],
-    between: Between | None,
+    files: list[tuple[str, int | None, int | None]],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     schema = table_shape(schema_json).schema
     storage = Storage(storage_options)
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            location, sequence = files[number]
-            yield from read_rows(storage, location, schema, with_seq, sequence, between)
+            location, sequence, size_bytes = files[number]
+            yield from read_wanted(storage, location, schema, wanted, sequence, size_bytes=size_bytes)

@@ -76,7 +76,7 @@ def fill_by_query(
     expressions = "; ".join(fill.expression for fill in plan.fills)
     with _ZONES.held(spark, {_ZONE: "UTC"}), _views(spark) as view:
         rows = _rows(spark, plan, sources)
-        with _failures(plan.table, expressions):
+        with failures(plan.table, expressions):
             for fill in plan.fills:
                 query = _Query(spark, view, plan.table, fill.expression, tables)
                 rows = _with_column(query, rows, fill.expression, schema.find_field(fill.field_id))
@@ -214,7 +214,7 @@ def query_type(spark: SparkSession, schema: Schema, table: str, expression: str,
     check_text(expression, schema, table)
     rows = empty(spark, spark_schema(schema, all_nullable=True))
     value = f"(\n{expression}\n)"
-    with _ZONES.held(spark, {_ZONE: "UTC"}), _failures(table, expression), _views(spark) as view:
+    with _ZONES.held(spark, {_ZONE: "UTC"}), failures(table, expression), _views(spark) as view:
         _check_one(rows, expression)
         check_relations(_relations(spark, expression), expression, table)
         query = _Query(spark, view, table, expression, tables)
@@ -285,8 +285,8 @@ def _relations(spark: SparkSession, expression: str) -> list[str]:
 
 
 @contextmanager
-def _failures(table: str, expression: str) -> Iterator[None]:
-    """Spark's error about an expression, in short, and the advice."""
+def failures(table: str, expression: str, instead: str = "") -> Iterator[None]:
+    """Spark's error about an expression, in short, and the advice; `instead`, where queries are no way out."""
     from pyspark.errors import AnalysisException
 
     with spark_failures(_NOT_UNDERSTOOD):
@@ -296,7 +296,7 @@ def _failures(table: str, expression: str) -> Iterator[None]:
             said = _in_short(str(error))
             searched = f"{error.getCondition()} {said}".upper()
             problem, advice = next((known for word, known in _KNOWN.items() if word in searched), (None, "Correct it."))
-            cause = said if problem is None else None
+            cause, advice = (said, advice) if problem is None else (None, instead or advice)
             raise Invalid(
                 problem or _NOT_UNDERSTOOD, table=table, expression=expression, cause=cause, advice=advice
             ) from error

@@ -12,6 +12,7 @@ that nothing refers to (I3).
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from floodmark.rows.arrays import Mask, Numbers
 from floodmark.rows.compare import same_rows
 from floodmark.rows.convert import table_shape
 from floodmark.rows.keys import KeySet, Matches, examples, read_keys
-from floodmark.rows.project import read_file, row_bytes, take_rows
+from floodmark.rows.project import GroupTest, read_file, read_numbered, row_bytes, take_rows
 from floodmark.rows.schema import user_fields
 from floodmark.rows.sql.where import Where
 from floodmark.rows.staging.deletions import DeletionsWriter
@@ -40,6 +41,8 @@ from floodmark.storage import Storage
 
 # How the rows to remove are found.
 BY_KEY, BY_WHERE, BY_POSITIONS, BY_TIME, ALL, NONE = "key", "where", "positions", "time", "all", "none"
+# As positions, each with the place of the row's new values in a staged file (rows/rewriting/assign.py).
+BY_PLACES = "places"
 # Above every sequence: for rows whose commit is still to come.
 _NOT_YET = 2**63 - 1
 # How many bytes of existing rows are held at once to be compared with incoming ones.
@@ -215,7 +218,9 @@ class Rewriter:
         if before and matches is not None:
             stay = self._staying(source, matches)
             partial_merge = bool(self._rewrite.held)
-            positions, unchanged = positions[~stay], _pack(matches, stay | partial_merge)
+            positions = positions[~stay]
+            if self._rewrite.find == BY_KEY:
+                unchanged = _pack(matches, stay | partial_merge)
             if partial_merge:
                 self._updates += _updates(source, matches, ~stay)
         if not len(positions) and self._rewrite.find != NONE:
@@ -291,8 +296,13 @@ class Rewriter:
         if find == BY_KEY:
             matches = self._incoming.match(self._storage, source.path)
             return matches.positions, matches
+        if find == BY_PLACES:
+            texts = (*source.packed, *(self._storage.read(location).decode() for location in source.positions))
+            matches = _unpack_places(texts, self._rewrite.incoming)
+            return matches.positions, matches
         if find == BY_WHERE:
-            return self._masked(source, self._where.fields or self._schema.fields[:1], self._where.mask), None
+            where = self._where
+            return self._masked(source, where.fields or self._schema.fields[:1], where.mask, [where.group_test]), None
         if find == BY_TIME and (time := self._rewrite.time) is not None:
             return self._masked(source, [self._schema.find_field(time[0])], partial(_is_before, time[1])), None
         if find == BY_POSITIONS:
@@ -302,12 +312,15 @@ class Rewriter:
         return np.arange(source.rows if find == ALL else 0, dtype=np.int64), None
 
     def _masked(
-        self, source: InputFile, fields: Sequence[NestedField], mask: Callable[[pa.RecordBatch], pa.BooleanArray]
+        self,
+        source: InputFile,
+        fields: Sequence[NestedField],
+        mask: Callable[[pa.RecordBatch], pa.BooleanArray],
+        tests: Sequence[GroupTest] = (),
     ) -> Numbers:
-        found, start = [np.empty(0, np.int64)], 0
-        for batch in read_file(self._storage, source.path, fields):
+        found = [np.empty(0, np.int64)]
+        for start, batch in read_numbered(self._storage, source.path, fields, tests=tests):
             found.append(np.flatnonzero(mask(batch).to_numpy(zero_copy_only=False)).astype(np.int64) + start)
-            start += len(batch)
         return np.concatenate(found)
 
     def _by_sequence(self, source: InputFile, positions: Numbers) -> tuple[Numbers, tuple[int, ...]]:
@@ -515,3 +528,24 @@ def pack_positions(positions: Numbers) -> str:
 
 def unpack_positions(text: str) -> Numbers:
     return np.cumsum(np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.int64))
+
+
+def pack_places(paths: Sequence[str], positions: Numbers, files: Numbers, places: Numbers) -> str:
+    """Rows by their positions, each with the place of its new values: a row of one of the files `paths`."""
+    used, files = np.unique(files, return_inverse=True)
+    packed = {"positions": pack_positions(positions), "files": pack_positions(files), "places": pack_positions(places)}
+    return json.dumps({"paths": [paths[number] for number in used], **packed})
+
+
+def _unpack_places(texts: Sequence[str], incoming: Sequence[str]) -> Matches:
+    """The places of some texts, by position; files by their number among the incoming ones."""
+    numbers = {path: number for number, path in enumerate(incoming)}
+    parts: list[tuple[Numbers, Numbers, Numbers]] = []
+    for text in texts:
+        packed = json.loads(text)
+        own = np.array([numbers[path] for path in packed["paths"]], np.int64)
+        positions, files, places = (unpack_positions(packed[name]) for name in ("positions", "files", "places"))
+        parts.append((positions, own[files], places))
+    positions, files, places = (np.concatenate([part[at] for part in parts]) for at in range(3))
+    order = np.argsort(positions)
+    return Matches(positions[order], files[order].astype(np.int32), places[order])

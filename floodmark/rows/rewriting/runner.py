@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from floodmark.commit.fills import Fill
+    from floodmark.rows.rewriting.assign import Assigned, AssignPlan
     from floodmark.rows.staging.stage import StageTarget
 
 LOOKS_AT_ONCE = 8
@@ -108,6 +109,18 @@ class Runner:
             raise
         self.used_spark |= used_spark
         return filled.records
+
+    def assign(self, plan: AssignPlan, sources: Sequence[InputFile], *, arrow: bool | None = None) -> Assigned:
+        """Files of new values for the rows that match, and where each of them is."""
+        from floodmark.rows.rewriting.assign import run_assign
+
+        try:
+            assigned, used_spark = run_assign(self._storage, self._sessions, self._tag, plan, sources, arrow=arrow)
+        except BaseException:
+            self.used_spark = True  # perhaps: an error in the middle does not report it
+            raise
+        self.used_spark |= used_spark
+        return assigned
 
     def check(self, where: Where, schema: Schema) -> None:
         """Refuse a condition that cannot be evaluated on this table, before any file is read. Runs no job."""

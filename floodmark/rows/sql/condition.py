@@ -15,7 +15,7 @@ from datetime import date
 
 from pyiceberg import expressions as ex
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, Reference, UnboundPredicate
-from pyiceberg.expressions.literals import BooleanLiteral, LongLiteral, StringLiteral
+from pyiceberg.expressions.literals import BooleanLiteral, LongLiteral, StringLiteral, TimestampLiteral
 from pyiceberg.expressions.parser import parse as parse_iceberg
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import LiteralValue
@@ -29,6 +29,7 @@ from pyiceberg.types import (
     PrimitiveType,
     StringType,
 )
+from pyiceberg.utils.datetime import micros_to_timestamp
 from pyparsing import ParseBaseException
 
 from floodmark.rows.sql.moments import TYPE_WORDS, is_typed, typed_text, widened
@@ -102,6 +103,56 @@ def predicates(tree: BooleanExpression) -> Iterator[UnboundPredicate]:
         yield from predicates(tree.child)
     elif isinstance(tree, UnboundPredicate):
         yield tree
+
+
+_SHOWN: dict[type[object], str] = {
+    ex.EqualTo: "=",
+    ex.NotEqualTo: "!=",
+    ex.LessThan: "<",
+    ex.LessThanOrEqual: "<=",
+    ex.GreaterThan: ">",
+    ex.GreaterThanOrEqual: ">=",
+    ex.StartsWith: "starts with",
+    ex.NotStartsWith: "does not start with",
+    ex.In: "in",
+    ex.NotIn: "not in",
+    ex.IsNull: "is null",
+    ex.NotNull: "is not null",
+}
+_VALUES_SHOWN = 5
+
+
+def text_of(tree: BooleanExpression) -> str:
+    """A tree for people to read; what is true for all rows is left out."""
+    match tree:
+        case And():
+            return " and ".join(text for side in (tree.left, tree.right) if (text := text_of(side)))
+        case Or():
+            return f"({text_of(tree.left)} or {text_of(tree.right)})"
+        case Not():
+            return f"not ({text_of(tree.child)})"
+        case UnboundPredicate():
+            return f"{column_name(tree)} {_SHOWN[type(tree)]}{_values_text(tree)}"
+    return ""
+
+
+def _values_text(predicate: UnboundPredicate) -> str:
+    if isinstance(predicate, ex.LiteralPredicate):
+        return f" {_value_text(predicate.literal)}"
+    if isinstance(predicate, ex.SetPredicate):
+        values = sorted(map(_value_text, predicate.literals))
+        more = ", …" if len(values) > _VALUES_SHOWN else ""
+        return f" ({', '.join(values[:_VALUES_SHOWN])}{more})"
+    return ""
+
+
+def _value_text(literal: LiteralValue) -> str:
+    if isinstance(literal, TimestampLiteral):
+        try:
+            return f"'{micros_to_timestamp(literal.value).isoformat(sep=' ')}'"
+        except (OverflowError, ValueError):  # outside Python's calendar
+            pass
+    return repr(literal.value)
 
 
 def column_name(predicate: UnboundPredicate) -> str:

@@ -26,7 +26,7 @@ _QUOTED = re.compile(r"`([^`$\x00-\x1f\x7f\ud800-\udfff]+)`")
 
 @dataclass(frozen=True)
 class Plain:
-    """A plain expression: the column `column`, or the literal `value`; of the type `kind`."""
+    """A plain expression: the column `column`, or the literal `value`; of the type `kind`. With neither, it is null."""
 
     kind: IcebergType
     column: str | None = None
@@ -34,6 +34,8 @@ class Plain:
 
     def evaluate(self, batch: pa.RecordBatch) -> pa.Array:
         """Its value for every row; a column that the rows do not have is null."""
+        if self.column is None and self.value is None:
+            return pa.nulls(len(batch))
         if self.column is None:
             return pa.repeat(pa.scalar(self.value, arrow_type(self.kind)), len(batch))
         place = batch.schema.get_field_index(self.column)

@@ -215,6 +215,14 @@ def _decoded(raw: pa.Array | None, kind: it.IcebergType) -> pa.Array | None:
     return pa.array([_value(kind, one) for one in raw.to_pylist()], target)
 
 
+def raw_values(kind: it.IcebergType, raw: Sequence[bytes | int | bool | None]) -> pa.Array | None:
+    """Parquet's physical values, which are numbers or bytes, as values that compare as Iceberg orders them."""
+    target = _arrow_type(kind)
+    if target is None or pa.types.is_string(target) or pa.types.is_binary(target):
+        return _decoded(pa.array(raw, pa.binary()), kind)
+    return pa.array(raw, target)
+
+
 def _value(kind: it.PrimitiveType, raw: bytes | None) -> object:
     try:
         return None if raw is None else from_bytes(kind, raw)

@@ -17,10 +17,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from floodmark.errors import Invalid
+from floodmark.rows.arrays import Numbers
 from floodmark.rows.convert import table_shape
 from floodmark.rows.failures import spark_failures, spark_job
-from floodmark.rows.project import read_file
-from floodmark.rows.reading.scan import SCAN_TASKS_MAX, _by_arrow, scan
+from floodmark.rows.project import read_numbered
+from floodmark.rows.reading.scan import SCAN_TASKS_MAX, _by_arrow, quoted, scan
 from floodmark.rows.schema import spark_schema, user_fields
 from floodmark.storage import Storage
 
@@ -68,6 +69,26 @@ def count_positions(
         return {row["file"]: row["count"] for row in found.groupBy("file").count().collect()}
 
 
+def collect_positions(
+    spark: SparkSession,
+    where: Where,
+    files: Sequence[str],
+    schema: Schema,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    arrow: bool | None = None,
+) -> dict[str, Numbers]:
+    """The ascending positions of the rows that match, by file; files without any are left out."""
+    from pyspark.sql import functions as F
+
+    found = spark_positions(spark, where, files, schema, storage_options=storage_options, arrow=arrow)
+    by_file = found.groupBy("file").agg(F.sort_array(F.collect_list("pos")).alias("pos"))
+    with spark_job(spark, "Spark could not evaluate this condition", lake_files=True):
+        rows = by_file.toArrow()
+    listed = zip(rows.column("file").to_pylist(), rows.column("pos"), strict=True)
+    return {file: positions.values.to_numpy(zero_copy_only=False) for file, positions in listed}
+
+
 def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
     """`Invalid` if the text is no condition on a table of this schema. Runs no job."""
     if where.plain:
@@ -86,17 +107,17 @@ def check_where(spark: SparkSession, where: Where, schema: Schema) -> None:
         # In parentheses it cannot end with a name, as in `id = 5 x`, which Spark would read as an alias.
         rows.selectExpr(f"({where.text}\n)").schema  # noqa: B018
         rows.where(where.text).schema  # noqa: B018
-    if _has_subquery(rows, where.text):
+    if has_subquery(rows, where.text):
         raise Invalid(
             "a condition cannot hold a query",
             where=where.text,
             advice="Run the query first, and write its values into the condition.",
         )
-    if _has_star(rows, where.text, _unused(_POS, schema)):
+    if has_star(rows, where.text, schema):
         raise Invalid("a condition cannot use a star", where=where.text, advice="List the columns instead of the star.")
 
 
-def _has_subquery(rows: DataFrame, text: str) -> bool:
+def has_subquery(rows: DataFrame, text: str) -> bool:
     """Whether it contains a query. Spark itself detects it: it allows none in a function on an array's elements."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
@@ -109,10 +130,11 @@ def _has_subquery(rows: DataFrame, text: str) -> bool:
     return False
 
 
-def _has_star(rows: DataFrame, text: str, other: str) -> bool:
+def has_star(rows: DataFrame, text: str, schema: Schema) -> bool:
     """Whether a `*` in it stands for all columns: then one more column would change its meaning."""
     if "*" not in text:
         return False
+    other = _unused(_POS, schema)
     return bool(rows.selectExpr("*", f"0 {other}").selectExpr(text).columns != rows.selectExpr(text).columns)
 
 
@@ -142,27 +164,71 @@ def _matching(rows: DataFrame, text: str, file: Column, pos: Column) -> DataFram
 
 
 def _scan_positions(spark: SparkSession, where: Where, files: Sequence[str], schema: Schema) -> DataFrame:
-    from pyspark.sql import functions as F
-
     rows = scan(spark, files, schema, arrow=False)
     known = rows.metadataColumn("_metadata")
     found = _matching(rows, where.text, known.getField("file_name"), known.getField("row_index"))
-    listed = pa.table({"file": [_last_part(file) for file in files], "location": list(files)})
-    found = found.join(F.broadcast(spark.createDataFrame(listed)), "file", "left")
-    # A row that lost its file would silently not be deleted.
-    lost = F.raise_error(F.concat(F.lit("a file of the scan is not in its list: "), F.col("file")))
-    return found.select(F.coalesce(F.col("location"), lost.cast("string")).alias("file"), "pos")
+    return _located(spark, found, files, "file", "location").select("file", "pos")
+
+
+def _located(spark: SparkSession, rows: DataFrame, files: Sequence[str], file: str, location: str) -> DataFrame:
+    """The rows with the location of their file in the column `file`, which has its name. No column is `location`."""
+    from pyspark.sql import functions as F
+
+    listed = pa.table({file: [_last_part(one) for one in files], location: list(files)})
+    found = rows.join(F.broadcast(spark.createDataFrame(listed)), file, "left")
+    # A row that lost its file would silently not be changed.
+    lost = F.raise_error(F.concat(F.lit("a file of the scan is not in its list: "), F.col(file)))
+    return found.withColumn(file, F.coalesce(F.col(location), lost.cast("string"))).drop(location)
 
 
 def _read_positions(
     spark: SparkSession, where: Where, files: Sequence[str], schema: Schema, storage_options: dict[str, str]
 ) -> DataFrame:
     from pyspark.sql import functions as F
+
+    fields, names = mentioned(where.text, schema), _added_names(schema)
+    rows = _read_numbered(spark, files, schema, fields, names, storage_options)
+    return _matching(rows, where.text, F.col(names[0]), F.col(names[1]))
+
+
+def numbered_rows(
+    spark: SparkSession,
+    files: Sequence[str],
+    schema: Schema,
+    fields: Sequence[NestedField],
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    arrow: bool | None = None,
+) -> tuple[DataFrame, str, str]:
+    """The rows of these files with these columns, each with its file and its position in it: the names of both."""
+    from pyspark.sql import functions as F
+
+    file, pos = _added_names(schema)
+    if _by_arrow(spark, files, arrow) or not _have_distinct_names(files):
+        rows = _read_numbered(spark, files, schema, fields, (file, pos), dict(storage_options or {}))
+        return rows, file, pos
+    rows = scan(spark, files, schema, arrow=False)
+    known = rows.metadataColumn("_metadata")
+    own = [F.col(quoted(field.name)) for field in fields]
+    found = rows.select(*own, known.getField("file_name").alias(file), known.getField("row_index").alias(pos))
+    return _located(spark, found, files, file, _unused("_location", schema)), file, pos
+
+
+def _added_names(schema: Schema) -> tuple[str, str]:
+    return _unused(_FILE, schema), _unused(_POS, schema)
+
+
+def _read_numbered(
+    spark: SparkSession,
+    files: Sequence[str],
+    schema: Schema,
+    fields: Sequence[NestedField],
+    names: tuple[str, str],
+    storage_options: dict[str, str],
+) -> DataFrame:
     from pyspark.sql import types as spark_types
 
-    fields = _mentioned(where.text, schema)
     ids = [field.field_id for field in fields]
-    names = (_unused(_FILE, schema), _unused(_POS, schema))
     schema_json = schema.model_dump_json()
     listed = list(files)
 
@@ -175,12 +241,11 @@ def _read_positions(
         spark_types.StructField(names[1], spark_types.LongType()),
     ]
     numbers = spark.range(0, len(listed), 1, min(len(listed), SCAN_TASKS_MAX))
-    rows = numbers.mapInArrow(read, spark_types.StructType(columns))
-    return _matching(rows, where.text, F.col(names[0]), F.col(names[1]))
+    return numbers.mapInArrow(read, spark_types.StructType(columns))
 
 
-def _mentioned(text: str, schema: Schema) -> list[NestedField]:
-    """The columns that a condition may read: those whose names occur in it, and at least one.
+def mentioned(text: str, schema: Schema) -> list[NestedField]:
+    """The columns that a condition or an expression may read: those whose names occur in it, and at least one.
 
     With a variable in it all columns count; a name with a backtick or a letter beyond ASCII always counts.
     """
@@ -213,9 +278,7 @@ def _numbered(
     storage: Storage, file: str, fields: Sequence[NestedField], names: tuple[str, str]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file with its location and their positions."""
-    start = 0
-    for batch in read_file(storage, file, fields):
-        end = start + len(batch)
-        own = [pa.repeat(pa.scalar(file, pa.string()), len(batch)), pa.array(np.arange(start, end, dtype=np.int64))]
+    for start, batch in read_numbered(storage, file, fields):
+        places = pa.array(np.arange(start, start + len(batch), dtype=np.int64))
+        own = [pa.repeat(pa.scalar(file, pa.string()), len(batch)), places]
         yield pa.RecordBatch.from_arrays([*batch.columns, *own], names=[*batch.schema.names, *names])
-        start = end

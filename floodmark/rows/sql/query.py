@@ -1,8 +1,9 @@
 """Queries over several tables of one version.
 
-The tables that a query names become temporary views whose names carry the table's identity and snapshot, and the
-query sees them under their own names through a WITH clause. So two queries at two versions never share a name, also
-where names are resolved late (Spark Connect), and a session's own views are left alone.
+The tables that a query names become temporary views whose names carry the table's identity and snapshot, and which of
+its files the query needs. The query sees them under their own names through a WITH clause. So two queries at two
+versions never share a name, nor do two that need different files, also where names are resolved late (Spark Connect),
+and a session's own views are left alone.
 """
 
 from __future__ import annotations
@@ -36,6 +37,14 @@ _POSITION = re.compile(r"line (\d+)(,? )pos (\d+)")
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
 # An error about an unknown table lists at most this many tables.
 _TABLES_SHOWN = 20
+# With one of these, a query may mean something else than it seems: names differ by case, a WITH does not hide what it
+# names, a comma joins later than JOIN, a quoted name is a pattern for several columns.
+_UNUSUAL = {
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.legacy.ctePrecedencePolicy": "legacy",
+    "spark.sql.ansi.relationPrecedence": "true",
+    "spark.sql.parser.quotedRegexColumnNames": "true",
+}
 _PLAIN = re.compile(r"\w+")
 _STARTS = frozenset({"select", "with", "from", "values", "table", "("})
 
@@ -49,7 +58,9 @@ def run_query(
     with_seq: bool = False,
     hint: Callable[[str], str | None] = lambda _: None,
 ) -> DataFrame:
-    """Run `query`; `tables` are the known ones with their identity and snapshot, `read` returns one as a DataFrame.
+    """Run `query`; `tables` are the known ones with identity and snapshot, `read` returns one as a DataFrame.
+
+    What `read` returns for one identity and snapshot must always be the same.
 
     `hint` returns the advice for the name of a table that does not exist.
     """
@@ -65,6 +76,11 @@ def run_query(
             return spark.sql(_with_tables(query, parts))
     except Invalid as error:
         raise _for_user(error, 1 if parts else 0, query, list(tables), hint) from error.__cause__
+
+
+def reads_as_usual(spark: SparkSession) -> bool:
+    """Whether the session's settings leave the text of a query its usual meaning."""
+    return all((spark.conf.get(name, None) or "").lower() != value for name, value in _UNUSUAL.items())
 
 
 def query_body(query: str) -> str:

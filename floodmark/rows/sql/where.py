@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -19,6 +19,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyiceberg import expressions as ex
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, visitors
 from pyiceberg.manifest import ManifestFile, PartitionFieldSummary
@@ -35,10 +36,26 @@ from floodmark.errors import Invalid
 from floodmark.model import Scalar
 from floodmark.rows.schema import nearest, user_fields
 from floodmark.rows.sql import file_test
-from floodmark.rows.sql.condition import column_name, columns_by_name, conjuncts, implied, is_certain, predicates, read
-from floodmark.rows.sql.positions import check_where, count_positions, spark_positions
+from floodmark.rows.sql.condition import (
+    column_name,
+    columns_by_name,
+    conjuncts,
+    implied,
+    is_certain,
+    predicates,
+    read,
+    text_of,
+)
+from floodmark.rows.sql.groups import group_spans
+from floodmark.rows.sql.positions import (
+    check_where,
+    collect_positions,
+    count_positions,
+    mentioned,
+    spark_positions,
+)
 
-__all__ = ["Where", "check_where", "count_positions", "spark_positions"]
+__all__ = ["Where", "check_where", "collect_positions", "count_positions", "mentioned", "spark_positions"]
 
 _COMPARE: dict[type[ex.BoundPredicate], Callable[[pa.Array, pa.Scalar], pa.BooleanArray]] = {
     ex.BoundEqualTo: pc.equal,
@@ -84,6 +101,12 @@ class Where:
         return self._meaning.plain
 
     @property
+    def prunes(self) -> str | None:
+        """What of it is compared with partitions and statistics; None if nothing is."""
+        implied = self._meaning.implied
+        return None if isinstance(implied, AlwaysTrue) else text_of(implied)
+
+    @property
     def fields(self) -> list[NestedField]:
         """The table's columns that a plain condition reads; always at least one, so that rows can be counted."""
         self._require_plain()
@@ -109,6 +132,12 @@ class Where:
             return bool(meaning.inclusive.eval(file.data_file))
         except _UNREADABLE:
             return True
+
+    def group_test(self, metadata: pq.FileMetaData, names: Mapping[int, str]) -> Sequence[bool]:
+        """For each row group of a file: false only if it is proven that no row of it matches (rows/project.py)."""
+        may = file_test.test(self._meaning.inclusive.expr, group_spans(metadata, names)).may
+        found: list[bool] = np.broadcast_to(may, metadata.num_row_groups).tolist()
+        return found
 
     def which_may_match(self, columns: FileColumns, metadata: TableMetadata) -> file_test.Mask:
         """Where `may_match` is true, of all files of a manifest at once; or not even there, if that is proven."""

@@ -19,9 +19,10 @@ from floodmark.errors import Corrupt
 from floodmark.model import FileRecord
 from floodmark.rows.convert import Conformer, Shape, table_shape
 from floodmark.rows.misfits import Misfits
+from floodmark.rows.staging.file_options import FileOptions
 from floodmark.rows.staging.partition import Splitter
 from floodmark.rows.staging.statistics import field_leaves
-from floodmark.rows.staging.writer import DataWriter, FileOptions, FileStore
+from floodmark.rows.staging.writer import DataWriter, FileStore
 from floodmark.storage import join
 
 BUFFER_BYTES_MAX = 4 * 1024 * 1024

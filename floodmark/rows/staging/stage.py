@@ -29,9 +29,10 @@ from floodmark.rows.misfits import Misfits, Problem
 from floodmark.rows.schema import arrow_type
 from floodmark.rows.session import SharedSettings
 from floodmark.rows.staging.dicts import rows_schema, rows_to_table
+from floodmark.rows.staging.file_options import FileOptions
 from floodmark.rows.staging.partition import Splitter, parse_spec
 from floodmark.rows.staging.statistics import leaves
-from floodmark.rows.staging.writer import DataWriter, FileOptions
+from floodmark.rows.staging.writer import DataWriter
 from floodmark.rows.tasks import collect_tagged
 from floodmark.rows.translate import struct_from_spark
 from floodmark.storage import Storage, join
@@ -112,8 +113,12 @@ class StageTarget:
 
     def options(self, shape: Shape) -> FileOptions:
         sort = SortOrder.model_validate_json(self.sort_json) if self.sort_json else SortOrder()
-        size = int(self.properties.get("write.target-file-size-bytes", self.target_file_bytes))
-        return FileOptions.of(self.properties, size, _sort_keys(sort, shape))
+        return FileOptions.of(
+            self.properties,
+            target_file_bytes=self.target_file_bytes,
+            sort=_sort_keys(sort, shape),
+            key=_key_columns(shape),
+        )
 
 
 @lru_cache(maxsize=256)
@@ -142,6 +147,14 @@ def _sort_keys(order: SortOrder, shape: Shape) -> tuple[tuple[str, str], ...]:
         )
         for key in order.fields
         if key.source_id in names
+    )
+
+
+def _key_columns(shape: Shape) -> tuple[str, ...]:
+    """The key's columns, by their names in files."""
+    ids = set(shape.schema.identifier_field_ids)
+    return tuple(
+        column.name for column, field in zip(shape.file_schema, shape.fields, strict=True) if field.field_id in ids
     )
 
 

@@ -9,7 +9,7 @@ Fields inside lists and maps have sizes and value counts only.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isnan
@@ -34,6 +34,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.decimal import decimal_to_bytes, unscaled_to_decimal
 
 from floodmark.model import FileRecord
+from floodmark.rows.column_chunks import chunk_start
 from floodmark.rows.convert import table_shape
 from floodmark.rows.staging.partition import PartitionKey
 
@@ -41,6 +42,7 @@ from floodmark.rows.staging.partition import PartitionKey
 Bound = bool | int | float | str | bytes
 
 BOUND_LENGTH_MAX = 16
+SPLIT_BYTES = 64 * 1024 * 1024
 _SURROGATES = range(0xD800, 0xE000)
 _CODE_POINT_MAX = 0x10FFFF
 
@@ -85,16 +87,17 @@ def file_record(
     nan_counts: Mapping[int, int] | None = None,
 ) -> FileRecord:
     """The record of a file whose Parquet columns are `columns`."""
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
     record = FileRecord(
         path=path,
         rows=metadata.num_rows,
         size_bytes=size_bytes,
         partition=partition,
         nan_counts=dict(nan_counts or {}),
-        split_offsets=tuple(sorted(_start(metadata.row_group(at)) for at in range(metadata.num_row_groups))),
+        split_offsets=split_offsets(sorted(chunk_start(group.column(0)) for group in groups)),
     )
     for position, leaf in enumerate(columns):
-        chunks = [metadata.row_group(at).column(position) for at in range(metadata.num_row_groups)]
+        chunks = [group.column(position) for group in groups]
         record.column_sizes[leaf.field_id] = sum(chunk.total_compressed_size for chunk in chunks)
         record.value_counts[leaf.field_id] = sum(chunk.num_values for chunk in chunks)
         if leaf.repeated:
@@ -106,12 +109,13 @@ def file_record(
     return record
 
 
-def _start(group: pq.RowGroupMetaData) -> int:
-    first = group.column(0)
-    offset = first.data_page_offset
-    if first.has_dictionary_page and first.dictionary_page_offset < offset:
-        offset = first.dictionary_page_offset
-    return int(offset)
+def split_offsets(starts: Sequence[int]) -> tuple[int, ...]:
+    """Where engines may split the file: starts of row groups that are far enough apart to be worth a task."""
+    chosen: list[int] = []
+    for start in starts:
+        if not chosen or start - chosen[-1] >= SPLIT_BYTES:
+            chosen.append(start)
+    return tuple(chosen)
 
 
 def _add_bounds(

@@ -1,64 +1,43 @@
 """Parquet data files written from conformed batches: bounded memory, real file sizes, exact records.
 
-Batches wait in a buffer per partition until they fill a row group. A file is closed when the bytes written reach the
-target. Waiting rows and open files are bounded over all partitions of a task (I14): the largest is written first. A
-file's name appears when it is closed and not before; an abandoned writer leaves no name behind. A crash leaves whole
-files in the operation's folder that nothing refers to (I3).
+Batches wait in a buffer per partition until it is full; then they are written, as row groups of a few thousand rows
+(file_options.py). A file is closed when the bytes written reach the target. Waiting rows and open files are bounded
+over all partitions of a task (I14): the largest is written first. A file's name appears when it is closed and not
+before; an abandoned writer leaves no name behind. A crash leaves whole files in the operation's folder that nothing
+refers to (I3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import types
 
-from floodmark.errors import Invalid
 from floodmark.model import FileRecord
 from floodmark.rows.convert import Shape
+from floodmark.rows.staging.file_options import ROW_GROUP_BYTES, FileOptions, groups_max
 from floodmark.rows.staging.partition import PartitionKey, Splitter
 from floodmark.rows.staging.statistics import Leaf, count_nans, file_record
 from floodmark.storage.streams import OutputStream
 
-ROW_GROUP_BYTES = 64 * 1024 * 1024
 BUFFER_BYTES_MAX = 128 * 1024 * 1024
 OPEN_FILES_MAX = 32
 DICTIONARY_BYTES_MAX = 512 * 1024
 _BATCHES_WAITING_MAX = 64
-_CODECS = ("zstd", "snappy", "gzip", "lz4", "none")
+# A dictionary is a gain if values repeat: looked at in so many rows of a file's first buffer.
+_SAMPLE_ROWS_MAX = 64 * 1024
+_REPEATED_MIN = 0.5
 
 
 class FileStore(Protocol):
     """The part of storage that writing needs."""
 
     def writer(self, location: str) -> AbstractContextManager[OutputStream]: ...
-
-
-@dataclass(frozen=True)
-class FileOptions:
-    target_file_bytes: int
-    row_group_bytes: int = ROW_GROUP_BYTES
-    codec: str = "zstd"
-    level: int | None = 1
-    sort: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def of(
-        cls, properties: Mapping[str, str], target_file_bytes: int, sort: tuple[tuple[str, str], ...]
-    ) -> FileOptions:
-        """The table properties that Iceberg's writers know; our default for each that is not set."""
-        codec = properties.get("write.parquet.compression-codec", "zstd").lower()
-        codec = "none" if codec == "uncompressed" else codec
-        if codec not in _CODECS:
-            raise Invalid("unknown Parquet codec", codec=codec, advice=f"Use one of: {', '.join(_CODECS)}.")
-        level = properties.get("write.parquet.compression-level", "1" if codec == "zstd" else None)
-        group = int(properties.get("write.parquet.row-group-size-bytes", ROW_GROUP_BYTES))
-        # A row group is the grain at which files can end: small files need small groups.
-        group = max(1, min(group, target_file_bytes))
-        return cls(target_file_bytes, group, codec, int(level) if level else None, sort)
 
 
 class _Abandoned(Exception):
@@ -68,11 +47,22 @@ class _Abandoned(Exception):
 class _OpenFile:
     """One data file being written."""
 
-    def __init__(self, location: str, storage: FileStore, shape: Shape, options: FileOptions) -> None:
+    def __init__(
+        self,
+        location: str,
+        storage: FileStore,
+        shape: Shape,
+        options: FileOptions,
+        columns: tuple[Leaf, ...],
+        first: pa.Table,
+    ) -> None:
+        """`first`: the rows that will be written first, to see which columns repeat their values."""
         self.location = location
         self.nan_counts: dict[int, int] = {}
         self._fields = shape.fields
         self._options = options
+        self._columns = columns
+        self._groups_left = groups_max(len(columns))
         self._context = storage.writer(location)
         self._stream = self._context.__enter__()
         try:
@@ -82,6 +72,7 @@ class _OpenFile:
                 compression=options.codec,
                 compression_level=options.level,
                 store_schema=False,
+                use_dictionary=dictionary_columns(first, options),
                 # A dictionary that grows past this is no gain: stop early instead of building it to the end.
                 dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
                 store_decimal_as_integer=True,
@@ -95,19 +86,19 @@ class _OpenFile:
     def size_bytes(self) -> int:
         return int(self._stream.tell())
 
-    def write_group(self, table: pa.Table) -> None:
-        if self._options.sort:
-            table = table.sort_by(list(self._options.sort))
-        self._parquet.write_table(table, row_group_size=max(1, len(table)))
+    def write(self, table: pa.Table, size_bytes: int) -> None:
+        rows = self._options.rows_per_group(len(table), size_bytes, len(self._columns), self._groups_left)
+        self._parquet.write_table(table, row_group_size=rows)
+        self._groups_left -= -(-len(table) // rows)
         count_nans(table, self._fields, self.nan_counts)
 
-    def close(self, columns: tuple[Leaf, ...], partition: PartitionKey) -> FileRecord:
+    def close(self, partition: PartitionKey) -> FileRecord:
         self._parquet.close()
         size_bytes = self.size_bytes
         self._context.__exit__(None, None, None)
         metadata = self._parquet.writer.metadata
         return file_record(
-            self.location, metadata, size_bytes, columns, partition=partition, nan_counts=self.nan_counts
+            self.location, metadata, size_bytes, self._columns, partition=partition, nan_counts=self.nan_counts
         )
 
     def abandon(self) -> None:
@@ -130,10 +121,44 @@ class _Waiting:
             # Many small batches cost more than their bytes.
             self.batches = pa.Table.from_batches(self.batches).combine_chunks().to_batches()
 
-    def take(self) -> pa.Table:
-        table = pa.Table.from_batches(self.batches)
+    def take(self) -> tuple[pa.Table, int]:
+        """The waiting rows and their bytes."""
+        table, size_bytes = pa.Table.from_batches(self.batches), self.size_bytes
         self.batches, self.size_bytes = [], 0
-        return table
+        return table, size_bytes
+
+
+def dictionary_columns(rows: pa.Table, options: FileOptions) -> list[str]:
+    """The Parquet columns that get a dictionary: those whose values repeat within a row group, and all nested ones.
+
+    A small group's dictionary never grows past its limit, so a column of unique values would be written as a dictionary
+    of all of them and an index of each: up to twice as long, and slower.
+    """
+    count = min(len(rows), options.row_group_rows or len(rows), _SAMPLE_ROWS_MAX)
+    sample = rows.slice((len(rows) - count) // 2, count)
+    return [
+        path
+        for field, values in zip(rows.schema, sample.columns, strict=True)
+        for path in _parquet_paths(field.name, field.type)
+        if path != field.name or (field.name not in options.unique and _repeats(values))
+    ]
+
+
+def _repeats(values: pa.ChunkedArray) -> bool:
+    return int(pc.count_distinct(values, mode="all").as_py()) <= len(values) * _REPEATED_MIN
+
+
+def _parquet_paths(path: str, kind: pa.DataType) -> Iterator[str]:
+    if types.is_struct(kind):
+        for child in kind:
+            yield from _parquet_paths(f"{path}.{child.name}", child.type)
+    elif types.is_list(kind):
+        yield from _parquet_paths(f"{path}.list.element", kind.value_type)
+    elif types.is_map(kind):
+        yield from _parquet_paths(f"{path}.key_value.key", kind.key_type)
+        yield from _parquet_paths(f"{path}.key_value.value", kind.item_type)
+    else:
+        yield path
 
 
 class DataWriter:
@@ -192,11 +217,15 @@ class DataWriter:
 
     def _flush(self, key: PartitionKey) -> None:
         waiting = self._waiting[key]
+        rows, size_bytes = waiting.take()
+        self._total_bytes -= size_bytes
+        if self._options.sort:
+            rows = rows.sort_by(list(self._options.sort))
         if waiting.file is None:
             self._make_room()
-            waiting.file = _OpenFile(self._next_location(), self._storage, self._shape, self._options)
-        self._total_bytes -= waiting.size_bytes
-        waiting.file.write_group(waiting.take())
+            location = self._next_location()
+            waiting.file = _OpenFile(location, self._storage, self._shape, self._options, self._columns, rows)
+        waiting.file.write(rows, size_bytes)
         if waiting.file.size_bytes >= self._options.target_file_bytes:
             self._close(key)
 
@@ -210,7 +239,7 @@ class DataWriter:
         if waiting is None:
             return
         if waiting.file is not None:
-            self.records.append(waiting.file.close(self._columns, key))
+            self.records.append(waiting.file.close(key))
             waiting.file = None
             self._on_file()
         if not waiting.batches:
