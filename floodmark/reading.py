@@ -7,8 +7,9 @@ when rows must move.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
     from floodmark.rows.frames import DataFrame, SparkSession
+    from floodmark.rows.reading.arrow_reader import Wanted
     from floodmark.rows.reading.changes import ChangePlan
     from floodmark.rows.reading.selection import Selection
 
@@ -114,6 +116,14 @@ def _check_floor(
         ) from cause
 
 
+def _part(wanted: Wanted, selection: Selection) -> str:
+    """A name for what is read of a table, such that two different parts have two; empty if it is all of it."""
+    facts = [] if len(selection.files) == selection.all_files else [file.path for file in selection.files]
+    facts += [] if wanted.columns is None else ["columns", *wanted.columns]
+    facts += [] if wanted.where is None else ["where", wanted.where.text]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32] if facts else ""
+
+
 class Reader:
     def __init__(self, catalog: Catalog, sessions: Sessions) -> None:
         self._catalog = catalog
@@ -145,7 +155,7 @@ class Reader:
 
     def sql(self, query: str, moment: ReadMoment, *, with_seq: bool) -> DataFrame:
         from floodmark.rows.session import is_spark_running
-        from floodmark.rows.sql.query import missing_table, misspelt_table, query_body, run_query
+        from floodmark.rows.sql.query import Source, missing_table, misspelt_table, query_body, run_query
 
         query_body(query)  # refused before it starts a JVM
         version = self._resolve(moment)
@@ -165,27 +175,41 @@ class Reader:
             raise missing
         with readable(self._catalog, version):
             spark = self._sessions.get()
-            needed = self._needed(spark, query, state)
-            parts = {name: f"{state[name].table_id}{selection.part}" for name, selection in needed.items()}
+            needed = self._needed(spark, query, state, with_seq)
+            parts = {name: _part(*found) for name, found in needed.items()}
             return run_query(
                 spark,
                 query,
-                {name: (parts.get(name, head.table_id), head.snapshot) for name, head in state.items()},
-                lambda table: self._frame(state[table], needed[table], with_seq),
+                {name: Source(head.table_id, head.snapshot, parts.get(name, "")) for name, head in state.items()},
+                lambda table: dataframe(self._catalog, self._sessions, state[table], *needed[table]),
                 with_seq=with_seq,
                 hint=hint,
             )
 
-    def _needed(self, spark: SparkSession, query: str, state: Mapping[str, Head]) -> dict[str, Selection]:
-        """The files that a query needs of each table that it names."""
+    def _needed(
+        self, spark: SparkSession, query: str, state: Mapping[str, Head], with_seq: bool
+    ) -> dict[str, tuple[Wanted, Selection]]:
+        """What a query needs of each table that it names, for the tasks that read files, and its files."""
+        from floodmark.rows.reading.arrow_reader import Wanted
+        from floodmark.rows.reading.scan import by_tasks
         from floodmark.rows.reading.selection import select_files
-        from floodmark.rows.sql.pushdown import conditions
+        from floodmark.rows.sql.pushdown import Need, needs
         from floodmark.rows.sql.query import named_tables, reads_as_usual
+        from floodmark.rows.stall import is_connect
 
         schemas = {name: self.schema(state[name]) for name in named_tables(query, state)}
-        prune = conditions(query, schemas) if reads_as_usual(spark) else {}
-        files = self._catalog.files
-        return {name: select_files(files, state[name], schemas[name], prune.get(name)) for name in schemas}
+        found = needs(query, schemas) if reads_as_usual(spark) else {}
+        needed = {}
+        for name, schema in schemas.items():
+            need = found.get(name, Need())
+            selection = select_files(self._catalog.files, state[name], schema, need.where)
+            wanted = Wanted(with_seq=with_seq)
+            if by_tasks(spark, [file.path for file in selection.files], by_arrow(self._catalog, state[name])):
+                # On Connect a view stays, so that there it must not be one for each value that a condition may have.
+                where = None if is_connect(spark) else need.where
+                wanted = replace(wanted, columns=need.columns, where=where)
+            needed[name] = (wanted, selection)
+        return needed
 
     def _dropped_hint(self, table: str) -> str | None:
         try:
@@ -252,12 +276,6 @@ class Reader:
 
         properties = self._catalog.files.metadata(head.metadata_location).properties
         return tuple(fill.column for fill in fills_of(properties, self.schema(head)))
-
-    def _frame(self, head: Head, selection: Selection, with_seq: bool) -> DataFrame:
-        """The rows of the files that were selected."""
-        from floodmark.rows.reading.arrow_reader import Wanted
-
-        return dataframe(self._catalog, self._sessions, head, Wanted(with_seq=with_seq), selection)
 
     def _head_at(self, table: str, version: int, moment: ReadMoment) -> Head:
         head = self._catalog.history.tables_at(version).get(table)

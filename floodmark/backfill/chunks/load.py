@@ -36,7 +36,7 @@ from floodmark.rows.failures import spark_job
 from floodmark.rows.reading.scan import scan
 from floodmark.rows.schema import user_fields
 from floodmark.rows.session import Sessions
-from floodmark.rows.sql.query import named_tables, run_query
+from floodmark.rows.sql.query import Source, named_tables, run_query
 from floodmark.rows.staging.bundle import Bundle
 from floodmark.write.change import Change
 from floodmark.write.options import WriteOptions
@@ -110,8 +110,8 @@ class Outputs:
         named = references(table, definition, self._definitions, self._sessions)
         named += named_tables(definition, {CHUNK: None})
         # By position, since not every table name can be part of a view's name.
-        tables = {name: (f"{self._token}{len(self._views) + place}", None) for place, name in enumerate(named)}
-        self._views += [f"_floodmark_{token}_0" for token, _ in tables.values()]
+        tables = {name: Source(f"{self._token}{len(self._views) + place}", None) for place, name in enumerate(named)}
+        self._views += [source.view(with_seq=False) for source in tables.values()]
         return run_query(self._sessions.get(), definition, tables, self._frame)
 
 

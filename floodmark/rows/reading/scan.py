@@ -91,7 +91,7 @@ def scan(
     columns = _columns(schema, with_seq)
     if not files:
         return empty(spark, columns)
-    if _by_arrow(spark, files, arrow):
+    if by_tasks(spark, files, arrow):
         found = replace(wanted or Wanted(), with_seq=with_seq)
         listed = [(file, None, (sizes or {}).get(file)) for file in files]
         return _scan_arrow(spark, listed, schema, columns, storage_options, found)
@@ -119,7 +119,7 @@ def scan_with_seq(
         return empty(spark, columns)
     settled = [file for file in files if file.settled]
     inheriting = [file for file in files if not file.settled]
-    if _by_arrow(spark, [file.path for file in files], arrow) or not _distinct(inheriting):
+    if by_tasks(spark, [file.path for file in files], arrow) or not _distinct(inheriting):
         listed = [(file.path, file.sequence, file.size_bytes) for file in files]
         found = replace(wanted or Wanted(), with_seq=True, between=between)
         return _scan_arrow(spark, listed, schema, columns, storage_options, found)
@@ -178,7 +178,8 @@ def _check_not_empty(file: str) -> None:
         )
 
 
-def _by_arrow(spark: SparkSession, files: Sequence[str], arrow: bool | None) -> bool:
+def by_tasks(spark: SparkSession, files: Sequence[str], arrow: bool | None) -> bool:
+    """Whether Arrow tasks read these files; else Spark does."""
     if arrow is None:
         return any(local_path(file) is None for file in files) and not _has_connector(spark)
     return arrow

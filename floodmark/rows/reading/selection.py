@@ -7,7 +7,6 @@ condition is still applied to the rows that are read. So a selection that is too
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,13 +34,6 @@ class Selection:
     all_bytes: int
     manifests_read: int
     manifests_skipped: int
-
-    @property
-    def part(self) -> str:
-        """A name for this choice of files, so that two choices are never taken for one; empty if it is all."""
-        if len(self.files) == self.all_files:
-            return ""
-        return "_" + hashlib.sha256("\n".join(file.path for file in self.files).encode()).hexdigest()[:32]
 
 
 def select_files(files: MetadataFiles, head: Head, schema: Schema, where: Where | None = None) -> Selection:

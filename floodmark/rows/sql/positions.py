@@ -21,7 +21,7 @@ from floodmark.rows.arrays import Numbers
 from floodmark.rows.convert import table_shape
 from floodmark.rows.failures import spark_failures, spark_job
 from floodmark.rows.project import read_numbered
-from floodmark.rows.reading.scan import SCAN_TASKS_MAX, _by_arrow, quoted, scan
+from floodmark.rows.reading.scan import SCAN_TASKS_MAX, by_tasks, quoted, scan
 from floodmark.rows.schema import spark_schema, user_fields
 from floodmark.storage import Storage
 
@@ -49,7 +49,7 @@ def spark_positions(
     check_where(spark, where, schema)
     if not files:
         return spark.range(0).selectExpr("cast(null as string) file", "id pos")
-    if _by_arrow(spark, files, arrow) or not _have_distinct_names(files):
+    if by_tasks(spark, files, arrow) or not _have_distinct_names(files):
         return _read_positions(spark, where, files, schema, dict(storage_options or {}))
     return _scan_positions(spark, where, files, schema)
 
@@ -204,7 +204,7 @@ def numbered_rows(
     from pyspark.sql import functions as F
 
     file, pos = _added_names(schema)
-    if _by_arrow(spark, files, arrow) or not _have_distinct_names(files):
+    if by_tasks(spark, files, arrow) or not _have_distinct_names(files):
         rows = _read_numbered(spark, files, schema, fields, (file, pos), dict(storage_options or {}))
         return rows, file, pos
     rows = scan(spark, files, schema, arrow=False)

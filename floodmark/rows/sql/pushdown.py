@@ -38,7 +38,7 @@ from sqlglot.errors import SqlglotError
 from floodmark.errors import Invalid
 from floodmark.rows.schema import user_fields
 from floodmark.rows.sql.condition import NO_COLUMN
-from floodmark.rows.sql.where import Where
+from floodmark.rows.sql.where import Where, mentioned
 
 # Longer queries, and those with more nested reads of WITH names, are not worth the time.
 _CHARACTERS_MAX = 200_000
@@ -49,8 +49,8 @@ _VISITS_MAX = 500
 class Need:
     """What a query needs of one table: rows that match `where`, and `columns`; None stands for all of them."""
 
-    where: str | None = None
-    columns: frozenset[str] | None = None
+    where: Where | None = None
+    columns: tuple[str, ...] | None = None
 
 
 def needs(query: str, tables: Mapping[str, Schema]) -> dict[str, Need]:
@@ -59,20 +59,26 @@ def needs(query: str, tables: Mapping[str, Schema]) -> dict[str, Need]:
     if text is None:
         return {}
     try:
-        tree = sqlglot.parse_one(text, read="spark")
-        return _Reads(tables).of(tree)
+        reads = _Reads(tables)
+        wheres, whole = reads.of(sqlglot.parse_one(text, read="spark"))
     except (SqlglotError, _Unsure, RecursionError):
         return {}
-
-
-def conditions(query: str, tables: Mapping[str, Schema]) -> dict[str, Where]:
-    """The conditions by which files of these tables may be left out for a query."""
     found = {}
-    for table, need in needs(query, tables).items():
-        with suppress(Invalid):  # a condition that is not understood leaves out nothing
-            if need.where is not None:
-                found[table] = Where.parse(need.where, tables[table])
+    for table, where in wheres.items():
+        # A column without a star above it is read by its name, so the name stands in the query.
+        columns = None if table in whole else tuple(column.name for column in mentioned(text, tables[table]))
+        need = Need(_parsed(where, tables[table]), columns)
+        if need != Need():
+            found[table] = need
     return found
+
+
+def _parsed(where: str | None, schema: Schema) -> Where | None:
+    if where is None or len(where) > _CHARACTERS_MAX:
+        return None
+    with suppress(Invalid):  # a condition that is not understood leaves out nothing
+        return Where.parse(where, schema)
+    return None
 
 
 class _Unsure(Exception):
@@ -500,8 +506,9 @@ class _Block:
 # Arguments that a SELECT may have. They filter, order or group what WHERE has left, or nothing at all.
 _ENDINGS = ("order", "distribute", "sort", "cluster", "limit", "offset")
 _CLAUSES = ("with_", "expressions", "distinct", "laterals", "joins", "from_", "where", "group", "having", "windows")
-# With these, what becomes of a row depends on other rows, or one row becomes several.
-_GATHERING = ("distinct", "group", "having", "windows", "limit", "offset", "laterals")
+# With these, what becomes of a row depends on other rows, or one row becomes several. DISTINCT and GROUP BY do not
+# count: a column that is selected as it is has one value in each group, or Spark refuses the query.
+_GATHERING = ("windows", "limit", "offset", "laterals")
 _JOINS = {
     **dict.fromkeys((("", ""), ("", "INNER"), ("", "CROSS")), "inner"),
     **dict.fromkeys((("LEFT", ""), ("LEFT", "OUTER")), "left"),
@@ -517,7 +524,10 @@ _STEADY = frozenset(
         *(exp.Cast, exp.TryCast, exp.DataType, exp.DataTypeParam, exp.And, exp.Or, exp.Not, exp.Between, exp.In),
         *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Neg, exp.Like),
         *(exp.Is, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Case, exp.If, exp.Coalesce, exp.Concat),
-        *(exp.Upper, exp.Lower, exp.Where, exp.Dot, exp.Interval, exp.Var),
+        *(exp.Upper, exp.Lower, exp.Where, exp.Dot, exp.Interval, exp.Var, exp.Substring, exp.Trim, exp.Length),
+        *(exp.Year, exp.Month, exp.Day, exp.Extract, exp.DateTrunc, exp.TimestampTrunc, exp.Round, exp.Abs),
+        *(exp.Greatest, exp.Least, exp.Bracket, exp.Count, exp.Sum, exp.Min, exp.Max, exp.Avg, exp.Distinct),
+        *(exp.Group, exp.Having),
     }
 )
 
@@ -529,23 +539,24 @@ class _Reads:
         self._tables = {name.lower(): name for name in tables}
         self._fields = {name: user_fields(schema) for name, schema in tables.items()}
         self._wheres: dict[str, list[str | None]] = {}
+        self._whole: set[str] = set()
         self._blocks: dict[int, _Block] = {}
         self._scopes: dict[int, _Names] = {}
         self._defined: list[_Derived] = []
         self._visited: set[int] = set()
         self._visits = 0
 
-    def of(self, tree: exp.Expr) -> dict[str, Need]:
+    def of(self, tree: exp.Expr) -> tuple[dict[str, str | None], set[str]]:
+        """The condition of each table that is read, if there is one, and the tables that need all their columns."""
         self._visit(_Derived(tree, {}), None)
         for named in self._defined:  # grows meanwhile
             if id(named.query) not in self._visited:
                 self._visit(named, None)
-        found = {}
+        found: dict[str, str | None] = {}
         for table, texts in self._wheres.items():
             known = [text for text in dict.fromkeys(texts) if text is not None]
-            if known and None not in texts:
-                found[table] = Need(_joined("OR", known))
-        return found
+            found[table] = _joined("OR", known) if known and None not in texts else None
+        return found, {*self._tables.values()} if _has_other_star(tree) else self._whole
 
     # ── queries ──
 
@@ -654,6 +665,8 @@ class _Reads:
         if where is not None:
             origin.learn(_translate(where.this, origin.resolve), range(len(origin.relations)))
         inner += _queries_in(query, names, ("with_", "from_", "joins"))
+        if _starred(query, origin):
+            self._whole |= {one.source for one in origin.relations if isinstance(one.source, str)}
         found = _selected(query, origin)
         outputs = None if found is None else [output for output, _ in found]
         passes = found is not None and not any(query.args.get(name) for name in _GATHERING) and _is_steady(query)
@@ -730,20 +743,52 @@ def _has_columns(node: exp.Expr) -> bool:
 
 def _queries_in(node: exp.Expr, names: _Names, skipped: Sequence[str]) -> list[_Derived]:
     """The queries in the expressions of a node. A relation there belongs to a clause that is not known."""
-    found, waiting = [], []
-    for name, value in node.args.items():
-        if name not in skipped:
-            waiting += value if isinstance(value, list) else [value]
-    while waiting:
-        part = waiting.pop()
+    found = []
+    for part in _parts(node, skipped):
         if isinstance(part, exp.Query | exp.Values):
             found.append(_Derived(part, names))
         elif isinstance(part, exp.Table | exp.From | exp.Join | exp.Command | exp.Pivot):
             raise _Unsure
-        elif isinstance(part, exp.Expr):
-            for value in part.args.values():
-                waiting += value if isinstance(value, list) else [value]
     return found
+
+
+def _parts(node: exp.Expr, skipped: Sequence[str]) -> Iterator[exp.Expr]:
+    """All nodes below, down to queries and not into them."""
+    waiting = [value for name, value in node.args.items() if name not in skipped]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, exp.Expr):
+            yield part
+            if not isinstance(part, exp.Query | exp.Values):
+                waiting += part.args.values()
+
+
+def _starred(query: exp.Expr, origin: _From) -> bool:
+    """Whether a SELECT reads columns of its relations that it does not name: by a star, or by NATURAL."""
+    items = [item.this if type(item) is exp.Column else item for item in query.expressions]
+    return origin.natural or any(type(item) is exp.Star for item in items)
+
+
+def _has_other_star(tree: exp.Expr) -> bool:
+    """Whether there is a star that is no item of a SELECT and no `count(*)`, or one of a relation that is elsewhere."""
+    for star in tree.find_all(exp.Star):
+        item = star.parent if type(star.parent) is exp.Column else star
+        above = item.parent if item is not None else None
+        if type(above) is exp.Count and item is star:
+            continue
+        if type(above) is not exp.Select or (item is not star and not _is_of(above, item)):
+            return True
+    return False
+
+
+def _is_of(query: exp.Expr, item: exp.Expr | None) -> bool:
+    """Whether `alias.*` in a SELECT is of a relation in its own FROM."""
+    alias = "" if item is None else item.text("table").lower()
+    first = query.args.get("from_")
+    joined = [join.this for join in query.args.get("joins") or ()]
+    return any(str(one.alias_or_name).lower() == alias for one in [*([first.this] if first else []), *joined])
 
 
 def _selected(query: exp.Expr, origin: _From) -> list[tuple[_Output, _Column | None]] | None:
@@ -780,10 +825,10 @@ def _kind(source: _Column | None, origin: _From) -> IcebergType | None:
 
 
 def _is_steady(query: exp.Expr) -> bool:
-    """Whether the expressions of a SELECT give the same for a row whatever other rows there are."""
+    """Whether the expressions of a SELECT give the same for a row, or for a group, whatever other ones there are."""
     parts = [
         *query.expressions,
-        query.args.get("where"),
+        *(query.args.get(name) for name in ("where", "group", "having")),
         *(join.args.get("on") for join in query.args.get("joins") or ()),
     ]
     return all(type(node) in _STEADY for part in parts if part is not None for node in part.walk())
@@ -865,10 +910,12 @@ def _moment_text(test: _Test, name: str) -> str | None:
         known = [text for text in texts if text is not None]
         return _joined("OR", known) if len(known) == len(texts) else None
     value = test.values[0]
+    if test.sign not in _TURNED:
+        return None
     if test.column.as_day:
         return _day_text(test.sign, value, name)
     match value.kind:
-        case "text" if test.sign in _TURNED:
+        case "text":
             return f"{name} {test.sign} '{value.text}'"
         case "date" | "timestamp" | "timestamp_ntz":
             return f"{name} {test.sign} {value.kind.upper()} '{value.text}'"

@@ -1,9 +1,9 @@
 """Queries over several tables of one version.
 
-The tables that a query names become temporary views whose names carry the table's identity and snapshot, and which of
-its files the query needs. The query sees them under their own names through a WITH clause. So two queries at two
-versions never share a name, nor do two that need different files, also where names are resolved late (Spark Connect),
-and a session's own views are left alone.
+The tables that a query names become temporary views whose names carry the table's identity and snapshot, and which part
+of it the query needs. The query sees them under their own names through a WITH clause. So two queries at two versions
+never share a name, nor do two that need different parts, also where names are resolved late (Spark Connect), and a
+session's own views are left alone. A view of a part goes when Spark has resolved the query, except on Spark Connect.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from floodmark.errors import Invalid, NotFound
 from floodmark.rows.failures import spark_failures, spark_job
+from floodmark.rows.stall import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -49,33 +53,66 @@ _PLAIN = re.compile(r"\w+")
 _STARTS = frozenset({"select", "with", "from", "values", "table", "("})
 
 
+@dataclass(frozen=True)
+class Source:
+    """The rows that a query sees as a table: two equal ones are the same rows. `part` names a part of the table."""
+
+    table_id: str
+    snapshot: int | None
+    part: str = ""
+
+    def view(self, with_seq: bool) -> str:
+        part = f"_{self.part}" if self.part else ""
+        return f"_floodmark_{self.table_id.replace('-', '')}_{self.snapshot or 0}{part}{'_seq' if with_seq else ''}"
+
+
 def run_query(
     spark: SparkSession,
     query: str,
-    tables: Mapping[str, tuple[str, int | None]],
+    tables: Mapping[str, Source],
     read: Callable[[str], DataFrame],
     *,
     with_seq: bool = False,
     hint: Callable[[str], str | None] = lambda _: None,
 ) -> DataFrame:
-    """Run `query`; `tables` are the known ones with identity and snapshot, `read` returns one as a DataFrame.
-
-    What `read` returns for one identity and snapshot must always be the same.
+    """Run `query`; `tables` are the known ones, `read` returns the source of one as a DataFrame.
 
     `hint` returns the advice for the name of a table that does not exist.
     """
     query_body(query)
-    parts = []
+    frames, parts = {}, []
     for table in named_tables(query, tables):
-        table_id, snapshot = tables[table]
-        view = f"_floodmark_{table_id.replace('-', '')}_{snapshot or 0}{'_seq' if with_seq else ''}"
-        read(table).createOrReplaceTempView(view)
-        parts.append(f"`{table}` AS (SELECT * FROM `{view}`)")
+        frames[tables[table]] = read(table)
+        parts.append(f"`{table}` AS (SELECT * FROM `{tables[table].view(with_seq)}`)")
     try:
-        with spark_failures("Spark does not understand this query"):
+        with spark_failures("Spark does not understand this query"), _views(spark, frames, with_seq):
             return spark.sql(_with_tables(query, parts))
     except Invalid as error:
         raise _for_user(error, 1 if parts else 0, query, list(tables), hint) from error.__cause__
+
+
+# How many queries are being resolved with a view of a part, by session and view; several threads may be at it.
+_using: Counter[tuple[int, str]] = Counter()
+_using_lock = Lock()
+
+
+@contextmanager
+def _views(spark: SparkSession, frames: Mapping[Source, DataFrame], with_seq: bool) -> Iterator[None]:
+    """The sources as temporary views. Those of parts are many: they are dropped, unless names are resolved later."""
+    passing = [source.view(with_seq) for source in frames if source.part and not is_connect(spark)]
+    with _using_lock:
+        _using.update((id(spark), view) for view in passing)
+        for source, frame in frames.items():
+            frame.createOrReplaceTempView(source.view(with_seq))
+    try:
+        yield
+    finally:
+        with _using_lock:
+            _using.subtract((id(spark), view) for view in passing)
+            for view in passing:
+                if not _using[id(spark), view]:
+                    del _using[id(spark), view]
+                    spark.catalog.dropTempView(view)
 
 
 def reads_as_usual(spark: SparkSession) -> bool:
