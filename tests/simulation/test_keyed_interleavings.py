@@ -41,6 +41,10 @@ def delete(*condition: Any) -> dict[str, Any]:
     return {"verb": "delete", "where": list(condition)}
 
 
+def update(condition: list[Any], **values: Any) -> dict[str, Any]:
+    return {"verb": "update", "set": values, "where": condition}
+
+
 def overwrite(condition: list[Any] | None, *rows: list[Any]) -> dict[str, Any]:
     return {"verb": "overwrite", "where": condition, "rows": list(rows)}
 
@@ -54,6 +58,12 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an insert of what is being deleted": (append([3, 7, "c"]), delete("value", "=", 3)),
     "a delete, and a row comes that it matches": (delete("part", "=", "a"), append([8, 8, "a"])),
     "a delete, and a row comes that it does not match": (delete("part", "=", "a"), append([8, 8, "b"])),
+    "an update, and a row comes that it matches": (update(["part", "=", "a"], value=5), append([8, 8, "a"])),
+    "two updates of other columns of a row": (
+        update(["id", "=", 1], value=5),
+        update(["value", "<", 4], part="c"),
+    ),
+    "an update, and its row goes": (update(["part", "=", "a"], value=5), delete("id", "=", 1)),
     "an overwrite, and a row comes into its part": (overwrite(["part", "=", "a"], [1, 0, "a"]), merge([7, 7, "a"])),
     "an overwrite of all, and a merge": (overwrite(None, [5, 5, "b"]), merge([1, 8, "c"], [6, 6, "c"])),
     "two deletes of one row": (delete("id", "=", 1), delete("value", "<", 2)),
