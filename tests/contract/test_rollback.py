@@ -359,7 +359,7 @@ def test_a_plan_writes_nothing_and_shows_rows(people: fm.Lake, place: Place) -> 
 
 def test_references_are_checked_on_the_result(people: fm.Lake) -> None:
     then = newest(people)
-    people.append("people", named(9, name="child of nobody"))
+    people.append("people", named(9, name="later"))
     wanted = {
         "people": {"columns": {"id": {"type": "long", "required": True}, "name": "string"}, "key": ["id"]},
         "orders": {"columns": {"id": "long", "person": "long"}, "references": {"person": "people.id"}},
