@@ -86,9 +86,7 @@ def _done_text(done: RolledBack, batch: str | None) -> str:
     counts = ", ".join(
         f"{sum(getattr(one, f'rows_{what}') for one in done.tables)} {what}" for what in ("added", "updated", "deleted")
     )
-    return (
-        f"rolled back {len(done.tables)} table(s) to version {done.to_version}, version {done.version}: rows {counts}"
-    )
+    return f"rolled back {len(done.tables)} table(s) to version {done.to_version}, as version {done.version}: rows {counts}"
 
 
 def _left(found: RollbackPlan | RolledBack) -> Iterator[str]:

@@ -552,7 +552,7 @@ class Model:
         self.happened({table: self.dropped.pop(table)})
 
     def step_rollback(self) -> None:
-        """A table returns to an earlier version, whole or killed. None of the sink's: it keeps rows that go."""
+        """A table returns to an earlier version, whole or killed somewhere; none that a sink follows."""
         there = [table for table in self.versions[self.head] if table not in ("events", "notes")]
         if not there:
             return
