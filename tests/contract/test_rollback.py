@@ -17,6 +17,7 @@ from floodmark.catalog import tables
 from floodmark.failpoints import FAILPOINTS
 from floodmark.sinks.files.units import read_rows, read_units
 from floodmark.testing.invariants import check_lake
+from floodmark.write import table as write_table
 from tests.conftest import EVENTS, Place, at, ids, rows
 
 pytestmark = pytest.mark.mostly_sqlite(3)
@@ -276,6 +277,21 @@ def roll_back_randomly(lake: fm.Lake, dice: random.Random, start: int) -> None:
     shown = {one.table: (one.rows_added, one.rows_updated, one.rows_deleted) for one in planned.tables}
     assert shown == {one.table: (one.rows_added, one.rows_updated, one.rows_deleted) for one in done.tables}
     assert planned.unreported == done.unreported
+
+
+def test_positions_of_many_rows_are_kept_in_objects_of_the_operation(
+    people: fm.Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_table, "POSITIONS_BYTES_MAX", 0)
+    people.append("people", named(*range(10, 60), name="old"))
+    then = newest(people)
+    people.merge("people", named(*range(10, 60, 3), name="new"))
+    people.delete("people", "id % 7 = 0")
+    done = people.rollback("people", to=then).table("people")
+    assert (done.rows_updated, done.rows_deleted) == (15, 0)
+    assert contents(people, "people") == contents(people, "people", then)
+    # Nothing but what the commit names is left in the folders.
+    check_lake(people.catalog)
 
 
 # ── every table at once ──
