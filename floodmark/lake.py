@@ -624,6 +624,7 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
     ) -> RolledBack:
         """Give a table, or without one every table, the contents that it had at a version or time, as a new version.
 
@@ -639,7 +640,7 @@ class Lake:
         self.engine.get_ready()
         request = request_of(self.catalog, table, to, branch)
         note = message or f"roll back {table or 'all tables'} to version {request.to_version}"
-        intent = self._intent(KIND, actor, note, batch_rider(table or "", batch, branch), branch)
+        intent = self._intent(KIND, actor, note, batch_rider(table or "", batch, branch), branch, if_version)
         return rollback(self.engine, request, intent)
 
     def plan_rollback(

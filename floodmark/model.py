@@ -133,6 +133,14 @@ class Commit:
     def rows_added(self) -> int:
         return sum(table.rows_added for table in self.tables)
 
+    @property
+    def rows_updated(self) -> int:
+        return sum(table.rows_updated for table in self.tables)
+
+    @property
+    def rows_deleted(self) -> int:
+        return sum(table.rows_deleted for table in self.tables)
+
     def table(self, name: str) -> TableCommit:
         return next(table for table in self.tables if table.table == name)
 

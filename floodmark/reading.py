@@ -8,7 +8,7 @@ when rows must move.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -58,23 +58,28 @@ class Changes:
     since: int | None
     until: int
     version: int
-    plan: ChangePlan = field(repr=False)
     table_id: str = field(repr=False)
-    _by_arrow: bool | None = field(repr=False)
+    _head: Head = field(repr=False)
+    _find: Callable[[], ChangePlan] = field(repr=False)
     _catalog: Catalog = field(repr=False)
     _sessions: Sessions = field(repr=False)
 
     @property
     def empty(self) -> bool:
         """True if no file can hold anything of this range. False does not promise a row."""
-        return self.plan.empty
+        return self.since == self.until or self.plan.empty
+
+    @cached_property
+    def plan(self) -> ChangePlan:
+        """What to read. With nothing new, only its reader needs the table's metadata."""
+        return self._find()
 
     @cached_property
     def df(self) -> DataFrame:
         from floodmark.rows.reading.changes import changes_dataframe
 
-        options = self._catalog.storage.options
-        return changes_dataframe(self._sessions.get(), self.plan, storage_options=options, arrow=self._by_arrow)
+        options, arrow = self._catalog.storage.options, by_arrow(self._catalog, self._head)
+        return changes_dataframe(self._sessions.get(), self.plan, storage_options=options, arrow=arrow)
 
     def arrow(self) -> pa.RecordBatchReader:
         """The changes as a stream of Arrow batches, in this process."""
@@ -215,13 +220,7 @@ class Reader:
         return f"It was dropped: `floodmark undrop {table}` restores it."
 
     def changes(self, table: str, since: int | None, until: int | None, moment: ReadMoment) -> Changes:
-        from floodmark.rows.reading.changes import plan_changes
-        from floodmark.rows.reading.selection import select_newer
-
-        version = self._resolve(moment)
-        head = self._head_at(table, version, moment)
-        if moment.is_head:
-            self._check_not_drifted(head)
+        version, head = self._head_of_changes(table, moment)
         since_number = BEGINNING if since is None else since
         last = head.sequence if until is None else until
         whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (since_number, last))
@@ -234,32 +233,37 @@ class Reader:
                 newest=head.sequence,
                 advice="since is your last sequence, until at most the newest; leave until out to get all new changes.",
             )
-        with readable(self._catalog, version):
-            schema = self.schema(head)
-            newer = since_number < last
-            files = select_newer(self._catalog.files, head, schema, since_number, last) if newer else []
-        deletions = self._catalog.history.deletions(head, since_number, last) if since_number < last else []
+        plan = self._plan_changes(version, head, since_number, last) if since_number < last else None
         # After they were read: a floor that rises from here on removes nothing from the list.
         _check_floor(self._catalog, table, head.table_id, since)
-        plan = plan_changes(schema, files, deletions, since_number, last)
-        return Changes(
-            table,
-            since,
-            last,
-            version,
-            plan,
-            head.table_id,
-            by_arrow(self._catalog, head),
-            self._catalog,
-            self._sessions,
-        )
 
-    def _check_not_drifted(self, head: Head) -> None:
+        def find() -> ChangePlan:
+            return plan or self._plan_changes(version, head, since_number, last)
+
+        return Changes(table, since, last, version, head.table_id, head, find, self._catalog, self._sessions)
+
+    def _plan_changes(self, version: int, head: Head, since: int, until: int) -> ChangePlan:
+        from floodmark.rows.reading.changes import plan_changes
+        from floodmark.rows.reading.selection import select_newer
+
+        with readable(self._catalog, version):
+            schema = self.schema(head)
+            files = select_newer(self._catalog.files, head, schema, since, until) if since < until else []
+        deletions = self._catalog.history.deletions(head, since, until) if since < until else []
+        return plan_changes(schema, files, deletions, since, until)
+
+    def _head_of_changes(self, table: str, moment: ReadMoment) -> tuple[int, Head]:
+        """The version to read, and the table at it; at a branch's head, one question to the catalog answers both."""
         from floodmark.commit.drift import check_not_drifted
 
-        current = self._catalog.history.current_tables(head.branch, [head.table]).get(head.table)
-        if current is not None:
-            check_not_drifted(self._catalog.files, current)
+        if not moment.is_head:
+            version = self._resolve(moment)
+            return version, self._head_at(table, version, moment)
+        version, current = self._catalog.history.current_table(table, moment.branch)
+        if current is None:
+            return version, self._head_at(table, version, moment)
+        check_not_drifted(self._catalog.files, current)
+        return version, current.head
 
     def schema(self, head: Head) -> Schema:
         from floodmark.commit.metadata import schema_of

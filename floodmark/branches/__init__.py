@@ -1,1 +1,1 @@
-"""Branches of the whole lake: made, compared and merged."""
+"""Branches of the whole lake: made, compared and merged; and its versions: compared, and returned to."""

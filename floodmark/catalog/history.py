@@ -60,6 +60,7 @@ DELETIONS_FILE = (
 _HEAD = select(tables.heads).where(
     tables.heads.c.branch == bindparam("branch"), tables.heads.c.table_name == bindparam("table")
 )
+_HEAD_VERSION = select(tables.branches.c.head_version).where(tables.branches.c.name == bindparam("branch"))
 # Of one table apart: SQLAlchemy makes the text of a list anew each time, which takes longer than the query.
 _HEADS = select(tables.heads.c.table_id, tables.heads.c.branch, tables.heads.c.snapshot)
 _HEADS_OF_ONE = _HEADS.where(tables.heads.c.table_id == bindparam("own_table_id"))
@@ -179,6 +180,14 @@ class History:
             )
             for row in rows
         }
+
+    def current_table(self, table: str, branch: str) -> tuple[int, CurrentTable | None]:
+        """The newest version of a branch, and a table as it is there; None if there is no such table."""
+        with self._database.read() as tx:
+            version = tx.execute(_HEAD_VERSION, {"branch": branch}).scalar()
+            if version is None:
+                raise NotFound("there is no such branch", branch=branch)
+            return int(version), self.current_in(tx, branch, [table]).get(table)
 
     def newest_metadata(self, table_id: str) -> str:
         """Where we put a table's pointer last, for whichever branch: it names all ids that the table ever assigned."""

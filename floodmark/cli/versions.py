@@ -86,9 +86,8 @@ def _done_text(done: RolledBack, batch: str | None) -> str:
     counts = ", ".join(
         f"{sum(getattr(one, f'rows_{what}') for one in done.tables)} {what}" for what in ("added", "updated", "deleted")
     )
-    return (
-        f"rolled back {len(done.tables)} table(s) to version {done.to_version}, version {done.version}: rows {counts}"
-    )
+    back = f"{len(done.tables)} table(s) to version {done.to_version}"
+    return f"rolled back {back}, as version {done.version}: rows {counts}"
 
 
 def _left(found: RollbackPlan | RolledBack) -> Iterator[str]:

@@ -313,7 +313,7 @@ def _facts(found: ManifestRows, rows: _Numbers) -> dict[int, ColumnFacts]:
         sizes, values, nulls, nans = (one.get(field_id, absent) for one in counts.values())
         lower, upper = bounds[_LOWER].get(field_id), bounds[_UPPER].get(field_id)
         # Of a partition's value, and of files of a row, both bounds are the same.
-        same = lower is not None and lower.equals(upper)
+        same = lower is not None and upper is not None and lower.equals(upper)
         facts[field_id] = ColumnFacts(sizes, values, nulls, nans, lower, lower if same else upper)
     return facts
 

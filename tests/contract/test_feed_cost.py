@@ -1,7 +1,7 @@
 """What a question about changes costs: as much as is new, whatever the table's size and its history.
 
-Counted by the storage's own counters in a lake that was just opened, so nothing is remembered. The full sizes of the
-goals (1 M and 20 M rows) are measured by `make bench`.
+Counted by the storage's own counters in a lake that was just opened, by a process that forgot what it had read. The
+full sizes of the goals (1 M and 20 M rows) are measured by `make bench`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import floodmark as fm
+from floodmark.commit.file_columns import REMEMBERED
 from tests.conftest import Place
 
 CHANGED = 1_000
@@ -31,6 +32,7 @@ def fill(lake: fm.Lake, table: str, files: int) -> None:
 
 def cost(place: Place, table: str, since: int) -> tuple[int, int, int]:
     """Rows, files opened and bytes read for what changed since, from a lake that remembers nothing."""
+    REMEMBERED.clear()
     with place.open(read_only=True) as lake:
         counters = lake.catalog.storage.counters
         found = lake.changes(table, since).arrow().read_all()
@@ -65,6 +67,7 @@ def test_the_cost_of_what_changed_does_not_follow_the_table(place: Place) -> Non
     assert small[0] == large[0] == CHANGED
     assert small[1] == large[1], "as many files are opened"
     assert within(small[2], large[2], 0.2), (small, large)
+    REMEMBERED.clear()
     with place.open(read_only=True) as lake:
         everything = lake.changes("large")
         everything.arrow().read_all()
@@ -103,6 +106,7 @@ def test_the_same_change_costs_the_same_after_everything_before_it_was_rewritten
         before = cost(place, "large", mark)
         lake.delete("large", "id in (" + ", ".join(str(9 + number * 5000) for number in range(40)) + ")")
         until = lake.changes("large").until
+        REMEMBERED.clear()
         with place.open(read_only=True) as reader:
             found = reader.changes("large", mark, until - 1).arrow().read_all()
             rewritten = reader.catalog.storage.counters.bytes_read
@@ -115,6 +119,7 @@ def test_nothing_new_reads_no_data_file(place: Place) -> None:
         head = lake.catalog.history.head("large")
         answer = lake.changes("large", head.sequence)
         assert answer.empty
+        assert lake.catalog.storage.counters.total == 0, "the catalog alone answers"
         assert answer.arrow().read_all().num_rows == 0
         # The table's metadata, for its schema; no list, no manifest, no data.
         assert lake.catalog.storage.counters.total == 1

@@ -228,6 +228,19 @@ def test_upserts_replace_rows_of_their_key_and_deletions_take_them_out(lake: fm.
     assert not elsewhere.unnamed()
 
 
+def test_a_rollback_brings_the_destination_to_the_earlier_rows(lake: fm.Lake, elsewhere: Elsewhere) -> None:
+    lake.append("people", people(1, 2, 3))
+    then = lake.catalog.history.resolve()
+    ship(lake)
+    lake.merge("people", people(2, 4, name="second"))
+    lake.delete("people", "id = 3")
+    ship(lake)
+    assert elsewhere.names() == {1: "first", 2: "second", 4: "second"}
+    lake.rollback("people", to=then)
+    ship(lake)
+    assert elsewhere.names() == {1: "first", 2: "first", 3: "first"}
+
+
 def test_a_row_that_moves_to_another_partition_is_there_once(lake: fm.Lake, elsewhere: Elsewhere) -> None:
     lake.append("people", people(1, 30, 60))
     ship(lake)

@@ -17,6 +17,7 @@ from floodmark.catalog import tables
 from floodmark.failpoints import FAILPOINTS
 from floodmark.sinks.files.units import read_rows, read_units
 from floodmark.testing.invariants import check_lake
+from floodmark.write import table as write_table
 from tests.conftest import EVENTS, Place, at, ids, rows
 
 pytestmark = pytest.mark.mostly_sqlite(3)
@@ -278,6 +279,21 @@ def roll_back_randomly(lake: fm.Lake, dice: random.Random, start: int) -> None:
     assert planned.unreported == done.unreported
 
 
+def test_positions_of_many_rows_are_kept_in_objects_of_the_operation(
+    people: fm.Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_table, "POSITIONS_BYTES_MAX", 0)
+    people.append("people", named(*range(10, 60), name="old"))
+    then = newest(people)
+    people.merge("people", named(*range(10, 60, 3), name="new"))
+    people.delete("people", "id % 7 = 0")
+    done = people.rollback("people", to=then).table("people")
+    assert (done.rows_updated, done.rows_deleted) == (15, 0)
+    assert contents(people, "people") == contents(people, "people", then)
+    # Nothing but what the commit names is left in the folders.
+    check_lake(people.catalog)
+
+
 # ── every table at once ──
 
 
@@ -359,7 +375,7 @@ def test_a_plan_writes_nothing_and_shows_rows(people: fm.Lake, place: Place) -> 
 
 def test_references_are_checked_on_the_result(people: fm.Lake) -> None:
     then = newest(people)
-    people.append("people", named(9, name="child of nobody"))
+    people.append("people", named(9, name="later"))
     wanted = {
         "people": {"columns": {"id": {"type": "long", "required": True}, "name": "string"}, "key": ["id"]},
         "orders": {"columns": {"id": "long", "person": "long"}, "references": {"person": "people.id"}},

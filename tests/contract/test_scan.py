@@ -58,7 +58,7 @@ CONDITIONS: list[tuple[str | None, Callable[[dict[str, Any]], bool]]] = [
 ]
 
 
-@pytest.mark.parametrize(("where", "matches"), CONDITIONS, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("where", "matches"), CONDITIONS, ids=[str(one) for one, _ in CONDITIONS])
 def test_a_scan_returns_the_rows_that_match_and_no_others(
     lake: fm.Lake, where: str | None, matches: Callable[[dict[str, Any]], bool]
 ) -> None:

@@ -61,6 +61,11 @@ def overwrite(place: Place, batch: str | None) -> str:
         return lake.overwrite("people", people(k1="x", k2="y"), where="id < 4", batch=batch).outcome
 
 
+def update(place: Place, batch: str | None) -> str:
+    with place.open() as lake:
+        return lake.update("people", {"name": "'see'"}, "id in (1, 3)", batch=batch).outcome
+
+
 def transaction(place: Place, batch: str | None) -> str:
     with place.open() as lake:
         with lake.transaction("all", batch=batch) as tx:
@@ -76,6 +81,7 @@ WRITERS: dict[str, Callable[[Place, str | None], str]] = {
     "merge": merge,
     "delete": delete,
     "overwrite": overwrite,
+    "update": update,
     "transaction": transaction,
 }
 AFTER: dict[str, State] = {
@@ -83,9 +89,10 @@ AFTER: dict[str, State] = {
     "merge": {**BEFORE, 2: ("bee", 3), 9: ("i", 3)},
     "delete": {1: ("a", 1), 3: ("see", 2)},
     "overwrite": {1: ("x", 3), 2: ("y", 3), 4: ("d", 2)},
+    "update": {**BEFORE, 1: ("see", 3)},
     "transaction": {3: ("see", 2), 4: ("d", 2), 9: ("i", 3)},
 }
-DELETED = {"append": set(), "merge": set(), "delete": {2, 4}, "overwrite": {3}, "transaction": {1, 2}}
+DELETED = {"append": set(), "merge": set(), "delete": {2, 4}, "overwrite": {3}, "update": set(), "transaction": {1, 2}}
 POINTS = [
     (kind, f"{kind}.{step}")
     for kind in WRITERS
@@ -140,7 +147,7 @@ def test_killed_keyed_write_happens_whole_or_not_at_all(
 
 def write_meddled(place: Place, kind: str) -> None:
     """A write beside which another writer adds a row, after it was planned and before it is sealed."""
-    point = "delete.rewritten" if kind == "delete" else f"{kind}.staged"
+    point = f"{kind}.rewritten" if kind in ("delete", "update") else f"{kind}.staged"
 
     def observe(name: str) -> None:
         if name == point:
@@ -152,7 +159,7 @@ def write_meddled(place: Place, kind: str) -> None:
     WRITERS[kind](place, "monday")
 
 
-@pytest.mark.parametrize("kind", ["append", "merge", "delete", "overwrite"])
+@pytest.mark.parametrize("kind", ["append", "merge", "delete", "overwrite", "update"])
 def test_a_sealed_batch_is_not_rolled_forward_over_rows_that_nobody_checked_it_against(place: Place, kind: str) -> None:
     """Only its writer could look whether the new rows matter to it; the caller's retry does it right."""
     run_child(prepare, place)

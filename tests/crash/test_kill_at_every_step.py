@@ -245,7 +245,7 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
     """A new failpoint must come with a test that dies there."""
     covered = {
         *(point for points in WRITE_POINTS.values() for point in points),
-        *(name for name, kind in FAILPOINTS.items() if kind in ("merge", "delete", "overwrite", "adopt")),
+        *(name for name, kind in FAILPOINTS.items() if kind in ("merge", "delete", "overwrite", "update", "adopt")),
         "transaction.rewritten",  # tests/crash/test_keyed_kills.py, like those above and the next
         # tests/crash/test_maintain_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind in ("compact", "retain", "sweep", "maintain")),

@@ -33,14 +33,16 @@ def make(lake: fm.Lake, partition: list[str]) -> None:
 
 def random_operation(dice: random.Random, depth: int = 0) -> dict[str, Any]:
     """One change: a verb, or several of them in a transaction."""
-    verbs = ["append", "merge", "merge", "partial", "delete", "delete", "overwrite", "transaction", "rollback"]
-    verb = dice.choice(verbs if depth == 0 else verbs[:-1])
+    verbs = ["append", "merge", "merge", "partial", "delete", "delete", "overwrite", "update", "transaction"]
+    verb = dice.choice([*verbs, "rollback"] if depth == 0 else verbs)
     if verb == "rollback":
         return {"verb": verb, "back": dice.randint(1, 6)}
     if verb == "transaction" and depth == 0:
         return {"verb": verb, "steps": [random_operation(dice, 1) for _ in range(dice.randint(2, 3))]}
     if verb == "delete":
         return {"verb": verb, "where": random_condition(dice)}
+    if verb == "update":
+        return {"verb": verb, "set": random_values(dice), "where": random_condition(dice)}
     if verb == "partial":
         return {"verb": verb, "rows": [random_part(dice, row) for row in as_dicts(random_rows(dice))]}
     if verb == "overwrite" and dice.random() < 0.7:
@@ -62,6 +64,12 @@ def random_part(dice: random.Random, row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in left_out}
 
 
+def random_values(dice: random.Random) -> dict[str, Any]:
+    """New values of one column, or of both."""
+    values: dict[str, Any] = {"value": dice.choice([0, 1, 2, 3, None]), "part": dice.choice("abc")}
+    return values if dice.random() < 0.3 else dict([dice.choice(list(values.items()))])
+
+
 def random_condition(dice: random.Random) -> list[Any]:
     return dice.choice(
         [
@@ -78,6 +86,10 @@ def condition_text(condition: list[Any]) -> str:
     return f"{column} {sign} '{value}'" if isinstance(value, str) else f"{column} {sign} {value}"
 
 
+def expression(value: Any) -> str:
+    return "null" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
+
+
 def as_dicts(rows: list[list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(("id", "value", "part"), row, strict=True)) for row in rows]
 
@@ -86,14 +98,14 @@ def perform(lake: fm.Lake, operation: Mapping[str, Any], batch: str | None = Non
     """Do it; the commit's message says what it was."""
     if operation["verb"] == "rollback":
         return roll_back(lake, operation["back"], batch)
-    message = json.dumps(operation)
+    message, expected = json.dumps(operation), operation.get("if_version")
     if operation["verb"] == "transaction":
-        with lake.transaction(message, batch=batch, batch_table=TABLE) as tx:
+        with lake.transaction(message, batch=batch, batch_table=TABLE, if_version=expected) as tx:
             for step in operation["steps"]:
                 _do(tx, step)
         assert tx.commit is not None
         return tx.commit
-    commit = _do(lake, operation, message=message, batch=batch)
+    commit = _do(lake, operation, message=message, batch=batch, if_version=expected)
     assert isinstance(commit, fm.Commit)
     return commit
 
@@ -116,6 +128,9 @@ def is_expired(lake: fm.Lake, version: int) -> bool:
 def _do(target: Any, step: Mapping[str, Any], **options: Any) -> Any:
     if step["verb"] == "delete":
         return target.delete(TABLE, condition_text(step["where"]), **options)
+    if step["verb"] == "update":
+        values = {column: expression(value) for column, value in step["set"].items()}
+        return target.update(TABLE, values, condition_text(step["where"]), **options)
     if step["verb"] == "overwrite":
         where = None if step["where"] is None else condition_text(step["where"])
         return target.overwrite(TABLE, as_dicts(step["rows"]), where=where, **options)
@@ -170,6 +185,8 @@ def apply(rows: Rows, operation: Mapping[str, Any], sequence: int) -> Rows:
             if part["id"] not in rows or has != had:
                 changed[part["id"]] = (*has, sequence)
         return {**rows, **changed}
+    if operation["verb"] == "update":
+        return {**rows, **updated(rows, operation["set"], operation["where"], sequence)}
     kept = {key: row for key, row in rows.items() if not matches(operation["where"], key, row)}
     if operation["verb"] == "overwrite":
         if there := [row[0] for row in operation["rows"] if row[0] in kept]:
@@ -178,11 +195,23 @@ def apply(rows: Rows, operation: Mapping[str, Any], sequence: int) -> Rows:
     return kept
 
 
+def updated(rows: Rows, values: Mapping[str, Any], condition: list[Any], sequence: int) -> Rows:
+    """The rows that match and do not have these values yet, with them."""
+    found = {}
+    for key, row in rows.items():
+        new = (values.get("value", row[0]), values.get("part", row[1]))
+        if matches(condition, key, row) and new != row[:2]:
+            found[key] = (*new, sequence)
+    return found
+
+
 def matches(condition: list[Any] | None, key: int, row: tuple[int | None, str | None, int]) -> bool:
     if condition is None:
         return True
     column, sign, value = condition
     found: Any = {"id": key, "value": row[0], "part": row[1]}[column]
+    if found is None:
+        return False
     return bool(found == value if sign == "=" else found < value)
 
 
@@ -191,10 +220,14 @@ def check_history(lake: fm.Lake, dice: random.Random, *, from_version: int = 0, 
 
     Versions that have expired cannot be read any more: of them only the figures are looked at.
     """
-    rows = dict(rows or {})
+    rows, moved = dict(rows or {}), from_version
     for commit in sorted(lake.history(limit=100_000), key=lambda commit: commit.version):
         if commit.version <= from_version or commit.kind == "create_table":
             continue
+        if commit.kind not in ("compact", "retain"):
+            expected = json.loads(commit.message).get("if_version")
+            assert expected is None or moved <= max(expected, from_version), f"version {commit.version}: {moved}"
+        moved = commit.version if commit.tables else moved
         if not commit.tables:
             # A batch that changed nothing is remembered all the same.
             assert {key: row[:2] for key, row in apply(rows, json.loads(commit.message), -1).items()} == {

@@ -72,6 +72,8 @@ def run_feed(place: Place, seed: int, steps: int) -> int:
 def act(lake: fm.Lake, dice: random.Random) -> None:
     """One random change, or a compaction."""
     operation = feed.random_operation(dice)
+    if dice.random() < 0.15:
+        operation["if_version"] = lake.status()["version"]
     if dice.random() < 0.08:
         feed.compact(lake)
     else:

@@ -41,8 +41,16 @@ def delete(*condition: Any) -> dict[str, Any]:
     return {"verb": "delete", "where": list(condition)}
 
 
+def update(condition: list[Any], **values: Any) -> dict[str, Any]:
+    return {"verb": "update", "set": values, "where": condition}
+
+
 def overwrite(condition: list[Any] | None, *rows: list[Any]) -> dict[str, Any]:
     return {"verb": "overwrite", "where": condition, "rows": list(rows)}
+
+
+def rollback(back: int) -> dict[str, Any]:
+    return {"verb": "rollback", "back": back}
 
 
 # The rows that are there at first: key, value, part; in two files.
@@ -54,9 +62,18 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an insert of what is being deleted": (append([3, 7, "c"]), delete("value", "=", 3)),
     "a delete, and a row comes that it matches": (delete("part", "=", "a"), append([8, 8, "a"])),
     "a delete, and a row comes that it does not match": (delete("part", "=", "a"), append([8, 8, "b"])),
+    "an update, and a row comes that it matches": (update(["part", "=", "a"], value=5), append([8, 8, "a"])),
+    "two updates of other columns of a row": (
+        update(["id", "=", 1], value=5),
+        update(["value", "<", 4], part="c"),
+    ),
+    "an update, and its row goes": (update(["part", "=", "a"], value=5), delete("id", "=", 1)),
     "an overwrite, and a row comes into its part": (overwrite(["part", "=", "a"], [1, 0, "a"]), merge([7, 7, "a"])),
     "an overwrite of all, and a merge": (overwrite(None, [5, 5, "b"]), merge([1, 8, "c"], [6, 6, "c"])),
     "two deletes of one row": (delete("id", "=", 1), delete("value", "<", 2)),
+    "a rollback, and a row of it changes": (rollback(1), merge([1, 8, "c"], [9, 9, "a"])),
+    "a rollback, and its rows go": (rollback(1), delete("part", "=", "a")),
+    "two rollbacks": (rollback(1), rollback(2)),
     "two partial merges of other columns of a row": (
         partial({"id": 1, "value": 7}),
         partial({"id": 1, "part": "c"}),
@@ -116,7 +133,8 @@ class World:
         check_lake(judge.catalog)
         feed.check_history(judge, random.Random(len(run.choices)))
         told = [
-            json.dumps(operation)
+            # Which rows a rollback returns to depends on the order: its own message has them.
+            actor.result.message if operation["verb"] == "rollback" else json.dumps(operation)
             for number, operation in enumerate(self._operations)
             if (actor := run.actors[f"writer{number}"]).error is None and actor.result.outcome == "committed"
         ]
@@ -139,7 +157,9 @@ def test_every_order_of_two_keyed_writers_is_one_after_the_other(new_place: Call
 
 
 @pytest.mark.parametrize(
-    "operation", [merge([1, 6, "b"], [9, 9, "b"]), delete("part", "=", "a")], ids=["merge", "delete"]
+    "operation",
+    [merge([1, 6, "b"], [9, 9, "b"]), delete("part", "=", "a"), rollback(1)],
+    ids=["merge", "delete", "rollback"],
 )
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_a_healer_beside_a_keyed_writer_undoes_it_or_comes_too_late(

@@ -59,6 +59,7 @@ APPLY_POINTS, REPAIR_POINTS = (
     [point for point, kind in FAILPOINTS.items() if kind == wanted and not point.endswith(".planned_again")]
     for wanted in ("apply", "repair")
 )
+UPDATE_POINTS = [point for point, kind in FAILPOINTS.items() if kind == "update" and "planned_again" not in point]
 UNDROP_POINTS = [point for point, kind in FAILPOINTS.items() if kind == "undrop"]
 ROLLBACK_POINTS = [
     point for point, kind in FAILPOINTS.items() if kind == "rollback" and not point.endswith(".planned_again")
@@ -75,20 +76,30 @@ CHUNK_IDS = 1_000_000
 Content = dict[str, list[int]]
 
 
-def write(lake: fm.Lake, content: Content, batch: str | None) -> fm.Commit:
+def write(lake: fm.Lake, content: Content, batch: str | None, if_version: int | None = None) -> fm.Commit:
     if len(content) == 1:
         ((table, numbers),) = content.items()
-        return lake.append(table, rows(*numbers), batch=batch)
-    with lake.transaction("model", batch=batch) as tx:
+        return lake.append(table, rows(*numbers), batch=batch, if_version=if_version)
+    with lake.transaction("model", batch=batch, if_version=if_version) as tx:
         for table, numbers in content.items():
             tx.append(table, rows(*numbers))
     assert tx.commit is not None
     return tx.commit
 
 
-def write_in_child(place: Place, content: Content, batch: str | None) -> None:
+def write_in_child(place: Place, content: Content, batch: str | None, if_version: int | None) -> None:
     with place.open() as lake:
-        write(lake, content, batch)
+        write(lake, content, batch, if_version)
+
+
+def update_in_child(place: Place, table: str, number: int, name: str, batch: str | None) -> None:
+    with place.open() as lake:
+        lake.update(table, {"name": f"'{name}'"}, f"id = {number}", batch=batch)
+
+
+def rename_in_child(place: Place, table: str, name: str) -> None:
+    with place.open() as lake:
+        lake.rename_table(table, name)
 
 
 def take_in_child(place: Place, table: str, numbers: list[int]) -> None:
@@ -174,6 +185,8 @@ class Model:
         # Columns that a file declared, with the default that every row has in them.
         self.defaults: dict[str, dict[str, str]] = {}
         self.declared = 0
+        # Of rows that were updated, by table and id: their names.
+        self.names: dict[tuple[str, int], str] = {}
         # Tables that were dropped, with what they held.
         self.dropped: dict[str, list[int]] = {}
         # Backfills that may not be at their end.
@@ -204,6 +217,7 @@ class Model:
                 *("redo", "redo"),
                 *("apply", "apply", "foreign", "intake", "intake", "drop", "undrop", "together"),
                 *("rollback", "rollback"),
+                *("update", "update", "rename", "expected"),
             ]
         )
         getattr(self, f"step_{kind}")()
@@ -284,7 +298,8 @@ class Model:
         content, batch, key = self.content()
         kind = "append" if len(content) == 1 else "transaction"
         point = self.random.choice([point for point in KILL_POINTS if FAILPOINTS[point] == kind])
-        killed = run_killed(write_in_child, self.place, content, batch, failpoint=point)
+        expected = self.head if self.random.random() < 0.3 else None
+        killed = run_killed(write_in_child, self.place, content, batch, expected, failpoint=point)
         assert killed
         with self.place.open() as lake:
             version = lake.status()["version"]
@@ -293,6 +308,65 @@ class Model:
                 self.settle(content, key)
             elif batch is not None:
                 assert point.endswith((".begun", ".staged")), f"a sealed batch was lost at {point}"
+
+    def unfollowed(self) -> list[str]:
+        """The tables that no sink follows and no history fills."""
+        return sorted(table for table in self.versions[self.head] if table not in ("events", "notes"))
+
+    def step_update(self) -> None:
+        """A row gets another name, whole or killed somewhere; columns that are filled by the name follow it."""
+        there = [table for table in self.unfollowed() if self.versions[self.head][table]]
+        if not there:
+            return
+        table = self.random.choice(there)
+        number = self.random.choice(self.versions[self.head][table])
+        name, batch = f"name {self.head}", f"update {self.head}" if self.random.random() < 0.5 else None
+        if self.random.random() < 0.6:
+            arguments = (table, number, name, batch)
+            run_killed(update_in_child, self.place, *arguments, failpoint=self.random.choice(UPDATE_POINTS))
+        with self.place.open() as lake:
+            again = lake.update(table, {"name": f"'{name}'"}, f"id = {number}", batch=batch)
+            assert again.outcome in ("committed", "nothing_to_do", "already_committed")
+            assert lake.status()["version"] == self.head + 1, "one publish, whoever made it"
+        self.happened({})
+        self.names[table, number] = name
+
+    def step_rename(self) -> None:
+        """A table gets another name, whole or killed somewhere; its batches, and all else of it, keep to it."""
+        if not self.unfollowed():
+            return
+        table, name = self.random.choice(self.unfollowed()), f"renamed{self.head}"
+        with self.place.open() as lake:
+            # A job that is not at its end has the old name.
+            self.check_backfilled(lake)
+        if self.random.random() < 0.6:
+            run_killed(rename_in_child, self.place, table, name, failpoint=self.random.choice(APPLY_POINTS))
+        with self.place.open() as lake:
+            if table in {head.table for head in lake.heads()}:
+                lake.rename_table(table, name)
+            assert lake.status()["version"] == self.head + 1, "one publish, whoever made it"
+        self.happened({})
+        self.versions[self.head][name] = self.versions[self.head].pop(table)
+        for known in (self.columns, self.defaults):
+            if table in known:
+                known[name] = known.pop(table)
+        self.names = {(name if one == table else one, key): text for (one, key), text in self.names.items()}
+        self.batches = {
+            (name if scope == table else scope, batch): {name if one == table else one: ids for one, ids in own.items()}
+            for (scope, batch), own in self.batches.items()
+        }
+
+    def step_expected(self) -> None:
+        """A write that expects an older state of its tables is refused; one that expects the present one is not."""
+        content, batch, key = self.content()
+        with self.place.open() as lake:
+            moved = max(head.version for head in lake.heads() if head.table in content)
+            with pytest.raises(fm.Conflict) as caught:
+                write(lake, content, batch, moved - 1)
+            assert caught.value.facts["table"] in content
+            assert lake.status()["version"] == self.head
+            assert write(lake, content, batch, self.random.randint(moved, self.head)).outcome == "committed"
+        self.settle(content, key)
 
     def step_storage(self) -> None:
         mode = self.random.choice(["before", "after", "torn", "disk_full"])
@@ -478,7 +552,7 @@ class Model:
         self.happened({table: self.dropped.pop(table)})
 
     def step_rollback(self) -> None:
-        """A table returns to an earlier version, whole or killed somewhere. None of the sink's: it keeps rows that go."""
+        """A table returns to an earlier version, whole or killed somewhere; none that a sink follows."""
         there = [table for table in self.versions[self.head] if table not in ("events", "notes")]
         if not there:
             return
@@ -587,6 +661,13 @@ class Model:
             for row in lake.read_arrow(table).read_all().to_pylist():
                 assert {name: row[name] for name in defaults} == defaults, table
 
+    def check_names(self, lake: fm.Lake) -> None:
+        """Every row has the name that its last update gave it."""
+        for table in {table for table, _ in self.names if table in self.versions[self.head]}:
+            found = {row["id"]: row["name"] for row in lake.read_arrow(table).read_all().to_pylist()}
+            for number in found:
+                assert found[number] == self.names.get((table, number), f"row {number}"), (table, number)
+
     def check_shipped(self, lake: fm.Lake) -> None:
         """Every row of the head is at the destination, once."""
         assert lake.sinks.run("out", until_empty=True).outcome in ("shipped", "nothing_to_do")
@@ -616,6 +697,7 @@ class Model:
             assert lake.maintain.sweep(grace="0s").outcome in ("swept", "nothing_to_do")
             self.check_backfilled(lake)
             self.check_declared(lake)
+            self.check_names(lake)
             self.check_shipped(lake)
             check_lake(lake.catalog)
             for version in {self.head, self.random.randint(1, self.head)}:

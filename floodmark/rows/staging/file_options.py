@@ -22,7 +22,7 @@ LEVEL = "write.parquet.compression-level"
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 # With a key, one row at a time is looked for; without one, mostly what changed last, in files of many more rows.
-KEYED_GROUP_ROWS_MAX = 8_192
+KEYED_GROUP_ROWS_MAX = 16_384
 GROUP_ROWS_MAX = 32_768
 # In memory: of large rows fewer are a group; of rows so short that a group's columns have less than this, more.
 GROUP_BYTES_MAX = 8 * 1024 * 1024

@@ -44,6 +44,7 @@ _VERBS = {
     "apply": "applied a schema",
     "repair": "repaired",
     "undrop": "restored",
+    "rollback": "rolled back",
 }
 
 

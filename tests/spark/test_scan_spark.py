@@ -1,0 +1,134 @@
+"""Scans whose condition only Spark can evaluate, and scans as DataFrames: they have the rows of an unpruned filter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import floodmark as fm
+from floodmark.testing.s3 import S3Server, s3_stand_in
+
+COLUMNS = "id long not null, day date, ts timestamp, amount decimal(10,2), x double, name string, tags array<string>"
+CONDITIONS = 5
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def row(number: int, chance: random.Random) -> dict[str, Any]:
+    def maybe(value: Any) -> Any:
+        return None if chance.random() < 0.2 else value
+
+    return {
+        "id": number,
+        "day": maybe(date(2026, 1, 1) + timedelta(number % 6)),
+        "ts": maybe(START + timedelta(hours=7 * number)),
+        "amount": maybe(Decimal(number * 37 % 900) / 100),
+        "x": maybe(float("nan") if number % 17 == 0 else number / 8),
+        "name": maybe(f"name {number % 9}"),
+        "tags": maybe(["a", f"t{number % 3}"]),
+    }
+
+
+@pytest.fixture(scope="module", params=["local", "s3"])
+def lake(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
+) -> Iterator[fm.Lake]:
+    folder = tmp_path_factory.mktemp("scan")
+    if request.param == "local":
+        with fm.open(folder / "lake", create=True, spark=spark) as lake:
+            yield filled(lake)
+        return
+    with s3_stand_in() as server:
+        yield from on_s3(server, folder, spark)
+
+
+def on_s3(server: S3Server, folder: Path, spark: SparkSession) -> Iterator[fm.Lake]:
+    catalog = f"sqlite:///{folder}/catalog.db"
+    place = f"s3://{server.make_bucket()}/lake"
+    with fm.open(place, create=True, catalog=catalog, storage_options=server.options, spark=spark) as lake:
+        yield filled(lake)
+
+
+def filled(lake: fm.Lake) -> fm.Lake:
+    """Partitions, fresh and settled files, and columns that came later or were renamed since."""
+    chance = random.Random(5)
+    lake.create_table("plain", COLUMNS, partition=["day"], sort=["id"])
+    lake.create_table("evolved", COLUMNS, partition=["day"])
+    for table in ("plain", "evolved"):
+        for start in range(0, 60, 20):
+            lake.append(table, [row(number, chance) for number in range(start, start + 20)])
+        lake.maintain.compact(table, files_min=2)
+        lake.append(table, [row(number, chance) for number in range(60, 75)])
+    lake.add_column("evolved", "late", "int")
+    lake.rename_column("evolved", "name", "label")
+    lake.append("evolved", [{"id": 900 + number, "late": number, "label": f"name {number}"} for number in range(5)])
+    return lake
+
+
+def conditions(chance: random.Random, table: str) -> Iterator[str]:
+    name = "name" if table == "plain" else "label"
+    leaves = [
+        "id % 7 = 3",
+        f"id between {chance.randint(0, 30)} and {chance.randint(30, 70)}",
+        "day >= date '2026-01-03'",
+        "day in ('2026-01-02', '2026-01-05')",
+        "ts > timestamp '2026-01-08 00:00:00Z'",
+        "ts is null",
+        f"amount > {chance.randint(0, 8)}.5",
+        "x > 3",
+        "isnan(x)",
+        f"{name} like '%{chance.randint(0, 8)}'",
+        f"upper({name}) = 'NAME 4'",
+        f"length({name}) > 100",
+        "array_contains(tags, 't1')",
+        "size(tags) = 2",
+        *(["late is null", "late > 2"] if table == "evolved" else []),
+    ]
+    for _ in range(CONDITIONS):
+        one, other = chance.sample(leaves, 2)
+        yield chance.choice([one, f"({one}) and ({other})", f"({one}) or ({other})", f"not ({one}) and {other}"])
+
+
+def comparable(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted(repr(list(one.values())) for one in rows)
+
+
+@pytest.mark.parametrize("table", ["plain", "evolved"])
+def test_every_way_to_read_a_scan_has_the_rows_of_an_unpruned_filter(lake: fm.Lake, table: str) -> None:
+    whole = lake.read(table, with_seq=True)
+    columns = ["x", "id", "tags"]
+    pruned = 0
+    for text in conditions(random.Random(table), table):
+        expected = comparable([one.asDict() for one in whole.where(text).select(*columns, "_seq").collect()])
+        scan = lake.scan(table, where=text, columns=columns, with_seq=True)
+        assert comparable(scan.to_arrow().to_pylist()) == expected, text
+        assert comparable([one.asDict() for one in scan.df.collect()]) == expected, text
+        assert scan.df.columns == scan.schema.names == [*columns, "_seq"]
+        assert scan.count() == len(expected), text
+        explained = scan.explain()
+        pruned += explained.files < explained.files_total
+    few = lake.scan(table, where="id % 7 = 3", limit=3)
+    assert few.to_arrow().num_rows == few.df.count() == 3
+    # The check would be blind if nothing were ever left out.
+    assert pruned > 0
+
+
+def test_a_condition_that_spark_refuses_is_invalid(lake: fm.Lake) -> None:
+    for text in ("id +", "id + 1", "id in (select 1)", "nothing(id) = 1", "_seq + 1 > 5"):
+        for act in (lambda scan: scan.to_arrow(), lambda scan: scan.df, lambda scan: scan.count()):
+            with pytest.raises(fm.Invalid):
+                act(lake.scan("plain", where=text))
+
+
+def test_a_dataframe_of_a_partition_reads_its_files_only(lake: fm.Lake) -> None:
+    found = lake.read("plain", where="day = '2026-01-02'", columns=["id"])
+    files = {one.file for one in found.selectExpr("input_file_name() as file").distinct().collect()}
+    assert 1 <= lake.scan("plain", where="day = '2026-01-02'").explain().files < lake.heads()[-1].files
+    assert len(files) <= 2
+    assert found.columns == ["id"]
