@@ -57,7 +57,7 @@ def query(
     output: ToFile = None,
     overwrite: Replacing = False,
 ) -> None:
-    """Run a Spark SQL query, given as text, in a file or on stdin; show its rows or write them to a file."""
+    """Run a Spark SQL query; show its rows, or write them to a file."""
     text = _query_text(query, file)
     if output is None:
         _check_shown(file_format)
