@@ -55,7 +55,11 @@ class Queries:
         self._number = 0
 
     def one(self) -> str:
-        return self._query([], {}, 3)[0]
+        text, columns = self._query([], {}, self._chance.choice([1, 1, 2, 2, 3]))
+        kinds = {kind for _, kind in columns}
+        if self._is(0.6) or len({name for name, _ in columns}) < len(columns) or not kinds & set(LITERALS):
+            return text
+        return f"select * from ({text}) q where {self._condition(Scope([('q', columns)]), {}, 0, 1)}"
 
     # ── queries ──
 
@@ -176,7 +180,7 @@ class Queries:
 
     def _from(self, scope: Scope, names: dict[str, Columns], depth: int) -> str:
         text = self._relation(scope, names, depth)
-        for _ in range(self._chance.choice([0, 0, 0, 1, 1, 2])):
+        for _ in range(self._chance.choice([0, 0, 1, 1, 1, 2])):
             text += self._joined(scope, names, depth)
         if self._is(0.05) and self._plain(scope):
             alias = f"e{self._next()}"
@@ -303,7 +307,8 @@ class Queries:
             f"{one} {pick(SIGNS)} {text}",
             *(f"{text} in ({one}, {two})", f"{text} not in ({one}, {two})", f"{text} in ({one})"),
             *(f"{text} between {one} and {two}", f"{text} not between {one} and {two}"),
-            *(f"{text} is null", f"{text} is not null", f"{text} is distinct from {one}"),
+            *(f"{text} is null", f"{text} is null", f"{text} is not null", f"{text} is distinct from {one}"),
+            *(f"{text} is null or {text} = {one}", f"not ({text} = {one})", f"{text} is null"),
             *(f"{text} is not distinct from {one}", f"({text}) = {one}", f"{text} = {one} is null"),
             f"case when {text} = {one} then true else {text} = {two} end",
         ]

@@ -40,8 +40,11 @@ from floodmark.rows.schema import user_fields
 from floodmark.rows.sql.condition import NO_COLUMN
 from floodmark.rows.sql.where import Where, mentioned
 
-# Longer queries, and those with more nested reads of WITH names, are not worth the time.
+# Longer queries or conditions, and queries with more reads of WITH names, are not worth the time. Of longer lists of
+# values only the bounds are used: statistics are not compared with each of so many.
 _CHARACTERS_MAX = 200_000
+_WHERE_CHARACTERS_MAX = 10_000
+_VALUES_MAX = 200
 _VISITS_MAX = 500
 
 
@@ -74,7 +77,7 @@ def needs(query: str, tables: Mapping[str, Schema]) -> dict[str, Need]:
 
 
 def _parsed(where: str | None, schema: Schema) -> Where | None:
-    if where is None or len(where) > _CHARACTERS_MAX:
+    if where is None or len(where) > _WHERE_CHARACTERS_MAX:
         return None
     with suppress(Invalid):  # a condition that is not understood leaves out nothing
         return Where.parse(where, schema)
@@ -120,7 +123,7 @@ def _clear_text(query: str) -> str | None:
     Not certain are double quotes (text or names, by a setting), escapes, variables, parameters, comments in comments,
     letters beyond ASCII outside of quotes, pipes, and queries that begin with FROM.
     """
-    position, before, levels, parts = 0, ["", ""], [_Level()], []
+    position, before, levels, parts, last = 0, ["", ""], [_Level()], list[str](), 0
     if "\\" in query or "${" in query:
         return None
     while position < len(query):
@@ -138,7 +141,8 @@ def _clear_text(query: str) -> str | None:
         if token in _DOUBTFUL or not _fits(token, before, levels):
             return None
         if token == "(" and before[-1] in _CALLS:
-            parts.append("_")
+            parts[last] += "_"
+        last = len(parts)
         parts.append(found[0])
         before = [before[-1], token]
     return "".join(parts) if len(levels) == 1 else None
@@ -216,11 +220,20 @@ def _every(parts: Sequence[_Condition | None]) -> _Condition | None:
 
 
 def _some(parts: Sequence[_Condition | None]) -> _Condition | None:
-    """If one part is not known, nothing follows."""
-    known = tuple(dict.fromkeys(part for part in parts if part is not None))
-    if len(known) == 0 or any(part is None for part in parts):
+    """If one part is not known, nothing follows. Values of one column become one list."""
+    if not parts or any(part is None for part in parts):
         return None
-    return known[0] if len(known) == 1 else _Some(known)
+    others: list[_Condition] = []
+    values: dict[_Column, list[_Value]] = {}
+    for part in parts:
+        if isinstance(part, _Test) and part.sign in ("=", "in"):
+            values.setdefault(part.column, []).extend(part.values)
+        elif part is not None and part not in others:
+            others.append(part)
+    for column, listed in values.items():
+        known = tuple(dict.fromkeys(listed))
+        others.append(_Test(column, "=" if len(known) == 1 else "in", known))
+    return others[0] if len(others) == 1 else _Some(tuple(others))
 
 
 def _moved(condition: _Condition, move: Callable[[_Test], _Condition | None]) -> _Condition | None:
@@ -655,6 +668,8 @@ class _Reads:
 
     def _new_block(self, query: exp.Expr, names: _Names) -> _Block:
         _check_only(query, *_CLAUSES, *_ENDINGS)
+        if query.args.get("distinct") is not None:
+            _check_only(query.args["distinct"])
         origin, inner = _From(), []
         if query.args.get("from_") is not None:
             _check_only(query.args["from_"], "this")
@@ -883,6 +898,9 @@ def _test_text(test: _Test, column: NestedField) -> str | None:
     known = [text for text in texts if text is not None]
     if len(known) < len(texts):
         return None
+    if test.sign == "in" and len(known) > _VALUES_MAX:
+        known.sort(key=int if isinstance(kind, IntegerType | LongType) else lambda text: text[1:-1])
+        return f"({name} >= {known[0]}) AND ({name} <= {known[-1]})"
     value = f"({', '.join(known)})" if test.sign in ("in", "not in") else known[0]
     return f"{name} {test.sign.upper()} {value}"
 
