@@ -17,6 +17,7 @@ from floodmark.model import Head
 from floodmark.rows.reading.selection import select_files, select_newer
 from floodmark.rows.sql.where import Where
 from floodmark.storage import Storage
+from floodmark.write import table
 from tests.conftest import Place
 
 CONDITIONS = (
@@ -82,13 +83,14 @@ def test_at_every_version_the_files_are_those_that_one_by_one_may_match(place: P
                     assert (file.path in newer) >= (bounds is None or bounds[1] > since)
 
 
-def test_what_is_deleted_and_counted_is_what_matches(place: Place) -> None:
+@pytest.mark.parametrize("few", [0, 64])
+def test_what_is_deleted_and_counted_is_what_matches(place: Place, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "ONE_BY_ONE_MAX", few)
     with place.open() as lake:
         expected = {row["id"] for row in lake.read_arrow("t").read_all().to_pylist()}
         for text, gone in (("id = 7", {7}), ("name is null", {1, 5, 50}), ("day = '2024-01-03' and id < 20", None)):
             match = {one for one in expected if one % 4 == 2 and one < 20} if gone is None else gone
-            planned = lake.plan_delete("t", text) if hasattr(lake, "plan_delete") else None
-            assert planned is None or planned["rows"] == len(match)
+            assert lake.plan_delete("t", text)["rows"] == len(match)
             assert lake.delete("t", text).tables[0].rows_deleted == len(match)
             expected -= match
             assert {row["id"] for row in lake.read_arrow("t").read_all().to_pylist()} == expected
