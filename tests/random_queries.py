@@ -145,7 +145,7 @@ class Queries:
                 inner = self._scalar(scope, names, depth - 1, kind)
                 items.append(f"({inner}) as {name}")
             else:
-                items.append(f"coalesce({text}, {text}) as {name}")
+                items.append(f"coalesce({text}, null) as {name}")
             columns.append((name, kind))
         return items, columns
 

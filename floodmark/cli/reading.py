@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,51 +19,88 @@ import typer
 from floodmark.cli.context import OnBranch
 from floodmark.cli.output import Output
 from floodmark.cli.progress import rows_progress
-from floodmark.errors import Invalid
+from floodmark.errors import Invalid, NotFound
 from floodmark.json_form import Json
 from floodmark.model import MAIN
-from floodmark.rows.sql.query import stream
+from floodmark.rows.sql.query import arrow_rows, stream
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from floodmark.lake import Lake
+    from floodmark.rows.frames import DataFrame
     from floodmark.scan import Scan
 
-# ── query ──
-
-
 SHOWN_ROWS = 100
-
-
-def query(
-    context: typer.Context,
-    query: Annotated[str, typer.Argument(help="A Spark SQL query.")],
-    version: Annotated[int | None, typer.Option(help="Read this version.")] = None,
-    at: Annotated[str | None, typer.Option(help="Read the version at this time, like 2026-11-15T10:00:00Z.")] = None,
-    branch: OnBranch = MAIN,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of rows (default: 100 on a terminal, else all).")
-    ] = None,
-) -> None:
-    """Run a Spark SQL query."""
-    output = context.obj.output
-    with context.obj.open() as lake:
-        frame = lake.sql(query, version=version, at=at, branch=branch)
-        most = limit
-        if limit is None and not output.as_json and sys.stdout.isatty():
-            most = SHOWN_ROWS
-        rows = (row.asDict(recursive=True) for row in stream(frame, None if most is None else most + 1))
-        if output.stream(rows, frame.columns, name="rows", empty="no rows", limit=most):
-            output.note(f"(more than {most} rows; --limit shows more, --json all of them)")
-
-
-# ── scan and head ──
-
 TO_STDOUT = ("table", "json", "jsonl", "csv")
 Shown = Annotated[
     str | None, typer.Option("--format", help="table, json, jsonl or csv; with --output also parquet or arrow.")
 ]
 ToFile = Annotated[str | None, typer.Option("--output", "-o", help="Write a file instead; also s3://….")]
 Replacing = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+
+
+# ── query ──
+
+
+def query(
+    context: typer.Context,
+    query: Annotated[str | None, typer.Argument(help="A Spark SQL query; - reads it from stdin.")] = None,
+    file: Annotated[str | None, typer.Option("--file", "-f", help="Read the query from this file; - is stdin.")] = None,
+    version: Annotated[int | None, typer.Option(help="Read this version.")] = None,
+    at: Annotated[str | None, typer.Option(help="Read the version at this time, like 2026-11-15T10:00:00Z.")] = None,
+    branch: OnBranch = MAIN,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of rows (default: 100 on a terminal, else all).")
+    ] = None,
+    file_format: Shown = None,
+    output: ToFile = None,
+    overwrite: Replacing = False,
+) -> None:
+    """Run a Spark SQL query; show its rows, or write them to a file."""
+    text = _query_text(query, file)
+    if output is None:
+        _check_shown(file_format)
+    with context.obj.open() as lake:
+        target = None if output is None else _Target.of(lake, output, file_format, overwrite)
+        frame = lake.sql(text, version=version, at=at, branch=branch)
+        if target is not None:
+            target.write(context.obj.output, lake, arrow_rows(frame, limit), {}, "rows")
+        else:
+            _show_query(context.obj.output, frame, file_format, limit)
+
+
+def _query_text(query: str | None, file: str | None) -> str:
+    if (query is None) == (file is None):
+        advice = "Give a query, or --file FILE; with - it is read from stdin."
+        raise Invalid("there is no query" if query is None else "give one query: as text or in a file", advice=advice)
+    source = "-" if query == "-" else file
+    if source is None:
+        return str(query)
+    try:
+        return (sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise NotFound("there is no such file", path=source) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid("the query cannot be read", path=source, cause=str(error)) from error
+
+
+def _show_query(output: Output, frame: DataFrame, file_format: str | None, limit: int | None) -> None:
+    from floodmark.rows.json.text_files import write_text
+
+    if file_format in ("jsonl", "csv"):
+        write_text(sys.stdout.buffer, arrow_rows(frame, limit), file_format)
+        return
+    output = output if file_format is None else Output(as_json=file_format == "json")
+    most = limit
+    if limit is None and not output.as_json and sys.stdout.isatty():
+        most = SHOWN_ROWS
+    rows = (row.asDict(recursive=True) for row in stream(frame, None if most is None else most + 1))
+    if output.stream(rows, frame.columns, name="rows", empty="no rows", limit=most):
+        output.note(f"(more than {most} rows; --limit shows more, --json all of them)")
+
+
+# ── scan and head ──
 
 
 def scan(
@@ -98,7 +136,9 @@ def scan(
             explained = found.explain()
             context.obj.output.result(explained.as_dict(), text=str(explained))
         elif output is not None:
-            _write_scan(context.obj.output, lake, found, output, file_format, overwrite)
+            target = _Target.of(lake, output, file_format, overwrite)
+            facts: dict[str, Json] = {"table": found.table, "version": found.version}
+            target.write(context.obj.output, lake, found.to_batches(), facts, f"rows of version {found.version}")
         else:
             _show_scan(context.obj.output, found, file_format)
 
@@ -117,9 +157,8 @@ def head(
 def _show_scan(output: Output, found: Scan, file_format: str | None) -> None:
     from floodmark.rows.json.text_files import dicts, json_value, write_text
 
+    _check_shown(file_format)
     shown = file_format or ("json" if output.as_json else "table")
-    if shown not in TO_STDOUT:
-        raise Invalid("this format needs a file", format=shown, advice="Add --output FILE.")
     if shown in ("jsonl", "csv"):
         write_text(sys.stdout.buffer, found.to_batches(), shown)
         return
@@ -133,23 +172,34 @@ def _show_scan(output: Output, found: Scan, file_format: str | None) -> None:
         output.note(f"(more than {most} rows; --limit shows more, --json all of them)")
 
 
-def _write_scan(output: Output, lake: Lake, found: Scan, file: str, file_format: str | None, overwrite: bool) -> None:
-    from floodmark.rows.json.text_files import format_for, write_file
+def _check_shown(file_format: str | None) -> None:
+    if file_format is not None and file_format not in TO_STDOUT:
+        raise Invalid("this format needs a file", format=file_format, advice="Add --output FILE.")
 
-    chosen = format_for(file, file_format, loadable=False)
-    started = time.monotonic()
-    location = _new_file(lake, file, overwrite)
-    with rows_progress(output) as progress:
-        rows = write_file(lake.catalog.storage, location, found.to_batches(), chosen, progress)
-    data: dict[str, Json] = {
-        "table": found.table,
-        "file": file,
-        "format": chosen,
-        "version": found.version,
-        "rows": rows,
-    }
-    data["seconds"] = round(time.monotonic() - started, 3)
-    output.result(data, text=f"{rows} rows of version {found.version} into {file}")
+
+@dataclass(frozen=True)
+class _Target:
+    """A file that rows are written to."""
+
+    file: str
+    location: str
+    file_format: str
+
+    @classmethod
+    def of(cls, lake: Lake, file: str, file_format: str | None, overwrite: bool) -> _Target:
+        from floodmark.rows.json.text_files import format_for
+
+        return cls(file, _new_file(lake, file, overwrite), format_for(file, file_format, loadable=False))
+
+    def write(self, output: Output, lake: Lake, rows: pa.RecordBatchReader, facts: dict[str, Json], what: str) -> None:
+        from floodmark.rows.json.text_files import write_file
+
+        started = time.monotonic()
+        with rows_progress(output) as progress:
+            count = write_file(lake.catalog.storage, self.location, rows, self.file_format, progress)
+        data: dict[str, Json] = {**facts, "file": self.file, "format": self.file_format, "rows": count}
+        data["seconds"] = round(time.monotonic() - started, 3)
+        output.result(data, text=f"{count} {what} into {self.file}")
 
 
 def _new_file(lake: Lake, file: str, overwrite: bool) -> str:

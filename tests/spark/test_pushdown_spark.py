@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -239,3 +240,43 @@ def test_with_a_setting_that_changes_what_a_query_means_every_file_is_read(lake:
         with settings(spark, {name: value}):
             assert opened(lake.sql(query)) == 60, name
     assert opened(lake.sql(query)) == 3
+
+
+def test_tasks_that_read_files_get_the_columns_and_the_condition(
+    lake: fm.Lake, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.rename_column("events", "id", "number")
+    frame = lake.sql("select number from events where day = '2026-01-03' and number > 50")
+    frame.explain()
+    plan = capsys.readouterr().out
+    assert "MapInArrow" in plan
+    assert "number" in plan
+    assert "word" not in plan
+    assert sorted(row.number for row in frame.collect()) == [102, 202]
+    assert lake.sql("select * from events where number = 102").collect()[0].word == "a"
+    assert lake.sql("select count(*) c from events").collect()[0].c == 60
+    sequences = lake.sql("select number, _seq from events where day = '2026-01-03'", with_seq=True).collect()
+    assert sorted(row.number for row in sequences) == [2, 102, 202]
+    assert len({row._seq for row in sequences}) == 3
+
+
+def test_views_of_parts_do_not_pile_up(lake: fm.Lake, spark: SparkSession) -> None:
+    def views() -> int:
+        return sum(one.name.startswith("_floodmark_") for one in spark.catalog.listTables())
+
+    lake.sql("select id from events")
+    before = views()
+    frames = [lake.sql(f"select id from events where id = {number} or id = 7") for number in range(5)]
+    assert views() == before
+    assert [sorted(row.id for row in frame.collect()) for frame in frames] == [[number, 7] for number in range(5)]
+    with pytest.raises(fm.Invalid, match="understand"):
+        lake.sql("select nothing from events where id = 5")
+    assert views() == before
+
+
+def test_threads_with_the_same_query_do_not_take_each_others_view(lake: fm.Lake) -> None:
+    def ask(_: int) -> list[int]:
+        return sorted(row.id for row in lake.sql("select id from events where day = '2026-01-03'").collect())
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(ask, range(24))) == [[2, 102, 202]] * 24

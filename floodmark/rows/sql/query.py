@@ -23,6 +23,7 @@ from floodmark.rows.failures import spark_failures, spark_job
 from floodmark.rows.stall import is_connect
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, Row, SparkSession
 
 _COMMENTS = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.DOTALL)
@@ -247,6 +248,43 @@ def stream(frame: DataFrame, limit: int | None) -> Iterator[Row]:
             yield from frame.limit(limit).collect()
         else:
             yield from frame.toLocalIterator(prefetchPartitions=True)
+
+
+def arrow_rows(frame: DataFrame, limit: int | None) -> pa.RecordBatchReader:
+    """The rows of a query as Arrow batches, at most so many rows; part by part, so that memory stays bounded.
+
+    Tasks send them as bytes: Arrow's types are exact, and Spark's own ways to collect them take all at once.
+    """
+    import pyarrow as pa
+
+    names = Counter(name.lower() for name in frame.columns)
+    twice = [name for name in frame.columns if names[name.lower()] > 1]
+    if twice:
+        advice = "Give each column its own name: `… AS name`."
+        raise Invalid("two columns of the query have one name", column=twice[0], advice=advice)
+    frame = frame if limit is None else frame.limit(limit)
+    with spark_failures("Spark does not understand this query"):
+        schema: pa.Schema = frame.limit(0).toArrow().schema
+        packed = frame.mapInArrow(_packed, "body binary")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with spark_job(frame.sparkSession, "Spark could not compute this query", lake_files=True):
+            for row in packed.toLocalIterator(prefetchPartitions=True):
+                table = pa.ipc.open_stream(row.body).read_all()
+                yield from table.cast(schema).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each batch as the one value of another."""
+    import pyarrow as pa
+
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["body"])
 
 
 def named_tables(query: str, tables: Mapping[str, object]) -> list[str]:
