@@ -157,8 +157,8 @@ def test_columns_come_get_other_names_and_go(made: Path) -> None:
         (("add", "users", "more", "intt"), "intt"),
         (("add", "users", "more", "int", "--default", "x"), "whole number"),
         (("add", "users", "more", "double", "--default", "1"), "default"),
-        (("rename", "users", "nam", "x"), "name"),
-        (("drop", "users", "nam"), "name"),
+        (("rename", "users", "nmae", "x"), "name"),
+        (("drop", "users", "nmae"), "name"),
         (("drop", "users", "id", "--apply"), "key"),
     ],
 )
