@@ -19,6 +19,7 @@ from pyiceberg.manifest import clear_manifest_cache
 import floodmark
 from bench.measure import Goal, Line, Samples, in_turns, timed, times_in_turns, took
 from bench.workshop import TABLE, Workshop
+from floodmark.commit.file_columns import REMEMBERED
 from floodmark.lake import Lake
 from floodmark.storage.counters import Counters
 
@@ -152,6 +153,7 @@ class _Fed:
     def cost(self, since: int, until: int | None = None) -> Counters:
         """What a lake that was just opened reads for a change of the usual size."""
         clear_manifest_cache()
+        REMEMBERED.clear()
         with floodmark.open(self.lake.location, read_only=True) as lake:
             before = lake.catalog.storage.counters.snapshot()
             rows = lake.changes(TABLE, since=since, until=until).arrow().read_all().num_rows

@@ -13,6 +13,7 @@ from pyiceberg.manifest import clear_manifest_cache
 import floodmark
 from bench.measure import Line, in_turns, ratio, timed, times_in_turns, took
 from bench.workshop import SCHEMA, TABLE, Workshop, arrow_rows
+from floodmark.commit.file_columns import REMEMBERED
 from floodmark.lake import Lake
 
 MANY = "many"
@@ -70,6 +71,7 @@ def _first(shop: Workshop, path: str, ask: Callable[[Lake], object]) -> Callable
 
     def measure() -> float:
         clear_manifest_cache()
+        REMEMBERED.clear()
         with _open(shop, path) as lake:
             return timed(lambda: ask(lake))
 

@@ -1,6 +1,8 @@
 """Maintenance without Spark: planning and sweeping thousands of files, and a lake that is kept while commits go on.
 
-Planning: a new process plans the compaction of a table of many small files, all of them real, from metadata alone.
+Planning: a new process plans the compaction of a table of many small files, all of them real, from metadata alone. Then
+a reader selects the files of a condition: first with nothing remembered, then again. What is remembered is counted as
+what Python and Arrow have allocated for it.
 Sweep: the same files after a compaction, when only expired versions name them; and fewer of them in a stand-in for S3.
 Requests are counted, to show that nothing of the lake is listed but the folders of operations that are due a last look.
 Upkeep: small commits, and every so many of them `lake.maintain.run`, with nothing kept and no grace. What is on disk is
@@ -9,11 +11,13 @@ counted before and after each run of it: what grows without bound grows between 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,12 +32,16 @@ from sqlalchemy import text
 
 import floodmark
 from bench import report
-from bench.measure import Goal, Line, Samples, not_measured, ratio, timed, took
+from bench.measure import Goal, Line, Samples, in_turns, not_measured, ratio, timed, times_in_turns, took
 from bench.workshop import QUICK, SCHEMA, TABLE, Workshop, arrow_rows
 from floodmark import clock
 from floodmark.catalog.database import SQLITE_NAME
+from floodmark.commit.file_columns import REMEMBERED
+from floodmark.commit.metadata import MetadataFiles, schema_of
 from floodmark.lake import Lake
 from floodmark.model import SNAPSHOTS_KEPT
+from floodmark.rows.reading.selection import Selection, select_files
+from floodmark.rows.sql.where import Where
 from floodmark.storage.counters import FSYNCS
 from floodmark.testing.s3 import s3_environment, s3_stand_in
 
@@ -124,6 +132,53 @@ def planning(shop: Workshop) -> Iterator[Line]:
     started = _samples(answers, "import_s", "open_s", "plan_s")
     yield took("the same with import and open", started, unit=" s")
     yield took("the same again, warm", _samples(answers, "again_s"), unit=" s", note="manifests are remembered")
+    little = shop.new_path("some-files")
+    with floodmark.open(little, create=True) as lake:
+        _fill(shop, lake, sizes.commits // 10)
+    yield from _selections(shop, little, Goal(40), Goal(3))
+    yield from _selections(shop, path, Goal(300), Goal(20))
+
+
+def _selections(shop: Workshop, path: Path, first: Goal, again: Goal) -> Iterator[Line]:
+    """Files that may hold a match of a condition on a partition and two other columns."""
+    with floodmark.open(path, read_only=True) as lake:
+        files, head = lake.catalog.files, lake.catalog.history.head(TABLE)
+        schema = schema_of(files.metadata(head.metadata_location), head)
+        where = Where.parse("k = 'key-7' and n > 5 and ts >= '2023-11-14 00:00:00'", schema)
+
+        def select() -> Selection:
+            return select_files(files, head, schema, where)
+
+        def cold() -> float:
+            REMEMBERED.clear()
+            return timed(lambda: select_files(MetadataFiles(lake.catalog.storage), head, schema, where))
+
+        select()
+        cold_s, warm_s = times_in_turns(shop.sizes.read_repeats, cold, lambda: timed(select))
+        kept_bytes, bounded = _remembered_bytes(select)
+        (state_s,) = in_turns(shop.sizes.read_repeats, lambda: lake.changes(TABLE, head.sequence).empty)
+    note = f"{len(select().files):,} selected, {select().manifests_read} manifests"
+    yield took(f"files of a condition, {head.files:,} files, first", cold_s, goal=first, note=note)
+    yield took(f"files of a condition, {head.files:,} files, again", warm_s, goal=again)
+    per_file = kept_bytes / head.files - 24 * bounded
+    shown = f"{kept_bytes / head.files:.0f} in all, {bounded} bounded columns"
+    yield Line(
+        "remembered of a file, beside 24 for each bounded column", " bytes", per_file, goal=Goal(200), note=shown
+    )
+    yield took("nothing new, asked for changes", state_s, goal=Goal(1), note="the catalog alone")
+
+
+def _remembered_bytes(select: Callable[[], Selection]) -> tuple[int, int]:
+    """What one selection leaves in memory, and how many columns have bounds."""
+    REMEMBERED.clear()
+    gc.collect()
+    tracemalloc.start()
+    before = pa.total_allocated_bytes() + tracemalloc.get_traced_memory()[0]
+    bounds = select().files[0].data_file.lower_bounds
+    gc.collect()
+    after = pa.total_allocated_bytes() + tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return after - before, len(bounds)
 
 
 @cache

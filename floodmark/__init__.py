@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from floodmark.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from floodmark.branches.records import BranchDiff, Merged
+    from floodmark.branches.records import BranchDiff, Merged, RollbackPlan, RolledBack
     from floodmark.commit.branches import Branch
     from floodmark.errors import (
         BelowRetention,
@@ -58,6 +58,8 @@ __all__ = [
     "Plan",
     "RecoveryReport",
     "Repair",
+    "RollbackPlan",
+    "RolledBack",
     "TableCommit",
     "TooNew",
     "TooOld",
@@ -72,7 +74,7 @@ _ROOMS = {
     "floodmark.opening": ("open", "restore"),
     "floodmark.model": ("AuditRow", "Commit", "RecoveryReport", "TableCommit"),
     "floodmark.write.transaction": ("Transaction",),
-    "floodmark.branches.records": ("BranchDiff", "Merged"),
+    "floodmark.branches.records": ("BranchDiff", "Merged", "RollbackPlan", "RolledBack"),
     "floodmark.commit.branches": ("Branch",),
     "floodmark.schema.plan": ("Plan",),
     "floodmark.repair.repair": ("Repair",),

@@ -113,10 +113,16 @@ class Turns:
             return self._is_next(tx, operation, table_ids, self._database.now_ms(tx))
 
     def take_next(self, operation: str, table_ids: Collection[str], lease_ms: int = TURN_MS) -> bool:
-        """Take the turns of these tables if they are free, or held by the dead, and no older operation goes first."""
+        """Take the turns of these tables if they are free, or held by the dead, and no older operation goes first.
+
+        1. This operation asks: it waits, and the turn is free. 2. A leader publishes it with its own. 3. It takes the
+        turn, which nothing would end. So one that has ended gets none; the lake's lock orders 2 and 3.
+        """
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             now = self._database.now_ms(tx)
+            if tx.execute(_HOLDERS, {"operations": [operation]}).first() is None:
+                return False
             if not self._is_next(tx, operation, table_ids, now):
                 return False
             tx.execute(delete(tables.turns).where(tables.turns.c.table_id.in_(sorted(table_ids))))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from floodmark.cli.branch import show_tables
-from floodmark.cli.context import OnBranch
+from floodmark.cli.context import IfVersion, OnBranch
 from floodmark.model import MAIN
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def rollback(
         str | None, typer.Option(help="Id of this rollback: a rollback with the same id is a no-op.")
     ] = None,
     branch: OnBranch = MAIN,
+    if_version: IfVersion = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of rows to show per table.")] = 20,
 ) -> None:
@@ -68,7 +69,7 @@ def rollback(
             output.note("Add --apply to do it.")
         return
     with context.obj.open(read_only=False) as lake:
-        done = lake.rollback(table, to=moment, batch=batch, branch=branch, message=message)
+        done = lake.rollback(table, to=moment, batch=batch, branch=branch, message=message, if_version=if_version)
     output.result(done.as_dict(), text=_done_text(done, batch))
     for line in _left(done):
         output.note(line)

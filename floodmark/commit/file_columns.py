@@ -21,7 +21,6 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from cachetools import LRUCache
 from pyiceberg.manifest import (
     DataFile,
@@ -338,14 +337,14 @@ def _by_column(found: ManifestRows, which: int, rows: _Numbers) -> dict[int, _Nu
 def _bounds(maps: Sequence[object]) -> dict[int, pa.Array]:
     known = [one if isinstance(one, dict) else {} for one in maps]
     ids = {field_id for one in known for field_id in one}
-    return {field_id: _fixed(pa.array([one.get(field_id) for one in known], pa.binary())) for field_id in ids}
+    return {field_id: _raw([one.get(field_id) for one in known]) for field_id in ids}
 
 
-def _fixed(values: pa.Array) -> pa.Array:
-    """Bytes that are all of one length, as numbers are, without where each of them begins."""
-    lengths = pc.min_max(pc.binary_length(values)).as_py()
-    width = lengths["min"]
-    return values.cast(pa.binary(width)) if width and width == lengths["max"] else values
+def _raw(values: Sequence[bytes | None]) -> pa.Array:
+    """Bytes; if all are of one length, as numbers are, without where each of them begins."""
+    widths = {len(one) for one in values if one is not None}
+    width = widths.pop() if len(widths) == 1 else 0
+    return pa.array(values, pa.binary(width) if width else pa.binary())
 
 
 def _numbers(values: Sequence[object]) -> _Numbers:

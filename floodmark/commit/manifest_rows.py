@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 from uuid import UUID
 
@@ -94,8 +95,7 @@ def _read(data: bytes) -> ManifestRows:
     for entries, block in _blocks(data, start):
         count += entries
         blocks.append(decompress(block))
-    schema = AvroSchemaConversion().avro_to_iceberg(json.loads(meta["avro.schema"]))
-    fields = list(_flat(schema.as_struct()))
+    fields = _fields(meta["avro.schema"])
     body = _Body(b"".join(blocks))
     if count > len(body.data):
         raise EOFError(f"{count} entries in {len(body.data)} bytes")
@@ -198,6 +198,12 @@ _CODECS: dict[str, Callable[[bytes], bytes]] = {
 
 
 # ── the fields of an entry ──
+
+
+@lru_cache(maxsize=64)
+def _fields(schema_json: bytes) -> tuple[it.NestedField, ...]:
+    """The fields of an entry, in the order of the file; manifests of a table mostly have the same ones."""
+    return tuple(_flat(AvroSchemaConversion().avro_to_iceberg(json.loads(schema_json)).as_struct()))
 
 
 def _flat(struct_type: it.StructType) -> Iterator[it.NestedField]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 METADATA_LOG_KEPT = 10
 ENTRIES_REMEMBERED = 50_000
+# Of all lists together: one takes about a kilobyte.
+LISTED_REMEMBERED = 20_000
 SNAPSHOT_ID_MAX = 2**63 - 1
 # Iceberg's switch for clean-up by other engines, and what the table had there before it was the lake's ("": nothing).
 GC_ENABLED, GC_OFF = "gc.enabled", "false"
@@ -328,7 +330,9 @@ class MetadataFiles:
         self._metadata: LRUCache[str, TableMetadata] = LRUCache(maxsize=256)
         # Opening a manifest costs milliseconds however small it is, and commits share most of theirs.
         self._entries: LRUCache[str, list[ManifestEntry]] = LRUCache(maxsize=ENTRIES_REMEMBERED, getsizeof=len)
-        self._lists: LRUCache[str, tuple[ManifestFile, ...]] = LRUCache(maxsize=256)
+        self._lists: LRUCache[str, tuple[ManifestFile, ...]] = LRUCache(
+            LISTED_REMEMBERED, getsizeof=lambda manifests: 1 + len(manifests)
+        )
 
     def metadata(self, location: str) -> TableMetadata:
         with self._lock:
@@ -432,7 +436,8 @@ class MetadataFiles:
 
     def remember_manifests(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
         with self._lock:
-            self._lists[location] = manifests
+            if len(manifests) < LISTED_REMEMBERED:
+                self._lists[location] = manifests
 
 
 def parse_metadata(text: str) -> TableMetadata:

@@ -33,8 +33,8 @@ READ_BATCH_ROWS = 65536
 # Rows may be large: after the first row group a batch has as many as fit into this.
 READ_BATCH_BYTES = 32 * 1024 * 1024
 _FIRST_BATCH_ROWS = 4096
-# Of one file on object storage, about so much is fetched at once.
-PREFETCH_BYTES = 32 * 1024 * 1024
+# Of one file about so much is fetched at once, and in memory until it is read.
+RUN_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,11 @@ def _batches(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches of at most so many rows, and about so many bytes: earlier rows show how much memory a row takes.
 
-    Row groups that follow each other are read as one: a batch may hold rows of several.
+    Row groups that follow each other are read together: a batch may hold rows of several.
     """
     rows = min(rows_max, _FIRST_BATCH_ROWS)
     ends = np.cumsum([parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)])
-    for groups in _runs(parquet.metadata, kept, stream.is_remote):
+    for groups in _runs(parquet.metadata, kept):
         start = int(ends[groups[0]]) - parquet.metadata.row_group(groups[0]).num_rows
         prefetch(stream, parquet.metadata, groups, columns)
         row_bytes = 1
@@ -215,13 +215,12 @@ def _batches(
             parquet.reader.set_batch_size(rows)
 
 
-def _runs(metadata: pq.FileMetaData, kept: Sequence[bool], remote: bool) -> Iterator[list[int]]:
-    """The kept row groups that follow each other; where they are fetched as a whole, of a bounded size (I14)."""
+def _runs(metadata: pq.FileMetaData, kept: Sequence[bool]) -> Iterator[list[int]]:
+    """The kept row groups that follow each other, as many as have a bounded size: Arrow holds a run whole (I14)."""
     run: list[int] = []
     size_bytes = 0
     for number in range(metadata.num_row_groups):
-        full = remote and size_bytes >= PREFETCH_BYTES
-        if run and (full or not kept[number]):
+        if run and (size_bytes >= RUN_BYTES or not kept[number]):
             yield run
             run, size_bytes = [], 0
         if kept[number]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # Offset and length.
 Range = tuple[int, int]
-# Reading what is between two ranges takes less than another request.
-_GAP_BYTES_MAX = 1024 * 1024
+# Requests of one call run about ten at once, so one more takes as long as reading so much.
+_GAP_BYTES_MAX = 256 * 1024
 _MERGED_BYTES_MAX = 8 * 1024 * 1024
 _ADVICE = "Run `floodmark doctor`; restore the file."
 

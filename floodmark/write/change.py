@@ -23,7 +23,7 @@ from floodmark.commit.metadata import new_metadata
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, check_expected
 from floodmark.commit.seal import CREATE, Edit
 from floodmark.engine import Engine
-from floodmark.errors import Conflict, Invalid, Unavailable
+from floodmark.errors import Conflict, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
 from floodmark.model import Commit, FileRecord, Head
 from floodmark.rows.rewriting.runner import Runner
@@ -313,13 +313,19 @@ class Change(PublishPlan):
                 continue
             if edit.table not in self._tables:
                 raise Conflict("the table moved meanwhile", table=edit.table, advice="Run it again.")
-            head, metadata = planned_on(self._catalog, edit.table, self._intent.branch)
+            if edit.table not in self._touched:
+                # Only depended on: the checks look at it again, under the name that it has then.
+                del self._tables[edit.table]
+                continue
+            try:
+                head, metadata = planned_on(self._catalog, edit.table, self._intent.branch)
+            except NotFound as error:
+                advice = "Nothing was changed. `floodmark history` shows what happened to it."
+                raise Conflict("the table was dropped or renamed meanwhile", table=edit.table, advice=advice) from error
             if head.table_id != edit.table_id:
                 raise Conflict("the table was dropped or created again meanwhile", table=edit.table)
-            again = self._tables[edit.table]
-            if edit.table in self._touched:
-                check_expected(self._catalog, self._intent, [(head.table_id, head.table)])
-            again.plan_again(head, metadata)
+            check_expected(self._catalog, self._intent, [(head.table_id, head.table)])
+            self._tables[edit.table].plan_again(head, metadata)
 
     def kept_changing(self) -> Conflict:
         found = super().kept_changing()

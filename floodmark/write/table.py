@@ -94,6 +94,8 @@ if TYPE_CHECKING:
 
 # Positions of rows that take more than this go into an object of their own.
 POSITIONS_BYTES_MAX = 64 * 1024
+# So many files are tested sooner than manifests are read, which the commit has as entries already.
+ONE_BY_ONE_MAX = 64
 
 
 def planned_on(catalog: Catalog, table: str, branch: str) -> tuple[Head, TableMetadata]:
@@ -759,14 +761,15 @@ class TableChange:
         return sum(file.replaced for result in results for file in result.files)
 
     def _may_match(self, where: Where) -> list[LiveFile]:
-        """The working files that may hold a matching row. Those of the head are tested all at once."""
-        selected = () if self.head is None else select_files(self._files, self.head, self.schema, where).files
-        paths = {file.path for file in selected}
-        base = self._base()
+        """The working files that may hold a matching row. Those of the head, if many, are tested all at once."""
+        base, working = self._base(), self.working_files()
+        if self.head is None or len(base) <= ONE_BY_ONE_MAX:
+            return [file for file in working if where.may_match(file, self.metadata)]
+        selected = {file.path for file in select_files(self._files, self.head, self.schema, where).files}
         return [
             file
-            for file in self.working_files()
-            if file.path in paths or (file.path not in base and where.may_match(file, self.metadata))
+            for file in working
+            if file.path in selected or (file.path not in base and where.may_match(file, self.metadata))
         ]
 
     def _update(self, step: WriteStep) -> None:

@@ -302,7 +302,7 @@ def test_several_shapes_one_after_the_other(lake: fm.Lake, other: fm.Lake, monke
 
 
 def test_the_column_that_tells_the_newest_row_is_followed_through_a_rename(lake: fm.Lake, other: fm.Lake) -> None:
-    change = Change.begin(without_spark(lake), Intent("merge", MAIN, "test", ""), ["people"])
+    change = Change.begin(without_spark(lake), Intent("merge", MAIN, "test", ""))
     renamed = columns(_set("n", name="number"))
     with at_point("merge.sealed", lambda: renamed(other, "people")):
         change.write("merge", "people", [{**row(1), "n": 5}, {**row(2, "b"), "n": 50}], WriteOptions(newest_by="n"))

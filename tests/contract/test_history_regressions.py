@@ -93,7 +93,7 @@ def test_a_chunk_that_comes_while_others_are_pruned_is_not_marked(lake: fm.Lake)
 
     def load() -> None:
         rider = ChunkRider.of(job, 0, (LoadedTable("events", table_id, 10),))
-        change = Change.begin(without_spark(lake), Intent("chunk", MAIN, "another", "", rider), ["events"])
+        change = Change.begin(without_spark(lake), Intent("chunk", MAIN, "another", "", rider))
         change.write("append", "events", rows(*range(10)))
         change.publish()
 

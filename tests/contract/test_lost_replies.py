@@ -90,7 +90,7 @@ def chunk(lake: fm.Lake, number: int) -> fm.Commit:
     """As a history backfill loads it."""
     table_id = lake.catalog.history.head("events").table_id
     rider = ChunkRider.of(lake.catalog.jobs.find(JOB).id, number, (LoadedTable("events", table_id, 1),))
-    change = Change.begin(lake.engine, Intent("chunk", MAIN, "test", "", rider), ["events"])
+    change = Change.begin(lake.engine, Intent("chunk", MAIN, "test", "", rider))
     try:
         change.write(APPEND, "events", rows(number))
         return change.publish()

@@ -84,17 +84,29 @@ def read_groups(stream: RangeReader, groups: list[int], columns: list[str] | Non
         return pa.Table.from_batches(parquet.iter_batches(row_groups=groups, columns=columns, batch_size=GROUP_ROWS))
 
 
-def test_two_columns_of_one_row_group_are_two_requests(s3_server: S3Server, between: Counting) -> None:
+@pytest.mark.parametrize(("columns", "requests"), [(["c2", "c5"], 2), (["c0", "c9"], 3)])
+def test_two_columns_of_one_row_group_are_two_or_three_requests(
+    s3_server: S3Server, between: Counting, columns: list[str], requests: int
+) -> None:
     location = f"s3://{s3_server.make_bucket()}/x.parquet"
     rows, size_bytes = put_file(Storage(s3_server.options), location)
     storage = Storage({**s3_server.options, "endpoint": f"http://127.0.0.1:{between.server_port}"})
     with storage.open_input(location, size_bytes) as stream:
-        found = read_groups(stream, [7], ["c2", "c7"])
-    assert found.equals(rows.slice(7 * GROUP_ROWS, GROUP_ROWS).select(["c2", "c7"]))
-    # The end with the footer, and both columns with what is between them; no HEAD.
-    assert between.seen == {"GET": 2}
-    assert storage.counters.total == 2
+        found = read_groups(stream, [7], columns)
+    assert found.equals(rows.slice(7 * GROUP_ROWS, GROUP_ROWS).select(columns))
+    # The end with the footer, and both columns, with what is between them if that is little; no HEAD.
+    assert between.seen == {"GET": requests}
+    assert storage.counters.total == requests
     assert storage.counters.bytes_read < 0.1 * size_bytes
+
+
+def test_one_column_of_all_row_groups_is_read_without_the_others(s3_server: S3Server) -> None:
+    location = f"s3://{s3_server.make_bucket()}/x.parquet"
+    storage = Storage(s3_server.options)
+    rows, size_bytes = put_file(storage, location)
+    with storage.open_input(location, size_bytes) as stream:
+        assert read_groups(stream, list(range(GROUPS)), ["c3"]).equals(rows.select(["c3"]))
+    assert storage.counters.bytes_read < 0.2 * size_bytes
 
 
 def test_an_unknown_size_costs_no_request(s3_server: S3Server, between: Counting) -> None:

@@ -273,8 +273,17 @@ def test_a_leader_whose_turn_has_run_out_is_published_by_the_next_one(lake: fm.L
 
 def test_a_turn_whose_operation_is_gone_keeps_nobody_waiting(lake: fm.Lake) -> None:
     table_id = lake.catalog.history.head("events").table_id
-    lake.catalog.publisher.turns.take("an operation that never was", [table_id], lease_ms=3_600_000)
+    lake.catalog.publisher.turns.take("one that never was", [table_id], lease_ms=3_600_000)
     assert lake.append("events", rows(1)).outcome == "committed"
+    rest(lake)
+
+
+def test_one_that_was_published_meanwhile_takes_no_turn(lake: fm.Lake) -> None:
+    """It asked while it still waited. Nothing would end its turn, and all others would wait for the lease."""
+    commit = lake.append("events", rows(1))
+    assert commit.operation is not None
+    table_id = lake.catalog.history.head("events").table_id
+    assert not lake.catalog.publisher.turns.take_next(commit.operation, [table_id])
     rest(lake)
 
 

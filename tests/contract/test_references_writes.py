@@ -292,7 +292,7 @@ def test_a_batch_that_died_is_finished_only_beside_the_parent_that_it_was_checke
     assert run_killed(append_batch, place, failpoint="append.sealed")
     if moved:
         # Not by the lake's verb, which would heal first.
-        change = Change.begin(without_spark(lake), Intent("delete", "main", "test", ""), ["customers"])
+        change = Change.begin(without_spark(lake), Intent("delete", "main", "test", ""))
         change.write("delete", "customers", options=WriteOptions(where="id = 5"))
         change.publish()
     report = lake.recover()

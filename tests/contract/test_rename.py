@@ -350,6 +350,40 @@ def test_a_write_whose_table_gets_another_name_is_a_conflict(
     check_lake(lake.catalog)
 
 
+def refer(lake: fm.Lake) -> None:
+    lake.apply(
+        {
+            "users": {"columns": {"id": "long"}, "key": ["id"]},
+            "orders": {"columns": {"id": "long", "user": "long"}, "references": {"user": "users.id"}},
+        }
+    )
+    lake.append("users", [{"id": 1}, {"id": 2}])
+
+
+@pytest.mark.parametrize("step", ["staged", "sealed", "built"])
+def test_rows_that_refer_to_a_table_that_gets_another_name_are_checked_again(
+    lake: fm.Lake, other: fm.Lake, step: str
+) -> None:
+    refer(lake)
+    version = lake.status()["version"]
+    with at(f"append.{step}", lambda: other.rename_table("users", "people")):
+        lake.append("orders", [{"id": 1, "user": 1}])
+    assert lake.status()["version"] == version + 2
+    with at("delete.rewritten", lambda: other.rename_table("orders", "purchases")):
+        lake.delete("people", "id = 2")
+    with pytest.raises(fm.Invalid, match="refer to keys"):
+        lake.delete("people", "id = 1")
+    check_lake(lake.catalog)
+
+
+def test_rows_that_refer_to_nothing_are_refused_under_either_name(lake: fm.Lake, other: fm.Lake) -> None:
+    refer(lake)
+    meddle = at("append.staged", lambda: other.rename_table("users", "people"))
+    with pytest.raises(fm.Invalid, match="refer to keys"), meddle:
+        lake.append("orders", [{"id": 1, "user": 99}])
+    assert ids(lake, "orders") == []
+
+
 def test_a_read_only_lake_renames_nothing(lake: fm.Lake, place: Place) -> None:
     with place.open(read_only=True) as reader:
         for verb in (
@@ -420,11 +454,11 @@ def test_a_default_may_be_filled_later(lake: fm.Lake) -> None:
         (lambda lake: lake.add_column("events", "x", "nonsense"), "nonsense"),
         (lambda lake: lake.add_column("events", "x", "int", default="y"), "default"),
         (lambda lake: lake.add_column("events", "x", "int", required=True), "no value"),
-        (lambda lake: lake.rename_column("events", "nam", "x"), "name"),
+        (lambda lake: lake.rename_column("events", "nmae", "x"), "name"),
         (lambda lake: lake.rename_column("events", "name", "id"), "column of this name"),
         (lambda lake: lake.rename_column("events", "name", "name"), "column of this name"),
         (lambda lake: lake.rename_column("events", "name", "_pos"), "reserved"),
-        (lambda lake: lake.drop_column("events", "nam"), "name"),
+        (lambda lake: lake.drop_column("events", "nmae"), "name"),
         (lambda lake: lake.drop_column("keyed", "id"), "part of the key"),
         (lambda lake: lake.drop_column("single", "id"), "at least one column"),
     ],

@@ -148,7 +148,7 @@ def test_whole_partitions_go_without_a_look_into_them(lake: fm.Lake, place: Plac
     # The rows of one day are rewritten: settled files go in the same way.
     lake.delete("events", "id = 15")
     before = lake.catalog.history.head("events")
-    lake.read_arrow("events").read_all()  # from here on all metadata is remembered
+    plan_retention(without_spark(lake), before, Policy("36h"), now_ms=NOW)  # from here on all metadata is remembered
     plain = lake.catalog.storage.counters.snapshot()
     policy, intent = Policy("36h"), Intent("retain", MAIN, "test", "")
     plan = plan_retention(without_spark(lake), before, policy, now_ms=NOW)

@@ -294,6 +294,17 @@ def test_positions_of_many_rows_are_kept_in_objects_of_the_operation(
     check_lake(people.catalog)
 
 
+def test_a_rollback_can_expect_the_version_that_it_was_made_for(people: fm.Lake) -> None:
+    then = newest(people)
+    seen = people.append("people", named(9, name="later")).version
+    people.append("people", named(10, name="meanwhile"))
+    with pytest.raises(fm.Conflict) as raised:
+        people.rollback("people", to=then, if_version=seen)
+    assert (raised.value.facts["expected"], raised.value.facts["actual"]) == (seen, newest(people))
+    assert people.rollback("people", to=then, if_version=newest(people)).outcome == "committed"
+    check_lake(people.catalog)
+
+
 # ── every table at once ──
 
 

@@ -15,7 +15,7 @@ from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, at
-from tests.crash.test_sink_faults import CommitFaults
+from tests.crash.faults import fail_commits, fail_storage
 
 pytestmark = pytest.mark.mostly_sqlite
 
@@ -98,13 +98,8 @@ class Trial:
     def names(self) -> tuple[str, str]:
         return ("users", "people") if self.number % 2 == 0 else ("people", "users")
 
-    def run(self) -> str:
-        try:
-            return self.lake.rename_table(*self.names).outcome
-        except fm.CommitUnknown as unknown:
-            return "unknown" if self.lake.resolve(unknown.operation) is None else "committed"
-        except fm.Unavailable:
-            return "raised"
+    def act(self) -> fm.Commit:
+        return self.lake.rename_table(*self.names)
 
     def finish(self, outcome: str) -> None:
         """An error meant that it has its old name: then the same call renames it."""
@@ -117,37 +112,9 @@ class Trial:
         self.number += 1
 
 
-def fail_in_turn(trial: Trial, lay: Callable[[int], Any], lift: Callable[[Any], bool]) -> list[str]:
-    outcomes: list[str] = []
-    while True:
-        fault = lay(len(outcomes) + 1)
-        try:
-            outcome = trial.run()
-        finally:
-            fired = lift(fault)
-        trial.finish(outcome)
-        if not fired:
-            assert outcome == "committed"
-            trial.lake.close()
-            return outcomes
-        outcomes.append(outcome)
-
-
 @pytest.mark.parametrize("mode", ["before", "after", "torn"])
 def test_whichever_call_to_storage_fails_a_rename_is_undone(new_place: Callable[[str], Place], mode: str) -> None:
-    trial = Trial(new_place("sqlite"))
-    storage = trial.lake.catalog.storage
-    assert isinstance(storage, FaultyStorage)
-
-    def lay(number: int) -> FaultyStorage:
-        storage.fail_at, storage.mode, storage.calls_seen, storage.fired = number, mode, 0, False
-        return storage
-
-    def lift(storage: FaultyStorage) -> bool:
-        fired, storage.fail_at, storage.fired = storage.fired, None, False
-        return fired
-
-    outcomes = fail_in_turn(trial, lay, lift)
+    outcomes = fail_storage(Trial(new_place("sqlite")), mode)
     assert "raised" in outcomes
     assert len(outcomes) > 2, "hardly any call was counted"
 
@@ -156,13 +123,4 @@ def test_whichever_call_to_storage_fails_a_rename_is_undone(new_place: Callable[
 def test_whichever_commit_of_a_rename_fails_or_its_reply_is_lost_it_is_all_or_nothing(
     new_place: Callable[[str], Place], mode: str
 ) -> None:
-    trial = Trial(new_place("sqlite"))
-
-    def lay(number: int) -> CommitFaults:
-        return CommitFaults(trial.lake.catalog.database, fail_at=number, mode=mode)
-
-    def lift(fault: CommitFaults) -> bool:
-        fault.remove()
-        return fault.fired
-
-    assert len(fail_in_turn(trial, lay, lift)) > 2, "hardly any COMMIT was counted"
+    assert len(fail_commits(Trial(new_place("sqlite")), mode)) > 2, "hardly any COMMIT was counted"

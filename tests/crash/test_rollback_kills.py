@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 import floodmark as fm
 from floodmark.failpoints import FAILPOINTS
 from floodmark.testing.children import preload, run_child, run_killed
-from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, EVENTS, Place, at, rows
-from tests.crash.test_sink_faults import CommitFaults
+from tests.crash.faults import fail_commits, fail_statements, fail_storage
 
 preload("tests.conftest", "floodmark.branches.rollback", "floodmark.maintenance.sweep")
 
@@ -147,13 +145,8 @@ class Trial:
         run_child(prepare, place)
         self.lake = place.open(actor="test", storage=FaultyStorage())
 
-    def run(self) -> str:
-        try:
-            return self.lake.rollback(to=THEN).outcome
-        except fm.CommitUnknown as unknown:
-            return "unknown" if self.lake.resolve(unknown.operation) is None else "committed"
-        except fm.Unavailable:
-            return "raised"
+    def act(self) -> fm.Commit:
+        return self.lake.rollback(to=THEN)
 
     def finish(self, outcome: str) -> None:
         """An error meant that nothing has changed: then the same call does it."""
@@ -165,39 +158,9 @@ class Trial:
         change(self.lake)
 
 
-def fail_in_turn(trial: Trial, lay: Callable[[int], Any], lift: Callable[[Any], bool]) -> list[str]:
-    outcomes: list[str] = []
-    while True:
-        fault = lay(len(outcomes) + 1)
-        try:
-            outcome = trial.run()
-        finally:
-            fired = lift(fault)
-        trial.finish(outcome)
-        if not fired:
-            assert outcome == "committed"
-            trial.lake.close()
-            return outcomes
-        outcomes.append(outcome)
-
-
 @pytest.mark.parametrize("mode", ["before", "after", "torn", "disk_full"])
 def test_whichever_call_to_storage_fails_a_rollback_is_undone(new_place: Callable[[str], Place], mode: str) -> None:
-    trial = Trial(new_place("sqlite"))
-    storage = trial.lake.catalog.storage
-    assert isinstance(storage, FaultyStorage)
-    faulty = FaultyStorage(mode=mode)
-
-    def lay(number: int) -> FaultyStorage:
-        storage.fail_at, storage.mode, storage.calls_seen, storage.fired = number, mode, 0, False
-        storage.verbs = faulty.verbs
-        return storage
-
-    def lift(storage: FaultyStorage) -> bool:
-        fired, storage.fail_at, storage.fired = storage.fired, None, False
-        return fired
-
-    outcomes = fail_in_turn(trial, lay, lift)
+    outcomes = fail_storage(Trial(new_place("sqlite")), mode)
     assert "raised" in outcomes
     assert len(outcomes) > 5, "hardly any call was counted"
 
@@ -206,29 +169,11 @@ def test_whichever_call_to_storage_fails_a_rollback_is_undone(new_place: Callabl
 def test_whichever_commit_of_a_rollback_fails_or_its_reply_is_lost_it_is_all_or_nothing(
     new_place: Callable[[str], Place], mode: str
 ) -> None:
-    trial = Trial(new_place("sqlite"))
-
-    def lay(number: int) -> CommitFaults:
-        return CommitFaults(trial.lake.catalog.database, fail_at=number, mode=mode)
-
-    def lift(fault: CommitFaults) -> bool:
-        fault.remove()
-        return fault.fired
-
-    assert len(fail_in_turn(trial, lay, lift)) > 2, "hardly any COMMIT was counted"
+    assert len(fail_commits(Trial(new_place("sqlite")), mode)) > 2, "hardly any COMMIT was counted"
 
 
 @pytest.mark.parametrize("mode", ["before", "after"])
 def test_whichever_statement_of_a_rollback_fails_it_is_all_or_nothing(
     new_place: Callable[[str], Place], mode: str
 ) -> None:
-    trial = Trial(new_place("sqlite"))
-
-    def lay(number: int) -> DatabaseFaults:
-        return DatabaseFaults(trial.lake.catalog.database, fail_at=number, mode=mode)
-
-    def lift(fault: DatabaseFaults) -> bool:
-        fault.remove()
-        return fault.fired
-
-    assert len(fail_in_turn(trial, lay, lift)) > 10, "hardly any statement was counted"
+    assert len(fail_statements(Trial(new_place("sqlite")), mode)) > 10, "hardly any statement was counted"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, EVENTS, Place, ids, rows
-from tests.crash.test_sink_faults import CommitFaults
+from tests.crash.faults import fail_commits, fail_storage
 
 POINTS = [name for name, kind in FAILPOINTS.items() if kind == "undrop"]
 # From here on it has happened; before that nothing has, and recovery does not finish it.
@@ -73,13 +72,8 @@ class Trial:
         run_child(prepare, place)
         self.lake = place.open(actor="test", storage=FaultyStorage())
 
-    def run(self) -> str:
-        try:
-            return self.lake.undrop("people").outcome
-        except fm.CommitUnknown as unknown:
-            return "unknown" if self.lake.resolve(unknown.operation) is None else "committed"
-        except fm.Unavailable:
-            return "raised"
+    def act(self) -> fm.Commit:
+        return self.lake.undrop("people")
 
     def finish(self, outcome: str) -> None:
         """An error meant that it is still dropped: then the same call brings it back."""
@@ -91,37 +85,9 @@ class Trial:
         self.lake.drop_table("people")
 
 
-def fail_in_turn(trial: Trial, lay: Callable[[int], Any], lift: Callable[[Any], bool]) -> list[str]:
-    outcomes: list[str] = []
-    while True:
-        fault = lay(len(outcomes) + 1)
-        try:
-            outcome = trial.run()
-        finally:
-            fired = lift(fault)
-        trial.finish(outcome)
-        if not fired:
-            assert outcome == "committed"
-            trial.lake.close()
-            return outcomes
-        outcomes.append(outcome)
-
-
 @pytest.mark.parametrize("mode", ["before", "after", "torn"])
 def test_whichever_call_to_storage_fails_an_undrop_is_undone(new_place: Callable[[str], Place], mode: str) -> None:
-    trial = Trial(new_place("sqlite"))
-    storage = trial.lake.catalog.storage
-    assert isinstance(storage, FaultyStorage)
-
-    def lay(number: int) -> FaultyStorage:
-        storage.fail_at, storage.mode, storage.calls_seen, storage.fired = number, mode, 0, False
-        return storage
-
-    def lift(storage: FaultyStorage) -> bool:
-        fired, storage.fail_at, storage.fired = storage.fired, None, False
-        return fired
-
-    outcomes = fail_in_turn(trial, lay, lift)
+    outcomes = fail_storage(Trial(new_place("sqlite")), mode)
     assert "raised" in outcomes
     assert len(outcomes) > 2, "hardly any call was counted"
 
@@ -130,13 +96,4 @@ def test_whichever_call_to_storage_fails_an_undrop_is_undone(new_place: Callable
 def test_whichever_commit_of_an_undrop_fails_or_its_reply_is_lost_it_is_all_or_nothing(
     new_place: Callable[[str], Place], mode: str
 ) -> None:
-    trial = Trial(new_place("sqlite"))
-
-    def lay(number: int) -> CommitFaults:
-        return CommitFaults(trial.lake.catalog.database, fail_at=number, mode=mode)
-
-    def lift(fault: CommitFaults) -> bool:
-        fault.remove()
-        return fault.fired
-
-    assert len(fail_in_turn(trial, lay, lift)) > 2, "hardly any COMMIT was counted"
+    assert len(fail_commits(Trial(new_place("sqlite")), mode)) > 2, "hardly any COMMIT was counted"

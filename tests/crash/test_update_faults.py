@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 import floodmark as fm
-from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
+from tests.crash.faults import fail_statements, fail_storage
 
 pytestmark = pytest.mark.mostly_sqlite
 
@@ -27,17 +26,9 @@ class Trial:
         self.number = 0
         self._batch = batch
 
-    def update(self) -> fm.Commit:
+    def act(self) -> fm.Commit:
         batch = f"round {self.number + 1}" if self._batch else None
         return self.lake.update("people", {"round": str(self.number + 1)}, "id < 1 or id = 3", batch=batch)
-
-    def run(self) -> str:
-        try:
-            return self.update().outcome
-        except fm.CommitUnknown as unknown:
-            return "unknown" if self.lake.resolve(unknown.operation) is None else "committed"
-        except fm.Unavailable:
-            return "raised"
 
     def rounds(self) -> dict[int, tuple[int, int]]:
         rows = self.lake.read_arrow("people", with_seq=True).read_all().to_pylist()
@@ -46,7 +37,7 @@ class Trial:
     def finish(self, outcome: str) -> None:
         found, done = self.rounds(), outcome == "committed"
         assert {found[one][0] for one in (0, 3)} == {self.number + done}, outcome
-        again = self.update().outcome
+        again = self.act().outcome
         assert again == ("committed" if not done else "already_committed" if self._batch else "nothing_to_do")
         self.number += 1
         found = self.rounds()
@@ -55,40 +46,12 @@ class Trial:
         check_lake(self.lake.catalog)
 
 
-def fail_in_turn(trial: Trial, lay: Callable[[int], Any], lift: Callable[[Any], bool]) -> list[str]:
-    outcomes: list[str] = []
-    while True:
-        fault = lay(len(outcomes) + 1)
-        try:
-            outcome = trial.run()
-        finally:
-            fired = lift(fault)
-        trial.finish(outcome)
-        if not fired:
-            assert outcome == "committed"
-            trial.lake.close()
-            return outcomes
-        outcomes.append(outcome)
-
-
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("mode", ["before", "after", "torn", "disk_full"])
 def test_whichever_call_to_storage_fails_an_update_is_undone(
     new_place: Callable[[str], Place], mode: str, batch: bool
 ) -> None:
-    trial = Trial(new_place("sqlite"), batch)
-    storage = trial.lake.catalog.storage
-    assert isinstance(storage, FaultyStorage)
-
-    def lay(number: int) -> FaultyStorage:
-        storage.fail_at, storage.mode, storage.calls_seen, storage.fired = number, mode, 0, False
-        return storage
-
-    def lift(storage: FaultyStorage) -> bool:
-        fired, storage.fail_at, storage.fired = storage.fired, None, False
-        return fired
-
-    outcomes = fail_in_turn(trial, lay, lift)
+    outcomes = fail_storage(Trial(new_place("sqlite"), batch), mode)
     assert "raised" in outcomes
     assert len(outcomes) > 4, "hardly any call was counted"
 
@@ -98,13 +61,4 @@ def test_whichever_call_to_storage_fails_an_update_is_undone(
 def test_whichever_statement_fails_an_update_is_all_or_nothing(
     new_place: Callable[[str], Place], mode: str, batch: bool
 ) -> None:
-    trial = Trial(new_place("sqlite"), batch)
-
-    def lay(number: int) -> DatabaseFaults:
-        return DatabaseFaults(trial.lake.catalog.database, fail_at=number, mode=mode)
-
-    def lift(fault: DatabaseFaults) -> bool:
-        fault.remove()
-        return fault.fired
-
-    assert len(fail_in_turn(trial, lay, lift)) > 10, "hardly any statement was counted"
+    assert len(fail_statements(Trial(new_place("sqlite"), batch), mode)) > 10, "hardly any statement was counted"

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from floodmark.commit.metadata import MetadataFiles
 from floodmark.repair.examine import examine_lake
+from floodmark.storage import Storage
 from tests.conftest import EVENTS, Place, ids, rows
 from tests.contract.test_clock_back import a_day_ahead
 from tests.contract.test_iceberg_sink import Elsewhere
 from tests.interop.iceberg_java import IcebergJava
+from tests.unit.test_file_columns import same
 
 
 @pytest.fixture
@@ -91,6 +94,26 @@ def test_files_and_manifests_that_iceberg_java_rewrites_are_recognised(
             assert lake.changes("events", 3).arrow().read_all().num_rows == 0
             location = lake.show("events")["metadata_location"]
     assert sorted(row["id"] for row in iceberg_java.rows(location)) == [1, 2, 3]
+
+
+def test_manifests_that_iceberg_java_wrote_are_planned_like_our_own(place: Place, iceberg_java: IcebergJava) -> None:
+    """Its entries, with and without sequences of their own, as columns and as PyIceberg's objects."""
+    with place.open(create=True) as lake:
+        lake.create_table("events", EVENTS)
+        for number in (1, 2, 3):
+            lake.append("events", rows(number))
+    compared = 0
+    for command, *arguments in (("rewrite-data", "true"), ("rewrite-manifests",)):
+        answer = iceberg_java.commit(command, place, "events", *arguments)
+        assert answer.get("operation") == "replace", answer
+        with place.open(recover=False) as lake:
+            current = lake.catalog.history.current_tables("main", ["events"])["events"]
+            files = MetadataFiles(Storage())
+            snapshot = files.metadata(current.pointer or "").current_snapshot()
+            assert snapshot is not None
+            compared += sum(same(files, manifest).count for manifest in files.manifests(snapshot.manifest_list))
+            lake.repair(apply=True)
+    assert compared >= 2
 
 
 def test_iceberg_java_reads_tables_and_destinations_after_the_clock_went_back_a_day(

@@ -115,7 +115,7 @@ class Model:
     def step(self) -> None:
         kinds = [
             *("upsert", "upsert", "upsert", "delete_keys", "delete_keys", "insert"),
-            *("append", "append", "append", "delete_plain", "overwrite"),
+            *("append", "append", "append", "delete_plain", "overwrite", "rollback"),
             *("create", "create", "delete_branch", "merge", "merge", "merge", "merge", "merge"),
             *("compact", "sweep", "sweep", "reopen", "ship"),
         ]
@@ -195,6 +195,22 @@ class Model:
         state = branch.state.copy()
         state.plain = Counter(rows)
         commit = self.lake.overwrite(PLAIN, _dicts(rows.elements()), branch=branch.name)
+        self.wrote(branch, commit, state, branch.state)
+
+    def step_rollback(self) -> None:
+        """One table, or both, return to a version of the branch."""
+        branch = self.some()
+        mine = [version for version, (owner, _) in self.versions.items() if owner is branch and version > 1]
+        live = [version for version in mine if version not in self.expired]
+        if not live:
+            return
+        to, table = self.random.choice(live), self.random.choice([KEYED, PLAIN, None])
+        state, then = branch.state.copy(), self.versions[to][1].copy()
+        if table != PLAIN:
+            state.keyed = then.keyed
+        if table != KEYED:
+            state.plain = then.plain
+        commit = self.lake.rollback(table, to=to, branch=branch.name)
         self.wrote(branch, commit, state, branch.state)
 
     # ── branches ──

@@ -198,7 +198,7 @@ REFUSED = {
     "max(id)": "query",
     "id + max(id)": "query",
     "explode(array(1, 2))": "one value",
-    "row_number() over (order by id)": "neighbours",
+    "row_number() over (order by id)": "window functions",
     "struct(*)": "star",
     "${x}": "variables",
     "(select max(x) from nope)": "nope",

@@ -100,7 +100,7 @@ def test_a_default_is_a_literal(default: Any, kind: str, literal: str) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key of a table": ({"t": {"keys": ["id"]}}, "Did you mean key?"),
     "unknown key of a column": ({"t": {"columns": {"a": {"type": "int", "defualt": 1}}}}, "Did you mean default?"),
-    "rename of a table": ({"t": {"renamed_from": "s"}}, "make a new one"),
+    "rename of a table": ({"t": {"renamed_from": "s"}}, "floodmark rename"),
     "no table": ({"t": 1}, "[tables.NAME]"),
     "name": ({"1t": {"columns": {"a": "int"}}}, "invalid table name"),
     "names by case": ({"t": {"columns": {"a": "int"}}, "T": {"columns": {"a": "int"}}}, "differ by more than case"),

@@ -173,6 +173,28 @@ def test_without_a_key_a_row_that_does_not_pass_is_left_out(unkeyed: Files) -> N
     ]
 
 
+def test_a_file_that_cannot_hold_a_passing_row_is_not_opened_and_changes_no_number(unkeyed: Files) -> None:
+    live = [unkeyed.fresh(number, [{"id": number, "n": number * 10}, {"id": -number}]) for number in (1, 2, 3)]
+    what = shipment(unkeyed, live, where="n = 20 or n = 30")
+    assert [row["id"] for row in shipped(unkeyed, what)] == [2, 3]
+    assert [row["id"] for row in shipped(unkeyed, what, first=1)] == [3]
+    assert opened(unkeyed, what.batches(unkeyed.storage)) == 2
+    pieces = [Piece.from_json(piece.to_json()) for piece in what.pieces(1)]
+    assert len(pieces) == 3
+    assert sum(opened(unkeyed, piece.batches(unkeyed.storage)) for piece in pieces) == 2
+
+
+def test_with_a_key_every_file_of_a_filter_is_read_for_its_deletions(keyed: Files) -> None:
+    live = [keyed.fresh(number, [{"id": number, "n": number * 10}]) for number in (1, 2, 3)]
+    what = shipment(keyed, live, where="n = 20")
+    assert [(row["id"], row["_change"]) for row in shipped(keyed, what)] == [
+        (1, "delete"),
+        (2, "upsert"),
+        (3, "delete"),
+    ]
+    assert opened(keyed, what.batches(keyed.storage)) == 3
+
+
 def test_nested_columns_of_a_row_that_does_not_pass_are_null() -> None:
     files = Files(table_schema("id long not null, s struct<a:int>, l array<int>, m map<string,int>", ["id"]))
     live = [files.fresh(2, [{"id": key, "s": {"a": 1}, "l": [1, 2], "m": {"k": 3}} for key in (1, 2)])]

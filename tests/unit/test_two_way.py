@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -194,3 +195,24 @@ def test_a_set_of_rows_knows_its_files_and_positions() -> None:
     assert rows.place(int(rows.lowest(2)[1])) == (files[1], 0)
     rows.add_all()
     assert rows.count == 26
+
+
+def test_memory_does_not_follow_the_number_of_rows() -> None:
+    """Four times as many rows, in as many files of one size: about the same memory (I14). Sorting has its own test."""
+    peaks = [peak_bytes(files) for files in (4, 16)]
+    assert peaks[1] < 1.3 * peaks[0], peaks
+
+
+def peak_bytes(count: int) -> int:
+    """What Python and numpy hold at most; the files themselves are in the store's memory, and not counted."""
+    table, rows = Table("id long not null, name string", ["id"]), 20_000
+    sides = [
+        [table.file([(at * rows + n, name) for n in range(rows)], 1) for at in range(count)] for name in ("old", "new")
+    ]
+    tracemalloc.start()
+    try:
+        found = compare(table.storage, *sides, table.schema, keyed=True, sort_bytes=1024 * 1024)
+        assert found.updated == count * rows
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

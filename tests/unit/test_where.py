@@ -25,6 +25,7 @@ from floodmark.commit.manifests import data_file
 from floodmark.commit.metadata import new_metadata
 from floodmark.errors import Invalid
 from floodmark.model import FileRecord
+from floodmark.rows import project
 from floodmark.rows.project import kept_groups, read_file, read_numbered, read_schema
 from floodmark.rows.schema import table_schema, user_fields
 from floodmark.rows.sql.where import Where
@@ -639,3 +640,23 @@ def test_with_columns_named_like_operators_nothing_is_certain(tmp_path: Path) ->
     table = Staged(tmp_path, "id int, x double, st struct<`and`:boolean>")
     (record,) = table.stage([{"id": 15}])
     assert Where.parse("x > 1.5 and id = 5", table.schema).may_match(table.live(record), table.metadata)
+
+
+def test_row_groups_are_read_in_runs_of_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    field = pa.field("id", pa.int64(), metadata={b"PARQUET:field_id": b"1"})
+    rows = pa.table({"id": pa.array(range(10_000))}, schema=pa.schema([field]))
+    pq.write_table(rows, tmp_path / "groups.parquet", row_group_size=100, use_dictionary=False)
+    size_bytes = pq.ParquetFile(tmp_path / "groups.parquet").metadata.row_group(0).total_byte_size
+    monkeypatch.setattr(project, "RUN_BYTES", 5 * size_bytes)
+    read: list[list[int]] = []
+    whole = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "iter_batches",
+        lambda *args, **options: (read.append(options["row_groups"]), whole(*args, **options))[1],
+    )
+    fields = user_fields(table_schema("id long"))
+    found = list(read_numbered(Storage({}), f"file://{tmp_path}/groups.parquet", fields))
+    assert [start for start, _ in found] == [number * 500 for number in range(20)]
+    assert [one for batch in found for one in batch[1].column(0).to_pylist()] == list(range(10_000))
+    assert {len(run) for run in read} == {5}

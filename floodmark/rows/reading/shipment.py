@@ -60,6 +60,8 @@ class ShippedFile:
     size_bytes: int
     # Every row of it is in the unit's range, so that it need not be read to count them.
     whole: bool
+    # Its statistics prove that no row ships: without a key, rows that do not pass the filter have no number.
+    is_left_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Reading:
 
     def rows(self, storage: Storage, source: ShippedFile) -> Iterator[pa.RecordBatch]:
         """The rows of one file that ship."""
+        if source.is_left_out:
+            return
         seen = 0
         between = self.since, self.until
         for batch in read_rows(storage, source.path, self._read, True, source.sequence, between):
@@ -189,7 +193,9 @@ class Shipment:
 
     @cached_property
     def sources(self) -> tuple[ShippedFile, ...]:
-        return tuple(_source(file, self.plan) for file in sorted(self.plan.files, key=lambda file: file.path))
+        # By the unit's own filter and the files' own statistics, so the same at every try.
+        test = None if self.key else self.reading.condition
+        return tuple(_source(file, self.plan, test) for file in sorted(self.plan.files, key=lambda file: file.path))
 
     def batches(self, storage: Storage, first: int = 0) -> Iterator[pa.RecordBatch]:
         """The rows from number `first` on; files before it are not read, if the number of their rows is known."""
@@ -229,10 +235,11 @@ class Shipment:
         return deletions_batches(storage, replace(self.plan, schema=self.reading.shipped))
 
 
-def _source(file: LiveFile, plan: ChangePlan) -> ShippedFile:
+def _source(file: LiveFile, plan: ChangePlan, test: Where | None) -> ShippedFile:
     bounds = file.seq_bounds()
     whole = bounds is not None and plan.since < bounds[0] and bounds[1] <= plan.until
-    return ShippedFile(file.path, file.sequence, file.rows, file.size_bytes, whole)
+    is_left_out = test is not None and not test.may_match(file)
+    return ShippedFile(file.path, file.sequence, file.rows, file.size_bytes, whole, is_left_out)
 
 
 @dataclass(frozen=True)

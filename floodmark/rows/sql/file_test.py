@@ -68,7 +68,14 @@ _COMPARE: dict[type[ex.BoundPredicate], str] = {
     ex.BoundGreaterThanOrEqual: ">=",
     ex.BoundEqualTo: "=",
 }
-_UNREADABLE = (ValueError, TypeError, OverflowError, struct.error, pa.ArrowException)
+# By NumPy and by Arrow.
+_ORDER = {
+    "<": (np.less, pc.less),
+    "<=": (np.less_equal, pc.less_equal),
+    ">": (np.greater, pc.greater),
+    ">=": (np.greater_equal, pc.greater_equal),
+}
+_UNREADABLE = (ValueError, TypeError, ArithmeticError, struct.error, pa.ArrowException)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Span:
 
     def within(self, first: int, last: int) -> Mask:
         """Where some value may be from the first to the last."""
-        return ~(_is(pc.greater, self.low, pa.scalar(last)) | _is(pc.less, self.high, pa.scalar(first)))
+        return ~(_is(">", self.low, pa.scalar(last)) | _is("<", self.high, pa.scalar(first)))
 
 
 # The span of a column; None if nothing can be said about it here.
@@ -206,7 +213,8 @@ def _decoded(raw: pa.Array | None, kind: it.IcebergType) -> pa.Array | None:
     width = raw.type.byte_width if pa.types.is_fixed_size_binary(raw.type) else 0
     number = _AS_NUMBERS.get((type(kind), width))
     if number is not None and sys.byteorder == "little":
-        return raw.view(number).cast(target)
+        numbers = raw.view(number)
+        return numbers if number is target else numbers.cast(target)
     try:
         if pa.types.is_string(target) or pa.types.is_binary(target):
             return raw.cast(pa.binary()).cast(target)
@@ -240,7 +248,8 @@ def _typed(values: pa.Array, kind: it.IcebergType) -> pa.Array | None:
 
 def _mask(found: pa.Array) -> Mask:
     """Truths of Arrow; unknown counts as false."""
-    filled: Mask = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+    known = pc.fill_null(found, False) if found.null_count else found
+    filled: Mask = known.to_numpy(zero_copy_only=False)
     return filled
 
 
@@ -248,21 +257,18 @@ def _mask(found: pa.Array) -> Mask:
 
 
 def _leaf(predicate: ex.BoundPredicate, field: it.NestedField, spans: Spans) -> Verdict:
-    span = spans(field)
-    if span is None:
-        return _NOT_UNDERSTOOD
-    match predicate:
-        case ex.BoundIsNull():
-            return Verdict(~span.no_nulls, True)
-        case ex.BoundNotNull():
-            return Verdict(~span.only_nulls, True)
-    target = _arrow_type(field.field_type)
-    if target is None:
-        return _NOT_UNDERSTOOD
     try:
-        ruled_out = _ruled_out(predicate, span, target)
+        span, target = spans(field), _arrow_type(field.field_type)
+        match predicate:
+            case _ if span is None:
+                return _NOT_UNDERSTOOD
+            case ex.BoundIsNull():
+                return Verdict(~span.no_nulls, True)
+            case ex.BoundNotNull():
+                return Verdict(~span.only_nulls, True)
+        ruled_out = None if target is None else _ruled_out(predicate, span, target)
     except _UNREADABLE:
-        ruled_out = None
+        return _NOT_UNDERSTOOD
     return _NOT_UNDERSTOOD if ruled_out is None else Verdict(~(ruled_out | span.only_nulls), True)
 
 
@@ -292,17 +298,24 @@ def _ruled_out(predicate: ex.BoundPredicate, span: Span, target: pa.DataType) ->
 def _beyond(sign: str, span: Span, literal: pa.Scalar) -> Mask:
     match sign:
         case "<":
-            return _is(pc.greater_equal, span.low, literal)
+            return _is(">=", span.low, literal)
         case "<=":
-            return _is(pc.greater, span.low, literal)
+            return _is(">", span.low, literal)
         case "=":
-            return _is(pc.greater, span.low, literal) | _is(pc.less, span.high, literal)
-    beyond = _is(pc.less_equal if sign == ">" else pc.less, span.high, literal)
+            return _is(">", span.low, literal) | _is("<", span.high, literal)
+    beyond = _is("<=" if sign == ">" else "<", span.high, literal)
     return beyond & span.no_nans if pa.types.is_floating(literal.type) else beyond
 
 
-def _is(compare: Callable[[pa.Array, pa.Scalar], pa.Array], bounds: pa.Array | None, literal: pa.Scalar) -> Mask:
-    return _NO if bounds is None else _mask(compare(bounds, literal))
+def _is(sign: str, bounds: pa.Array | None, literal: pa.Scalar) -> Mask:
+    if bounds is None:
+        return _NO
+    in_numpy, in_arrow = _ORDER[sign]
+    if bounds.null_count or not (pa.types.is_integer(bounds.type) or pa.types.is_floating(bounds.type)):
+        return _mask(in_arrow(bounds, literal))
+    # A tenth of the time that Arrow takes to begin with few values.
+    found: Mask = in_numpy(bounds.to_numpy(), literal.as_py())
+    return found
 
 
 def _has_nan(literals: Sequence[object]) -> bool:
@@ -348,5 +361,5 @@ def _starts(bounds: pa.Array | None, prefix: str) -> Mask:
 def _starts_otherwise(span: Span, prefix: str) -> Mask:
     """Where all values are below all texts with the prefix, or above them; a text sorts after its beginnings."""
     literal = pa.scalar(prefix, pa.string())
-    above = _is(pc.greater, span.low, literal) & ~_starts(span.low, prefix)
-    return above | _is(pc.less, span.high, literal)
+    above = _is(">", span.low, literal) & ~_starts(span.low, prefix)
+    return above | _is("<", span.high, literal)

@@ -117,12 +117,12 @@ class Where:
         self._require_plain()
         return pc.fill_null(_evaluate(self._meaning.bound, batch), False)
 
-    def may_match(self, file: LiveFile, metadata: TableMetadata) -> bool:
-        """False only if it is proven that no row of the file matches."""
+    def may_match(self, file: LiveFile, metadata: TableMetadata | None = None) -> bool:
+        """False only if it is proven that no row of the file matches; without metadata, by its statistics alone."""
         meaning = self._meaning
         if isinstance(meaning.implied, AlwaysTrue):
             return True
-        spec = metadata.specs().get(file.spec_id)
+        spec = None if metadata is None else metadata.specs().get(file.spec_id)
         try:
             if spec is not None and not self._partition_may_match(spec, file.data_file.partition):
                 return False
