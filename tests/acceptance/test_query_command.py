@@ -152,7 +152,6 @@ REFUSED = {
     "unknown format": "Name it .jsonl",
     "in the lake": "outside of it",
     "two of a name": "AS name",
-    "fails late": "late",
 }
 
 
@@ -160,5 +159,10 @@ def test_wrong_input_is_named_and_writes_nothing(folder: Path, done: dict[str, D
     for name, words in REFUSED.items():
         assert (done[name].code, done[name].stdout) == (2, b""), name
         assert words in done[name].stderr, name
-    assert not (folder / "late.jsonl").exists()
     assert not (folder / "out.xml").exists()
+
+
+def test_a_query_that_fails_late_leaves_no_file(folder: Path, done: dict[str, Done]) -> None:
+    assert done["fails late"].code != 0
+    assert "Spark could not compute this query" in done["fails late"].stderr
+    assert not (folder / "late.jsonl").exists()
