@@ -94,6 +94,8 @@ class Turns:
         turn, wanted = tables.turns, sorted(table_ids)
         with self._database.write() as tx:
             self._database.lock_lake(tx)
+            if _has_ended(tx, operation):
+                return
             now = self._database.now_ms(tx)
             free = or_(turn.c.until_ms <= now, turn.c.operation == operation)
             tx.execute(delete(turn).where(free))
@@ -115,15 +117,13 @@ class Turns:
     def take_next(self, operation: str, table_ids: Collection[str], lease_ms: int = TURN_MS) -> bool:
         """Take the turns of these tables if they are free, or held by the dead, and no older operation goes first.
 
-        1. This operation asks: it waits, and the turn is free. 2. A leader publishes it with its own. 3. It takes the
-        turn, which nothing would end. So one that has ended gets none; the lake's lock orders 2 and 3.
+        1. This operation asks: it waits, and the turn is free. 2. A leader, or recovery, publishes it. 3. It takes the
+        turn, which nothing would end. So one that has ended gets none, here and in `take`; the lake's lock orders 2 and 3.
         """
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             now = self._database.now_ms(tx)
-            if tx.execute(_HOLDERS, {"operations": [operation]}).first() is None:
-                return False
-            if not self._is_next(tx, operation, table_ids, now):
+            if _has_ended(tx, operation) or not self._is_next(tx, operation, table_ids, now):
                 return False
             tx.execute(delete(tables.turns).where(tables.turns.c.table_id.in_(sorted(table_ids))))
             return self._give(tx, operation, table_ids, now + lease_ms)
@@ -230,6 +230,13 @@ class Turns:
         first = self._goes_first(left, "", table_ids, (), now_ms)
         if first is not None and first.table_ids <= set(table_ids):
             self._give(tx, first.operation, first.table_ids, now_ms + TURN_MS)
+
+
+def _has_ended(tx: Connection, operation: str) -> bool:
+    ended = tables.operations.c.state.in_(("published", "abandoned"))
+    return (
+        tx.execute(select(tables.operations.c.id).where(tables.operations.c.id == operation, ended)).first() is not None
+    )
 
 
 def waiting(tx: Connection) -> list[WaitingOperation]:
