@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
     from floodmark.rows.frames import DataFrame, SparkSession
-    from floodmark.rows.reading.arrow_reader import Wanted
+    from floodmark.rows.reading.arrow_reader import RowsWanted
     from floodmark.rows.reading.changes import ChangePlan
     from floodmark.rows.reading.selection import Selection
 
@@ -116,7 +116,7 @@ def _check_floor(
         ) from cause
 
 
-def _part(wanted: Wanted, selection: Selection) -> str:
+def _part(wanted: RowsWanted, selection: Selection) -> str:
     """A name for what is read of a table, such that two different parts have two; empty if it is all of it."""
     facts = [] if len(selection.files) == selection.all_files else [file.path for file in selection.files]
     facts += [] if wanted.columns is None else ["columns", *wanted.columns]
@@ -188,9 +188,9 @@ class Reader:
 
     def _needed(
         self, spark: SparkSession, query: str, state: Mapping[str, Head], with_seq: bool
-    ) -> dict[str, tuple[Wanted, Selection]]:
+    ) -> dict[str, tuple[RowsWanted, Selection]]:
         """What a query needs of each table that it names, for the tasks that read files, and its files."""
-        from floodmark.rows.reading.arrow_reader import Wanted
+        from floodmark.rows.reading.arrow_reader import RowsWanted
         from floodmark.rows.reading.scan import by_tasks
         from floodmark.rows.reading.selection import select_files
         from floodmark.rows.sql.pushdown import Need, needs
@@ -203,7 +203,7 @@ class Reader:
         for name, schema in schemas.items():
             need = found.get(name, Need())
             selection = select_files(self._catalog.files, state[name], schema, need.where)
-            wanted = Wanted(with_seq=with_seq)
+            wanted = RowsWanted(with_seq=with_seq)
             if by_tasks(spark, [file.path for file in selection.files], by_arrow(self._catalog, state[name])):
                 # On Connect a view stays, so that there it must not be one for each value that a condition may have.
                 where = None if is_connect(spark) else need.where

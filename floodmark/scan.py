@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from floodmark.commit.live_files import LiveFile
     from floodmark.rows.arrays import Numbers
     from floodmark.rows.frames import DataFrame
-    from floodmark.rows.reading.arrow_reader import Wanted
+    from floodmark.rows.reading.arrow_reader import RowsWanted
     from floodmark.rows.reading.selection import Selection
     from floodmark.rows.sql.where import Where
 
@@ -234,23 +234,23 @@ class Scan:
                 raise Invalid("there is no such column", column=name, table=self.table, advice=nearest(name, names))
         return tuple(columns)
 
-    def _wanted(self) -> Wanted:
-        from floodmark.rows.reading.arrow_reader import Wanted
+    def _wanted(self) -> RowsWanted:
+        from floodmark.rows.reading.arrow_reader import RowsWanted
 
-        return Wanted(self.columns, self.with_seq, self._condition)
+        return RowsWanted(self.columns, self.with_seq, self._condition)
 
-    def _wanted_of_spark(self) -> Wanted:
+    def _wanted_of_spark(self) -> RowsWanted:
         """With the columns that the condition needs too: Spark applies it to what is read."""
-        from floodmark.rows.reading.arrow_reader import Wanted
+        from floodmark.rows.reading.arrow_reader import RowsWanted
         from floodmark.rows.sql.where import mentioned
 
         columns = self.columns
         if columns is not None and self._condition is not None:
             named = [field.name for field in mentioned(self._condition.text, self._schema)]
             columns = tuple(dict.fromkeys([*columns, *named]))
-        return Wanted(columns, self.with_seq, self._condition)
+        return RowsWanted(columns, self.with_seq, self._condition)
 
-    def _matching(self, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    def _matching(self, wanted: RowsWanted) -> Iterator[pa.RecordBatch]:
         from floodmark.rows.reading.arrow_reader import read_wanted
 
         storage = self._catalog.storage
@@ -286,7 +286,7 @@ class Scan:
             )
 
     def _count(self) -> int:
-        from floodmark.rows.reading.arrow_reader import Wanted, read_wanted
+        from floodmark.rows.reading.arrow_reader import RowsWanted, read_wanted
         from floodmark.rows.sql.where import count_positions
 
         where, files = self._condition, self._selection.files
@@ -302,7 +302,7 @@ class Scan:
         metadata = self._catalog.files.metadata(self._head.metadata_location)
         certain = [file for file in files if where.must_match(file, metadata)]
         known = {file.path for file in certain}
-        wanted = Wanted(columns=(where.fields[0].name,), where=where)
+        wanted = RowsWanted(columns=(where.fields[0].name,), where=where)
         return sum(file.rows for file in certain) + sum(
             len(batch)
             for file in files
@@ -311,7 +311,7 @@ class Scan:
         )
 
 
-def dataframe(catalog: Catalog, sessions: Sessions, head: Head, wanted: Wanted, selection: Selection) -> DataFrame:
+def dataframe(catalog: Catalog, sessions: Sessions, head: Head, wanted: RowsWanted, selection: Selection) -> DataFrame:
     """The rows of the selected files as a DataFrame; what `wanted` leaves out, tasks do not read where they can."""
     from floodmark.commit.metadata import schema_of
     from floodmark.rows.reading.scan import scan, scan_with_seq

@@ -118,7 +118,7 @@ class Turns:
         """Take the turns of these tables if they are free, or held by the dead, and no older operation goes first.
 
         1. This operation asks: it waits, and the turn is free. 2. A leader, or recovery, publishes it. 3. It takes the
-        turn, which nothing would end. So one that has ended gets none, here and in `take`; the lake's lock orders 2 and 3.
+        turn, which nothing would end. So one that has ended gets none, as in `take`; the lake's lock orders 2 and 3.
         """
         with self._database.write() as tx:
             self._database.lock_lake(tx)

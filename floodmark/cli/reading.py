@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -121,17 +122,23 @@ def scan(
     explain: Annotated[bool, typer.Option("--explain", help="Show what would be read, and why; read no rows.")] = False,
 ) -> None:
     """Show or write rows of a table. Opens only files that can match; starts Spark only if the condition needs it."""
+    lake: Lake
     with context.obj.open() as lake:
-        found = lake.scan(
-            table,
-            where=where,
-            columns=None if columns is None else [name.strip() for name in columns.split(",")],
-            limit=limit,
-            version=version,
-            at=at,
-            branch=branch,
-            with_seq=with_seq,
-        )
+        chosen = None if columns is None else [name.strip() for name in columns.split(",")]
+
+        def rows(most: int | None) -> Scan:
+            return lake.scan(
+                table,
+                where=where,
+                columns=chosen,
+                limit=most,
+                version=version,
+                at=at,
+                branch=branch,
+                with_seq=with_seq,
+            )
+
+        found = rows(limit)
         if explain:
             explained = found.explain()
             context.obj.output.result(explained.as_dict(), text=str(explained))
@@ -140,7 +147,7 @@ def scan(
             facts: dict[str, Json] = {"table": found.table, "version": found.version}
             target.write(context.obj.output, lake, found.to_batches(), facts, f"rows of version {found.version}")
         else:
-            _show_scan(context.obj.output, found, file_format)
+            _show_scan(context.obj.output, rows, limit, file_format)
 
 
 def head(
@@ -150,25 +157,41 @@ def head(
     branch: OnBranch = MAIN,
 ) -> None:
     """Show a few rows of a table, whichever come first. Starts no Spark."""
+    lake: Lake
     with context.obj.open() as lake:
-        _show_scan(context.obj.output, lake.scan(table, limit=rows, branch=branch), None)
+
+        def first(most: int | None) -> Scan:
+            return lake.scan(table, limit=most, branch=branch)
+
+        _show_scan(context.obj.output, first, rows, None, notes=False)
 
 
-def _show_scan(output: Output, found: Scan, file_format: str | None) -> None:
+def _show_scan(
+    output: Output,
+    rows: Callable[[int | None], Scan],
+    limit: int | None,
+    file_format: str | None,
+    *,
+    notes: bool = True,
+) -> None:
+    """Print rows, at most `limit`; `rows` scans for at most so many: one more shows whether there are more."""
     from floodmark.rows.json.text_files import dicts, json_value, write_text
 
     _check_shown(file_format)
     shown = file_format or ("json" if output.as_json else "table")
     if shown in ("jsonl", "csv"):
-        write_text(sys.stdout.buffer, found.to_batches(), shown)
+        write_text(sys.stdout.buffer, rows(limit).to_batches(), shown)
         return
     output = Output(as_json=shown == "json")
-    most = SHOWN_ROWS if found.limit is None and not output.as_json and sys.stdout.isatty() else None
+    most = limit
+    if limit is None and not output.as_json and sys.stdout.isatty():
+        most = SHOWN_ROWS
+    found = rows(None if most is None else most + 1)
     # As JSON has them: also where a terminal shows them, a number that JSON does not have is text.
-    rows = (
+    plain = (
         {name: json_value(value) for name, value in row.items()} for batch in found.to_batches() for row in dicts(batch)
     )
-    if output.stream(rows, found.schema.names, name="rows", empty="no rows", limit=most):
+    if output.stream(plain, found.schema.names, name="rows", empty="no rows", limit=most) and notes:
         output.note(f"(more than {most} rows; --limit shows more, --json all of them)")
 
 

@@ -228,6 +228,19 @@ def columns_of(data: bytes, manifest: ManifestFile) -> FileColumns:
     return _columns(found, manifest)
 
 
+def _whole(data: bytes, manifest: ManifestFile) -> bytes:
+    """A manifest that was cut may end where a block ends: fewer files would be fewer rows, without an error."""
+    if len(data) != manifest.manifest_length:
+        raise Corrupt(
+            "a manifest of the lake does not have the size in its list",
+            file=manifest.manifest_path,
+            size_bytes=len(data),
+            size_bytes_expected=manifest.manifest_length,
+            advice="Run `floodmark doctor`; restore the file from a copy.",
+        )
+    return data
+
+
 def _columns(found: ManifestRows, manifest: ManifestFile) -> FileColumns:
     paths = [str(path) for path in found.values[_PATH]]
     folder = _beginning(min(paths), max(paths)) if paths else ""
@@ -381,7 +394,7 @@ class ColumnsRemembered:
         with self._lock:
             found = self._columns.get(key)
         if found is None:
-            found = columns_of(read(manifest.manifest_path), manifest)
+            found = columns_of(_whole(read(manifest.manifest_path), manifest), manifest)
             with self._lock:
                 if found.size_bytes <= self._columns.maxsize:
                     self._columns[key] = found

@@ -133,6 +133,8 @@ def _header(data: bytes) -> tuple[dict[str, bytes], int]:
 def _blocks(data: bytes, position: int) -> Iterator[tuple[int, bytes]]:
     """How many entries each block has, and its bytes as they are in the file."""
     sync = data[position : position + _SYNC_BYTES]
+    if len(sync) < _SYNC_BYTES:
+        raise EOFError("it ends in its header")
     position += _SYNC_BYTES
     while position < len(data):
         count, position = _long(data, position)

@@ -58,7 +58,12 @@ def test_a_scan_prints_matching_rows_as_a_table_as_json_as_lines_and_as_csv(fold
 def test_all_rows_come_where_stdout_is_no_terminal(folder: Path) -> None:
     assert len(json.loads(run(folder, "scan", "events", "--json")[0])["rows"]) == len(ROWS)
     assert len(run(folder, "scan", "events")[0].splitlines()) == len(ROWS) + 1
-    assert len(json.loads(run(folder, "scan", "events", "--limit", "7", "--json")[0])["rows"]) == 7
+    limited = json.loads(run(folder, "scan", "events", "--limit", "7", "--json")[0])
+    assert (len(limited["rows"]), limited["truncated"]) == (7, True)
+    assert (
+        json.loads(run(folder, "scan", "events", "--where", "id < 3", "--limit", "7", "--json")[0])["truncated"]
+        is False
+    )
     assert len(run(folder, "head", "events")[0].splitlines()) == 21
     assert len(run(folder, "head", "events", "-n", "3")[0].splitlines()) == 4
     assert run(folder, "scan", "events", "--where", "false")[0] == "no rows\n"

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import floodmark as fm
+from floodmark.commit.file_columns import REMEMBERED
 from floodmark.errors import BelowRetention, Corrupt, Invalid, NotFound
 from floodmark.model import SNAPSHOTS_KEPT
 from floodmark.rows.session import is_spark_running
@@ -176,6 +177,32 @@ def test_a_damaged_file_is_an_error_and_never_fewer_rows(lake: fm.Lake) -> None:
     file.unlink()
     with pytest.raises(Corrupt):
         lake.scan("events", where="id = 1").to_arrow()
+
+
+@pytest.mark.parametrize("partition", ["year(day)", "month(day)", "day(day)", "day"])
+@pytest.mark.parametrize("where", ["day > '9999-12-31'", "day < '0001-01-01'", "day = '9999-12-31' and id % 2 = 0"])
+def test_days_at_the_ends_of_the_calendar_match_nothing(lake: fm.Lake, partition: str, where: str) -> None:
+    lake.create_table("by", COLUMNS, partition=[partition])
+    lake.append("by", [row(number) for number in range(1, 9)])
+    scan = lake.scan("by", where=where)
+    assert scan.explain().files <= scan.explain().files_total
+    if "%" not in where:
+        assert scan.to_arrow().num_rows == scan.count() == 0
+
+
+def test_a_manifest_that_was_cut_is_corrupt_and_never_fewer_rows(lake: fm.Lake) -> None:
+    lake.append("events", [row(1)])
+    lake.append("events", [row(2), row(3)])
+    (manifest, *_) = lake.catalog.files.manifests(lake.heads()[0].manifest_list)
+    path = Path(str(local_path(manifest.manifest_path)))
+    whole = path.read_bytes()
+    for length in (*range(len(whole) - 60, len(whole)), len(whole) // 2, 40):
+        path.write_bytes(whole[:length])
+        REMEMBERED.clear()
+        with pytest.raises(Corrupt):
+            lake.scan("events").count()
+    path.write_bytes(whole)
+    assert lake.scan("events").count() == 3
 
 
 def test_counts_come_from_metadata_where_that_is_enough(lake: fm.Lake) -> None:

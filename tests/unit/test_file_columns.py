@@ -257,7 +257,7 @@ class Manifest:
         location = f"file://{self.folder}/{uuid.uuid4()}.avro"
         self.table.storage.put(location, data)
         moved = ManifestFile(*self.manifest._data)
-        moved._data[0] = location
+        moved._data[:2] = [location, len(data)]
         return moved
 
     def written(self, rows: Sequence[dict[str, Any]], schema: dict[str, Any]) -> bytes:

@@ -35,7 +35,7 @@ Between = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowsWanted:
     """What a read wants of each file: which columns, in this order (None: all), and which rows.
 
     `where` is a plain condition: Arrow evaluates it. Of another one only what it certainly implies is used, to leave
@@ -58,7 +58,7 @@ def arrow_batches(
     storage: Storage, files: Iterable[LiveFile], schema: Schema, with_seq: bool, between: Between | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of these files; with `between`, only those whose sequence is in that range."""
-    wanted = Wanted(with_seq=with_seq, between=between)
+    wanted = RowsWanted(with_seq=with_seq, between=between)
     for file in files:
         yield from read_wanted(storage, file.path, schema, wanted, file.sequence, size_bytes=file.size_bytes)
 
@@ -72,14 +72,14 @@ def read_rows(
     between: Between | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one file whose data sequence number is `sequence`; without one, `_seq` is as the file has it."""
-    return read_wanted(storage, location, schema, Wanted(with_seq=with_seq, between=between), sequence)
+    return read_wanted(storage, location, schema, RowsWanted(with_seq=with_seq, between=between), sequence)
 
 
 def read_wanted(
     storage: Storage,
     location: str,
     schema: Schema,
-    wanted: Wanted,
+    wanted: RowsWanted,
     sequence: int | None = None,
     positions: Numbers | None = None,
     *,
@@ -111,7 +111,7 @@ def read_wanted(
             yield found
 
 
-def read_fields(schema: Schema, wanted: Wanted) -> list[NestedField]:
+def read_fields(schema: Schema, wanted: RowsWanted) -> list[NestedField]:
     """The table's columns that such a read takes from a file: those that it shows, or decides by."""
     fields = _fields(schema, wanted.columns)
     if wanted.where is not None and wanted.where.plain:
@@ -121,7 +121,7 @@ def read_fields(schema: Schema, wanted: Wanted) -> list[NestedField]:
     return fields
 
 
-def group_tests(schema: Schema, wanted: Wanted) -> list[GroupTest]:
+def group_tests(schema: Schema, wanted: RowsWanted) -> list[GroupTest]:
     """What shows that a row group holds no wanted row."""
     tests: list[GroupTest] = [] if wanted.where is None else [wanted.where.group_test]
     own = next((field.field_id for field in schema.fields if field.name == SEQ_COLUMN), None)

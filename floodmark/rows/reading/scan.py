@@ -24,7 +24,7 @@ from floodmark.errors import Corrupt
 from floodmark.model import SEQ_COLUMN
 from floodmark.rows.convert import table_shape
 from floodmark.rows.failures import spark_failures
-from floodmark.rows.reading.arrow_reader import Between, Wanted, read_wanted
+from floodmark.rows.reading.arrow_reader import Between, RowsWanted, read_wanted
 from floodmark.rows.schema import spark_schema, user_fields
 from floodmark.rows.session import prepare
 from floodmark.storage import Storage, local_path
@@ -77,7 +77,7 @@ def scan(
     schema: Schema,
     with_seq: bool = False,
     *,
-    wanted: Wanted | None = None,
+    wanted: RowsWanted | None = None,
     sizes: Mapping[str, int] | None = None,
     storage_options: Mapping[str, str] | None = None,
     arrow: bool | None = None,
@@ -92,7 +92,7 @@ def scan(
     if not files:
         return empty(spark, columns)
     if by_tasks(spark, files, arrow):
-        found = replace(wanted or Wanted(), with_seq=with_seq)
+        found = replace(wanted or RowsWanted(), with_seq=with_seq)
         listed = [(file, None, (sizes or {}).get(file)) for file in files]
         return _scan_arrow(spark, listed, schema, columns, storage_options, found)
     return _read(spark, files, columns)
@@ -104,7 +104,7 @@ def scan_with_seq(
     schema: Schema,
     *,
     between: Between | None = None,
-    wanted: Wanted | None = None,
+    wanted: RowsWanted | None = None,
     storage_options: Mapping[str, str] | None = None,
     arrow: bool | None = None,
 ) -> DataFrame:
@@ -121,7 +121,7 @@ def scan_with_seq(
     inheriting = [file for file in files if not file.settled]
     if by_tasks(spark, [file.path for file in files], arrow) or not _distinct(inheriting):
         listed = [(file.path, file.sequence, file.size_bytes) for file in files]
-        found = replace(wanted or Wanted(), with_seq=True, between=between)
+        found = replace(wanted or RowsWanted(), with_seq=True, between=between)
         return _scan_arrow(spark, listed, schema, columns, storage_options, found)
     frames = []
     if settled:
@@ -248,7 +248,7 @@ def _scan_arrow(
     schema: Schema,
     columns: StructType,
     storage_options: Mapping[str, str] | None,
-    wanted: Wanted,
+    wanted: RowsWanted,
 ) -> DataFrame:
     """Files with their sequences and sizes, read by tasks: Spark spreads their numbers, without a shuffle."""
     from pyspark.sql.types import StructType
@@ -270,7 +270,7 @@ def _scan_arrow(
 
 def _read_task(
     schema_json: str,
-    wanted: Wanted,
+    wanted: RowsWanted,
     storage_options: dict[str, str],
     files: list[tuple[str, int | None, int | None]],
     batches: Iterator[pa.RecordBatch],

@@ -729,6 +729,9 @@ class _Reads:
             raise _Unsure
         if _has_columns(node):
             relation.outputs = None
+            if isinstance(relation.source, str):
+                # The alias names its columns by their places.
+                self._whole.add(relation.source)
         origin.relations.append(relation)
         return [len(origin.relations) - 1], inner
 

@@ -94,6 +94,9 @@ def run_query(
 
 # How many queries are being resolved with a view of a part, by session and view; several threads may be at it.
 _using: Counter[tuple[int, str]] = Counter()
+# The views that stay, by session, the longest unused first. Their number is bounded (I14).
+_staying: dict[int, dict[str, None]] = {}
+_STAYING_MAX = 1000
 _using_lock = Lock()
 
 
@@ -103,9 +106,11 @@ def _views(spark: SparkSession, frames: Mapping[Source, DataFrame], with_seq: bo
     passing = [source.view(with_seq) for source in frames if source.part and not is_connect(spark)]
     with _using_lock:
         _using.update((id(spark), view) for view in passing)
-        for source, frame in frames.items():
-            frame.createOrReplaceTempView(source.view(with_seq))
     try:
+        with _using_lock:
+            for source, frame in frames.items():
+                frame.createOrReplaceTempView(source.view(with_seq))
+            _keep(spark, [view for source in frames if (view := source.view(with_seq)) not in passing])
         yield
     finally:
         with _using_lock:
@@ -114,6 +119,18 @@ def _views(spark: SparkSession, frames: Mapping[Source, DataFrame], with_seq: bo
                 if not _using[id(spark), view]:
                     del _using[id(spark), view]
                     spark.catalog.dropTempView(view)
+
+
+def _keep(spark: SparkSession, views: Sequence[str]) -> None:
+    """Note views that stay; the one that was not used for the longest goes for each that is too many."""
+    known = _staying.setdefault(id(spark), {})
+    for view in views:
+        known.pop(view, None)
+        known[view] = None
+    while len(known) > _STAYING_MAX:
+        oldest = next(iter(known))
+        del known[oldest]
+        spark.catalog.dropTempView(oldest)
 
 
 def reads_as_usual(spark: SparkSession) -> bool:
