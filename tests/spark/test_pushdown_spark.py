@@ -134,14 +134,14 @@ def compared(spark: SparkSession, seed: object, count: int) -> Counter[str]:
 
 
 @pytest.mark.whole
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.sampled(16)
+@pytest.mark.parametrize("seed", range(32))
 def test_rows_that_a_query_does_not_need_change_no_answer(spark: SparkSession, seed: int) -> None:
-    with settings(spark, QUICK | {"spark.sql.ansi.enabled": str(seed // 8 % 2 == 0).lower()}):
-        seen = compared(spark, seed, 120)
-    assert seen["pruned"] > 10, seen
-    assert seen["with rows"] > 5, seen
-    assert seen["narrow"] > 5, seen
+    with settings(spark, QUICK | {"spark.sql.ansi.enabled": str(seed // 16 % 2 == 0).lower()}):
+        seen = compared(spark, seed, 60)
+    assert seen["pruned"] > 5, seen
+    assert seen["with rows"] > 2, seen
+    assert seen["narrow"] > 2, seen
 
 
 # ── files of a lake ──

@@ -16,7 +16,7 @@ import floodmark as fm
 from floodmark.testing.s3 import S3Server, s3_stand_in
 
 COLUMNS = "id long not null, day date, ts timestamp, amount decimal(10,2), x double, name string, tags array<string>"
-CONDITIONS = 5
+CONDITIONS = 3
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -35,7 +35,7 @@ def row(number: int, chance: random.Random) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["local", "s3"])
+@pytest.fixture(scope="module")
 def lake(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
 ) -> Iterator[fm.Lake]:
@@ -99,7 +99,16 @@ def comparable(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(repr(list(one.values())) for one in rows)
 
 
-@pytest.mark.parametrize("table", ["plain", "evolved"])
+# Renamed columns are read by tasks, as files in S3 are: both at once are left to `make soak`.
+CASES = [
+    ("local", "plain"),
+    ("local", "evolved"),
+    ("s3", "plain"),
+    pytest.param("s3", "evolved", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize(("lake", "table"), CASES, indirect=["lake"])
 def test_every_way_to_read_a_scan_has_the_rows_of_an_unpruned_filter(lake: fm.Lake, table: str) -> None:
     whole = lake.read(table, with_seq=True)
     columns = ["x", "id", "tags"]
@@ -119,6 +128,7 @@ def test_every_way_to_read_a_scan_has_the_rows_of_an_unpruned_filter(lake: fm.La
     assert pruned > 0
 
 
+@pytest.mark.parametrize("lake", ["local"], indirect=True)
 def test_a_condition_that_spark_refuses_is_invalid(lake: fm.Lake) -> None:
     for text in ("id +", "id + 1", "id in (select 1)", "nothing(id) = 1", "_seq + 1 > 5"):
         for act in (lambda scan: scan.to_arrow(), lambda scan: scan.df, lambda scan: scan.count()):
@@ -126,6 +136,7 @@ def test_a_condition_that_spark_refuses_is_invalid(lake: fm.Lake) -> None:
                 act(lake.scan("plain", where=text))
 
 
+@pytest.mark.parametrize("lake", ["local"], indirect=True)
 def test_a_dataframe_of_a_partition_reads_its_files_only(lake: fm.Lake) -> None:
     found = lake.read("plain", where="day = '2026-01-02'", columns=["id"])
     files = {one.file for one in found.selectExpr("input_file_name() as file").distinct().collect()}
