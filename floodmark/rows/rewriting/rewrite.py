@@ -95,8 +95,9 @@ class Rewrite:
     write nothing. source_schema_json: the schema that names the sources' columns, if it is not the target's. time: a
     date or timestamp column, by its field id, and the day or microsecond before which rows are found BY_TIME. seq_max:
     rows found with a sequence above it stay. marks: ascending; rows above each are counted. held: of a partial merge,
-    for each incoming file the ids of its columns; a row that it replaces keeps its other columns, without those in
-    `refilled`, which the caller computes again from the completed row.
+    for each incoming file the ids of its columns; a row that it replaces keeps its other columns, without those that
+    its own file lacks and those in `refilled` (for each incoming file too), which the caller computes from the
+    completed row.
     """
 
     target: StageTarget
@@ -114,7 +115,7 @@ class Rewrite:
     seq_max: int | None = None
     marks: tuple[int, ...] = ()
     held: tuple[tuple[int, ...], ...] = ()
-    refilled: tuple[int, ...] = ()
+    refilled: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,8 @@ class Rewriter:
         """Write the rows that a partial merge changed: the incoming columns, beside the columns that the rows keep."""
         lacking: dict[tuple[int, ...], list[_Update]] = {}
         for update in self._updates:
-            absent = tuple(i for i in self._rewrite.refilled if i not in self._rewrite.held[update.file])
+            lacks = {*self._rewrite.refilled[update.file], *update.source.absent}
+            absent = tuple(sorted(lacks.difference(self._rewrite.held[update.file])))
             lacking.setdefault(absent, []).append(update)
         completed = []
         for absent, updates in lacking.items():
