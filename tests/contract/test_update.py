@@ -285,6 +285,26 @@ def test_rows_of_files_with_and_without_a_default_are_updated_together(place: Pl
         check_lake(lake.catalog)
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("write", ["update", "update with another column", "partial merge", "merge"])
+def test_a_null_that_is_given_to_a_row_that_waits_for_a_default_stays_null(place: Place, write: str) -> None:
+    with place.open(create=True) as lake:
+        lake.create_table("people", SCHEMA, key=["id"])
+        lake.append("people", people(1, 2))
+        lake.add_column("people", "level", "int", default=7, fill_later=True)
+        if write == "merge":
+            commit = lake.merge("people", [{**people(1)[0], "level": None}])
+        elif write == "partial merge":
+            commit = lake.merge("people", [{"id": 1, "level": None}], partial=True)
+        else:
+            same = {"name": "name"} if "another" in write else {}
+            commit = lake.update("people", {"level": "null", **same}, "id = 1")
+        assert (commit.outcome, commit.tables[0].rows_updated) == ("committed", 1)
+        assert lake.backfill.column("people", "level", "7").outcome == "done"
+        assert found_in(lake, "name", "level") == {1: ("a", None), 2: ("b", 7)}
+        check_lake(lake.catalog)
+
+
 def test_references_are_checked(place: Place) -> None:
     with place.open(create=True) as lake:
         lake.apply(

@@ -355,14 +355,18 @@ class Rewriter:
         return Rewritten(source.path, removed=len(positions), examples=tuple(shown))
 
     def _staying(self, source: InputFile, matches: Matches) -> Mask:
-        """For each match, whether the existing row stays: the incoming one is the same, or not newer."""
+        """For each match, whether the existing row stays: the incoming one is the same, or not newer.
+
+        A row is never the same in a column that waits to be filled in its file: it reads as null, but a null that comes
+        in is a value, which has to be written before the fill passes by.
+        """
         rewrite, stay = self._rewrite, np.zeros(len(matches.positions), dtype=bool)
         if rewrite.newest_by == "":
             return ~stay
         compared = partial(_judged, self._storage, source.path, rewrite.incoming)
         if rewrite.compare and rewrite.held:
             stay |= self._same_as_held(source, matches)
-        elif rewrite.compare:
+        elif rewrite.compare and not source.absent:
             stay |= compared(user_fields(self._schema), matches, same_rows)
         if rewrite.newest_by is not None:
             stay |= compared([self._schema.find_field(rewrite.newest_by)], matches, _not_newer)
@@ -372,6 +376,8 @@ class Rewriter:
         """Of a partial merge: whether the existing row already has the incoming values; other columns do not matter."""
         same = np.zeros(len(matches.positions), dtype=bool)
         for number in np.unique(matches.files):
+            if not set(source.absent).isdisjoint(self._rewrite.held[number]):
+                continue
             of_file = matches.files == number
             some = Matches(matches.positions[of_file], matches.files[of_file], matches.places[of_file])
             held = [field for field in user_fields(self._schema) if field.field_id in self._rewrite.held[number]]
