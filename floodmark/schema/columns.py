@@ -6,7 +6,6 @@ column is not in the new schema, and its id is never given again; the rows in ol
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -16,7 +15,7 @@ from pyiceberg.types import NestedField
 from floodmark.commit.fills import Fill, fill_property, unbound_property
 from floodmark.errors import Invalid
 from floodmark.rows.schema import fresh_field, nearest, user_fields
-from floodmark.rows.sql.expression import parse_plain
+from floodmark.rows.sql.expression import may_name, parse_plain
 from floodmark.schema.column_types import Unfit, fitted_type, type_text
 from floodmark.schema.file import WantedColumn, WantedTable
 from floodmark.schema.step import (
@@ -308,10 +307,8 @@ def _name_taken(current: Current, name: str, field_id: int | None) -> Problem | 
 
 
 def names_column(expression: str, column: NestedField, current: Current) -> bool:
-    """Whether an expression may use this column; a word of that name in a text counts, to be safe."""
-    if _is_literal(expression, current):
-        return False
-    return re.search(rf"(?<!\w){re.escape(column.name)}(?!\w)", expression, re.IGNORECASE) is not None
+    """Whether an expression may use this column."""
+    return may_name(expression, column.name, current.schema)
 
 
 def _is_literal(expression: str, current: Current) -> bool:

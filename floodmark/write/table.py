@@ -49,6 +49,7 @@ from floodmark.rows.evolve import evolve_schema
 from floodmark.rows.keys import KeySet, examples
 from floodmark.rows.reading.selection import select_files
 from floodmark.rows.rewriting.assign import Assignment, AssignPlan
+from floodmark.rows.rewriting.fill import computed_anew
 from floodmark.rows.rewriting.rewrite import (
     ALL,
     BY_KEY,
@@ -648,7 +649,7 @@ class TableChange:
                 compare=step.options.skip_unchanged,
                 newest_by=step.options.newest_by,
                 held=step.held,
-                refilled=tuple(fill.field_id for fill in self.fills) if step.options.partial else (),
+                refilled=self._refilled(step.held),
             ),
             self._sources(self._may_hold(step, self.working_files())),
         )
@@ -788,19 +789,25 @@ class TableChange:
         files = self._may_match(where)
         sources = self._sources(files)
         assigned = self._runner.assign(plan, sources, arrow=True if has_renamed_columns(self.metadata) else None)
-        held = tuple(field.field_id for field in plan.columns)
+        held = (tuple(field.field_id for field in plan.columns),) * len(assigned.records)
         rewrite = Rewrite(
             self.target(),
             BY_PLACES,
             incoming=tuple(record.path for record in assigned.records),
             compare=True,
-            held=(held,) * len(assigned.records),
-            refilled=tuple(fill.field_id for fill in self.fills),
+            held=held,
+            refilled=self._refilled(held),
         )
         result = self._runner.run(rewrite, assigned.placed(sources))
         self._replace(result)
         self._add_filled(_by_lacking(result.completed))
         self._state.rows_updated += sum(file.removed for file in result.files)
+
+    def _refilled(self, held: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """By incoming file with these columns: the columns whose expressions see new values. A key never changes."""
+        keys = set(self.schema.identifier_field_ids)
+        anew = {ids: computed_anew(self.fills, self.schema, set(ids) - keys) for ids in set(held)}
+        return tuple(anew[ids] for ids in held)
 
     def assignments(self, assigned: Sequence[tuple[str, str]]) -> tuple[Assignment, ...]:
         """What an update assigns, by the table's own names; `Invalid` if it cannot be assigned."""

@@ -17,6 +17,7 @@ from floodmark.cli.main import main
 from floodmark.commit.fills import FILL_PREFIX, Fill, fills_of
 from floodmark.errors import Busy, Invalid, NotFound
 from floodmark.rows.rewriting import fill as filling
+from floodmark.rows.schema import table_schema
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, rows
 
@@ -213,10 +214,10 @@ def test_a_file_that_comes_while_it_is_bound_anew_is_not_taken_for_filled(lake: 
 
 
 def test_a_column_is_needed_if_it_is_named_as_a_whole_word() -> None:
-    fill, other = Fill(5, "b", "upper(names)"), Fill(4, "name", "x")
-    assert filling._with_needed([fill], [other]) == (fill,)
+    fill, other, schema = Fill(5, "b", "upper(names)"), Fill(4, "name", "x"), table_schema("name string, b string")
+    assert filling._with_needed([fill], [other], schema) == (fill,)
     named = Fill(5, "b", "upper(`NAME`)")
-    assert filling._with_needed([named], [other]) == (other, named)
+    assert filling._with_needed([named], [other], schema) == (other, named)
 
 
 def test_properties_that_bind_a_column_are_floodmarks_own(sqlite_lake: fm.Lake, tmp_path: Path) -> None:

@@ -284,3 +284,24 @@ def test_a_column_that_an_expression_fills_is_computed_from_the_completed_row(pl
         found = {key: (row["a"], row["b"], row["c"]) for key, row in rows_of(lake, "t").items()}
         assert found == {1: (5, 10, 5), 2: (2, 20, 0), 3: (None, 7, None), 4: (1, 1, 9)}
         check_lake(lake.catalog)
+
+
+@pytest.mark.whole
+def test_a_filled_column_is_kept_unless_the_row_brings_what_it_is_computed_from(place: Place) -> None:
+    """A default is computed from nothing, and the key of a row never changes."""
+    with place.open(create=True) as lake:
+        lake.create_table("t", "id long not null, a long, b long", key=["id"])
+        lake.append("t", [{"id": number, "a": number, "b": 10 * number} for number in (1, 2)])
+        lake.add_column("t", "status", "string", default="a")
+        lake.backfill.column("t", "c", "a")
+        lake.backfill.column("t", "d", "id")
+        lake.merge("t", [{"id": 1, "status": "closed", "c": 7, "d": 8}], partial=True)
+        lake.merge("t", [{"id": 1, "b": 11}, {"id": 2, "a": 5}, {"id": 3, "b": 30}], partial=True)
+        assert rows_of(lake, "t") == {
+            1: {"id": 1, "a": 1, "b": 11, "status": "closed", "c": 7, "d": 8},
+            2: {"id": 2, "a": 5, "b": 20, "status": "a", "c": 5, "d": 2},
+            3: {"id": 3, "a": None, "b": 30, "status": "a", "c": None, "d": 3},
+        }
+        lake.merge("t", [{"id": 1, "a": 9}], partial=True)
+        assert rows_of(lake, "t")[1] == {"id": 1, "a": 9, "b": 11, "status": "closed", "c": 9, "d": 8}
+        check_lake(lake.catalog)

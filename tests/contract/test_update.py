@@ -228,6 +228,83 @@ def test_files_without_a_filled_column_get_it_for_updated_rows_only(place: Place
         check_lake(lake.catalog)
 
 
+def found_in(lake: fm.Lake, *columns: str) -> dict[int, tuple[Any, ...]]:
+    found = lake.read_arrow("people").read_all().to_pylist()
+    return {row["id"]: tuple(row[name] for name in columns) for row in found}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("default", ["open", "age", "it is the name"])
+@pytest.mark.parametrize("key", [["id"], []], ids=["key", "no key"])
+def test_a_row_keeps_what_it_has_in_a_column_with_a_default(place: Place, default: str, key: list[str]) -> None:
+    """A default names no column, also if it is the name of one: nothing that is assigned changes it."""
+    with place.open(create=True) as lake:
+        lake.create_table("people", SCHEMA, key=key)
+        lake.append("people", people(1, 2, 3))
+        lake.add_column("people", "status", "string", default=default)
+        lake.update("people", {"status": "'closed'"}, "id = 1")
+        lake.update("people", {"status": "null"}, "id = 2")
+        lake.update("people", {"age": "2", "name": "'new'"}, "true")
+        assert found_in(lake, "age", "status") == {1: (2, "closed"), 2: (2, None), 3: (2, default)}
+        with lake.transaction() as tx:
+            tx.update("people", {"status": "'again'"}, "id = 3")
+            tx.update("people", {"age": "3"}, "id = 3")
+        assert found_in(lake, "age", "status")[3] == (3, "again")
+        check_lake(lake.catalog)
+
+
+@pytest.mark.whole
+def test_a_row_keeps_what_it_has_in_a_filled_column_whose_inputs_are_not_assigned(place: Place) -> None:
+    with place.open(create=True) as lake:
+        lake.create_table("people", SCHEMA, key=["id"])
+        lake.append("people", people(1, 2))
+        lake.backfill.column("people", "label", "name")
+        lake.backfill.column("people", "title", "label")
+        lake.update("people", {"title": "'own'"}, "id = 1")
+        lake.update("people", {"age": "1"}, "true")
+        assert found_in(lake, "age", "label", "title") == {1: (1, "a", "own"), 2: (1, "b", "b")}
+        lake.update("people", {"name": "'new'"}, "id = 1")
+        assert found_in(lake, "label", "title") == {1: ("new", "new"), 2: ("b", "b")}, "by an input's input too"
+        lake.update("people", {"name": "'newer'", "label": "'kept'"}, "id = 1")
+        assert found_in(lake, "name", "label", "title")[1] == ("newer", "kept", "kept")
+        check_lake(lake.catalog)
+
+
+@pytest.mark.whole
+def test_rows_of_files_with_and_without_a_default_are_updated_together(place: Place) -> None:
+    with place.open(create=True) as lake:
+        lake.create_table("people", SCHEMA, key=["id"])
+        lake.append("people", people(1, 2))
+        lake.add_column("people", "level", "int", default=7, fill_later=True)
+        lake.append("people", [{**people(3)[0], "level": 1}, {**people(4)[0], "level": None}])
+        lake.update("people", {"age": "0"}, "id <> 2")
+        expected: dict[int, tuple[Any, ...]] = {1: (0, 7), 2: (20, None), 3: (0, 1), 4: (0, None)}
+        assert found_in(lake, "age", "level") == expected
+        assert lake.backfill.column("people", "level", "7").outcome == "done"
+        assert found_in(lake, "age", "level") == {**expected, 2: (20, 7)}
+        check_lake(lake.catalog)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("write", ["update", "update with another column", "partial merge", "merge"])
+def test_a_null_that_is_given_to_a_row_that_waits_for_a_default_stays_null(place: Place, write: str) -> None:
+    with place.open(create=True) as lake:
+        lake.create_table("people", SCHEMA, key=["id"])
+        lake.append("people", people(1, 2))
+        lake.add_column("people", "level", "int", default=7, fill_later=True)
+        if write == "merge":
+            commit = lake.merge("people", [{**people(1)[0], "level": None}])
+        elif write == "partial merge":
+            commit = lake.merge("people", [{"id": 1, "level": None}], partial=True)
+        else:
+            same = {"name": "name"} if "another" in write else {}
+            commit = lake.update("people", {"level": "null", **same}, "id = 1")
+        assert (commit.outcome, commit.tables[0].rows_updated) == ("committed", 1)
+        assert lake.backfill.column("people", "level", "7").outcome == "done"
+        assert found_in(lake, "name", "level") == {1: ("a", None), 2: ("b", 7)}
+        check_lake(lake.catalog)
+
+
 def test_references_are_checked(place: Place) -> None:
     with place.open(create=True) as lake:
         lake.apply(

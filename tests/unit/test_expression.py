@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.types import BooleanType, IcebergType, IntegerType, LongType, StringType
 
 from floodmark.rows.schema import table_schema
-from floodmark.rows.sql.expression import Plain, parse_plain
+from floodmark.rows.sql.expression import Plain, may_name, parse_plain
 
 SCHEMA = table_schema(
     "id long not null, Name string, user string, `odd na.me` int, `tick``s` int, pair struct<a:int>, größe int"
@@ -86,3 +86,30 @@ def test_a_literal_is_the_same_for_every_row_and_a_column_is_itself() -> None:
     assert number.evaluate(batch).equals(pa.array([5, 5, 5], pa.int32()))
     assert column.evaluate(batch).equals(batch.column(0))
     assert missing.evaluate(batch).null_count == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "named"),
+    [
+        ("id", "id", True),
+        ("NAME", "Name", True),
+        ("id", "Name", False),
+        ("upper(name)", "Name", True),
+        ("upper(surname)", "Name", False),
+        ("t.Name || 'x'", "Name", True),
+        ("`tick``s` + 1", "tick`s", True),
+        ("`odd na.me` + 1", "odd na.me", True),
+        ("concat('the name')", "Name", True),
+        ("'name'", "Name", False),
+        ("'it''s the name'", "Name", False),
+        ("'it\\'s the name'", "Name", False),
+        ("'a' || name || 'b'", "Name", True),
+        (" timestamp '2024-01-01 00:00:00'\n", "timestamp", False),
+        ("date'2024-01-01'", "date", False),
+        ("date('2024-01-01')", "date", True),
+        ("-1.5e3", "e3", False),
+        ("1.5BD", "bd", False),
+    ],
+)
+def test_an_expression_may_use_the_columns_that_it_names(text: str, column: str, named: bool) -> None:
+    assert may_name(text, column, SCHEMA) is named

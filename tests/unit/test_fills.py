@@ -18,7 +18,7 @@ from floodmark.commit.metadata import new_metadata
 from floodmark.errors import Corrupt, Invalid
 from floodmark.model import FileRecord
 from floodmark.rows.evolve import evolve_schema
-from floodmark.rows.rewriting.fill import run_fill
+from floodmark.rows.rewriting.fill import computed_anew, run_fill
 from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.schema import arrow_schema, table_schema
 from floodmark.rows.staging.stage import StageTarget, stage_in_process
@@ -100,6 +100,27 @@ def test_rows_lack_what_they_do_not_name() -> None:
     fills = (fill("name"), fill("flag"))
     assert lacking(fills, ["id", "flag"]) == (fill("name"),)
     assert lacking(fills, {"name": None, "flag": None}) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "anew"),
+    [
+        ("a", "bc"),
+        ("b", "c"),
+        ("c", ""),
+        ("ab", "c"),
+        ("id", "d"),
+        ("e", ""),
+        ("", ""),
+    ],
+)
+def test_what_is_given_to_a_row_has_columns_computed_anew_that_name_it_also_by_others(given: str, anew: str) -> None:
+    schema = table_schema("id long, a string, b string, c string, d string, e string")
+    by_name = {field.name: field.field_id for field in schema.fields}
+    made = {"b": "a", "c": "upper(`B`) || '-'", "d": "concat(cast(id as string), 'x')", "e": "'a'"}
+    fills = [Fill(by_name[column], column, expression) for column, expression in made.items()]
+    ids = {by_name[name] for name in ([given] if given in by_name else given)}
+    assert computed_anew(fills[::-1], schema, ids) == tuple(by_name[name] for name in anew)
 
 
 # ── what files hold ──

@@ -11,9 +11,8 @@ crash leaves files in the operation's own folder that nothing refers to (I3).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ from floodmark.rows.reading.arrow_reader import read_rows
 from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.schema import user_fields
 from floodmark.rows.session import Sessions
-from floodmark.rows.sql.expression import parse_plain
+from floodmark.rows.sql.expression import may_name, parse_plain
 from floodmark.rows.staging.stage import StageTarget, stage_batches
 from floodmark.rows.tasks import run_files
 from floodmark.storage import Storage
@@ -45,6 +44,7 @@ __all__ = [
     "Fill",
     "Filled",
     "absent_fields",
+    "computed_anew",
     "expression_type",
     "fill_property",
     "fills_of",
@@ -143,7 +143,7 @@ def plan_fill(
     written = tuple(fill.field_id for fill in fills)
     stays_absent = tuple(field_id for field_id in absent if field_id not in written)
     others = [fill for fill in fills_of(target.properties, schema) if fill.field_id in stays_absent]
-    used = _with_needed(fills, others)
+    used = _with_needed(fills, others, schema)
     computed = {fill.column for fill in used}
     read = [one for one in source_schema.fields if one.name not in computed and one.field_id not in absent]
     columns = [column for column in user_fields(schema) if column.name not in computed]
@@ -159,15 +159,29 @@ def plan_fill(
     )
 
 
-def _with_needed(fills: Sequence[Fill], others: Sequence[Fill]) -> tuple[Fill, ...]:
+def _with_needed(fills: Sequence[Fill], others: Sequence[Fill], schema: Schema) -> tuple[Fill, ...]:
     """The fills and those of the others whose columns their expressions may name, the oldest first."""
     found = {fill.field_id: fill for fill in fills}
     for other in sorted(others, key=lambda fill: -fill.field_id):
-        word = re.compile(rf"(?<!\w){re.escape(other.column)}(?!\w)", re.IGNORECASE)
-        named = (word.search(fill.expression) for fill in found.values())
+        named = [may_name(fill.expression, other.column, schema) for fill in found.values()]
         if other.field_id < max(found, default=0) and any(named):
             found[other.field_id] = other
     return tuple(sorted(found.values(), key=lambda fill: fill.field_id))
+
+
+def computed_anew(fills: Sequence[Fill], schema: Schema, given: Collection[int]) -> tuple[int, ...]:
+    """Of rows that get new values in the columns `given`: which fills, the oldest first, are computed anew.
+
+    Those with one of these columns, or one that is computed anew itself, in their expression. A literal has none, so a
+    row keeps what it has in a column with a default. `given` columns are as they are given.
+    """
+    changed = [column.name for column in schema.fields if column.field_id in given]
+    found = []
+    for fill in sorted(fills, key=lambda fill: fill.field_id):
+        if fill.field_id not in given and any(may_name(fill.expression, name, schema) for name in changed):
+            found.append(fill.field_id)
+            changed.append(fill.column)
+    return tuple(found)
 
 
 def _fill_here(

@@ -95,8 +95,9 @@ class Rewrite:
     write nothing. source_schema_json: the schema that names the sources' columns, if it is not the target's. time: a
     date or timestamp column, by its field id, and the day or microsecond before which rows are found BY_TIME. seq_max:
     rows found with a sequence above it stay. marks: ascending; rows above each are counted. held: of a partial merge,
-    for each incoming file the ids of its columns; a row that it replaces keeps its other columns, without those in
-    `refilled`, which the caller computes again from the completed row.
+    for each incoming file the ids of its columns; a row that it replaces keeps its other columns, without those that
+    its own file lacks and those in `refilled` (for each incoming file too), which the caller computes from the
+    completed row.
     """
 
     target: StageTarget
@@ -114,7 +115,7 @@ class Rewrite:
     seq_max: int | None = None
     marks: tuple[int, ...] = ()
     held: tuple[tuple[int, ...], ...] = ()
-    refilled: tuple[int, ...] = ()
+    refilled: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,8 @@ class Rewriter:
         """Write the rows that a partial merge changed: the incoming columns, beside the columns that the rows keep."""
         lacking: dict[tuple[int, ...], list[_Update]] = {}
         for update in self._updates:
-            absent = tuple(i for i in self._rewrite.refilled if i not in self._rewrite.held[update.file])
+            lacks = {*self._rewrite.refilled[update.file], *update.source.absent}
+            absent = tuple(sorted(lacks.difference(self._rewrite.held[update.file])))
             lacking.setdefault(absent, []).append(update)
         completed = []
         for absent, updates in lacking.items():
@@ -353,14 +355,18 @@ class Rewriter:
         return Rewritten(source.path, removed=len(positions), examples=tuple(shown))
 
     def _staying(self, source: InputFile, matches: Matches) -> Mask:
-        """For each match, whether the existing row stays: the incoming one is the same, or not newer."""
+        """For each match, whether the existing row stays: the incoming one is the same, or not newer.
+
+        A row is never the same in a column that waits to be filled in its file: it reads as null, but a null that comes
+        in is a value, which has to be written before the fill passes by.
+        """
         rewrite, stay = self._rewrite, np.zeros(len(matches.positions), dtype=bool)
         if rewrite.newest_by == "":
             return ~stay
         compared = partial(_judged, self._storage, source.path, rewrite.incoming)
         if rewrite.compare and rewrite.held:
             stay |= self._same_as_held(source, matches)
-        elif rewrite.compare:
+        elif rewrite.compare and not source.absent:
             stay |= compared(user_fields(self._schema), matches, same_rows)
         if rewrite.newest_by is not None:
             stay |= compared([self._schema.find_field(rewrite.newest_by)], matches, _not_newer)
@@ -370,6 +376,8 @@ class Rewriter:
         """Of a partial merge: whether the existing row already has the incoming values; other columns do not matter."""
         same = np.zeros(len(matches.positions), dtype=bool)
         for number in np.unique(matches.files):
+            if not set(source.absent).isdisjoint(self._rewrite.held[number]):
+                continue
             of_file = matches.files == number
             some = Matches(matches.positions[of_file], matches.files[of_file], matches.places[of_file])
             held = [field for field in user_fields(self._schema) if field.field_id in self._rewrite.held[number]]

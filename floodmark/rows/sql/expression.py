@@ -22,6 +22,11 @@ _TEXT = re.compile(r"'([^'\\$\x00-\x1f\x7f\ud800-\udfff]*)'")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _QUOTED = re.compile(r"`([^`$\x00-\x1f\x7f\ud800-\udfff]+)`")
+# Literals that are not plain, but name no column: a number, and a text that may say its type first.
+_CONSTANT = re.compile(
+    r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?(?:l|s|y|f|d|bd)?|(?:date|timestamp\w*)?\s*'(?:[^'\\]|\\.|'')*'",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,21 @@ def parse_plain(text: str, schema: Schema) -> Plain | None:
         return Plain(BooleanType(), value=body.lower() == "true")
     field = _column(body, schema)
     return None if field is None else Plain(field.field_type, column=field.name)
+
+
+def may_name(expression: str, column: str, schema: Schema) -> bool:
+    """Whether an expression over rows of this schema may use this column.
+
+    A literal uses none. In what is not plain a word of that name in a text counts, to be safe.
+    """
+    plain = parse_plain(expression, schema)
+    if plain is not None:
+        return plain.column == column
+    if _CONSTANT.fullmatch(expression.strip(_BLANKS)):
+        return False
+    # Within quotes a backtick is written twice.
+    name = "|".join(re.escape(text) for text in (column, column.replace("`", "``")))
+    return re.search(rf"(?<!\w)(?:{name})(?!\w)", expression, re.IGNORECASE) is not None
 
 
 def _number(value: int) -> Plain | None:
