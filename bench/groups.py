@@ -7,20 +7,26 @@ are a file of their own, at the second they are somewhere in a file of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
 from pyiceberg.manifest import clear_manifest_cache
 
 import floodmark
-from bench.measure import Goal, Line, ratio, timed, times_in_turns, took
+from bench.measure import Goal, Line, not_measured, ratio, timed, times_in_turns, took
 from bench.workshop import SCHEMA, TABLE, Workshop
 from floodmark.lake import Lake
+from floodmark.testing.s3 import s3_environment, s3_stand_in
 
 POINT = "id = {}"
 FILES = 4
 COMMITS = 8
+BUCKETS = 16
 NARROW = "id long, n int, k string"
 WIDE_COLUMNS = 200
 WIDE_ROWS = 100_000
@@ -29,6 +35,7 @@ MB = 1_000_000
 
 def run(shop: Workshop) -> Iterator[Line]:
     yield from _point(shop)
+    yield from _in_s3(shop)
     for rows in shop.sizes.feed_rows:
         yield from _change(shop, f"{_short(rows)} rows", NARROW, rows)
     wide = ", ".join(
@@ -59,10 +66,79 @@ def _point(shop: Workshop) -> Iterator[Line]:
         every()
         point, whole = times_in_turns(shop.sizes.read_repeats, lambda: timed(one), lambda: timed(every))
         sizes = [_bytes(lake, action) for action in (one, every)]
+        by_spark = list(_by_spark(shop, lake, rows))
     note = f"{sizes[0] / MB:.2f} MB of {sizes[1] / MB:.0f} MB read"
-    yield took(f"one id of {_short(rows)} sorted rows", point, note=note)
+    yield took(f"one id of {_short(rows)} sorted rows", point, note=note, goal=Goal(30.0))
     yield took(f"all {_short(rows)} rows", whole)
     yield ratio("one id against all rows", point, whole, goal=Goal(0.1))
+    yield from by_spark
+
+
+def _by_spark(shop: Workshop, lake: Lake, rows: int) -> Iterator[Line]:
+    """The same filter as a DataFrame, against Spark's own read of the same files, whose columns it is given."""
+    files = lake.catalog.files.data_files(lake.catalog.history.head(TABLE))
+    columns = lake.read(TABLE).schema
+    places = iter(range(2, rows, max(1, rows // 1000)))
+
+    def ours() -> None:
+        if len(lake.read(TABLE, where=POINT.format(next(places))).collect()) != 1:
+            raise RuntimeError("a filter by id did not find one row")
+
+    def plain() -> None:
+        found = shop.spark.read.schema(columns).parquet(*files).where(POINT.format(next(places)))
+        if len(found.collect()) != 1:
+            raise RuntimeError("a filter by id did not find one row")
+
+    ours()
+    plain()
+    frame, spark = times_in_turns(shop.sizes.read_repeats, lambda: timed(ours), lambda: timed(plain))
+    yield took(f"one id of {_short(rows)} sorted rows, df", frame)
+    yield took("the same files and filter by Spark alone", spark)
+    yield ratio("df against Spark alone", frame, spark, goal=Goal(1.3))
+
+
+def _in_s3(shop: Workshop) -> Iterator[Line]:
+    """One key of a bucketed table in S3, asked by a new process: every request counts, metadata included."""
+    rows = shop.sizes.keyed_rows * 12 // 5
+    case = f"where id = 5, {_short(rows)} rows in S3, new process"
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(s3_stand_in())
+            stack.enter_context(s3_environment())
+            place = f"s3://{server.make_bucket()}/lake"
+        except (ImportError, OSError) as error:
+            yield not_measured(case, f"no stand-in: {type(error).__name__}: {error}")
+            return
+        shop.say(f"a table of {rows:,} rows in S3")
+        catalog = f"sqlite:///{shop.new_path('groups-catalog')}.db"
+        options = {"catalog": catalog, "storage_options": server.options}
+        with floodmark.open(place, create=True, spark=shop.spark, **options) as lake:
+            lake.create_table(TABLE, NARROW, key=["id"], partition=[f"bucket({BUCKETS}, id)"], sort=["id"])
+            for start in range(0, rows, rows // COMMITS):
+                ids = range(start, start + rows // COMMITS)
+                lake.append(
+                    TABLE, pa.table({"id": ids, "n": pa.array(ids, pa.int32()), "k": [f"{one:x}" for one in ids]})
+                )
+            yield _asked(f"requests, {case}, as loaded", place, catalog, server.options, None)
+            if lake.maintain.compact(TABLE, files_min=2).records[0].outcome != "compacted":
+                raise RuntimeError("the table was not compacted")
+            yield _asked(f"requests, {case}, compacted", place, catalog, server.options, Goal(10.0))
+
+
+def _asked(name: str, place: str, catalog: str, options: Mapping[str, str], goal: Goal | None) -> Line:
+    command = [sys.executable, "-m", "bench.groups", place, catalog, json.dumps(options)]
+    asked = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    calls = ", ".join(f"{verb} {count}" for verb, count in asked["calls"].items())
+    return Line(name, "", asked["requests"], goal=goal, note=f"{calls}; {asked['bytes'] / MB:.2f} MB")
+
+
+def _ask(place: str, catalog: str, options: str) -> None:
+    with floodmark.open(place, read_only=True, catalog=catalog, storage_options=json.loads(options)) as lake:
+        if [row["id"] for row in lake.scan(TABLE, where="id = 5").to_arrow().to_pylist()] != [5]:
+            raise RuntimeError("the key was not found")
+        counters = lake.catalog.storage.counters
+        found = {"requests": counters.total, "calls": counters.calls, "bytes": counters.bytes_read}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 def _change(shop: Workshop, case: str, schema: str, rows: int) -> Iterator[Line]:
@@ -140,3 +216,7 @@ def _bytes(lake: Lake, action: Callable[[], None]) -> int:
 
 def _short(rows: int) -> str:
     return f"{rows // 1_000_000} M" if rows >= 1_000_000 else f"{rows // 1000} k"
+
+
+if __name__ == "__main__":
+    _ask(*sys.argv[1:])

@@ -92,10 +92,15 @@ def manifest_name(name: str, files: Iterable[LiveFile]) -> str:
     return f"{name}.newest-{max(known)}.avro" if known and len(known) == len(bounds) else f"{name}.avro"
 
 
+def is_empty(manifest: ManifestFile) -> bool:
+    """Whether it only lists what was removed. A list of format v1 may not give the numbers."""
+    return (manifest.added_files_count, manifest.existing_files_count) == (0, 0)
+
+
 def newest_in(manifest: ManifestFile) -> int:
     """No row in the manifest is newer than this: by its name, or by the commit that wrote it."""
-    if (manifest.added_files_count, manifest.existing_files_count) == (0, 0):
-        return BEGINNING  # it only lists what was removed
+    if is_empty(manifest):
+        return BEGINNING
     named = _NEWEST.search(manifest.manifest_path)
     return int(named[1]) if named else manifest.sequence_number
 

@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from floodmark.commit.file_columns import ABSENT, FileColumns, PlannedDataFile
-from floodmark.commit.live_files import LiveFile, newest_in, seq_field_id
+from floodmark.commit.live_files import LiveFile, is_empty, newest_in, seq_field_id
 from floodmark.commit.metadata import MetadataFiles
 from floodmark.model import SEQ_COLUMN, Head
 from floodmark.rows.sql.file_test import Mask, file_spans
@@ -38,19 +38,20 @@ class Selection:
 
 def select_files(files: MetadataFiles, head: Head, schema: Schema, where: Where | None = None) -> Selection:
     """The files of a table at a state that may hold a matching row; without a condition, all of them."""
-    manifests = files.manifests(head.manifest_list)
+    listed = files.manifests(head.manifest_list)
+    manifests = [manifest for manifest in listed if not is_empty(manifest)]
     seq_id, found = seq_field_id(schema), list[LiveFile]()
     if where is None:
         for manifest in manifests:
             found += _live(columns := files.columns(manifest), np.ones(columns.count, np.bool_), seq_id)
-        return Selection(found, head.files, head.size_bytes, len(manifests), 0)
+        return Selection(found, head.files, head.size_bytes, len(manifests), len(listed) - len(manifests))
     metadata = files.metadata(head.metadata_location)
     held = where.which_may_hold(manifests, metadata)
     for manifest, may in zip(manifests, held, strict=True):
         if may:
             columns = files.columns(manifest)
             found += _live(columns, where.which_may_match(columns, metadata), seq_id)
-    return Selection(found, head.files, head.size_bytes, sum(held), len(held) - sum(held))
+    return Selection(found, head.files, head.size_bytes, sum(held), len(listed) - sum(held))
 
 
 def select_newer(files: MetadataFiles, head: Head, schema: Schema, since: int, until: int) -> list[LiveFile]:
