@@ -169,30 +169,73 @@ def test_maintenance_and_policies_go_on(lake: fm.Lake) -> None:
 # ── branches ──
 
 
-def test_a_branch_from_before_the_rename_has_it_under_its_present_name(lake: fm.Lake) -> None:
-    version = lake.append("events", rows(1), batch="b").version
-    lake.rename_table("events", "happenings")
-    lake.append("happenings", rows(2))
-    lake.branches.create("dev", version=version)
-    assert names(lake, "dev") == ["happenings", "notes"]
-    assert lake.append("happenings", rows(1), batch="b", branch="dev").outcome == "already_committed"
-    lake.append("happenings", rows(3), branch="dev")
-    found = lake.read_arrow("happenings", branch="dev").read_all().to_pylist()
-    assert sorted(row["id"] for row in found) == [1, 3]
+def check_no_branch(lake: fm.Lake, version: int, table: str, now: str, renamed: int) -> None:
+    """Refused with what a caller needs; nothing is left of it, and from the rename on there may be one."""
+    with pytest.raises(fm.Invalid, match="renamed after this version") as caught:
+        lake.branches.create("dev", version=version)
+    assert caught.value.facts == {"table": table, "name_now": now, "version": version, "renamed_version": renamed}
+    assert f"from version {renamed} or later" in caught.value.advice
+    assert [branch.name for branch in lake.branches.list()] == ["main"]
+    lake.branches.create("dev", version=renamed)
     check_lake(lake.catalog)
+
+
+def check_branch(lake: fm.Lake, branch: str, expected: dict[str, list[int]]) -> None:
+    """A branch knows its tables by one name, whether they are listed, read, written or read at a version of it."""
+    for again in (False, True):
+        assert names(lake, branch) == sorted(expected)
+        assert set(lake.catalog.history.tables_at(lake.branches.get(branch).head_version)) == set(expected)
+        for table, numbers in expected.items():
+            found = lake.read_arrow(table, branch=branch).read_all().to_pylist()
+            assert sorted(row["id"] for row in found) == numbers
+            assert lake.schema(table, branch=branch).column_names == ["id", "name", "_seq"]
+            if not again:
+                lake.append(table, rows(9), branch=branch)
+                lake.delete(table, "id = 9", branch=branch)
+    check_lake(lake.catalog)
+
+
+def test_a_branch_begins_at_the_rename_or_later(lake: fm.Lake) -> None:
+    version = lake.append("events", rows(1), batch="b").version
+    renamed = lake.rename_table("events", "happenings").version
+    lake.append("happenings", rows(2))
+    check_no_branch(lake, version, "events", "happenings", renamed)
+    assert lake.append("happenings", rows(1), batch="b", branch="dev").outcome == "already_committed"
+    check_branch(lake, "dev", {"happenings": [1], "notes": []})
+    # What a branch deleted of a table without a key is a conflict: another one, that only adds.
+    lake.branches.delete("dev")
+    lake.branches.create("dev", version=renamed)
+    lake.append("happenings", rows(3), branch="dev")
     lake.branches.merge("dev")
     assert ids(lake, "happenings") == [1, 2, 3]
     check_lake(lake.catalog)
 
 
-def test_so_has_a_branch_from_before_it_was_dropped(lake: fm.Lake) -> None:
+def test_so_it_does_after_two_tables_swapped_names(lake: fm.Lake) -> None:
+    lake.append("events", rows(1))
+    version = lake.append("notes", rows(2)).version
+    lake.rename_table("events", "aside")
+    lake.rename_table("notes", "events")
+    last = lake.rename_table("aside", "notes").version
+    check_no_branch(lake, version, "events", "notes", last)
+    check_branch(lake, "dev", {"events": [2], "notes": [1]})
+
+
+def test_so_it_does_if_the_table_was_dropped_since(lake: fm.Lake) -> None:
     version = lake.append("events", rows(1), batch="b").version
-    lake.rename_table("events", "happenings")
+    renamed = lake.rename_table("events", "happenings").version
     lake.drop_table("happenings")
-    lake.branches.create("dev", version=version)
-    assert names(lake, "dev") == ["happenings", "notes"]
+    check_no_branch(lake, version, "events", "happenings", renamed)
     assert lake.append("happenings", rows(1), batch="b", branch="dev").outcome == "already_committed"
-    check_lake(lake.catalog)
+    check_branch(lake, "dev", {"happenings": [1], "notes": []})
+
+
+def test_a_table_that_has_its_old_name_again_stops_no_branch(lake: fm.Lake) -> None:
+    version = lake.append("events", rows(1)).version
+    lake.rename_table("events", "happenings")
+    lake.rename_table("happenings", "events")
+    lake.branches.create("dev", version=version)
+    check_branch(lake, "dev", {"events": [1], "notes": []})
 
 
 def test_it_is_for_main_and_says_so(lake: fm.Lake) -> None:
