@@ -13,8 +13,10 @@ import floodmark as fm
 from floodmark.backfill.chunks.geometry import Chunk
 from floodmark.backfill.chunks.sources import CallSource
 from floodmark.catalog import tables
+from floodmark.catalog.riders import BatchRider
 from floodmark.commit.seal import RENAME, Edit, rider_from_dict
 from floodmark.commit.shape_riders import RenameRider
+from floodmark.testing.children import run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 from tests.foreign_writer import foreign_catalog
@@ -390,6 +392,76 @@ def test_a_write_whose_table_gets_another_name_is_a_conflict(
     ):
         WRITES[write](lake)
     assert ids(lake, "happenings") == [1]
+    check_lake(lake.catalog)
+
+
+@pytest.mark.parametrize("step", ["begun", "sealed", "built"])
+@pytest.mark.parametrize("again", ["", "new", "notes"], ids=["name is free", "made again", "swapped"])
+def test_a_batch_of_a_table_that_gets_another_name_is_no_commit_of_the_old_one(
+    lake: fm.Lake, other: fm.Lake, step: str, again: str
+) -> None:
+    """It writes to another table only, so no head of the named one shows the rename."""
+    lake.create_table("target", EVENTS)
+
+    def load(table: str) -> fm.Commit | None:
+        with lake.transaction(batch="b", batch_table=table) as tx:
+            tx.append("target", rows(1))
+        return tx.commit
+
+    def meddle() -> None:
+        other.rename_table("events", "happenings")
+        if again == "new":
+            other.create_table("events", EVENTS)
+        elif again:
+            other.rename_table("notes", "events")
+
+    with pytest.raises(fm.Conflict, match="renamed or dropped meanwhile"), at(f"transaction.{step}", meddle):
+        load("events")
+    assert ids(lake, "target") == []
+    for outcome in ("committed", "already_committed"):
+        commit = load("happenings")
+        assert commit is not None
+        assert commit.outcome == outcome
+    assert ids(lake, "target") == [1]
+    check_lake(lake.catalog)
+
+
+def load_beside_a_rename(place: Place) -> None:
+    """Dies behind a rename that another process did since it was sealed."""
+    with place.open(actor="child") as lake, place.open(actor="other") as other:
+        act = at("transaction.built", lambda: other.rename_table("events", "happenings"))
+        with act, lake.transaction(batch="b", batch_table="events") as tx:
+            tx.append("notes", rows(1))
+
+
+def test_nor_does_recovery_publish_it(lake: fm.Lake, place: Place) -> None:
+    assert run_killed(load_beside_a_rename, place, failpoint="transaction.locked")
+    with place.open() as lake:
+        assert names(lake) == ["happenings", "notes"]
+        assert ids(lake, "notes") == []
+        assert [row.outcome for row in lake.audit() if row.kind == "transaction"] == ["rolled_back"]
+        for outcome in ("committed", "already_committed"):
+            with lake.transaction(batch="b", batch_table="happenings") as tx:
+                tx.append("notes", rows(1))
+            assert tx.commit is not None
+            assert tx.commit.outcome == outcome
+        assert ids(lake, "notes") == [1]
+        check_lake(lake.catalog)
+
+
+def test_a_batch_named_for_no_table_yet_is_published(lake: fm.Lake, other: fm.Lake) -> None:
+    """There was nothing to take along, and what comes under the name meanwhile is found by it."""
+    with (
+        at("transaction.sealed", lambda: other.rename_table("events", "happenings")),
+        lake.transaction(batch="b", batch_table="happenings") as tx,
+    ):
+        tx.append("notes", rows(1))
+    with lake.transaction(batch="b", batch_table="happenings") as second:
+        second.append("notes", rows(1))
+    assert second.commit is not None
+    assert second.commit.outcome == "already_committed"
+    rider = BatchRider("table:events", "b", table_id="t")
+    assert rider_from_dict(rider.as_dict()) == rider
     check_lake(lake.catalog)
 
 
