@@ -560,6 +560,79 @@ def test_a_default_may_be_filled_later(lake: fm.Lake) -> None:
     assert {row["level"] for row in lake.read_arrow("events").read_all().to_pylist()} == {"low"}
 
 
+def cancelled_fill(lake: fm.Lake) -> None:
+    """A column that is there, of which no row is filled."""
+    lake.append("events", rows(1, 2))
+
+    def cancel(processed: int, total: int | None) -> None:
+        lake.backfill.cancel("events.nick")
+
+    assert lake.backfill.column("events", "nick", "name", pause="0ms", progress=cancel).outcome == "cancelled"
+
+
+def check_filled(lake: fm.Lake, table: str, column: str) -> None:
+    """The rest is filled under the new name, as the refusal advises; no second column came."""
+    assert lake.backfill.column(table, column, "name", pause="0ms").outcome == "done"
+    found = lake.read_arrow(table).read_all().to_pylist()
+    assert [(row["name"], row[column]) for row in found] == [("row 1", "row 1"), ("row 2", "row 2")]
+    assert [one[0] for one in columns(lake, table)] == ["id", "name", column]
+    check_lake(lake.catalog)
+
+
+def test_a_fill_is_not_resumed_into_a_second_column(lake: fm.Lake) -> None:
+    cancelled_fill(lake)
+    lake.rename_column("events", "nick", "alias")
+    with pytest.raises(fm.Invalid, match="column of this job was renamed or dropped") as caught:
+        lake.backfill.resume("events.nick")
+    assert "floodmark backfill column" in caught.value.advice
+    assert lake.backfill.show("events.nick")["status"] == "cancelled"
+    check_filled(lake, "events", "alias")
+
+
+def test_nor_behind_a_rename_between_its_look_and_its_start(lake: fm.Lake, other: fm.Lake) -> None:
+    cancelled_fill(lake)
+    with at("job.made", lambda: other.rename_column("events", "nick", "alias")):
+        done = lake.backfill.resume("events.nick")
+    assert (done.outcome, done.error["kind"] if done.error else None) == ("failed", "Invalid")
+    check_filled(lake, "events", "alias")
+
+
+def fill_level(place: Place) -> None:
+    with place.open(actor="child") as lake:
+        lake.backfill.column("events", "level", "'low'")
+
+
+def test_nor_one_of_a_column_that_was_there_before_it(lake: fm.Lake, place: Place) -> None:
+    lake.append("events", rows(1))
+    lake.add_column("events", "level", "string", default="low", fill_later=True)
+    assert run_killed(fill_level, place, failpoint="job.held")
+    lake.backfill.cancel("events.level")
+    lake.rename_column("events", "level", "grade")
+    with pytest.raises(fm.Invalid, match="column of this job was renamed or dropped"):
+        lake.backfill.resume("events.level")
+    assert [one[0] for one in columns(lake)] == ["id", "name", "grade"]
+
+
+def test_nor_into_another_table_of_the_name(lake: fm.Lake) -> None:
+    cancelled_fill(lake)
+    lake.rename_table("events", "happenings")
+    with pytest.raises(fm.NotFound):
+        lake.backfill.resume("events.nick")
+    lake.rename_table("notes", "events")
+    with pytest.raises(fm.Invalid, match="another one has its name now"):
+        lake.backfill.resume("events.nick")
+    assert [one[0] for one in columns(lake)] == ["id", "name"]
+    check_filled(lake, "happenings", "nick")
+
+
+def test_a_dropped_column_comes_back_by_a_new_call_only(lake: fm.Lake) -> None:
+    cancelled_fill(lake)
+    lake.drop_column("events", "nick")
+    with pytest.raises(fm.Invalid, match="column of this job was renamed or dropped"):
+        lake.backfill.resume("events.nick")
+    check_filled(lake, "events", "nick")
+
+
 @pytest.mark.parametrize(
     ("verb", "word"),
     [
