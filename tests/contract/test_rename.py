@@ -74,6 +74,25 @@ def test_older_versions_have_it_under_its_old_name(lake: fm.Lake) -> None:
     assert set(lake.catalog.history.tables_at(renamed)) == {"happenings", "notes"}
 
 
+def test_its_history_begins_before_the_rename(lake: fm.Lake) -> None:
+    made = lake.history(table="events")[-1].version
+    first = lake.append("events", rows(1)).version
+    renamed = lake.rename_table("events", "happenings").version
+    lake.append("notes", rows(1))
+    last = lake.append("happenings", rows(2)).version
+    assert [commit.version for commit in lake.history(table="happenings")] == [last, renamed, first, made]
+    # By a name that it had: the commits under that one.
+    assert [commit.version for commit in lake.history(table="events")] == [first, made]
+    for name in ("events", "happenings"):
+        (found,) = lake.catalog.expiry.readable(name)
+        assert [(state.table, state.version) for state in found.states] == [
+            ("events", made),
+            ("events", first),
+            ("happenings", renamed),
+            ("happenings", last),
+        ]
+
+
 def test_the_old_name_is_free_and_means_another_table(lake: fm.Lake) -> None:
     lake.append("events", rows(1), batch="b")
     lake.rename_table("events", "happenings")
