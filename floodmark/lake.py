@@ -792,7 +792,10 @@ class Lake:
     def history(
         self, *, limit: int = 20, table: str | None = None, branch: str | None = None, before: int | None = None
     ) -> list[Commit]:
-        """Commits, newest first: of all branches, or in the history of one branch; only versions `before` one."""
+        """Commits, newest first: of all branches, or in the history of one branch; only versions `before` one.
+
+        `table`: of the table that has this name, also from before it was renamed, and of earlier ones of the name.
+        """
         commits = self.catalog.history.commits(limit=limit, table=table, branch=branch, before=before)
         if table is not None and not commits and before is None:
             self._head(table, branch or MAIN)  # an unknown name is an error, not an empty history

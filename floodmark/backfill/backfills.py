@@ -287,6 +287,7 @@ class LakeBackfills:
     ) -> BackfillRun:
         """Resume a job that was cancelled, failed, or whose process died, as it was started.
 
+        `Invalid` for a column that was renamed or dropped since, or whose table was, if another one has its name.
         `stop`, once it is set, ends the run after its current chunk or batch; the job is then interrupted.
         """
         from floodmark.backfill.chunks import history
@@ -297,7 +298,7 @@ class LakeBackfills:
         context = replace(self._patient(give_up), stop=stop)
         if job.kind == COLUMN:
             ended = end_unbound(context, job)
-            return ended or column.run_column(context, column.spec_from_job(job), actor, progress)
+            return ended or column.run_column(context, column.spec_from_job(job), actor, progress, resumes=job)
         return history.run_history(context, history.spec_from_job(self._of_kind(name, HISTORY)), actor, progress)
 
     def list(self) -> Listing[JobFacts]:

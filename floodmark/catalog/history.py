@@ -20,6 +20,7 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
+    or_,
     select,
     union_all,
 )
@@ -243,11 +244,14 @@ class History:
     def commits(
         self, *, limit: int = 20, table: str | None = None, branch: str | None = None, before: int | None = None
     ) -> list[Commit]:
-        """Newest first; of a branch, those in its lineage; with `before`, those of lower versions."""
+        """Newest first; of a branch, those in its lineage; with `before`, those of lower versions.
+
+        `table`: those that touched a table of this name then, or the one that has it now, whatever its name was then.
+        """
         commit, touched = tables.commits, tables.commit_tables
         query = select(commit).order_by(commit.c.version.desc()).limit(limit)
         if table is not None:
-            query = query.where(commit.c.version.in_(select(touched.c.version).where(touched.c.table_name == table)))
+            query = query.where(commit.c.version.in_(select(touched.c.version).where(of_name(table))))
         if before is not None:
             query = query.where(commit.c.version < before)
         with self._database.read() as tx:
@@ -350,6 +354,13 @@ def drifted_tables(database: Database) -> dict[str, list[str]]:
             if row.metadata_location != row.known:
                 found.setdefault(row.table_name, []).append(row.branch)
     return {table: sorted(branches, key=lambda name: (name != MAIN, name)) for table, branches in found.items()}
+
+
+def of_name(table: str) -> ColumnElement[bool]:
+    """The rows of a table in the history: of any that had this name then, and of the one that has it now."""
+    head, touched = tables.heads, tables.commit_tables
+    ids = select(head.c.table_id).where(head.c.table_name == table)
+    return or_(touched.c.table_name == table, touched.c.table_id.in_(ids))
 
 
 def tables_at_in(tx: Connection, version: int) -> list[Head]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -20,6 +20,9 @@ from floodmark.catalog.sink_state import CONSUMER, ROWS_LOST, add_to_note
 from floodmark.errors import Conflict, NotFound
 from floodmark.json_form import Json
 from floodmark.model import MAIN
+
+# The scope of a batch that is named for a table begins with this.
+TABLE_SCOPE = "table:"
 
 
 class AlreadyCommitted(Exception):
@@ -56,14 +59,32 @@ class Rider(Protocol):
 class BatchRider:
     """A batch's identity: (scope, id) is published once. The scope is the table's name, or a name for a transaction.
 
-    A branch has the batch if it was published there, or in the branch's lineage.
+    A branch has the batch if it was published there, or in the branch's lineage. `table_id`: the table that the scope
+    named when the operation began. If another one or none has that name when it is published, it is refused: a rename
+    took the scope's batches along, and a retry by the new name would not find this one.
     """
 
     scope: str
     id: str
     branch: str = MAIN
+    table_id: str | None = None
+
+    @property
+    def names_table(self) -> bool:
+        return self.scope.startswith(TABLE_SCOPE)
+
+    def bound(self, tx: Connection) -> BatchRider:
+        """The same, of the table that its scope names now. For operations that may not write to that table."""
+        return replace(self, table_id=self._named(tx))
 
     def check(self, tx: Connection) -> None:
+        if self.table_id is not None and self._named(tx) != self.table_id:
+            raise Conflict(
+                "the table that the batch is named for was renamed or dropped meanwhile",
+                table=self.scope.removeprefix(TABLE_SCOPE),
+                batch=self.id,
+                advice="Nothing was changed. Try again, with the name that the table has now.",
+            )
         found = find_batch(tx, self.scope, self.id, self.branch)
         if found is not None:
             raise AlreadyCommitted(found)
@@ -73,7 +94,16 @@ class BatchRider:
         tx.execute(insert(tables.sources).values(scope=scope, id=self.id, version=version, operation=operation))
 
     def as_dict(self) -> dict[str, Json]:
-        return {"type": "batch", "scope": self.scope, "id": self.id, **_branch(self.branch)}
+        table = {} if self.table_id is None else {"table_id": self.table_id}
+        return {"type": "batch", "scope": self.scope, "id": self.id, **_branch(self.branch), **table}
+
+    def _named(self, tx: Connection) -> str | None:
+        """The id of the table that has the scope's name now."""
+        if not self.names_table:
+            return None
+        head, table = tables.heads, self.scope.removeprefix(TABLE_SCOPE)
+        query = select(head.c.table_id).where(head.c.branch == self.branch, head.c.table_name == table)
+        return tx.execute(query).scalar()
 
 
 @dataclass(frozen=True)

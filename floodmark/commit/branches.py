@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
@@ -258,7 +258,8 @@ def _find_base(
 
 def _insert(tx: Connection, lineage: Lineage) -> None:
     """The rows of a new branch: its lineage, its name, and the heads of its base."""
-    heads = _named_now(tx, tables_at_in(tx, lineage.base_version))
+    heads = tables_at_in(tx, lineage.base_version)
+    _check_names(tx, lineage, heads)
     _bring_back(tx, lineage, heads)
     tx.execute(insert(tables.lines).values(asdict(lineage)))
     parent = Lineages.read(tx).get(lineage.parent or MAIN)
@@ -278,14 +279,36 @@ def _insert(tx: Connection, lineage: Lineage) -> None:
         tx.execute(insert(tables.heads), rows)
 
 
-def _named_now(tx: Connection, heads: Sequence[Head]) -> list[Head]:
-    """The tables by their present names: one that was renamed since has one name, on every branch."""
-    head = tables.heads
+def _check_names(tx: Connection, lineage: Lineage, heads: Sequence[Head]) -> None:
+    """Refuse a base in which a table has another name than now, or than it had when it was dropped.
+
+    A table has one name, on every branch: the versions of this one would be read by the old name and written by the
+    new one, which may be another table's there.
+    """
+    head, touched = tables.heads, tables.commit_tables
     names = dict(tx.execute(select(head.c.table_id, head.c.table_name).distinct()).all())
+    renamed = []
     for one in heads:
         if one.table_id not in names and (dropped := last_state(tx, one.table_id)) is not None:
             names[one.table_id] = dropped.state.table
-    return [replace(one, table=names.get(one.table_id, one.table)) for one in heads]
+        if (now := names.get(one.table_id, one.table)) != one.table:
+            own = select(func.min(touched.c.version)).where(touched.c.table_id == one.table_id)
+            other = select(func.max(touched.c.version)).where(
+                touched.c.table_id == one.table_id, touched.c.table_name != now
+            )
+            version = tx.execute(own.where(touched.c.version > other.scalar_subquery())).scalar_one()
+            renamed.append((int(version), one.table, now))
+    if renamed:
+        # The newest one: from there on all tables have their present names.
+        version, table, now = max(renamed)
+        raise Invalid(
+            "a table was renamed after this version, and cannot be on a branch under its old name",
+            table=table,
+            name_now=now,
+            version=lineage.base_version,
+            renamed_version=version,
+            advice=f"Create the branch from version {version} or later. Older versions can be read without a branch.",
+        )
 
 
 def _bring_back(tx: Connection, lineage: Lineage, heads: Sequence[Head]) -> None:

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, delete, func, insert, literal, select, update
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
-from floodmark.catalog.history import EXPIRED, LIVE, tables_at_in, to_head
+from floodmark.catalog.history import EXPIRED, LIVE, of_name, tables_at_in, to_head
 from floodmark.catalog.lineage import Lineage, Lineages
 from floodmark.commit.dropped import forget_dropped
 from floodmark.commit.journal import STAGED, STAGING
@@ -189,7 +189,7 @@ class Expiry:
             return int(tx.execute(select(func.count()).where(commit.c.state == LIVE)).scalar_one())
 
     def readable(self, table: str | None = None) -> list[Readable]:
-        """Every table with its readable states; without tables that have none."""
+        """Every table that has readable states, with these. `table`: only those that ever had this name."""
         touched, commit = tables.commit_tables, tables.commits
         with self._database.read() as tx:
             lineages = Lineages.read(tx)
@@ -203,7 +203,9 @@ class Expiry:
                 .join(commit, commit.c.version == touched.c.version)
                 .order_by(touched.c.table_id, touched.c.version)
             )
-            rows = list(tx.execute(query if table is None else query.where(touched.c.table_name == table)))
+            # All rows of the tables: a state is seen up to the next one, under whichever name.
+            ids = select(touched.c.table_id).where(of_name(table)).correlate(None) if table is not None else None
+            rows = list(tx.execute(query if ids is None else query.where(touched.c.table_id.in_(ids))))
         found = []
         for table_id, some in groupby(rows, key=lambda row: str(row.table_id)):
             states = {row.version: to_head(row, row.branch) for row in some}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from floodmark.catalog.riders import BatchRider, Rider, StreamRider, VersionRider
+from floodmark.catalog.riders import TABLE_SCOPE, BatchRider, Rider, StreamRider, VersionRider
 from floodmark.errors import Invalid
 from floodmark.model import MAIN
 
@@ -43,7 +43,7 @@ def batch_rider(scope: str, batch: str | None, branch: str = MAIN) -> BatchRider
     if not isinstance(batch, str) or not 0 < len(batch) <= BATCH_CHARACTERS_MAX:
         raise Invalid(f"a batch id is a text of 1 to {BATCH_CHARACTERS_MAX} characters", batch=repr(batch)[:80])
     _check_text(batch, "batch")
-    return BatchRider(f"table:{scope}" if scope else "transaction", batch, branch)
+    return BatchRider(f"{TABLE_SCOPE}{scope}" if scope else "transaction", batch, branch)
 
 
 def stream_rider(table: str, query: str, batch_id: int, branch: str = MAIN) -> StreamRider:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 
-from floodmark.catalog.riders import AlreadyCommitted
+from floodmark.catalog.riders import AlreadyCommitted, BatchRider
 from floodmark.commit.intent import Intent
 from floodmark.engine import Engine
 from floodmark.errors import Invalid
@@ -40,11 +41,19 @@ class Transaction:
             raise Invalid("a transaction can be used only once", advice="Start another one with lake.transaction().")
         self._engine.get_ready()
         try:
-            self._change = Change.begin(self._engine, self._intent, self._expected)
+            self._change = Change.begin(self._engine, self._bound_intent(), self._expected)
         except AlreadyCommitted as already:
             # The block still runs; its rows are not needed and not written.
             self.commit = self._engine.catalog.history.commit(already.version, outcome="already_committed")
         return self
+
+    def _bound_intent(self) -> Intent:
+        """With the id of the table that its batch is named for: it may write to other tables only."""
+        batch = self._intent.batch
+        if not isinstance(batch, BatchRider) or not batch.names_table:
+            return self._intent
+        with self._engine.catalog.database.read() as tx:
+            return replace(self._intent, batch=batch.bound(tx))
 
     def append(
         self, table: str, data: IncomingRows, *, evolve: bool = False, progress: WriteCallback | None = None

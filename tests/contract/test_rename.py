@@ -13,8 +13,10 @@ import floodmark as fm
 from floodmark.backfill.chunks.geometry import Chunk
 from floodmark.backfill.chunks.sources import CallSource
 from floodmark.catalog import tables
+from floodmark.catalog.riders import BatchRider
 from floodmark.commit.seal import RENAME, Edit, rider_from_dict
 from floodmark.commit.shape_riders import RenameRider
+from floodmark.testing.children import run_killed
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 from tests.foreign_writer import foreign_catalog
@@ -70,6 +72,25 @@ def test_older_versions_have_it_under_its_old_name(lake: fm.Lake) -> None:
         with pytest.raises(fm.NotFound):
             lake.read_arrow(table, version=moment)
     assert set(lake.catalog.history.tables_at(renamed)) == {"happenings", "notes"}
+
+
+def test_its_history_begins_before_the_rename(lake: fm.Lake) -> None:
+    made = lake.history(table="events")[-1].version
+    first = lake.append("events", rows(1)).version
+    renamed = lake.rename_table("events", "happenings").version
+    lake.append("notes", rows(1))
+    last = lake.append("happenings", rows(2)).version
+    assert [commit.version for commit in lake.history(table="happenings")] == [last, renamed, first, made]
+    # By a name that it had: the commits under that one.
+    assert [commit.version for commit in lake.history(table="events")] == [first, made]
+    for name in ("events", "happenings"):
+        (found,) = lake.catalog.expiry.readable(name)
+        assert [(state.table, state.version) for state in found.states] == [
+            ("events", made),
+            ("events", first),
+            ("happenings", renamed),
+            ("happenings", last),
+        ]
 
 
 def test_the_old_name_is_free_and_means_another_table(lake: fm.Lake) -> None:
@@ -169,30 +190,73 @@ def test_maintenance_and_policies_go_on(lake: fm.Lake) -> None:
 # ── branches ──
 
 
-def test_a_branch_from_before_the_rename_has_it_under_its_present_name(lake: fm.Lake) -> None:
-    version = lake.append("events", rows(1), batch="b").version
-    lake.rename_table("events", "happenings")
-    lake.append("happenings", rows(2))
-    lake.branches.create("dev", version=version)
-    assert names(lake, "dev") == ["happenings", "notes"]
-    assert lake.append("happenings", rows(1), batch="b", branch="dev").outcome == "already_committed"
-    lake.append("happenings", rows(3), branch="dev")
-    found = lake.read_arrow("happenings", branch="dev").read_all().to_pylist()
-    assert sorted(row["id"] for row in found) == [1, 3]
+def check_no_branch(lake: fm.Lake, version: int, table: str, now: str, renamed: int) -> None:
+    """Refused with what a caller needs; nothing is left of it, and from the rename on there may be one."""
+    with pytest.raises(fm.Invalid, match="renamed after this version") as caught:
+        lake.branches.create("dev", version=version)
+    assert caught.value.facts == {"table": table, "name_now": now, "version": version, "renamed_version": renamed}
+    assert f"from version {renamed} or later" in caught.value.advice
+    assert [branch.name for branch in lake.branches.list()] == ["main"]
+    lake.branches.create("dev", version=renamed)
     check_lake(lake.catalog)
+
+
+def check_branch(lake: fm.Lake, branch: str, expected: dict[str, list[int]]) -> None:
+    """A branch knows its tables by one name, whether they are listed, read, written or read at a version of it."""
+    for again in (False, True):
+        assert names(lake, branch) == sorted(expected)
+        assert set(lake.catalog.history.tables_at(lake.branches.get(branch).head_version)) == set(expected)
+        for table, numbers in expected.items():
+            found = lake.read_arrow(table, branch=branch).read_all().to_pylist()
+            assert sorted(row["id"] for row in found) == numbers
+            assert lake.schema(table, branch=branch).column_names == ["id", "name", "_seq"]
+            if not again:
+                lake.append(table, rows(9), branch=branch)
+                lake.delete(table, "id = 9", branch=branch)
+    check_lake(lake.catalog)
+
+
+def test_a_branch_begins_at_the_rename_or_later(lake: fm.Lake) -> None:
+    version = lake.append("events", rows(1), batch="b").version
+    renamed = lake.rename_table("events", "happenings").version
+    lake.append("happenings", rows(2))
+    check_no_branch(lake, version, "events", "happenings", renamed)
+    assert lake.append("happenings", rows(1), batch="b", branch="dev").outcome == "already_committed"
+    check_branch(lake, "dev", {"happenings": [1], "notes": []})
+    # What a branch deleted of a table without a key is a conflict: another one, that only adds.
+    lake.branches.delete("dev")
+    lake.branches.create("dev", version=renamed)
+    lake.append("happenings", rows(3), branch="dev")
     lake.branches.merge("dev")
     assert ids(lake, "happenings") == [1, 2, 3]
     check_lake(lake.catalog)
 
 
-def test_so_has_a_branch_from_before_it_was_dropped(lake: fm.Lake) -> None:
+def test_so_it_does_after_two_tables_swapped_names(lake: fm.Lake) -> None:
+    lake.append("events", rows(1))
+    version = lake.append("notes", rows(2)).version
+    lake.rename_table("events", "aside")
+    lake.rename_table("notes", "events")
+    last = lake.rename_table("aside", "notes").version
+    check_no_branch(lake, version, "events", "notes", last)
+    check_branch(lake, "dev", {"events": [2], "notes": [1]})
+
+
+def test_so_it_does_if_the_table_was_dropped_since(lake: fm.Lake) -> None:
     version = lake.append("events", rows(1), batch="b").version
-    lake.rename_table("events", "happenings")
+    renamed = lake.rename_table("events", "happenings").version
     lake.drop_table("happenings")
-    lake.branches.create("dev", version=version)
-    assert names(lake, "dev") == ["happenings", "notes"]
+    check_no_branch(lake, version, "events", "happenings", renamed)
     assert lake.append("happenings", rows(1), batch="b", branch="dev").outcome == "already_committed"
-    check_lake(lake.catalog)
+    check_branch(lake, "dev", {"happenings": [1], "notes": []})
+
+
+def test_a_table_that_has_its_old_name_again_stops_no_branch(lake: fm.Lake) -> None:
+    version = lake.append("events", rows(1)).version
+    lake.rename_table("events", "happenings")
+    lake.rename_table("happenings", "events")
+    lake.branches.create("dev", version=version)
+    check_branch(lake, "dev", {"events": [1], "notes": []})
 
 
 def test_it_is_for_main_and_says_so(lake: fm.Lake) -> None:
@@ -350,6 +414,76 @@ def test_a_write_whose_table_gets_another_name_is_a_conflict(
     check_lake(lake.catalog)
 
 
+@pytest.mark.parametrize("step", ["begun", "sealed", "built"])
+@pytest.mark.parametrize("again", ["", "new", "notes"], ids=["name is free", "made again", "swapped"])
+def test_a_batch_of_a_table_that_gets_another_name_is_no_commit_of_the_old_one(
+    lake: fm.Lake, other: fm.Lake, step: str, again: str
+) -> None:
+    """It writes to another table only, so no head of the named one shows the rename."""
+    lake.create_table("target", EVENTS)
+
+    def load(table: str) -> fm.Commit | None:
+        with lake.transaction(batch="b", batch_table=table) as tx:
+            tx.append("target", rows(1))
+        return tx.commit
+
+    def meddle() -> None:
+        other.rename_table("events", "happenings")
+        if again == "new":
+            other.create_table("events", EVENTS)
+        elif again:
+            other.rename_table("notes", "events")
+
+    with pytest.raises(fm.Conflict, match="renamed or dropped meanwhile"), at(f"transaction.{step}", meddle):
+        load("events")
+    assert ids(lake, "target") == []
+    for outcome in ("committed", "already_committed"):
+        commit = load("happenings")
+        assert commit is not None
+        assert commit.outcome == outcome
+    assert ids(lake, "target") == [1]
+    check_lake(lake.catalog)
+
+
+def load_beside_a_rename(place: Place) -> None:
+    """Dies behind a rename that another process did since it was sealed."""
+    with place.open(actor="child") as lake, place.open(actor="other") as other:
+        act = at("transaction.built", lambda: other.rename_table("events", "happenings"))
+        with act, lake.transaction(batch="b", batch_table="events") as tx:
+            tx.append("notes", rows(1))
+
+
+def test_nor_does_recovery_publish_it(lake: fm.Lake, place: Place) -> None:
+    assert run_killed(load_beside_a_rename, place, failpoint="transaction.locked")
+    with place.open() as lake:
+        assert names(lake) == ["happenings", "notes"]
+        assert ids(lake, "notes") == []
+        assert [row.outcome for row in lake.audit() if row.kind == "transaction"] == ["rolled_back"]
+        for outcome in ("committed", "already_committed"):
+            with lake.transaction(batch="b", batch_table="happenings") as tx:
+                tx.append("notes", rows(1))
+            assert tx.commit is not None
+            assert tx.commit.outcome == outcome
+        assert ids(lake, "notes") == [1]
+        check_lake(lake.catalog)
+
+
+def test_a_batch_named_for_no_table_yet_is_published(lake: fm.Lake, other: fm.Lake) -> None:
+    """There was nothing to take along, and what comes under the name meanwhile is found by it."""
+    with (
+        at("transaction.sealed", lambda: other.rename_table("events", "happenings")),
+        lake.transaction(batch="b", batch_table="happenings") as tx,
+    ):
+        tx.append("notes", rows(1))
+    with lake.transaction(batch="b", batch_table="happenings") as second:
+        second.append("notes", rows(1))
+    assert second.commit is not None
+    assert second.commit.outcome == "already_committed"
+    rider = BatchRider("table:events", "b", table_id="t")
+    assert rider_from_dict(rider.as_dict()) == rider
+    check_lake(lake.catalog)
+
+
 def refer(lake: fm.Lake) -> None:
     lake.apply(
         {
@@ -443,6 +577,79 @@ def test_a_default_may_be_filled_later(lake: fm.Lake) -> None:
     lake.append("events", rows(2))
     assert lake.backfill.column("events", "level", "'low'").outcome == "done"
     assert {row["level"] for row in lake.read_arrow("events").read_all().to_pylist()} == {"low"}
+
+
+def cancelled_fill(lake: fm.Lake) -> None:
+    """A column that is there, of which no row is filled."""
+    lake.append("events", rows(1, 2))
+
+    def cancel(processed: int, total: int | None) -> None:
+        lake.backfill.cancel("events.nick")
+
+    assert lake.backfill.column("events", "nick", "name", pause="0ms", progress=cancel).outcome == "cancelled"
+
+
+def check_filled(lake: fm.Lake, table: str, column: str) -> None:
+    """The rest is filled under the new name, as the refusal advises; no second column came."""
+    assert lake.backfill.column(table, column, "name", pause="0ms").outcome == "done"
+    found = lake.read_arrow(table).read_all().to_pylist()
+    assert [(row["name"], row[column]) for row in found] == [("row 1", "row 1"), ("row 2", "row 2")]
+    assert [one[0] for one in columns(lake, table)] == ["id", "name", column]
+    check_lake(lake.catalog)
+
+
+def test_a_fill_is_not_resumed_into_a_second_column(lake: fm.Lake) -> None:
+    cancelled_fill(lake)
+    lake.rename_column("events", "nick", "alias")
+    with pytest.raises(fm.Invalid, match="column of this job was renamed or dropped") as caught:
+        lake.backfill.resume("events.nick")
+    assert "floodmark backfill column" in caught.value.advice
+    assert lake.backfill.show("events.nick")["status"] == "cancelled"
+    check_filled(lake, "events", "alias")
+
+
+def test_nor_behind_a_rename_between_its_look_and_its_start(lake: fm.Lake, other: fm.Lake) -> None:
+    cancelled_fill(lake)
+    with at("job.made", lambda: other.rename_column("events", "nick", "alias")):
+        done = lake.backfill.resume("events.nick")
+    assert (done.outcome, done.error["kind"] if done.error else None) == ("failed", "Invalid")
+    check_filled(lake, "events", "alias")
+
+
+def fill_level(place: Place) -> None:
+    with place.open(actor="child") as lake:
+        lake.backfill.column("events", "level", "'low'")
+
+
+def test_nor_one_of_a_column_that_was_there_before_it(lake: fm.Lake, place: Place) -> None:
+    lake.append("events", rows(1))
+    lake.add_column("events", "level", "string", default="low", fill_later=True)
+    assert run_killed(fill_level, place, failpoint="job.held")
+    lake.backfill.cancel("events.level")
+    lake.rename_column("events", "level", "grade")
+    with pytest.raises(fm.Invalid, match="column of this job was renamed or dropped"):
+        lake.backfill.resume("events.level")
+    assert [one[0] for one in columns(lake)] == ["id", "name", "grade"]
+
+
+def test_nor_into_another_table_of_the_name(lake: fm.Lake) -> None:
+    cancelled_fill(lake)
+    lake.rename_table("events", "happenings")
+    with pytest.raises(fm.NotFound):
+        lake.backfill.resume("events.nick")
+    lake.rename_table("notes", "events")
+    with pytest.raises(fm.Invalid, match="another one has its name now"):
+        lake.backfill.resume("events.nick")
+    assert [one[0] for one in columns(lake)] == ["id", "name"]
+    check_filled(lake, "happenings", "nick")
+
+
+def test_a_dropped_column_comes_back_by_a_new_call_only(lake: fm.Lake) -> None:
+    cancelled_fill(lake)
+    lake.drop_column("events", "nick")
+    with pytest.raises(fm.Invalid, match="column of this job was renamed or dropped"):
+        lake.backfill.resume("events.nick")
+    check_filled(lake, "events", "nick")
 
 
 @pytest.mark.parametrize(

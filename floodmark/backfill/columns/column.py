@@ -124,23 +124,33 @@ BACKOFF_S, BACKOFF_S_MAX = 1.0, 30.0
 # up.
 LOST_BEFORE_TURN = 3
 LOST_MAX = 20
+# Among the settings of a job: its column existed when its newest run began.
+HAS_COLUMN = "has_column"
 
 T = TypeVar("T")
 
 
-def run_column(context: JobContext, spec: ColumnSpec, actor: str, callback: JobCallback | None) -> BackfillRun:
-    """Add the column if it does not exist, and fill all rows that lack it. Wrong input changes nothing."""
+def run_column(
+    context: JobContext, spec: ColumnSpec, actor: str, callback: JobCallback | None, *, resumes: Job | None = None
+) -> BackfillRun:
+    """Add the column if it does not exist, and fill all rows that lack it. Wrong input changes nothing.
+
+    `resumes`: the job to go on with. It adds no column if it had one: that one has another name now, or was dropped.
+    """
     context.engine.get_ready()
     found, job = _look_and_find(context, spec)
+    if resumes is not None:
+        _check_resumed(spec, found, resumes)
     pinned = spec.pinned(found.head.table_id)
     kind = found.kind or _type_of(context, spec, found)
     done = job is not None and job.state == DONE and json.loads(job.spec)["pinned"] == pinned
     if job is not None and done and found.fill is not None and not found.unfilled:
         return BackfillRun(runs.NOTHING_TO_DO, job.as_dict())
+    settings = {**spec.settings(), HAS_COLUMN: found.fill is not None}
     held = context.catalog.jobs.start(
-        spec.name, COLUMN, [spec.table], pinned, spec.settings(), ROWS, actor, anew=found.unbound
+        spec.name, COLUMN, [spec.table], pinned, settings, ROWS, actor, anew=found.unbound
     )
-    return run_job(context, held, callback, _ColumnRun(context, spec, actor, held, kind).work)
+    return run_job(context, held, callback, _ColumnRun(context, spec, actor, held, kind, resumes).work)
 
 
 class ColumnPlan(TypedDict):
@@ -240,6 +250,29 @@ def _look(context: JobContext, spec: ColumnSpec) -> _Found:
     return context.catalog.at_head(spec.table, read)
 
 
+def _check_resumed(spec: ColumnSpec, found: _Found, job: Job) -> None:
+    """Refuse to go on with a job in another table, or in another column, than it began with."""
+    if found.head.table_id != job.settings.get("table_id"):
+        raise Invalid(
+            "the table of this job was renamed or dropped, and another one has its name now",
+            job=job.name,
+            table=spec.table,
+            advice="If it was renamed, `floodmark backfill column` fills the rest of the column under the new name.",
+        )
+    had_column = job.publishes > 0 or job.settings.get(HAS_COLUMN) is True
+    if had_column and found.fill is None and not found.unbound:
+        raise Invalid(
+            "the column of this job was renamed or dropped",
+            job=job.name,
+            table=spec.table,
+            column=spec.column,
+            advice=(
+                "`floodmark backfill column` with the same expression fills the rest of a renamed column by its new"
+                " name, or adds a dropped one again."
+            ),
+        )
+
+
 def _taken(spec: ColumnSpec, column: str, expression: str | None) -> Invalid:
     return Invalid(
         "the table has a column of this name",
@@ -305,11 +338,14 @@ def _type_of(context: JobContext, spec: ColumnSpec, found: _Found) -> IcebergTyp
 class _ColumnRun:
     """One run of the job, which holds it."""
 
-    def __init__(self, context: JobContext, spec: ColumnSpec, actor: str, held: HeldJob, kind: IcebergType) -> None:
+    def __init__(
+        self, context: JobContext, spec: ColumnSpec, actor: str, held: HeldJob, kind: IcebergType, resumes: Job | None
+    ) -> None:
         self._context = context
         self._spec = spec
         self._held = held
         self._kind = kind
+        self._resumes = resumes
         self._intent = Intent("fill", MAIN, actor, f"fill {spec.name}")
         # Rounds in a row that filled nothing, and the number of parts of a batch: more if some were lost.
         self._lost = 0
@@ -354,6 +390,9 @@ class _ColumnRun:
         found = self._look()
         if found.fill is not None:
             return False
+        if self._resumes is not None:
+            # Renamed since this run looked at the table, and before it held the job.
+            _check_resumed(self._spec, found, self._resumes)
         intent = replace(self._intent, kind="add_column", message=f"add {self._spec.name}")
         # A run that was taken over adds nothing.
         rider = FillRider(self._held.id, self._held.run, 0, 0)
