@@ -177,7 +177,15 @@ def _difference(catalog: Catalog, head: Head, then: Head, shape: _Shape, first: 
         # The key is newer than that state, and may not have been one then: all of its rows are looked at.
         ours, theirs = (live_files(catalog.files, one, shape.schema) for one in (head, then))
         states = compare(
-            catalog.storage, ours, theirs, shape.schema, shape.fills, keyed=True, first=first, look_for_shared=True
+            catalog.storage,
+            ours,
+            theirs,
+            shape.schema,
+            shape.fills,
+            table=head.table,
+            keyed=True,
+            first=first,
+            look_for_shared=True,
         )
     if states.shared_after:
         raise Invalid(

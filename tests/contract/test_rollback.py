@@ -451,23 +451,19 @@ def test_filled_columns_are_filled_in_rows_that_return_and_count_as_no_change(la
     check_lake(lake.catalog)
 
 
-def add_extra(lake: fm.Lake, table: str, *, later: bool) -> None:
-    lake.add_column(table, "extra", "string", default="open", fill_later=later)
-
-
-@pytest.mark.parametrize("later", [True, False], ids=["later", "eager"])
-@pytest.mark.parametrize("filled", [True, False], ids=["filled", "unfilled"])
+@pytest.mark.parametrize("filled", ["at once", "later", "by a backfill"])
 @pytest.mark.parametrize("key", [["id"], []], ids=["keyed", "unkeyed"])
 def test_values_written_into_a_filled_column_go_and_filled_ones_stay(
-    lake: fm.Lake, key: list[str], filled: bool, later: bool
+    lake: fm.Lake, key: list[str], filled: str
 ) -> None:
     lake.create_table("filled", EVENTS, key=key)
     lake.append("filled", rows(1, 2, 3))
     then = newest(lake)
-    add_extra(lake, "filled", later=later)
-    if later:
+    lake.add_column("filled", "extra", "string", default="open", fill_later=filled != "at once")
+    if filled == "later":
+        # A version that has the column, and no values of it.
         then = newest(lake)
-    if filled and later:
+    if filled == "by a backfill":
         assert lake.backfill.column("filled", "extra", "'open'").outcome == "done"
     assert lake.plan_rollback("filled", to=then).tables == ()
     assert lake.rollback("filled", to=then).outcome == "nothing_to_do"
@@ -487,7 +483,7 @@ def test_values_written_into_a_filled_column_go_and_filled_ones_stay(
 
 def test_a_row_that_was_written_again_with_the_value_of_the_fill_stays(people: fm.Lake) -> None:
     then = newest(people)
-    add_extra(people, "people", later=False)
+    people.add_column("people", "extra", "string", default="open")
     people.merge("people", [{"id": 1, "name": "old", "extra": "open"}], skip_unchanged=False)
     people.merge("people", [{"id": 2, "name": "old", "extra": None}])
     before = facts(people, "people")
@@ -505,6 +501,36 @@ def test_a_column_that_is_filled_by_another_one_has_its_values_in_rows_that_retu
     assert people.rollback("people", to=then).table("people").rows_updated == 1
     assert contents(people, "people") == [(one, "old", "old") for one in (1, 2, 3)]
     check_lake(people.catalog)
+
+
+def test_what_only_spark_computes_returns_where_a_row_has_another_sequence(people: fm.Lake) -> None:
+    then, kept = newest(people), facts(people, "people")
+    assert people.backfill.column("people", "label", "upper(name)").outcome == "done"
+    assert people.plan_rollback("people", to=then).tables == ()
+    people.update("people", {"label": "'wrong'"}, "id = 2")
+    for _ in range(2):
+        # The second time it cannot be seen that the row has the expression's value.
+        done = people.rollback("people", to=then).table("people")
+        assert (done.rows_added, done.rows_updated, done.rows_deleted) == (0, 1, 0)
+        assert facts(people, "people") == [
+            (one, "old", "OLD", kept[one - 1][-1] if one != 2 else done.sequence) for one in (1, 2, 3)
+        ]
+    check_lake(people.catalog)
+
+
+def test_a_column_of_a_newer_key_that_only_spark_computes_is_refused(lake: fm.Lake) -> None:
+    lake.append("events", rows(1, 2))
+    then = newest(lake)
+    assert lake.backfill.column("events", "label", "upper(name)").outcome == "done"
+    label = {"type": "string", "required": True}
+    columns = {"id": {"type": "long", "required": True}, "name": "string", "label": label}
+    lake.apply({"events": {"columns": columns, "key": ["id", "label"]}}, allow_destructive=True)
+    last = newest(lake)
+    words = ("only Spark", "table=events", "column=label")
+    refused(fm.Invalid, lambda: lake.rollback("events", to=then), *words)
+    refused(fm.Invalid, lambda: lake.plan_rollback("events", to=then), *words)
+    assert newest(lake) == last
+    check_lake(lake.catalog)
 
 
 @pytest.mark.parametrize("layout", [{}, {"partition": ["extra"], "sort": ["extra"]}], ids=["plain", "laid out by it"])

@@ -70,7 +70,7 @@ class Table:
 
     def compared(self, before: Sequence[LiveFile], after: Sequence[LiveFile], **more: Any) -> TwoStates:
         keyed = bool(self.schema.identifier_field_ids)
-        return compare(self.storage, before, after, self.schema, keyed=keyed, sort_bytes=SORT_BYTES, **more)
+        return compare(self.storage, before, after, self.schema, table="t", keyed=keyed, sort_bytes=SORT_BYTES, **more)
 
 
 def split(dice: random.Random, table: Table, rows: list[Row]) -> list[LiveFile]:
@@ -242,7 +242,7 @@ def peak_bytes(count: int) -> int:
     ]
     tracemalloc.start()
     try:
-        found = compare(table.storage, *sides, table.schema, keyed=True, sort_bytes=1024 * 1024)
+        found = compare(table.storage, *sides, table.schema, table="t", keyed=True, sort_bytes=1024 * 1024)
         assert found.updated == count * rows
         return tracemalloc.get_traced_memory()[1]
     finally:

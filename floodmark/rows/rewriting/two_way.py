@@ -135,6 +135,7 @@ def compare(
     schema: Schema,
     fills: Sequence[Fill] = (),
     *,
+    table: str,
     keyed: bool,
     first: int = 0,
     look_for_shared: bool = False,
@@ -152,7 +153,7 @@ def compare(
         found.only_after.add_all()
         found.went, found.came = found.only_before.lowest(first), found.only_after.lowest(first)
         return found
-    columns = _Columns.of(before, after, schema, fills, keyed=keyed)
+    columns = _Columns.of(before, after, schema, fills, table=table, keyed=keyed)
     sides = [_Side(storage, rows, columns, sort_bytes) for rows in (found.only_before, found.only_after)]
     with closing(sides[0].entries()) as ours, closing(sides[1].entries()) as theirs:
         for one, other, paired in _side_by_side(ours, theirs):
@@ -188,6 +189,7 @@ class _Columns:
         schema: Schema,
         fills: Sequence[Fill],
         *,
+        table: str,
         keyed: bool,
     ) -> _Columns:
         absent = {field_id for file in (*before, *after) for field_id in absent_fields(file, fills, schema)}
@@ -198,6 +200,7 @@ class _Columns:
             if fill.field_id in key and fill.field_id not in computed:
                 raise Invalid(
                     "earlier rows have no value of this column of the key, and only Spark can compute it",
+                    table=table,
                     column=fill.column,
                     expression=fill.expression,
                     advice="Read that version, compute the column, and merge the rows.",
