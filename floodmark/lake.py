@@ -211,8 +211,8 @@ class Lake:
         `expect` is the id that the plan must have. `fill_later`: existing rows stay without the defaults of new
         columns until a backfill fills them. `allow_destructive`: also apply steps that lose data (dropped tables and
         columns, a retention that deletes more rows); without it they are `Invalid`. `if_version`: every table that it
-        changes must be as it was at that version, else `Conflict`. `told` is called with the plan that was applied: for
-        a file, it is planned again if tables changed meanwhile.
+        changes must be as it was at that version, and if it changes none, all that it names; else `Conflict`. `told` is
+        called with the plan that was applied: for a file, it is planned again if tables changed meanwhile.
         """
         from floodmark.schema.apply import apply_plan
         from floodmark.schema.plan import Plan, make_plan

@@ -32,7 +32,7 @@ from floodmark.commit.catalog import Catalog
 from floodmark.commit.fills import Fill, fills_of
 from floodmark.commit.intent import Intent
 from floodmark.commit.live_files import LiveFile, live_files
-from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, check_expected, publish
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid, NotFound
 from floodmark.failpoints import hit
@@ -177,7 +177,15 @@ def _difference(catalog: Catalog, head: Head, then: Head, shape: _Shape, first: 
         # The key is newer than that state, and may not have been one then: all of its rows are looked at.
         ours, theirs = (live_files(catalog.files, one, shape.schema) for one in (head, then))
         states = compare(
-            catalog.storage, ours, theirs, shape.schema, shape.fills, keyed=True, first=first, look_for_shared=True
+            catalog.storage,
+            ours,
+            theirs,
+            shape.schema,
+            shape.fills,
+            table=head.table,
+            keyed=True,
+            first=first,
+            look_for_shared=True,
         )
     if states.shared_after:
         raise Invalid(
@@ -242,6 +250,7 @@ class _Rollback(PublishPlan):
         catalog, branch = self._catalog, self._request.branch
         self._view = view = _look(catalog, self._request, catalog.history.heads(branch))
         if view.quiet and self._intent.batch is None:
+            check_expected(catalog, self._intent, [(head.table_id, head.table) for head, _ in view.pairs])
             return None
         return Start(
             list(self._locations(view)),

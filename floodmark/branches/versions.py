@@ -158,7 +158,7 @@ def compare_states(
     one, other = ([file for file in files if file.path not in paths[0] & paths[1]] for files in sides)
     keys = {_key(schema_at(catalog, head)) for head in (before, after)}
     keyed = keys == {_key(schema)} and bool(key_fields(schema))
-    return compare(catalog.storage, one, other, schema, fills, keyed=keyed, first=first)
+    return compare(catalog.storage, one, other, schema, fills, table=after.table, keyed=keyed, first=first)
 
 
 def _key(schema: Schema) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from floodmark.commit.intent import Intent
 from floodmark.commit.journal import Operation
 from floodmark.commit.live_files import LiveFile, live_files
 from floodmark.commit.metadata import new_metadata, new_snapshot_id, schema_of
-from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish, unchanged
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, check_expected, publish, unchanged
 from floodmark.commit.references import Reference, reference_property, referrer_property
 from floodmark.commit.seal import DROP, RENAME, Edit
 from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider, RenameRider
@@ -67,6 +67,7 @@ def apply_plan(
     _check_steps(plan.refused)
     _check_destructive(plan, allow_destructive)
     if plan.outcome == "nothing_to_do":
+        check_expected(engine.catalog, intent, _existing(plan))
         if on_plan is not None:
             on_plan(plan)
         return unchanged(engine.catalog, intent)
@@ -125,6 +126,7 @@ class _Apply(PublishPlan):
         # It is planned anew at every try: heads do not show everything that it depends on.
         if self._moved(heads, rows_matter=first) or not first:
             if not self._plan_anew():
+                check_expected(self._catalog, self._intent, _existing(self.wanted))
                 return Planned()
             heads = self._heads()
             if self._moved(heads, rows_matter=False):
@@ -252,6 +254,12 @@ class _Apply(PublishPlan):
 def _new_table(catalog: Catalog, name: str) -> _NewTable:
     table_id = str(uuid.uuid4())
     return _NewTable(table_id, join(catalog.location, "tables", f"{name}.{table_id[:8]}"))
+
+
+def _existing(plan: Plan) -> list[tuple[str, str]]:
+    """The tables that were asked for, by id and name, without new ones."""
+    asked = (table for table in plan.tables if table.wanted is not None)
+    return [(table.current.head.table_id, table.name) for table in asked if table.current is not None]
 
 
 def _actions(plan: Plan) -> list[tuple[str, str, str | None]]:

@@ -415,8 +415,12 @@ class TableChange:
             lacking.setdefault(absent, []).append(self._with_positions(source, rest) if len(rest) else source)
         records: list[FileRecord] = []
         for absent, sources in lacking.items():
-            some = self._rest_of(Rewrite(self.target(), NONE), sources)
             fills = [fill for fill in self.fills if fill.field_id in absent]
+            target = self.target()
+            if fills:
+                # Not published: partitions and order may be those of the columns that are filled then.
+                target = replace(target, spec_json=UNPARTITIONED_PARTITION_SPEC.model_dump_json(), sort_json=None)
+            some = self._rest_of(Rewrite(target, NONE), sources)
             if fills and some:
                 self._state.leftovers = True
                 some = list(self.staged_again(some, self.schema, self.target(), fills))

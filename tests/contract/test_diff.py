@@ -73,10 +73,24 @@ def test_what_compaction_and_a_fill_moved_is_no_difference(people: fm.Lake) -> N
     assert people.diff(then, newest(people)).tables == ()
     columns = {"id": {"type": "long", "required": True}, "name": "string"}
     people.apply({"people": {"columns": {**columns, "extra": {"type": "int", "required": True, "default": 7}}}})
-    people.merge("people", [{"id": 1, "name": "old", "extra": 8}])
     (found,) = people.diff(then, newest(people)).tables
     assert (found.change, found.rows_added, found.rows_updated, found.rows_deleted) == ("reshaped", 0, 0, 0)
     assert found.columns == ("column extra added: int",)
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["later", "eager"])
+def test_values_that_were_written_into_a_filled_column_are_a_difference(people: fm.Lake, later: bool) -> None:
+    then = newest(people)
+    people.add_column("people", "extra", "int", default=7, fill_later=later)
+    people.add_column("events", "extra", "int", default=7, fill_later=later)
+    added = newest(people)
+    people.merge("people", [{"id": 1, "name": "old", "extra": 8}, {"id": 2, "name": "old", "extra": 7}])
+    people.update("events", {"extra": "8"}, "true")
+    for version in (then, added):
+        found = {one.table: one for one in people.diff(version, newest(people)).tables}
+        assert (found["people"].rows_added, found["people"].rows_updated, found["people"].rows_deleted) == (0, 1, 0)
+        assert (found["events"].rows_added, found["events"].rows_updated, found["events"].rows_deleted) == (2, 0, 2)
+    assert shown(people.diff(added, newest(people)), "people") == {("updated", 1, 1)}
 
 
 def test_shapes_and_tables_that_came_or_went(people: fm.Lake) -> None:

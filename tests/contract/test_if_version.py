@@ -84,6 +84,22 @@ def test_a_write_is_refused_if_its_table_moved_and_nothing_is_changed(lake: fm.L
     assert {head.table: head for head in lake.heads()} == shapes
 
 
+def test_an_apply_that_has_nothing_to_do_still_checks_it(lake: fm.Lake, other: fm.Lake) -> None:
+    wanted = {"events": {"comment": "things"}}
+    assert lake.apply(wanted, if_version=4).outcome == "committed"
+    lake.append("notes", rows(1))
+    assert lake.apply(wanted, if_version=5).outcome == "nothing_to_do"
+    with pytest.raises(fm.Conflict) as caught:
+        lake.apply(wanted, if_version=4)
+    assert (caught.value.facts["table"], caught.value.facts["actual"]) == ("events", 5)
+    with pytest.raises(fm.NotFound):
+        lake.apply(wanted, if_version=99)
+    # Another process does it in the middle of this one: then the table is not as it was.
+    more = {"events": {"comment": "more things"}}
+    with pytest.raises(fm.Conflict), at("apply.begun", lambda: other.apply(more)):
+        lake.apply(more, if_version=5)
+
+
 STEPS = {
     "append": ("begun", "staged", "sealed", "built"),
     "insert": ("begun", "staged", "sealed", "built"),

@@ -451,6 +451,121 @@ def test_filled_columns_are_filled_in_rows_that_return_and_count_as_no_change(la
     check_lake(lake.catalog)
 
 
+@pytest.mark.parametrize("filled", ["at once", "later", "by a backfill"])
+@pytest.mark.parametrize("key", [["id"], []], ids=["keyed", "unkeyed"])
+def test_values_written_into_a_filled_column_go_and_filled_ones_stay(
+    lake: fm.Lake, key: list[str], filled: str
+) -> None:
+    lake.create_table("filled", EVENTS, key=key)
+    lake.append("filled", rows(1, 2, 3))
+    then = newest(lake)
+    lake.add_column("filled", "extra", "string", default="open", fill_later=filled != "at once")
+    if filled == "later":
+        # A version that has the column, and no values of it.
+        then = newest(lake)
+    if filled == "by a backfill":
+        assert lake.backfill.column("filled", "extra", "'open'").outcome == "done"
+    assert lake.plan_rollback("filled", to=then).tables == ()
+    assert lake.rollback("filled", to=then).outcome == "nothing_to_do"
+    before = facts(lake, "filled")
+    lake.update("filled", {"extra": "'closed'"}, "id < 3")
+    (planned,) = lake.plan_rollback("filled", to=then).tables
+    done = lake.rollback("filled", to=then).table("filled")
+    counts = (0, 2, 0) if key else (2, 0, 2)
+    assert (planned.rows_added, planned.rows_updated, planned.rows_deleted) == counts
+    assert (done.rows_added, done.rows_updated, done.rows_deleted) == counts
+    expected = [(one, f"row {one}", "open", done.sequence) for one in (1, 2)]
+    assert facts(lake, "filled") == [*expected, before[2]]
+    # The returned rows have the values of a fill under another sequence.
+    assert lake.rollback("filled", to=then).outcome == "nothing_to_do"
+    check_lake(lake.catalog)
+
+
+def test_a_row_that_was_written_again_with_the_value_of_the_fill_stays(people: fm.Lake) -> None:
+    then = newest(people)
+    people.add_column("people", "extra", "string", default="open")
+    people.merge("people", [{"id": 1, "name": "old", "extra": "open"}], skip_unchanged=False)
+    people.merge("people", [{"id": 2, "name": "old", "extra": None}])
+    before = facts(people, "people")
+    done = people.rollback("people", to=then).table("people")
+    assert (done.rows_added, done.rows_updated, done.rows_deleted) == (0, 1, 0)
+    assert facts(people, "people") == [before[0], (2, "old", "open", done.sequence), before[2]]
+    check_lake(people.catalog)
+
+
+def test_a_column_that_is_filled_by_another_one_has_its_values_in_rows_that_return(people: fm.Lake) -> None:
+    then = newest(people)
+    assert people.backfill.column("people", "label", "name", announce=True).outcome == "done"
+    assert people.plan_rollback("people", to=then).tables == ()
+    people.update("people", {"label": "'wrong'"}, "id = 2")
+    assert people.rollback("people", to=then).table("people").rows_updated == 1
+    assert contents(people, "people") == [(one, "old", "old") for one in (1, 2, 3)]
+    check_lake(people.catalog)
+
+
+def test_what_only_spark_computes_returns_where_a_row_has_another_sequence(people: fm.Lake) -> None:
+    then, kept = newest(people), facts(people, "people")
+    assert people.backfill.column("people", "label", "upper(name)").outcome == "done"
+    assert people.plan_rollback("people", to=then).tables == ()
+    people.update("people", {"label": "'wrong'"}, "id = 2")
+    for _ in range(2):
+        # The second time it cannot be seen that the row has the expression's value.
+        done = people.rollback("people", to=then).table("people")
+        assert (done.rows_added, done.rows_updated, done.rows_deleted) == (0, 1, 0)
+        assert facts(people, "people") == [
+            (one, "old", "OLD", kept[one - 1][-1] if one != 2 else done.sequence) for one in (1, 2, 3)
+        ]
+    check_lake(people.catalog)
+
+
+def test_a_column_of_a_newer_key_that_only_spark_computes_is_refused(lake: fm.Lake) -> None:
+    lake.append("events", rows(1, 2))
+    then = newest(lake)
+    assert lake.backfill.column("events", "label", "upper(name)").outcome == "done"
+    label = {"type": "string", "required": True}
+    columns = {"id": {"type": "long", "required": True}, "name": "string", "label": label}
+    lake.apply({"events": {"columns": columns, "key": ["id", "label"]}}, allow_destructive=True)
+    last = newest(lake)
+    words = ("only Spark", "table=events", "column=label")
+    refused(fm.Invalid, lambda: lake.rollback("events", to=then), *words)
+    refused(fm.Invalid, lambda: lake.plan_rollback("events", to=then), *words)
+    assert newest(lake) == last
+    check_lake(lake.catalog)
+
+
+@pytest.mark.parametrize("layout", [{}, {"partition": ["extra"], "sort": ["extra"]}], ids=["plain", "laid out by it"])
+def test_a_filled_column_of_a_newer_key_identifies_the_rows_that_lack_it(lake: fm.Lake, layout: dict[str, Any]) -> None:
+    lake.append("events", rows(*range(20)))
+    then, kept = newest(lake), facts(lake, "events")
+    extra = {"extra": {"type": "int", "required": True, "default": 5}}
+    columns = {"id": {"type": "long", "required": True}, "name": "string", **extra}
+    lake.apply({"events": {"columns": columns}})
+    lake.apply({"events": {"columns": columns, "key": ["id", "extra"], **layout}}, allow_destructive=True)
+    lake.append("events", [{**row, "extra": 6} for row in rows(*range(20))])
+    lake.delete("events", "id = 7 and extra = 5")
+    lake.merge("events", [{"id": 8, "name": "new", "extra": 5}])
+    done = lake.rollback("events", to=then).table("events")
+    assert (done.rows_added, done.rows_updated, done.rows_deleted) == (1, 1, 20)
+    expected = [(*fact[:2], 5, done.sequence if fact[0] in (7, 8) else fact[2]) for fact in kept]
+    assert facts(lake, "events") == sorted(expected, key=repr)
+    check_lake(lake.catalog)
+
+
+def test_a_rollback_that_has_nothing_to_do_still_checks_what_its_caller_expects(people: fm.Lake) -> None:
+    seen = newest(people)
+    people.append("people", named(9, name="meanwhile"))
+    now = newest(people)
+    for table in ("people", None):
+        with pytest.raises(fm.Conflict) as raised:
+            people.rollback(table, to=now, if_version=seen)
+        assert (raised.value.facts["expected"], raised.value.facts["actual"]) == (seen, now)
+        refused(fm.NotFound, lambda table=table: people.rollback(table, to=now, if_version=now + 1), "no such version")
+        assert people.rollback(table, to=now, if_version=now).outcome == "nothing_to_do"
+    people.append("events", rows(1))
+    assert people.rollback("people", to=now, if_version=now).outcome == "nothing_to_do"
+    check_lake(people.catalog)
+
+
 def test_rows_without_a_value_of_a_column_that_is_required_now_are_refused(people: fm.Lake) -> None:
     people.merge("people", [{"id": 3, "name": None}])
     then = newest(people)

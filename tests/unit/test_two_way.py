@@ -20,7 +20,7 @@ from floodmark import clock
 from floodmark.commit.fills import Fill
 from floodmark.commit.live_files import LiveFile
 from floodmark.commit.metadata import new_metadata
-from floodmark.errors import Corrupt
+from floodmark.errors import Corrupt, Invalid
 from floodmark.rows.project import take_rows
 from floodmark.rows.rewriting.two_way import RowSet, TwoStates, compare
 from floodmark.rows.schema import arrow_schema, table_schema, user_fields
@@ -70,7 +70,7 @@ class Table:
 
     def compared(self, before: Sequence[LiveFile], after: Sequence[LiveFile], **more: Any) -> TwoStates:
         keyed = bool(self.schema.identifier_field_ids)
-        return compare(self.storage, before, after, self.schema, keyed=keyed, sort_bytes=SORT_BYTES, **more)
+        return compare(self.storage, before, after, self.schema, table="t", keyed=keyed, sort_bytes=SORT_BYTES, **more)
 
 
 def split(dice: random.Random, table: Table, rows: list[Row]) -> list[LiveFile]:
@@ -154,15 +154,46 @@ def test_without_the_other_side_nothing_is_read() -> None:
         table.compared([gone], [table.file([(3, "c", None)], 2)])
 
 
-def test_a_filled_column_counts_only_where_both_files_hold_it() -> None:
+def test_a_file_without_a_filled_column_has_the_values_of_its_expression() -> None:
     table = Table(KEYED, ["id"])
     extra = table.schema.find_field("extra")
     fills = [Fill(extra.field_id, "extra", "1")]
+    lacks = table.file([(1, "a"), (2, "b"), (3, "c")], 1, without=(extra.field_id,))
+    holds = table.file([(4, "d", 1), (5, "e", 1)], 1)
+    after = [
+        table.file([(1, "a", 1), (2, "b", 7), (4, "d", 1), (5, "e", 2)], 2),
+        # The value of an older expression, under the row's own sequence.
+        table.file([(3, "c", 9)], 1),
+    ]
+    assert {row[0] for row in table.rows(table.compared([lacks, holds], after, fills=fills).only_after)} == {2, 5}
+    assert {row[0] for row in table.rows(table.compared(after, [lacks, holds], fills=fills).only_before)} == {2, 5}
+    assert table.compared([lacks, holds], after).updated == 4
+    assert table.compared([lacks], [replace(lacks, sequence=5)], fills=fills).updated == 0
+
+
+@pytest.mark.parametrize("key", [["id"], []], ids=["keyed", "unkeyed"])
+def test_what_only_spark_computes_was_filled_if_the_row_has_its_sequence(key: list[str]) -> None:
+    table = Table(KEYED, key)
+    name, extra = (table.schema.find_field(one) for one in ("name", "extra"))
+    # The second follows from the first: without it Arrow cannot compute it.
+    fills = [Fill(name.field_id, "name", "upper(id)"), Fill(extra.field_id, "extra", "name")]
+    lacks = table.file([(1,), (2,), (3,)], 1, without=(name.field_id, extra.field_id))
+    after = [table.file([(1, "a", 7), (2, None, None)], 1), table.file([(3, None, None)], 2)]
+    assert [row[0] for row in table.rows(table.compared([lacks], after, fills=fills).only_after)] == [3]
+    assert table.compared([lacks], [replace(lacks, sequence=5)], fills=fills).only_after.count == 0
+
+
+def test_a_column_of_the_key_that_a_file_lacks_is_computed_or_refused() -> None:
+    table = Table(KEYED.replace("extra int", "extra int not null"), ["id", "extra"])
+    extra = table.schema.find_field("extra")
     lacks = table.file([(1, "a"), (2, "b")], 1, without=(extra.field_id,))
-    holds = table.file([(3, "c", 1), (4, "d", 1)], 1)
-    after = table.file([(1, "a", 7), (2, "changed", 7), (3, "c", 1), (4, "d", 2)], 2)
-    assert {row[0] for row in table.rows(table.compared([lacks, holds], [after], fills=fills).only_after)} == {2, 4}
-    assert table.compared([lacks, holds], [after]).updated == 3
+    after = table.file([(1, "a", 5), (1, "a", 6), (2, "c", 5)], 2)
+    found = table.compared([lacks], [after], fills=[Fill(extra.field_id, "extra", "5")])
+    assert sorted(table.rows(found.only_after)) == [(1, "a", 6), (2, "c", 5)]
+    assert (found.added, found.updated, found.deleted) == (1, 1, 0)
+    with pytest.raises(Invalid, match="only Spark can compute it") as error:
+        table.compared([lacks], [after], fills=[Fill(extra.field_id, "extra", "length(name)")])
+    assert error.value.facts["column"] == "extra"
 
 
 def test_rows_that_share_a_key_are_counted() -> None:
@@ -211,7 +242,7 @@ def peak_bytes(count: int) -> int:
     ]
     tracemalloc.start()
     try:
-        found = compare(table.storage, *sides, table.schema, keyed=True, sort_bytes=1024 * 1024)
+        found = compare(table.storage, *sides, table.schema, table="t", keyed=True, sort_bytes=1024 * 1024)
         assert found.updated == count * rows
         return tracemalloc.get_traced_memory()[1]
     finally:

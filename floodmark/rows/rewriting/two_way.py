@@ -4,6 +4,10 @@ Rows with a key are the same row if their keys are equal; without a key, if all 
 without a key the one that came first, by its sequence, is paired with the one that came first in the other state: so
 the newest of them are those too many. Files that both states have are left out by the caller: their rows are equal.
 
+Of a column that an expression fills a file may lack the values. Its rows have the expression's values, where Arrow can
+evaluate it. Where only Spark can, they equal a row that has a value only if both have one sequence: a fill keeps the
+sequence, a write does not. So a written value is never taken for a filled one; a filled one may be for a written one.
+
 Both states are read once, in the same shape, and each row becomes 128 bits of its key and of its values, hashed with
 numbers drawn for this comparison: senders of rows cannot prepare two that look alike. These are sorted, on disk if they
 do not fit into memory, and read side by side. Memory holds a bit for each row beside that (I14). Nothing is written.
@@ -21,22 +25,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
 
 from floodmark.commit.fills import Fill, absent_fields
 from floodmark.commit.live_files import LiveFile
-from floodmark.errors import Corrupt
+from floodmark.errors import Corrupt, Invalid
 from floodmark.model import SEQ_COLUMN
 from floodmark.rows.arrays import Mask, Numbers
 from floodmark.rows.checksum import Hashes, row_hashes
 from floodmark.rows.reading.arrow_reader import read_rows
 from floodmark.rows.rewriting.merge_sort import sorted_batches
-from floodmark.rows.schema import user_fields
+from floodmark.rows.schema import arrow_type, user_fields
+from floodmark.rows.sql.expression import Plain, parse_plain
 from floodmark.storage import Storage
 
 SORT_BYTES_MAX = 64 * 1024 * 1024
 _BITS_PER_BYTE = 8
 # A row as it is compared: two hashes of what identifies it, its rank among rows of the same, two hashes of its other
-# values, and its number. Hashes of columns that count only where both rows have them come after these.
+# values, and its number. Its sequence and hashes of columns that some files lack come after these.
 _ROW = [("high", "<u8"), ("low", "<u8"), ("rank", "<i8"), ("one", "<u8"), ("two", "<u8"), ("row", "<i8")]
 _IDENTITY = ("high", "low", "rank")
 
@@ -129,6 +135,7 @@ def compare(
     schema: Schema,
     fills: Sequence[Fill] = (),
     *,
+    table: str,
     keyed: bool,
     first: int = 0,
     look_for_shared: bool = False,
@@ -136,8 +143,8 @@ def compare(
 ) -> TwoStates:
     """Compare the rows of two lists of files, read with this schema; `first` rows of each kind are named.
 
-    A column that an expression fills counts only where both files hold it: its values follow from the others.
-    look_for_shared: rows are read for `shared_after` even if one list is empty.
+    `fills`: the columns that files may lack. look_for_shared: rows are read for `shared_after` even if one list is
+    empty. `Invalid` if a file lacks a column of the key, and only Spark can compute it.
     """
     found = TwoStates(RowSet(before), RowSet(after))
     if (not before or not after) and not look_for_shared:
@@ -146,7 +153,7 @@ def compare(
         found.only_after.add_all()
         found.went, found.came = found.only_before.lowest(first), found.only_after.lowest(first)
         return found
-    columns = _Columns.of(before, after, schema, fills, keyed=keyed)
+    columns = _Columns.of(before, after, schema, fills, table=table, keyed=keyed)
     sides = [_Side(storage, rows, columns, sort_bytes) for rows in (found.only_before, found.only_after)]
     with closing(sides[0].entries()) as ours, closing(sides[1].entries()) as theirs:
         for one, other, paired in _side_by_side(ours, theirs):
@@ -160,13 +167,17 @@ def compare(
 
 @dataclass(frozen=True)
 class _Columns:
-    """What is hashed of a row. `both`: columns that count only where both files hold them."""
+    """What is hashed of a row. `some`: columns that some files lack, and that do not identify a row.
+
+    computed: the columns that Arrow computes where a file lacks them, by their field ids, the oldest first.
+    """
 
     schema: Schema
     fills: tuple[Fill, ...]
     identity: tuple[str, ...]
     values: tuple[str, ...]
-    both: tuple[Fill, ...]
+    some: tuple[Fill, ...]
+    computed: dict[int, tuple[NestedField, Plain]]
     salts: tuple[int, int]
     keyed: bool
 
@@ -178,29 +189,42 @@ class _Columns:
         schema: Schema,
         fills: Sequence[Fill],
         *,
+        table: str,
         keyed: bool,
     ) -> _Columns:
         absent = {field_id for file in (*before, *after) for field_id in absent_fields(file, fills, schema)}
-        fields = [column for column in user_fields(schema) if column.field_id not in absent]
-        names = tuple(column.name for column in fields)
-        key = tuple(column.name for column in fields if column.field_id in schema.identifier_field_ids)
+        lacked = [fill for fill in fills if fill.field_id in absent]
+        computed = _computed(lacked, schema)
+        key = schema.identifier_field_ids if keyed else ()
+        for fill in lacked:
+            if fill.field_id in key and fill.field_id not in computed:
+                raise Invalid(
+                    "earlier rows have no value of this column of the key, and only Spark can compute it",
+                    table=table,
+                    column=fill.column,
+                    expression=fill.expression,
+                    advice="Read that version, compute the column, and merge the rows.",
+                )
+        held = [column for column in user_fields(schema) if column.field_id not in absent]
+        names = tuple(column.name for column in held)
         return cls(
             schema,
             tuple(fills),
-            identity=key if keyed else names,
+            identity=tuple(column.name for column in user_fields(schema) if column.field_id in key) if keyed else names,
             values=names if keyed else (),
-            both=tuple(fill for fill in fills if fill.field_id in absent),
+            some=tuple(fill for fill in lacked if fill.field_id not in key),
+            computed=computed,
             salts=(secrets.randbits(64), secrets.randbits(64)),
             keyed=keyed,
         )
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
-        return np.dtype([*_ROW, *((name, "<u8") for name in self.both_names)])
+        return np.dtype([*_ROW, *([("seq", "<i8")] if self.some else []), *((name, "<u8") for name in self.some_names)])
 
     @cached_property
-    def both_names(self) -> tuple[str, ...]:
-        return tuple(f"both{at}" for at in range(len(self.both)))
+    def some_names(self) -> tuple[str, ...]:
+        return tuple(f"some{at}" for at in range(len(self.some)))
 
     @cached_property
     def order(self) -> tuple[tuple[str, str], ...]:
@@ -208,14 +232,19 @@ class _Columns:
         names = ("high", "low") if self.keyed else ("high", "low", "seq")
         return tuple((name, "ascending") for name in names)
 
-    def hashed(self, batch: pa.RecordBatch, numbers: Numbers) -> pa.RecordBatch:
+    def hashed(self, batch: pa.RecordBatch, numbers: Numbers, absent: Sequence[int]) -> pa.RecordBatch:
+        """`absent`: the columns that the file of these rows lacks."""
+        for field_id, (column, plain) in self.computed.items():
+            if field_id in absent:
+                values = plain.evaluate(batch).cast(arrow_type(column.field_type))
+                batch = batch.set_column(batch.schema.get_field_index(column.name), column.name, values)
         arrays: dict[str, npt.NDArray[np.generic]] = {"row": numbers}
         arrays["high"], arrays["low"] = self._hashes(batch, self.identity)
         if self.keyed:
             arrays["one"], arrays["two"] = self._hashes(batch, self.values)
-        else:
+        if self.some or not self.keyed:
             arrays["seq"] = batch.column(SEQ_COLUMN).to_numpy(zero_copy_only=False)
-        for name, fill in zip(self.both_names, self.both, strict=True):
+        for name, fill in zip(self.some_names, self.some, strict=True):
             arrays[name] = self._hashes(batch, (fill.column,))[0]
         return pa.RecordBatch.from_arrays([pa.array(array) for array in arrays.values()], names=list(arrays))
 
@@ -227,6 +256,19 @@ class _Columns:
         return row_hashes(part, self.salts[0]), row_hashes(part, self.salts[1])
 
 
+def _computed(lacked: Sequence[Fill], schema: Schema) -> dict[int, tuple[NestedField, Plain]]:
+    """Those of the lacked columns that Arrow can compute, also where a file lacks all of these."""
+    found: dict[int, tuple[NestedField, Plain]] = {}
+    spark = set()
+    for fill in lacked:
+        plain = parse_plain(fill.expression, schema)
+        if plain is None or plain.column in spark:
+            spark.add(fill.column)
+        else:
+            found[fill.field_id] = schema.find_field(fill.field_id), plain
+    return found
+
+
 class _Side:
     """The rows of one state, as entries in the order of what identifies them."""
 
@@ -235,15 +277,20 @@ class _Side:
         self._rows = rows
         self._columns = columns
         self._sort_bytes = sort_bytes
-        # For each file, whether it lacks each of the columns that count only where both hold them.
-        absent = [absent_fields(file, columns.fills, columns.schema) for file in rows.files]
-        lacks = [[fill.field_id in ids for fill in columns.both] for ids in absent]
-        self._lacks = np.array(lacks, np.bool_).reshape(len(rows.files), len(columns.both))
+        self._absent = [absent_fields(file, columns.fills, columns.schema) for file in rows.files]
+        # For each file, whether it lacks each of the columns that some files lack.
+        lacks = [[fill.field_id in ids for fill in columns.some] for ids in self._absent]
+        self._lacks = np.array(lacks, np.bool_).reshape(len(rows.files), len(columns.some))
         self.shared = 0
 
     @property
     def keyed(self) -> bool:
         return self._columns.keyed
+
+    @property
+    def computed(self) -> list[bool]:
+        """For each of the columns that some files lack, whether its hashes are right there too."""
+        return [fill.field_id in self._columns.computed for fill in self._columns.some]
 
     def entries(self) -> Generator[Entries, None, None]:
         previous: tuple[int, int, int] | None = None
@@ -253,7 +300,7 @@ class _Side:
                     continue
                 found = np.zeros(len(batch), self._columns.dtype)
                 for name in batch.schema.names:
-                    if name != "seq":
+                    if name != "seq" or self._columns.some:
                         found[name] = batch.column(name).to_numpy(zero_copy_only=False)
                 found["rank"] = _ranks(found, previous)
                 previous = _identity(found[-1])
@@ -262,15 +309,15 @@ class _Side:
                 yield found
 
     def lacking(self, numbers: Numbers) -> Mask:
-        """For each row, which of the columns that count only where both hold them its file lacks."""
+        """For each row, which of the columns that some files lack its file lacks."""
         lacks: Mask = self._lacks[self._rows.places(numbers)]
         return lacks
 
     def _hashed(self) -> Iterator[pa.RecordBatch]:
-        for start, file in zip(self._rows.starts, self._rows.files, strict=False):
+        for start, file, absent in zip(self._rows.starts, self._rows.files, self._absent, strict=False):
             count = 0
             for batch in read_rows(self._storage, file.path, self._columns.schema, True, file.sequence):
-                yield self._columns.hashed(batch, int(start) + count + np.arange(len(batch), dtype=np.int64))
+                yield self._columns.hashed(batch, int(start) + count + np.arange(len(batch), dtype=np.int64), absent)
                 count += len(batch)
             if count != file.rows:
                 raise Corrupt(
@@ -347,11 +394,8 @@ def _paired(one: Entries, other: Entries) -> _Pairs:
 def _judge(found: TwoStates, sides: Sequence[_Side], one: Entries, other: Entries, paired: _Pairs, first: int) -> None:
     ours, theirs = one[paired[0]], other[paired[1]]
     same = (ours["one"] == theirs["one"]) & (ours["two"] == theirs["two"])
-    names = [name for name in ours.dtype.names or () if name.startswith("both")]
-    if names and len(ours):
-        lacks = sides[0].lacking(ours["row"]) | sides[1].lacking(theirs["row"])
-        for at, name in enumerate(names):
-            same &= lacks[:, at] | (ours[name] == theirs[name])
+    if sides[0].computed and len(ours):
+        same &= _same_filled(sides, ours, theirs)
     changed = np.stack([ours["row"][~same], theirs["row"][~same]], axis=1)
     went, came = _without(one, paired[0])["row"], _without(other, paired[1])["row"]
     found.only_before.add(np.concatenate([went, changed[:, 0]]))
@@ -367,6 +411,19 @@ def _judge(found: TwoStates, sides: Sequence[_Side], one: Entries, other: Entrie
         if keyed:
             merged = np.concatenate([found.changed, changed])
             found.changed = merged[np.argsort(merged[:, 1], kind="stable")[:first]]
+
+
+def _same_filled(sides: Sequence[_Side], ours: Entries, theirs: Entries) -> Mask:
+    """Which pairs have the same values, or none, in the columns that some files lack; if all their others are equal."""
+    lacks = [side.lacking(rows["row"]) for side, rows in zip(sides, (ours, theirs), strict=True)]
+    same = np.ones(len(ours), np.bool_)
+    for at, computed in enumerate(sides[0].computed):
+        one, other = (some[:, at] for some in lacks)
+        # Filled since: the same row under the same sequence. A write would have given it another one.
+        filled = (one != other) & (ours["seq"] == theirs["seq"])
+        values = ours[f"some{at}"] == theirs[f"some{at}"]
+        same &= (one & other) | filled | (values if computed else values & ~one & ~other)
+    return same
 
 
 def _without(entries: Entries, places: Numbers) -> Entries:

@@ -125,7 +125,8 @@ class StageTarget:
 def _schema_without(schema_json: str, field_ids: tuple[int, ...]) -> str:
     schema = table_shape(schema_json).schema
     kept = [column for column in schema.fields if column.field_id not in field_ids]
-    keys = list(schema.identifier_field_ids)
+    # Rows of an older file, before a column of a newer key is computed for them.
+    keys = [field_id for field_id in schema.identifier_field_ids if field_id not in field_ids]
     return Schema(*kept, schema_id=schema.schema_id, identifier_field_ids=keys).model_dump_json()
 
 
