@@ -204,7 +204,8 @@ class Scan:
     def _schema(self) -> Schema:
         from floodmark.commit.metadata import schema_of
 
-        return schema_of(self._catalog.files.metadata(self._head.metadata_location), self._head)
+        with readable(self._catalog, self.version):
+            return schema_of(self._catalog.files.metadata(self._head.metadata_location), self._head)
 
     @cached_property
     def _condition(self) -> Where | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 import floodmark as fm
 from floodmark.testing.s3 import S3Server, s3_stand_in
+from tests.conftest import Place
 
 COLUMNS = "id long not null, day date, ts timestamp, amount decimal(10,2), x double, name string, tags array<string>"
 CONDITIONS = 3
@@ -143,3 +144,19 @@ def test_a_dataframe_of_a_partition_reads_its_files_only(lake: fm.Lake) -> None:
     assert 1 <= lake.scan("plain", where="day = '2026-01-02'").explain().files < lake.heads()[-1].files
     assert len(files) <= 2
     assert found.columns == ["id"]
+
+
+def test_of_a_thousand_files_a_condition_on_the_partition_opens_ten(
+    new_place: Callable[[str], Place], spark: SparkSession
+) -> None:
+    with new_place("sqlite").open(create=True, spark=spark) as lake:
+        lake.create_table("events", "id long, part int, v long", partition=["part"], sort=["id"])
+        for number in range(10):
+            lake.append("events", [{"id": number * 100 + part, "part": part, "v": number} for part in range(100)])
+        assert len(lake.read("events").inputFiles()) == 1000
+        assert len(lake.read("events", where="part = 42").inputFiles()) == 10
+        assert len(lake.read("events", where="part = 42 and upper(v) = '3'").inputFiles()) == 10
+        assert len(lake.sql("select v from events where part = 42 and v > 2").inputFiles()) == 7
+        found = lake.sql("select e.v from events e join events o on e.id = o.id where e.part = 42 and o.part = 42")
+        assert len(found.inputFiles()) == 10
+        assert sorted(row.v for row in found.collect()) == list(range(10))
