@@ -34,8 +34,9 @@ MB = 1_000_000
 
 
 def run(shop: Workshop) -> Iterator[Line]:
-    yield from _point(shop)
+    # First: Spark's workers get their environment, and so the credentials, when it starts.
     yield from _in_s3(shop)
+    yield from _point(shop)
     for rows in shop.sizes.feed_rows:
         yield from _change(shop, f"{_short(rows)} rows", NARROW, rows)
     wide = ", ".join(
@@ -121,7 +122,7 @@ def _in_s3(shop: Workshop) -> Iterator[Line]:
                 )
             yield _asked(f"requests, {case}, as loaded", place, catalog, server.options, None)
             if lake.maintain.compact(TABLE, files_min=2).records[0].outcome != "compacted":
-                raise RuntimeError("the table was not compacted")
+                raise RuntimeError("the table in S3 was not compacted")
             yield _asked(f"requests, {case}, compacted", place, catalog, server.options, Goal(10.0))
 
 
