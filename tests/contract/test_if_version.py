@@ -171,7 +171,9 @@ def test_a_table_that_is_only_referred_to_may_move(lake: fm.Lake, other: fm.Lake
     lake.apply({"orders": {"columns": {"id": "long", "who": "long"}, "references": {"who": "people.id"}}})
     version = lake.status()["version"]
     with at("append.sealed", lambda: other.merge("people", rows(3))):
-        lake.append("orders", [{"id": 1, "who": 1}], if_version=version)
+        commit = lake.append("orders", [{"id": 1, "who": 1}], if_version=version)
+    assert commit.outcome == "committed"
+    assert (ids(lake, "orders"), ids(lake, "people")) == ([1], [1, 2, 3])
 
 
 def test_a_batch_that_is_in_is_still_answered(lake: fm.Lake, other: fm.Lake) -> None:

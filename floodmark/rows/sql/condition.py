@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date
 
 from pyiceberg import expressions as ex
@@ -148,10 +149,8 @@ def _values_text(predicate: UnboundPredicate) -> str:
 
 def _value_text(literal: LiteralValue) -> str:
     if isinstance(literal, TimestampLiteral):
-        try:
+        with suppress(OverflowError, ValueError):  # outside Python's calendar: as a number
             return f"'{micros_to_timestamp(literal.value).isoformat(sep=' ')}'"
-        except (OverflowError, ValueError):  # outside Python's calendar
-            pass
     return repr(literal.value)
 
 

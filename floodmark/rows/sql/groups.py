@@ -1,8 +1,7 @@
 """The statistics of a Parquet file's row groups, as the test of files takes them (rows/sql/file_test.py).
 
-What is not certain is left out, and proves nothing: a
-statistic of another type or unit, a column whose name cannot be told from a path. A column that the file does not have
-is null in every row.
+What is not certain is left out, and proves nothing: a statistic of another type or unit, a column whose name may be a
+path. A column that the file does not have is null in every row.
 """
 
 from __future__ import annotations
