@@ -35,6 +35,8 @@ READ_BATCH_BYTES = 32 * 1024 * 1024
 _FIRST_BATCH_ROWS = 4096
 # Of one file about so much is fetched at once, and in memory until it is read.
 RUN_BYTES = 16 * 1024 * 1024
+# Columns of less are decoded in the caller's thread: handing them to others takes longer than decoding them.
+_THREADS_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -203,10 +205,13 @@ def _batches(
     rows = min(rows_max, _FIRST_BATCH_ROWS)
     ends = np.cumsum([parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)])
     for groups in _runs(parquet.metadata, kept):
+        size_bytes = sum(parquet.metadata.row_group(number).total_byte_size for number in groups)
         start = int(ends[groups[0]]) - parquet.metadata.row_group(groups[0]).num_rows
         prefetch(stream, parquet.metadata, groups, columns)
         row_bytes = 1
-        for batch in parquet.iter_batches(batch_size=rows, row_groups=groups, columns=columns):
+        for batch in parquet.iter_batches(
+            batch_size=rows, row_groups=groups, columns=columns, use_threads=size_bytes >= _THREADS_BYTES
+        ):
             row_bytes = max(row_bytes, batch.nbytes // max(1, len(batch)))
             yield start, batch
             start += len(batch)
