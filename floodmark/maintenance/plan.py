@@ -112,7 +112,7 @@ def plan_compaction(
     known: list[str] = []
     below = 0
     for members in partitions.values():
-        useful = _groups(sorted(members, key=_age), group_bytes, target_bytes)
+        useful = _groups(sorted(members, key=_age), group_bytes, target_bytes, small_bytes)
         if sum(len(group.files) for group in useful) < files_min:
             below += sum(len(group.files) for group in useful)
             continue
@@ -135,24 +135,45 @@ def _age(file: LiveFile) -> tuple[int, str]:
     return (-1 if bounds is None else bounds[0], file.path)
 
 
-def _groups(files: Sequence[LiveFile], bytes_max: int, target_bytes: int) -> list[FileGroup]:
+def _groups(files: Sequence[LiveFile], bytes_max: int, target_bytes: int, small_bytes: int) -> list[FileGroup]:
     """Cut files, oldest first, into groups of at most so many bytes, each at least halving its files.
 
-    A file that is larger than all that would join it, by bytes or by rows, is skipped: rewriting it would gain little.
-    By rows too, since a tiny file's bytes are mostly its frame.
+    The last full group and the rest are cut into halves instead, so that tasks end together; not if the files of halves
+    would be small again.
     """
     groups: list[FileGroup] = []
-    start = 0
+    start, left = 0, sum(file.size_bytes for file in files)
     while start < len(files):
-        end, size = start, 0
-        while end < len(files) and (end == start or size + files[end].size_bytes <= bytes_max):
-            size += files[end].size_bytes
-            end += 1
-        group = FileGroup(tuple(files[start:end]))
-        too_large = 2 * files[start].size_bytes > size or 2 * files[start].rows > group.rows
-        if too_large or 2 * -(-size // target_bytes) > end - start:
-            start += 1
-            continue
-        groups.append(group)
-        start = end
+        limits = [bytes_max]
+        if bytes_max < left <= 2 * bytes_max and left >= 2 * small_bytes:
+            limits.insert(0, -(-left // 2))
+        cuts = (_up_to(files, start, limit, bytes_max) for limit in limits)
+        group = next((group for group in cuts if _is_useful(group, target_bytes)), None)
+        done = files[start : start + 1] if group is None else group.files
+        if group is not None:
+            groups.append(group)
+        start += len(done)
+        left -= sum(file.size_bytes for file in done)
     return groups
+
+
+def _up_to(files: Sequence[LiveFile], start: int, size_bytes: int, bytes_max: int) -> FileGroup:
+    """The files from there on, as close to so many bytes as whole files come; at least one."""
+    end, size = start + 1, files[start].size_bytes
+    while end < len(files):
+        more = size + files[end].size_bytes
+        if more > bytes_max or more - size_bytes > size_bytes - size:
+            break
+        size, end = more, end + 1
+    return FileGroup(tuple(files[start:end]))
+
+
+def _is_useful(group: FileGroup, target_bytes: int) -> bool:
+    """Whether it halves its files, and no row of its oldest one is rewritten for little.
+
+    A file that is larger than all that would join it, by bytes or by rows, is left as it is. By rows too, since a tiny
+    file's bytes are mostly its frame.
+    """
+    oldest, size = group.files[0], group.size_bytes
+    too_large = 2 * oldest.size_bytes > size or 2 * oldest.rows > group.rows
+    return not too_large and 2 * -(-size // target_bytes) <= len(group.files)

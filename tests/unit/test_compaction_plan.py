@@ -76,6 +76,46 @@ def test_a_group_holds_at_most_one_target_file_and_a_sorted_one_a_few() -> None:
     assert len(groups) == 1
 
 
+def sizes(found: CompactionPlan) -> list[int]:
+    return [group.size_bytes for group in found.groups]
+
+
+def test_the_last_full_group_and_the_rest_are_cut_evenly() -> None:
+    files = [file(f"{number:03d}", 20, number) for number in range(500)]
+    assert sizes(plan(files[:220], is_sorted=True)) == [2200, 2200], "a full one would be 4,000"
+    assert sizes(plan(files[:400], is_sorted=True)) == [4000, 4000]
+    assert sizes(plan(files, is_sorted=True)) == [4000, 3000, 3000]
+    assert sizes(plan(files[:80])) == [800, 800]
+    found = plan(files[:220], is_sorted=True)
+    assert [path for group in names(found) for path in group] == [one.path for one in files[:220]], "oldest first"
+
+
+def test_groups_are_not_cut_evenly_where_files_would_stay_small() -> None:
+    files = [file(f"{number:03d}", 20, number) for number in range(60)]
+    assert sizes(plan(files)) == [1000, 200], "halves of 600 are below 750"
+
+
+def test_where_a_half_would_not_halve_its_files_a_full_group_does() -> None:
+    files = [file(str(number), 500, number) for number in range(9)]
+    assert sizes(plan(files, is_sorted=True)) == [4000], "five files of 500 would become three"
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 8])
+def test_even_groups_end_no_later_than_full_ones_and_a_rest(tasks: int) -> None:
+    """The largest first, each by the task that is free first, as Spark starts them."""
+
+    def ends(groups: list[int]) -> int:
+        busy = [0] * tasks
+        for size in sorted(groups, reverse=True):
+            busy[busy.index(min(busy))] += size
+        return max(busy)
+
+    for count in range(1, 1300, 29):
+        found = sizes(plan([file(str(number), 10, number) for number in range(count)], is_sorted=True))
+        full, rest = divmod(count * 10, TARGET * SORTED_GROUP_FILES)
+        assert ends(found or [0]) <= ends([*[TARGET * SORTED_GROUP_FILES] * full, rest]) + 10
+
+
 def test_too_few_small_files_are_below_the_threshold() -> None:
     found = plan([file(str(number), 10, number) for number in range(7)], files_min=8)
     assert (found.groups, found.below_threshold) == ((), 7)
