@@ -350,10 +350,10 @@ def _by_column(found: ManifestRows, which: int, rows: _Numbers) -> dict[int, _Nu
 def _bounds(maps: Sequence[object]) -> dict[int, pa.Array]:
     known = [one if isinstance(one, dict) else {} for one in maps]
     ids = {field_id for one in known for field_id in one}
-    return {field_id: _raw([one.get(field_id) for one in known]) for field_id in ids}
+    return {field_id: raw_bytes([one.get(field_id) for one in known]) for field_id in ids}
 
 
-def _raw(values: Sequence[bytes | None]) -> pa.Array:
+def raw_bytes(values: Sequence[bytes | None]) -> pa.Array:
     """Bytes; if all are of one length, as numbers are, without where each of them begins."""
     widths = {len(one) for one in values if one is not None}
     width = widths.pop() if len(widths) == 1 else 0

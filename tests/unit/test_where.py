@@ -328,8 +328,8 @@ def test_everything_matches_every_row() -> None:
 class Staged:
     """A table in a folder: rows are staged as real files, with the statistics that the writer gave them."""
 
-    def __init__(self, folder: Path, columns: str, partition: Sequence[str] = ()) -> None:
-        shape = plan_table("t", columns, partition=partition)
+    def __init__(self, folder: Path, columns: str, partition: Sequence[str] = (), key: Sequence[str] = ()) -> None:
+        shape = plan_table("t", columns, key=key, partition=partition)
         self.metadata = new_metadata(
             f"file://{folder}", str(uuid.uuid4()), shape.schema, shape.spec, shape.sort, dict(shape.properties)
         )

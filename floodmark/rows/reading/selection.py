@@ -2,7 +2,8 @@
 
 Manifests that cannot hold a match, by what the manifest list says of them, are not opened; of the others the files are
 tested all at once, as columns. A file is left out only if it is proven that no row of it matches the condition; the
-condition is still applied to the rows that are read. So a selection that is too large costs time, never an answer.
+condition is still applied to the rows that are read. So a selection that is too large costs time, never an answer. The
+files of incoming keys (write/prune.py) are found by the same comparison of bounds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
@@ -18,8 +20,11 @@ from floodmark.commit.file_columns import ABSENT, FileColumns, PlannedDataFile
 from floodmark.commit.live_files import LiveFile, is_empty, newest_in, seq_field_id
 from floodmark.commit.metadata import MetadataFiles
 from floodmark.model import SEQ_COLUMN, Head
-from floodmark.rows.sql.file_test import Mask, file_spans
+from floodmark.rows.sql.file_test import Mask, Span, file_spans, listed_span
 from floodmark.rows.sql.where import Where
+
+# With more ranges than this, files are compared with what is around them all.
+RANGES_MAX = 32
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,22 @@ def select_newer(files: MetadataFiles, head: Head, schema: Schema, since: int, u
     return found
 
 
+def select_overlapping(
+    files: Sequence[LiveFile], fields: Sequence[NestedField], ranges: Sequence[Span], count: int
+) -> list[LiveFile]:
+    """Those of the files that may hold a row whose values are all in one of `count` ranges: a span for each field."""
+    if count > RANGES_MAX:
+        ranges, count = [one.around() for one in ranges], 1
+    spans = [listed_span([file.data_file for file in files], field) for field in fields]
+    found: Mask = np.zeros(len(files), np.bool_)
+    for at in range(count):
+        inside: Mask = np.ones(len(files), np.bool_)
+        for span, one in zip(spans, ranges, strict=True):
+            inside &= span.within(*one.ends(at))
+        found |= inside
+    return [files[at] for at in np.flatnonzero(found).tolist()]
+
+
 def _live(columns: FileColumns, which: Mask, seq_id: int | None) -> list[LiveFile]:
     places = np.flatnonzero(which).tolist()
     return [LiveFile(PlannedDataFile(columns, at), columns.sequence(at), seq_id) for at in places]
@@ -82,6 +103,6 @@ def _may_be_newer(columns: FileColumns, seq_id: int | None, since: int, until: i
     span = file_spans(columns)(NestedField(seq_id, SEQ_COLUMN, LongType(), required=False))
     fresh = np.where(facts.values == ABSENT, columns.counted, facts.values == facts.nulls)
     settled = (facts.values != ABSENT) & (facts.values == columns.rows) & (facts.nulls == 0)
-    by_bounds = everywhere if span is None else span.within(since + 1, until)
+    by_bounds = everywhere if span is None else span.within(pa.scalar(since + 1), pa.scalar(until))
     everywhere &= np.where(fresh, by_file, ~settled | by_bounds)
     return everywhere

@@ -193,7 +193,8 @@ class Shipment:
 
     @cached_property
     def sources(self) -> tuple[ShippedFile, ...]:
-        # By the unit's own filter and the files' own statistics, so the same at every try.
+        # By the unit's own filter and the files' own statistics, so the same at every try. With a key every file is
+        # read: rows that do not pass ship as deletions, as they may have passed before.
         test = None if self.key else self.reading.condition
         return tuple(_source(file, self.plan, test) for file in sorted(self.plan.files, key=lambda file: file.path))
 

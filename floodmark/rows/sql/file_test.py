@@ -25,9 +25,9 @@ from pyiceberg import expressions as ex
 from pyiceberg import types as it
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, Or
-from pyiceberg.manifest import PartitionFieldSummary
+from pyiceberg.manifest import DataFile, PartitionFieldSummary
 
-from floodmark.commit.file_columns import FileColumns
+from floodmark.commit.file_columns import FileColumns, raw_bytes
 
 # One truth a place, or one for all.
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -88,9 +88,22 @@ class Span:
     only_nulls: Mask
     no_nans: Mask
 
-    def within(self, first: int, last: int) -> Mask:
-        """Where some value may be from the first to the last."""
-        return ~(_is(">", self.low, pa.scalar(last)) | _is("<", self.high, pa.scalar(first)))
+    def within(self, first: pa.Scalar, last: pa.Scalar) -> Mask:
+        """Where some value may be from the first to the last; an end that is null is not known."""
+        return ~(_is(">", self.low, last) | _is("<", self.high, first))
+
+    def ends(self, at: int) -> tuple[pa.Scalar, pa.Scalar]:
+        """The lowest and the highest value of one place; null where it is not known."""
+        low, high = (_UNKNOWN if ends is None else ends[at] for ends in (self.low, self.high))
+        return low, high
+
+    def around(self) -> Span:
+        """All places as one, which ends where the outermost do, if all ends are known."""
+        low, high = (
+            None if ends is None or ends.null_count else pa.array([end(ends).as_py()], ends.type)
+            for ends, end in ((self.low, pc.min), (self.high, pc.max))
+        )
+        return Span(low, high, _NO, _NO, _NO)
 
 
 # The span of a column; None if nothing can be said about it here.
@@ -105,6 +118,7 @@ class Verdict:
     complete: bool
 
 
+_UNKNOWN = pa.scalar(None)
 _NO = np.zeros(1, np.bool_)
 _YES = np.ones(1, np.bool_)
 _ANY = Verdict(_YES, True)
@@ -144,6 +158,20 @@ def file_spans(columns: FileColumns) -> Spans:
         return _without_nan(Span(low, high, facts.nulls == 0, only_nulls, facts.nans == 0))
 
     return span
+
+
+def listed_span(files: Sequence[DataFile], field: it.NestedField) -> Span:
+    """The span of a column in single files, which may be in no manifest yet, by their bounds alone."""
+    lows = raw_bytes([(file.lower_bounds or {}).get(field.field_id) for file in files])
+    highs = raw_bytes([(file.upper_bounds or {}).get(field.field_id) for file in files])
+    low, high = _decoded(lows, field.field_type), _decoded(highs, field.field_type)
+    return _without_nan(Span(low, high, _NO, _NO, _NO))
+
+
+def column_span(values: pa.ChunkedArray, field: it.NestedField) -> Span:
+    """The span of values that are at hand, as one place."""
+    typed = _typed(values, field.field_type)
+    return _without_nan(Span(typed, typed, _NO, _NO, _NO)).around()
 
 
 def partition_spans(columns: FileColumns, fields: Sequence[it.NestedField]) -> Spans:
@@ -238,7 +266,7 @@ def _value(kind: it.PrimitiveType, raw: bytes | None) -> object:
         return None
 
 
-def _typed(values: pa.Array, kind: it.IcebergType) -> pa.Array | None:
+def _typed(values: pa.Array | pa.ChunkedArray, kind: it.IcebergType) -> pa.Array | None:
     target = _arrow_type(kind)
     try:
         return None if target is None else values.cast(target)
@@ -308,7 +336,7 @@ def _beyond(sign: str, span: Span, literal: pa.Scalar) -> Mask:
 
 
 def _is(sign: str, bounds: pa.Array | None, literal: pa.Scalar) -> Mask:
-    if bounds is None:
+    if bounds is None or not literal.is_valid:
         return _NO
     in_numpy, in_arrow = _ORDER[sign]
     if bounds.null_count or not (pa.types.is_integer(bounds.type) or pa.types.is_floating(bounds.type)):
