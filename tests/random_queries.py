@@ -43,10 +43,14 @@ Columns = list[tuple[str, str]]
 
 @dataclass
 class Scope:
-    """The relations that an expression sees, with their columns; `outer` are those of the queries around it."""
+    """The relations that an expression sees, with their columns; `outer` are those of the queries around it.
+
+    `joined` are the names of USING, which are written without an alias.
+    """
 
     relations: list[tuple[str, Columns]] = field(default_factory=list)
     outer: list[tuple[str, Columns]] = field(default_factory=list)
+    joined: set[str] = field(default_factory=set)
 
 
 class Queries:
@@ -115,7 +119,7 @@ class Queries:
             return f"select {', '.join(named)} from {source}{where}", list(zip(shown, kinds, strict=True))
         chance = self._chance.random()
         if chance < 0.25 and self._plain(scope):
-            return f"select * from {source}{where}", [one for _, columns in scope.relations for one in columns]
+            return f"select * from {source}{where}", self._starred(scope)
         if chance < 0.4:
             return self._grouped(scope, names, depth, source, where)
         items, columns = self._items(scope, names, depth)
@@ -204,8 +208,10 @@ class Queries:
         once = [name for name in sorted(both) if self._once(left, name) and self._once(new, name)]
         chance = self._chance.random()
         on = ""
-        if chance < 0.1 and once:
-            on = f" using ({self._chance.choice(once)})"
+        if chance < 0.2 and once:
+            name = self._chance.choice(once)
+            scope.joined.add(name)
+            on = f" using ({name})"
         elif join != "cross join" and chance < 0.95:
             on = (
                 f" on {self._condition(Scope(scope.relations, scope.outer if self._is(0.1) else []), names, depth - 1)}"
@@ -341,7 +347,8 @@ class Queries:
                     if kind == "struct":
                         continue
                     unique = sum(name == other for _, others in [*scope.relations, *relations] for other, _ in others)
-                    bare = unique == (2 if relations is scope.relations else 1) and self._is(0.5)
+                    joined = relations is scope.relations and name in scope.joined
+                    bare = (joined or unique == (2 if relations is scope.relations else 1)) and self._is(0.5)
                     if bare or not hidden:
                         written = name if bare else f"{alias}.{name}"
                         found.append(
@@ -366,6 +373,12 @@ class Queries:
 
     def _name(self) -> str:
         return self._chance.choice(["k", "id", "s", "day", "x", "y", "t", "n"])
+
+    def _starred(self, scope: Scope) -> Columns:
+        """What a star gives: a name of USING once."""
+        columns = [one for _, columns in scope.relations for one in columns]
+        first = dict(reversed([(name, at) for at, (name, _) in enumerate(columns)]))
+        return [one for at, one in enumerate(columns) if one[0] not in scope.joined or first[one[0]] == at]
 
     def _plain(self, scope: Scope) -> bool:
         return len(scope.relations) > 0

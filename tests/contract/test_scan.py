@@ -51,6 +51,7 @@ CONDITIONS: list[tuple[str | None, Callable[[dict[str, Any]], bool]]] = [
     ("id = 17", lambda row: row["id"] == 17),
     ("id between 20 and 29 or id = 3", lambda row: 20 <= row["id"] <= 29 or row["id"] == 3),
     ("day = '2026-01-02'", lambda row: row["day"] == date(2026, 1, 2)),
+    ("day = date '2026-01-02'", lambda row: row["day"] == date(2026, 1, 2)),
     ("day is null", lambda row: row["day"] is None),
     ("day != '2026-01-02'", lambda row: row["day"] not in (None, date(2026, 1, 2))),
     ("name in ('name 1', 'name 2') and id < 40", lambda row: row["name"] in ("name 1", "name 2") and row["id"] < 40),
@@ -215,6 +216,8 @@ def test_counts_come_from_metadata_where_that_is_enough(lake: fm.Lake) -> None:
     lake.append("events", [row(number) for number in range(1, 40)])
     assert opened(lake, lambda: lake.scan("events").count()) == 0
     assert opened(lake, lambda: lake.scan("events", where="day = '2026-01-03'").count()) == 0
+    assert opened(lake, lambda: lake.scan("events", where="day = DATE'2026-01-03'").count()) == 0
+    assert opened(lake, lambda: lake.plan_delete("events", "day = date '2027-01-01'")) == 0
     assert opened(lake, lambda: lake.scan("events", where="name = 'name 3'").count()) > 0
     assert opened(lake, lambda: lake.scan("events", limit=3).to_arrow()) == 1
 

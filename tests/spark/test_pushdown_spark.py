@@ -191,6 +191,9 @@ OPENED = [
     ("select w.word from words w left join events e on e.word = w.word where e.day is null", 61, 1),
     ("select count(*) from events where day = '2027-01-01'", 0, 1),
     ("select id from events where upper(word) = 'A'", 60, 60),
+    ("select id from events join words using (word) where word = 'aa'", 1, 0),
+    ("select id from events left join words using (word) where word = 'aa'", 1, 0),
+    ("select id from events e join (select * from events where day = '2026-01-03') f using (id) where id < 50", 20, 1),
     ("select id from events where id = 5; ", 1, 1),
 ]
 

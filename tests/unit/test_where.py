@@ -64,6 +64,11 @@ PLAIN = [
     "day = '2024-02-29'",
     "day between '2024-01-01' and '2024-12-31'",
     "date < '2024-01-01'",
+    "day = date '2024-01-01'",
+    "DATE'2024-01-01' > day",
+    "date = date '2024-01-01'",
+    "day in (date '2024-01-01', '2024-01-02')",
+    "not day between DATE '2024-01-01' and '2024-12-31'",
     "x is null",
     "ts is not null",
     "b IS NULL",
@@ -127,7 +132,14 @@ NOT_PLAIN = [
     "day = '2023-02-29'",
     "day = '2024-01-01T00:00:00'",
     "day = 19000",
-    "day = date '2024-01-01'",
+    "day = date '2024-1-9'",
+    "day = date '2024-01-01T00:00:00'",
+    "day = timestamp '2024-01-01 00:00:00'",
+    "day = timestamp_ntz '2024-01-01 00:00:00'",
+    "day like date '2024-01-01'",
+    "s = date '2024-01-01'",
+    "s in ('a', date '2024-01-01')",
+    "id = date '2024-01-01'",
     "st.flag = true",
     "st is null",
     "m is null",
@@ -227,6 +239,11 @@ def literal(value: Any) -> str:
     return str(value) if isinstance(value, int) else f"'{value}'"
 
 
+def literal_of(chance: random.Random, value: Any) -> str:
+    """Of a day sometimes with its type, which means the same."""
+    return f"{chance.choice(['date ', 'DATE', ''])}{literal(value)}" if isinstance(value, date) else literal(value)
+
+
 def known(column: str, test: Callable[[Any], bool]) -> Model:
     return lambda row: None if row[column] is None else test(row[column])
 
@@ -256,7 +273,7 @@ def random_leaf(chance: random.Random) -> tuple[str, Model]:
     if kind == "in" or (kind == "like" and column != "s") or (kind == "between" and column == "ok"):
         among = chance.choices(values, k=chance.randint(1, 3))
         word = chance.choice(["in", "not in"])
-        text = f"{column} {word} ({', '.join(literal(one) for one in among)})"
+        text = f"{column} {word} ({', '.join(literal_of(chance, one) for one in among)})"
         return text, known(column, lambda found: (found in among) is (word == "in"))
     if kind == "like":
         start = value[: chance.randint(0, len(value))]
@@ -265,13 +282,13 @@ def random_leaf(chance: random.Random) -> tuple[str, Model]:
     if kind == "between":
         high = chance.choice(values)
         return (
-            f"{column} between {literal(value)} and {literal(high)}",
+            f"{column} between {literal_of(chance, value)} and {literal_of(chance, high)}",
             known(column, lambda found: value <= found <= high),
         )
     sign = chance.choice(list(ORDERS) if column != "ok" else ["=", "!="])
     if kind == "flipped":
-        return f"{literal(value)} {sign} {column}", known(column, lambda found: ORDERS[sign](value, found))
-    return f"{column} {sign} {literal(value)}", known(column, lambda found: ORDERS[sign](found, value))
+        return f"{literal_of(chance, value)} {sign} {column}", known(column, lambda found: ORDERS[sign](value, found))
+    return f"{column} {sign} {literal_of(chance, value)}", known(column, lambda found: ORDERS[sign](found, value))
 
 
 def random_condition(chance: random.Random, depth: int = 3) -> tuple[str, Model]:

@@ -367,8 +367,8 @@ def test_a_typed_literal_does_not_make_a_condition_plain(tmp_path: Path) -> None
     table = Staged(tmp_path, "country string, day date")
     (record,) = table.stage([{"country": "date 2024-01-01", "day": date(2025, 1, 1)}])
     for text in (
-        "day < date '2024-01-01'",
-        "day in (date '2024-01-01')",
+        "day < timestamp '2024-01-01'",
+        "day in (timestamp_ntz '2024-01-01')",
         "country = date '2024-01-01'",
         "country >= timestamp '9999-01-01'",
     ):

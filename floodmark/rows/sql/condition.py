@@ -33,7 +33,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.datetime import micros_to_timestamp
 from pyparsing import ParseBaseException
 
-from floodmark.rows.sql.moments import TYPE_WORDS, is_typed, typed_text, widened
+from floodmark.rows.sql.moments import TYPE_WORDS, is_typed, typed_text, untyped_day, widened
 
 _NESTING_MAX = 40
 # What PyIceberg and Spark parse in the same way. Quoted text holds no quote, no backslash and no control character.
@@ -68,7 +68,7 @@ def columns_by_name(schema: Schema) -> dict[str, NestedField]:
     return {field.name.lower(): field for field in schema.fields if counts[field.name.lower()] == 1}
 
 
-def read(text: str) -> BooleanExpression | None:
+def read(text: str, columns: dict[str, NestedField]) -> BooleanExpression | None:
     """The condition as PyIceberg reads it; None if it is not certain that Spark reads the same."""
     tokens: list[str] = []
     position, depth = 0, 0
@@ -93,7 +93,33 @@ def read(text: str) -> BooleanExpression | None:
         tree = parse_iceberg(" ".join(tokens))
     except (ParseBaseException, ValueError, TypeError, RecursionError):
         return None
-    return None if any(NO_COLUMN.fullmatch(column_name(predicate)) for predicate in predicates(tree)) else tree
+    if any(NO_COLUMN.fullmatch(column_name(predicate)) for predicate in predicates(tree)):
+        return None
+    return _with_days(tree, columns)
+
+
+def _with_days(tree: BooleanExpression, columns: dict[str, NestedField]) -> BooleanExpression:
+    """The tree with `day = DATE '2024-01-01'` as `day = '2024-01-01'`, which is the same for a column of days."""
+    match tree:
+        case And():
+            return And(_with_days(tree.left, columns), _with_days(tree.right, columns))
+        case Or():
+            return Or(_with_days(tree.left, columns), _with_days(tree.right, columns))
+        case Not():
+            return Not(_with_days(tree.child, columns))
+        case ex.LiteralPredicate() | ex.SetPredicate():
+            column = columns.get(column_name(tree).lower())
+            if column is None or not isinstance(column.field_type, DateType):
+                return tree
+            if isinstance(tree, ex.SetPredicate):
+                return type(tree)(tree.term, {_bare(literal) for literal in tree.literals})
+            return type(tree)(tree.term, _bare(tree.literal))
+    return tree
+
+
+def _bare(literal: LiteralValue) -> LiteralValue:
+    """A literal of type DATE as bare text; any other as it is."""
+    return StringLiteral(untyped_day(literal.value)) if isinstance(literal, StringLiteral) else literal
 
 
 def predicates(tree: BooleanExpression) -> Iterator[UnboundPredicate]:

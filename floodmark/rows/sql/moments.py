@@ -44,6 +44,11 @@ def is_typed(text: str) -> bool:
     return text.startswith(_TYPED)
 
 
+def untyped_day(text: str) -> str:
+    """The text of a literal of type DATE; any other text as it is."""
+    return text.removeprefix(f"{_TYPED}date ")
+
+
 def widened(predicate: UnboundPredicate, kind: IcebergType) -> BooleanExpression:
     """What is true for every row that matches the comparison in some time zone; always true if that is unknown."""
     if not isinstance(kind, TimestampType | TimestamptzType) or not isinstance(predicate, ex.LiteralPredicate):

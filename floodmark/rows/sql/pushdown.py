@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from functools import partial
+from itertools import chain
 
 import sqlglot
 from pyiceberg.schema import Schema
@@ -215,7 +217,8 @@ _Condition = _Test | _Every | _Some
 
 def _every(parts: Sequence[_Condition | None]) -> _Condition | None:
     """A part that is not known is left out: the rest still follows."""
-    known = tuple(dict.fromkeys(part for part in parts if part is not None))
+    whole = (part.parts if isinstance(part, _Every) else [part] for part in parts)
+    known = tuple(dict.fromkeys(part for part in chain.from_iterable(whole) if part is not None))
     return known[0] if len(known) == 1 else _Every(known) if known else None
 
 
@@ -453,10 +456,18 @@ class _Relation:
 
 @dataclass
 class _From:
-    """The relations of a FROM in their order, and the names that USING and NATURAL join."""
+    """The relations of a FROM in their order.
+
+    `joined` are the names of USING. Without an alias such a name is the column of one side, and `covered` has that of
+    the other; `unsure` are names where it may be of both, as in a full join. `same`: pairs that an inner join has made
+    equal.
+    """
 
     relations: list[_Relation] = field(default_factory=list)
     joined: set[str] = field(default_factory=set)
+    covered: set[_Column] = field(default_factory=set)
+    unsure: set[str] = field(default_factory=set)
+    same: list[tuple[_Column, _Column]] = field(default_factory=list)
     natural: bool = False
 
     def resolve(self, column: exp.Column) -> _Column | None:
@@ -465,17 +476,14 @@ class _From:
         if type(name) is not exp.Identifier or not _only(column, "this", "table"):
             return None
         wanted = name.name.lower()
-        if table is None and (self.natural or wanted in self.joined):
+        if table is None and (self.natural or wanted in self.unsure):
             return None
         seen = self.seen(table)
         if table is not None and (len(seen) != 1 or seen[0][1].outputs is None):
             return None
-        found = [
-            _Column(number, place)
-            for number, relation in seen
-            for place, output in enumerate(relation.outputs or ())
-            if output.name == wanted
-        ]
+        found = _named(wanted, seen)
+        if table is None:
+            found = [one for one in found if one not in self.covered]
         return found[0] if len(found) == 1 else None
 
     def seen(self, alias: exp.Expr | None) -> list[tuple[int, _Relation]]:
@@ -485,11 +493,42 @@ class _From:
 
     def learn(self, condition: _Condition | None, numbers: Sequence[int]) -> None:
         """Rows of these relations that cannot satisfy the condition do not matter."""
+        if condition is None:
+            return
         for number in numbers:
             relation = self.relations[number]
-            own = None if condition is None else _on_relation(condition, number)
-            if own is not None and (not relation.optional or _rejects_nulls(own)):
-                relation.conditions.append(own)
+            for own in (_on_relation(one, number) for one in self._alike(condition, number)):
+                if own is not None and (not relation.optional or _rejects_nulls(own)):
+                    relation.conditions.append(own)
+
+    def _alike(self, condition: _Condition, number: int) -> Iterator[_Condition]:
+        """The condition, and with columns of this relation in the place of those that an inner join made equal."""
+        yield condition
+        for pair in self.same:
+            for own, other in (pair, pair[::-1]):
+                if own.relation == number:
+                    moved = _moved(condition, partial(_instead, other, own))
+                    if moved is not None and moved != condition:
+                        yield moved
+
+    def use(self, name: str, kind: str, left: Sequence[int], right: Sequence[int]) -> None:
+        """What a name of USING means from here on: the column of the side of which each row has a value of its own."""
+        seen = [one for one in self.seen(None) if one[0] in (*left, *right)]
+        mine, theirs = (
+            [one for one in _named(name, [two for two in seen if two[0] in side]) if one not in self.covered]
+            for side in ((right, left) if kind == "right" else (left, right))
+        )
+        self.joined.add(name)
+        if kind == "full" or len(mine) != 1 or len(theirs) != 1:
+            self.unsure.add(name)
+            return
+        self.covered.add(theirs[0])
+        if kind == "inner" and self.kind(mine[0]) is not None and self.kind(mine[0]) == self.kind(theirs[0]):
+            self.same.append((mine[0], theirs[0]))
+
+    def kind(self, column: _Column) -> IcebergType | None:
+        outputs = self.relations[column.relation].outputs
+        return None if outputs is None else outputs[column.place].kind
 
     def join(self, kind: str, condition: _Condition | None, left: Sequence[int], right: Sequence[int]) -> None:
         """What a join shows about both sides below it, and what it does to them for all above it."""
@@ -501,6 +540,20 @@ class _From:
                 self.relations[number].optional = True
             if kind in ("semi", "anti") and mine == "right":
                 self.relations[number].hidden = True
+
+
+def _named(name: str, seen: Sequence[tuple[int, _Relation]]) -> list[_Column]:
+    return [
+        _Column(number, place)
+        for number, relation in seen
+        for place, output in enumerate(relation.outputs or ())
+        if output.name == name
+    ]
+
+
+def _instead(old: _Column, new: _Column, test: _Test) -> _Test:
+    same = (test.column.relation, test.column.place) == (old.relation, old.place)
+    return replace(test, column=replace(new, as_day=test.column.as_day)) if same else test
 
 
 @dataclass(frozen=True)
@@ -614,7 +667,8 @@ class _Reads:
         relations = [replace(one, conditions=[*one.conditions]) for one in block.origin.relations]
         if wanted is not None and block.sources is not None:
             sources = block.sources
-            _From(relations).learn(_moved(wanted, lambda test: _inside(test, sources)), range(len(relations)))
+            inside = _moved(wanted, lambda test: _inside(test, sources))
+            replace(block.origin, relations=relations).learn(inside, range(len(relations)))
         for relation in relations:
             condition = _every(relation.conditions)
             if isinstance(relation.source, str):
@@ -702,7 +756,8 @@ class _Reads:
             right, more = self._add(origin, join.this, names)
             inner += more + _queries_in(join, names, ("this",))
             origin.natural |= method == "NATURAL"
-            origin.joined |= {one.name.lower() for one in join.args.get("using") or ()}
+            for name in join.args.get("using") or ():
+                origin.use(name.name.lower(), _JOINS[side, kind], left, right)
             on = join.args.get("on")
             condition = None if on is None else _translate(on, origin.resolve)
             origin.join(_JOINS[side, kind], condition, left, right)
@@ -717,7 +772,7 @@ class _Reads:
         alias = str(node.alias).lower() or None
         if kind is exp.Table and type(node.this) is exp.Identifier:
             _check_only(node, "this", "alias", "db", "catalog", *known)
-            relation = self._named(node, alias, names)
+            relation = self._relation(node, alias, names)
         elif kind is exp.Subquery:
             derived = _Derived(node, names)
             relation = _Relation(derived, alias, self._outputs(derived))
@@ -735,7 +790,7 @@ class _Reads:
         origin.relations.append(relation)
         return [len(origin.relations) - 1], inner
 
-    def _named(self, node: exp.Expr, alias: str | None, names: _Names) -> _Relation:
+    def _relation(self, node: exp.Expr, alias: str | None, names: _Names) -> _Relation:
         name = node.name.lower()
         if node.args.get("db") is not None:
             return _Relation(None, alias or name, None)
@@ -837,8 +892,7 @@ def _selected(query: exp.Expr, origin: _From) -> list[tuple[_Output, _Column | N
 def _kind(source: _Column | None, origin: _From) -> IcebergType | None:
     if source is None:
         return None
-    outputs = origin.relations[source.relation].outputs
-    kind = None if outputs is None else outputs[source.place].kind
+    kind = origin.kind(source)
     return DateType() if source.as_day and kind is not None else kind
 
 

@@ -295,7 +295,7 @@ def _meaning(text: str, schema_json: str) -> _Meaning:
     fields = user_fields(Schema.model_validate_json(schema_json))
     schema = Schema(*(field.model_copy(update={"required": False}) for field in fields))
     columns = columns_by_name(schema)
-    tree = read(text)
+    tree = read(text, columns)
     if tree is not None:
         unknown = next((column_name(p) for p in predicates(tree) if column_name(p).lower() not in columns), None)
         names = {name.lower() for name in schema.column_names}
@@ -304,7 +304,7 @@ def _meaning(text: str, schema_json: str) -> _Meaning:
         return _Meaning(schema, is_certain(tree, columns), implied(tree, columns))
     known: BooleanExpression = AlwaysTrue()
     for part in conjuncts(text, schema):
-        tree = read(part)
+        tree = read(part, columns)
         if tree is not None:
             known = And(known, implied(tree, columns))
     return _Meaning(schema, False, known)
