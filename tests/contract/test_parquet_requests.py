@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pyarrow as pa
@@ -17,56 +13,17 @@ from floodmark.errors import Corrupt
 from floodmark.rows.column_chunks import chunk_start, prefetch
 from floodmark.storage import RangeReader, Storage, join
 from floodmark.testing.s3 import S3Server
+from tests.counting import Counting, counting
 
 COLUMNS = [f"c{number}" for number in range(10)]
 GROUPS = 20
 GROUP_ROWS = 8192
 
 
-class Counting(ThreadingHTTPServer):
-    """Passes every request on to a server, and counts them by method."""
-
-    daemon_threads = True
-
-    def __init__(self, behind: str) -> None:
-        super().__init__(("127.0.0.1", 0), PassOn)
-        self.behind = behind.removeprefix("http://")
-        self.seen: Counter[str] = Counter()
-
-
-class PassOn(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Counting
-
-    def pass_on(self) -> None:
-        self.server.seen[self.command] += 1
-        connection = http.client.HTTPConnection(self.server.behind, timeout=30)
-        connection.request(self.command, self.path, None, dict(self.headers))
-        reply = connection.getresponse()
-        data = reply.read()
-        connection.close()
-        self.send_response_only(reply.status)
-        for name, value in reply.getheaders():
-            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-                self.send_header(name, value)
-        length = reply.getheader("content-length", "0") if self.command == "HEAD" else str(len(data))
-        self.send_header("content-length", length)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-    do_GET = do_HEAD = pass_on
-
-
 @pytest.fixture
 def between(s3_server: S3Server) -> Iterator[Counting]:
-    server = Counting(s3_server.endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with counting(s3_server) as server:
+        yield server
 
 
 def put_file(storage: Storage, location: str) -> tuple[pa.Table, int]:
@@ -90,7 +47,7 @@ def test_two_columns_of_one_row_group_are_two_or_three_requests(
 ) -> None:
     location = f"s3://{s3_server.make_bucket()}/x.parquet"
     rows, size_bytes = put_file(Storage(s3_server.options), location)
-    storage = Storage({**s3_server.options, "endpoint": f"http://127.0.0.1:{between.server_port}"})
+    storage = Storage(between.options)
     with storage.open_input(location, size_bytes) as stream:
         found = read_groups(stream, [7], columns)
     assert found.equals(rows.slice(7 * GROUP_ROWS, GROUP_ROWS).select(columns))
@@ -112,7 +69,7 @@ def test_one_column_of_all_row_groups_is_read_without_the_others(s3_server: S3Se
 def test_an_unknown_size_costs_no_request(s3_server: S3Server, between: Counting) -> None:
     location = f"s3://{s3_server.make_bucket()}/x.parquet"
     rows, _ = put_file(Storage(s3_server.options), location)
-    storage = Storage({**s3_server.options, "endpoint": f"http://127.0.0.1:{between.server_port}"})
+    storage = Storage(between.options)
     with storage.open_input(location) as stream:
         assert read_groups(stream, [0], None).equals(rows.slice(0, GROUP_ROWS))
     assert between.seen == {"GET": 2}
@@ -121,7 +78,7 @@ def test_an_unknown_size_costs_no_request(s3_server: S3Server, between: Counting
 def test_groups_far_apart_are_fetched_once_each(s3_server: S3Server, between: Counting) -> None:
     location = f"s3://{s3_server.make_bucket()}/x.parquet"
     rows, size_bytes = put_file(Storage(s3_server.options), location)
-    storage = Storage({**s3_server.options, "endpoint": f"http://127.0.0.1:{between.server_port}"})
+    storage = Storage(between.options)
     with storage.open_input(location, size_bytes) as stream:
         found = read_groups(stream, [0, 10, 19], ["c0"])
     assert found["c0"].to_pylist() == [

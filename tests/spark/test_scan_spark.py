@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import floodmark as fm
 from floodmark.testing.s3 import S3Server, s3_stand_in
 from tests.conftest import Place
+from tests.counting import counting
 
 COLUMNS = "id long not null, day date, ts timestamp, amount decimal(10,2), x double, name string, tags array<string>"
 CONDITIONS = 3
@@ -160,3 +161,37 @@ def test_of_a_thousand_files_a_condition_on_the_partition_opens_ten(
         found = lake.sql("select e.v from events e join events o on e.id = o.id where e.part = 42 and o.part = 42")
         assert len(found.inputFiles()) == 10
         assert sorted(row.v for row in found.collect()) == list(range(10))
+
+
+def test_on_s3_a_condition_on_the_partition_requests_ten_files(tmp_path: Path, spark: SparkSession) -> None:
+    """Counted between the storage and all its clients: tasks of Spark have storages of their own."""
+    with s3_stand_in() as server, counting(server) as between:
+        place, catalog = f"s3://{server.make_bucket()}/lake", f"sqlite:///{tmp_path}/catalog.db"
+        with fm.open(place, create=True, catalog=catalog, storage_options=server.options) as lake:
+            lake.create_table("events", "id long, part int, v long", partition=["part"], sort=["id"])
+            for number in range(10):
+                lake.append("events", [{"id": number * 100 + part, "part": part, "v": number} for part in range(100)])
+        with fm.open(place, catalog=catalog, storage_options=between.options, spark=spark) as lake:
+            assert lake.heads()[0].files == 1000
+
+            def requested(act: Callable[[], list[int]], rows: list[int]) -> int:
+                between.read.clear()
+                assert sorted(act()) == rows
+                return sum(path.endswith(".parquet") for path in between.read)
+
+            def values(frame: DataFrame) -> list[int]:
+                return [row.v for row in frame.collect()]
+
+            everything = list(range(10))
+            assert requested(lambda: values(lake.sql("select v from events where part = 42")), everything) == 10
+            assert requested(lambda: values(lake.sql("select v from events where part = 42 and v > 6")), [7, 8, 9]) == 3
+            joined = "select v from events join (select id from events where part = 42) using (id) where id = 342"
+            assert requested(lambda: values(lake.sql(joined)), [3]) == 1
+            assert requested(lambda: values(lake.read("events", where="part = 42")), everything) == 10
+            assert requested(lambda: values(lake.read("events", where="part = 42 and upper(v) = '3'")), [3]) == 10
+            scan = lake.scan("events", where="part = 42")
+            assert requested(lambda: scan.to_arrow()["v"].to_pylist(), everything) == 10
+            deleted = requested(lambda: [lake.delete("events", "part = 42 and v < 3").tables[0].rows_deleted], [3])
+            assert deleted == 0, "each holds one row, which the condition matches by the file's statistics"
+            left = lake.delete("events", "part = 42 and upper(v) = '5'")
+            assert (left.tables[0].rows_deleted, lake.heads()[0].files) == (1, 996)
