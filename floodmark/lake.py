@@ -389,18 +389,20 @@ class Lake:
         version: int | None = None,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
         told: Callable[[Undropped], None] | None = None,
     ) -> Commit:
         """Restore a dropped table as it was, with its table id, sequences, marks and batch ids.
 
         `BelowRetention` once no version that has it can be read; `Invalid` if its name is taken. `version`: one that
         has the table, if several had this name. Its references to other tables are not checked any more, until `apply`
-        declares them again. `told` is called with what was restored.
+        declares them again. With `if_version` it must have been dropped at that version already, and not again since.
+        `told` is called with what was restored.
         """
         from floodmark.write.undrop import undrop
 
         self.engine.get_ready()
-        intent = self._intent("undrop", actor, message or f"undrop {table}")
+        intent = self._intent("undrop", actor, message or f"undrop {table}", if_version=if_version)
         return undrop(self.catalog, intent, table, version, told)
 
     # ── writing ──
@@ -540,22 +542,32 @@ class Lake:
         return count_update(self.engine, self._head(table, branch), WriteOptions.of_update(table, set, where))
 
     def stream_writer(
-        self, table: str, *, mode: str = "append", query: str | None = None, branch: str = MAIN, **options: Any
+        self,
+        table: str,
+        *,
+        mode: str = "append",
+        query: str | None = None,
+        branch: str = MAIN,
+        if_version: int | None = None,
+        **options: Any,
     ) -> StreamWriter:
         """A function for Structured Streaming's foreachBatch: each micro-batch is committed exactly once.
 
         (query, batch id) is committed with the rows, so a batch that Spark replays is a no-op. `query` is the id of the
-        stream, by default Spark's own, which a checkpoint keeps. `options` are those of the mode's verb.
+        stream, by default Spark's own, which a checkpoint keeps. `options` are those of the mode's verb. With
+        `if_version` the first batch must find the table as it was at that version, and each later one as the one before
+        left it: `Conflict` ends the stream as soon as another writer has changed the table.
         """
         from floodmark.ingest.stream import StreamWriter
 
-        def write(data: DataFrame, query_id: str, batch_id: int) -> Commit:
+        def write(data: DataFrame, query_id: str, batch_id: int, expected: int | None) -> Commit:
             rider = stream_rider(table, query_id, batch_id, branch)
-            intent = self._intent(mode, None, f"stream batch {batch_id}", rider, branch)
+            intent = self._intent(mode, None, f"stream batch {batch_id}", rider, branch, expected)
             return self._write(intent, table, data, WriteOptions(**options))
 
         self._head(table, branch)
-        return StreamWriter(write, mode, query, options)
+        self._intent(mode, None, "", None, branch, if_version)  # what cannot be a version is Invalid now
+        return StreamWriter(write, mode, query, options, if_version)
 
     def receive(
         self,
@@ -569,8 +581,12 @@ class Lake:
         evolve: bool = False,
         from_json: bool = False,
         message: str = "",
+        if_version: int | None = None,
     ) -> Commit:
-        """Receive rows of another system, with their changes (`_change`), exactly once by their `sender` or `key`."""
+        """Receive rows of another system, with their changes (`_change`), exactly once by their `sender` or `key`.
+
+        With `if_version` the table must be as it was at that version (see `append`).
+        """
         from floodmark.ingest.receive import receive
 
         return receive(
@@ -584,6 +600,7 @@ class Lake:
             evolve=evolve,
             from_json=from_json,
             message=message,
+            if_version=if_version,
         )
 
     def _write(self, intent: Intent, table: str, data: Data | None, options: WriteOptions) -> Commit:

@@ -75,12 +75,14 @@ class LakeBranches:
         message: str = "",
         limit: int = 1000,
         on_conflict: str = RAISE,
+        if_version: int | None = None,
     ) -> Merged:
         """Merge a branch's changes into its parent, or with `into` the parent's into the branch: one version.
 
         Conflicts change nothing and raise MergeConflict, which holds them as data (at most `limit` of them); with
         on_conflict="return", and in a dry run, the result holds them instead. `prefer` settles them: `ours` is the
-        branch merged into, `theirs` the one merged.
+        branch merged into, `theirs` the one merged. `if_version`: every table that the merge changes or decides about
+        must be, on both branches, as it was at that version; else `Conflict`, whatever on_conflict is.
         """
         from floodmark.branches.merge import KIND, MergeRequest, merge, plan_merge
 
@@ -93,9 +95,9 @@ class LakeBranches:
         if target is None:
             raise Invalid("this branch was not made from another", branch=name, advice="Name the target: into=BRANCH.")
         wish = MergeRequest(name, target, prefer, limit)
+        intent = Intent(KIND, target, actor or self._engine.actor, message, if_version=if_version)
         if dry_run:
-            return plan_merge(self._catalog, wish)
-        intent = Intent(KIND, target, actor or self._engine.actor, message)
+            return plan_merge(self._catalog, wish, intent)
         self._engine.get_ready()
         merged = merge(self._engine, wish, intent)
         if merged.outcome == IN_CONFLICT and on_conflict == RAISE:

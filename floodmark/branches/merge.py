@@ -53,13 +53,13 @@ from floodmark.branches.rows import Conflicts, Counted, KeyedMerge, KeyedRows, U
 from floodmark.branches.unkeyed import append_rows, overwrite_rows, replace_rows
 from floodmark.branches.view import BranchView, SideFiles, TableSides, look, same_ground, schema_at
 from floodmark.catalog.merge_base import KEPT, REPLACED, MergeBase, MergeRider, merged_sequences, since_sequence
-from floodmark.catalog.riders import PlanAgain
+from floodmark.catalog.riders import PlanAgain, VersionRider
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.fills import fills_of
 from floodmark.commit.intent import Intent
 from floodmark.commit.live_files import live_files
 from floodmark.commit.metadata import new_snapshot_id
-from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, check_riders, publish
 from floodmark.commit.seal import TAKE, Edit
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Corrupt, NotFound
@@ -99,9 +99,10 @@ def merge(engine: Engine, request: MergeRequest, intent: Intent) -> Merged:
     return replace(merged, commit=commit) if merged.outcome == MERGED else merged
 
 
-def plan_merge(catalog: Catalog, request: MergeRequest) -> Merged:
+def plan_merge(catalog: Catalog, request: MergeRequest, intent: Intent) -> Merged:
     """What a merge would do now: counted, not done. Writes nothing (I17)."""
     view = look(catalog, request.source, request.target)
+    check_riders(catalog, intent, _expected(intent, view, request))
     if _is_known(view):
         return Merged(UP_TO_DATE, request.source, request.target)
     with _deletion_is_conflict(catalog, view.edge):
@@ -133,6 +134,7 @@ class _Merge(PublishPlan):
             raise Conflict(
                 "a branch was deleted and created again meanwhile", source=request.source, target=request.target
             )
+        check_riders(self._catalog, self._intent, _expected(self._intent, view, request))
         if _is_known(view):
             self.merged = Merged(UP_TO_DATE, request.source, request.target)
             return None
@@ -170,6 +172,9 @@ class _Merge(PublishPlan):
             return Planned()
         return self._change.plan()
 
+    def expected(self, intent: Intent, planned: Planned) -> tuple[VersionRider, ...]:
+        return _expected(intent, self._view, self._request)
+
     def kept_changing(self) -> Conflict:
         return Conflict(
             "the branches kept changing during this merge",
@@ -193,6 +198,16 @@ def _is_known(view: BranchView) -> bool:
     if view.edge.source_head == view.edge.source_since:
         return True
     return all(plan_table(one.facts).kind == NOTHING for one in view.tables)
+
+
+def _expected(intent: Intent, view: BranchView, request: MergeRequest) -> tuple[VersionRider, ...]:
+    """A caller who expects a version expects it of both branches: of each table that the merge does something about."""
+    touched = [one.facts for one in view.tables if plan_table(one.facts, request.prefer).kind != NOTHING]
+    ours, theirs = (
+        [(head.table_id, head.table) for head in heads if head is not None]
+        for heads in ([one.target for one in touched], [one.source for one in touched])
+    )
+    return (*intent.expecting(ours), *intent.expecting(theirs, branch=request.source))
 
 
 def _look_for_orphans(change: Change, conflicts: Conflicts) -> None:

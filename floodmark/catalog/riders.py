@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
@@ -142,12 +142,14 @@ class VersionRider:
     """The tables are on their branch as they were at a version: their caller's expectation, `if_version`.
 
     Any commit on a table makes it another one, also a compaction, which keeps its rows. A table that is gone, or that
-    was created again, is another one too. Checked under the lake's lock, so no commit comes between it and the publish.
+    was created again, is another one too. `dropped`: tables that had been dropped at that version, and are restored.
+    Checked under the lake's lock, so no commit comes between it and the publish.
     """
 
     branch: str
     version: int
     tables: tuple[tuple[str, str], ...]
+    dropped: tuple[tuple[str, str], ...] = ()
 
     def check(self, tx: Connection) -> None:
         newest = int(tx.execute(select(tables.lake.c.version)).scalar_one())
@@ -159,24 +161,40 @@ class VersionRider:
         for table_id, name in self.tables:
             actual = found.get(table_id)
             if actual is None or actual > self.version:
-                raise Conflict(
-                    "a table is not as it was at the version that this write expects",
-                    table=name,
-                    expected=self.version,
-                    actual="dropped" if actual is None else actual,
-                    advice="Nothing was changed. Read the table again, and decide with its newest version.",
-                )
+                raise self._moved(name, "dropped" if actual is None else actual)
+        for table_id, name in self.dropped:
+            # Its newest commit there is the one that dropped it.
+            if (last := _last_commit(tx, self.branch, table_id)) > self.version:
+                raise self._moved(name, last)
+
+    def _moved(self, table: str, actual: int | str) -> Conflict:
+        return Conflict(
+            "a table is not as it was at the version that this write expects",
+            table=table,
+            **_branch(self.branch),
+            expected=self.version,
+            actual=actual,
+            advice="Nothing was changed. Read the table again, and decide with its newest version.",
+        )
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
         """No effect: it only checks."""
 
     def as_dict(self) -> dict[str, Json]:
+        gone = {"dropped": [list(one) for one in self.dropped]} if self.dropped else {}
         known = [list(one) for one in self.tables]
-        return {"type": "version", "version": self.version, "tables": known, **_branch(self.branch)}
+        return {"type": "version", "version": self.version, "tables": known, **_branch(self.branch), **gone}
 
     @classmethod
-    def sealed(cls, version: int, tables: Sequence[tuple[str, str]], branch: str = MAIN) -> VersionRider:
-        return cls(branch, version, tuple((table_id, name) for table_id, name in tables))
+    def sealed(
+        cls,
+        version: int,
+        tables: Sequence[tuple[str, str]],
+        branch: str = MAIN,
+        dropped: Sequence[tuple[str, str]] = (),
+    ) -> VersionRider:
+        known, gone = (tuple((table_id, name) for table_id, name in some) for some in (tables, dropped))
+        return cls(branch, version, known, gone)
 
 
 @dataclass(frozen=True)
@@ -305,6 +323,17 @@ def find_batch(tx: Connection, scope: str, batch: str, branch: str = MAIN) -> in
 def own_scope(tx: Connection, scope: str, branch: str) -> str:
     """The scope under which a branch records its own batches."""
     return scope if branch == MAIN else Lineages.read(tx).live(branch).scope(scope)
+
+
+def _last_commit(tx: Connection, branch: str, table_id: str) -> int:
+    """The newest version that a branch made of a table itself, be it the one that dropped it; 0: none."""
+    commit, touched = tables.commits, tables.commit_tables
+    query = (
+        select(func.max(touched.c.version))
+        .join(commit, commit.c.version == touched.c.version)
+        .where(commit.c.branch == branch, touched.c.table_id == table_id)
+    )
+    return int(tx.execute(query).scalar() or 0)
 
 
 def _branch(branch: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from floodmark import clock
+from floodmark.cli.context import IfVersion
 from floodmark.cli.output import Output
 from floodmark.json_form import Json
 from floodmark.model import Row
@@ -87,12 +88,20 @@ def merge(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
+    if_version: IfVersion = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of conflicts to list.")] = 1000,
 ) -> None:
     """Merge a branch as one version. If there are conflicts, list them and change nothing (exit code 3)."""
     with context.obj.open(read_only=dry_run) as lake:
         merged = lake.branches.merge(
-            name, into=into, prefer=prefer, dry_run=dry_run, message=message, limit=limit, on_conflict="return"
+            name,
+            into=into,
+            prefer=prefer,
+            dry_run=dry_run,
+            message=message,
+            limit=limit,
+            on_conflict="return",
+            if_version=if_version,
         )
     output = context.obj.output
     if output.as_json:

@@ -163,13 +163,14 @@ def undrop(
         int | None,
         typer.Option(help="A version that has the table, if several tables had this name (default: the last)."),
     ] = None,
+    if_version: IfVersion = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
 ) -> None:
     """Restore a dropped table, while a version that has it can be read."""
     output = context.obj.output
     found: list[Undropped] = []
     with context.obj.open(read_only=False) as lake:
-        commit = lake.undrop(table, version=version, message=message, told=found.append)
+        commit = lake.undrop(table, version=version, message=message, if_version=if_version, told=found.append)
     back = found[-1]
     text = f"{table} restored with {back.rows} rows, as of version {back.dropped_version - 1}; version {commit.version}"
     data = {"from_version": back.dropped_version - 1, "references_lost": list(back.references_lost)}

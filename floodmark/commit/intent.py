@@ -30,10 +30,21 @@ class Intent:
             advice = "`floodmark history` lists the versions; a Commit has its own."
             raise Invalid("if_version is the number of a version", if_version=repr(wanted)[:80], advice=advice)
 
-    def expecting(self, touched: Iterable[tuple[str, str]]) -> VersionRider | None:
-        """What must hold for these tables (id and name) in the publish; None if the caller expects nothing."""
-        found = tuple(dict.fromkeys(touched))
-        return None if self.if_version is None else VersionRider(self.branch, self.if_version, found)
+    def expecting(
+        self,
+        touched: Iterable[tuple[str, str]],
+        *,
+        dropped: Iterable[tuple[str, str]] = (),
+        branch: str | None = None,
+    ) -> tuple[VersionRider, ...]:
+        """What must hold for these tables (id and name) in the publish; nothing if the caller expects nothing.
+
+        `dropped`: tables that were dropped at that version already. `branch`: if it is not the one written to.
+        """
+        if self.if_version is None:
+            return ()
+        found, gone = (tuple(dict.fromkeys(some)) for some in (touched, dropped))
+        return (VersionRider(branch or self.branch, self.if_version, found, gone),)
 
 
 def batch_rider(scope: str, batch: str | None, branch: str = MAIN) -> BatchRider | None:

@@ -88,6 +88,10 @@ class PublishPlan(ABC):
         there = (edit for edit in planned.edits if edit.changes_table and edit.action not in (CREATE, UNDROP))
         return [(edit.table_id, edit.table) for edit in there]
 
+    def expected(self, intent: Intent, planned: Planned) -> Iterable[Rider]:
+        """What holds of these tables if nothing came after the version that the caller expects."""
+        return intent.expecting(self.touched(planned))
+
     def kept_changing(self) -> Conflict:
         """What the caller gets after plans_max lost plans."""
         advice = "Run it again when there are fewer writers."
@@ -139,8 +143,12 @@ def check_expected(catalog: Catalog, intent: Intent, touched: Iterable[tuple[str
 
     Not for a batch that is published meanwhile: that is why the table moved, and the publish finds its commit.
     """
-    expected = intent.expecting(touched)
-    if expected is None:
+    check_riders(catalog, intent, intent.expecting(touched))
+
+
+def check_riders(catalog: Catalog, intent: Intent, expected: Sequence[Rider]) -> None:
+    """The same of expectations that are about more than the tables of one branch."""
+    if not expected:
         return
     with catalog.database.read() as tx:
         try:
@@ -148,7 +156,8 @@ def check_expected(catalog: Catalog, intent: Intent, touched: Iterable[tuple[str
                 intent.batch.check(tx)
         except AlreadyCommitted:
             return
-        expected.check(tx)
+        for rider in expected:
+            rider.check(tx)
 
 
 def unchanged(catalog: Catalog, intent: Intent) -> Commit:
@@ -236,8 +245,7 @@ class Publication:
                 riders = (*batch, *planned.riders)
                 if not riders and not any(edit.changes_table for edit in edits):
                     return None
-                if (expected := self.intent.expecting(plan.touched(planned))) is not None:
-                    riders = (*riders, expected)
+                riders = (*riders, *plan.expected(self.intent, planned))
                 return self._publish(plan, Seal(edits, riders, repeatable=bool(batch)), planned.audit, plans)
             except PlanAgain as lost:
                 if plan.stages_again:

@@ -103,12 +103,13 @@ def receive(
     evolve: bool = False,
     from_json: bool = False,
     message: str = "",
+    if_version: int | None = None,
 ) -> Commit:
     """Receive rows (dicts, or Arrow) into a table: appended, or by the table's key merged and deleted.
 
     `sender`, `rider` or else `key` is their identity; `table_id` identifies the table that has this name. `from_json`:
     the dicts hold JSON's forms of values. `evolve` adds columns that the table does not have; without it they are
-    Invalid.
+    Invalid. `if_version`: only if the table is as it was then; rows that are there already are still answered so.
     """
     engine.get_ready()
     catalog = engine.catalog
@@ -118,7 +119,7 @@ def receive(
     elif rider is None:
         rider = batch_rider(table, key)
     note = message or ("received" if sender is None else f"received from {sender.name}")
-    intent = Intent(kind, MAIN, actor, note, rider)
+    intent = Intent(kind, MAIN, actor, note, rider, if_version)
 
     def fill(change: Change) -> None:
         if sender is not None and sender.skip:

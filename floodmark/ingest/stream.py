@@ -30,10 +30,11 @@ class StreamWriter:
 
     def __init__(
         self,
-        write: Callable[[DataFrame, str, int], Commit],
+        write: Callable[[DataFrame, str, int, int | None], Commit],
         mode: str,
         query: str | None,
         options: Collection[str],
+        expected: int | None = None,
     ) -> None:
         if mode not in MODES:
             raise Invalid(
@@ -43,6 +44,8 @@ class StreamWriter:
             raise Invalid("this mode has no such option", mode=mode, option=sorted(unknown)[0])
         self._write = write
         self._query = query
+        # At which version the table has to be unchanged since.
+        self._expected = expected
         self.last: Commit | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -52,7 +55,10 @@ class StreamWriter:
                 "the stream's id is not known here",
                 advice='Give it: lake.stream_writer(table, query="…"), the same at every start of this stream.',
             )
-        self.last = self._write(df, query, batch_id)
+        self.last = self._write(df, query, batch_id, self._expected)
+        # Of a batch that is replayed the version is an earlier one, and others may have written since.
+        if self._expected is not None and self.last.outcome == "committed":
+            self._expected = self.last.version
 
 
 def _query_id(df: DataFrame) -> str | None:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from pyiceberg.table.metadata import TableMetadata
 
-from floodmark.catalog.riders import PlanAgain
+from floodmark.catalog.riders import PlanAgain, VersionRider
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.dropped import DroppedTable, find_dropped
 from floodmark.commit.intent import Intent
 from floodmark.commit.metadata import new_snapshot_id, schema_of
-from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, publish
+from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, check_riders, publish
 from floodmark.commit.references import REFERENCE_PREFIX, REFERRER_PREFIX, references_of, referrers_of
 from floodmark.commit.seal import UNDROP, Edit
 from floodmark.commit.shape_riders import UndropRider
@@ -46,7 +46,7 @@ def undrop(
     on_restored: Callable[[Undropped], None] | None = None,
 ) -> Commit:
     """Bring a dropped table back; `version` selects one, if several had the name. `on_restored` gets the result."""
-    plan = _Undrop(catalog, table, version)
+    plan = _Undrop(catalog, intent, table, version)
     commit = publish(catalog, intent, plan)
     if on_restored is not None and plan.done is not None:
         on_restored(plan.done)
@@ -54,15 +54,18 @@ def undrop(
 
 
 class _Undrop(PublishPlan):
-    def __init__(self, catalog: Catalog, table: str, version: int | None) -> None:
+    def __init__(self, catalog: Catalog, intent: Intent, table: str, version: int | None) -> None:
         self._catalog = catalog
+        self._intent = intent
         self._table = table
         self._version = version
         self._planned = Planned()
         self.done: Undropped | None = None
 
     def start(self) -> Start:
-        return Start(held_version=_find(self._catalog, self._table, self._version).held_version)
+        found = _find(self._catalog, self._table, self._version)
+        check_riders(self._catalog, self._intent, _expected(self._intent, found.state.table_id, found.state.table))
+        return Start(held_version=found.held_version)
 
     def stage(self, work: Publication) -> None:
         # From begin on, no readable version expires that is not older than the held one.
@@ -80,8 +83,17 @@ class _Undrop(PublishPlan):
     def plan(self) -> Planned:
         return self._planned
 
+    def expected(self, intent: Intent, planned: Planned) -> tuple[VersionRider, ...]:
+        (edit,) = planned.edits
+        return _expected(intent, edit.table_id, edit.table)
+
     def plan_again(self, lost: PlanAgain) -> None:
         raise Conflict("the table changed meanwhile", table=self._table, cause=lost.reason, advice="Run it again.")
+
+
+def _expected(intent: Intent, table_id: str, table: str) -> tuple[VersionRider, ...]:
+    """A caller who expects a version expects that the table had been dropped then."""
+    return intent.expecting((), dropped=[(table_id, table)])
 
 
 def _find(catalog: Catalog, table: str, version: int | None) -> DroppedTable:

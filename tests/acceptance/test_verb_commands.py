@@ -203,3 +203,18 @@ def test_a_command_expects_a_version_and_ends_with_3_if_its_table_moved(made: Pa
     # Since then only other tables have changed.
     done = command(made, *arguments, "--if-version", "5", "--json")
     assert (done.code, done.data["outcome"], done.version) == (0, "committed", 10)
+
+
+def test_so_do_an_undrop_and_a_merge_of_branches(made: Path) -> None:
+    assert command(made, "drop", "users", "--apply").version == 10
+    assert command(made, "branch", "create", "dev").code == 0
+    delete = ("delete", "notes", "--where", "id = 1", "--branch", "dev", "--apply")
+    assert command(made, *delete).version == 11
+    for arguments, table, early in ((("undrop", "users"), "users", 9), (("branch", "merge", "dev"), "notes", 10)):
+        before = command(made, "status", "--json").version
+        done = command(made, *arguments, "--if-version", str(early), "--json")
+        facts = done.error["facts"]
+        assert (done.code, done.version, facts["table"]) == (3, before, table)
+        assert (facts["expected"], facts["actual"]) == (str(early), str(early + 1))
+        done = command(made, *arguments, "--if-version", str(early + 1))
+        assert (done.code, done.version) == (0, before + 1)

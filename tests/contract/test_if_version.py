@@ -11,6 +11,7 @@ import floodmark as fm
 from floodmark.catalog.riders import VersionRider
 from floodmark.commit.intent import Intent
 from floodmark.commit.seal import rider_from_dict
+from floodmark.ingest.receive import Sender
 from floodmark.model import MAIN
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.invariants import check_lake
@@ -237,8 +238,161 @@ def test_on_a_branch_its_own_tables_count(lake: fm.Lake) -> None:
 
 def test_it_is_sealed_whole() -> None:
     for branch in ("main", "dev"):
-        rider = VersionRider(branch, 7, (("t", "events"), ("u", "people")))
-        assert rider_from_dict(rider.as_dict()) == rider
+        for dropped in ((), (("v", "notes"),)):
+            rider = VersionRider(branch, 7, (("t", "events"), ("u", "people")), dropped)
+            assert rider_from_dict(rider.as_dict()) == rider
+
+
+# ── a dropped table ──
+
+
+def test_an_undrop_expects_that_the_table_had_been_dropped_then(lake: fm.Lake) -> None:
+    dropped = lake.drop_table("events").version
+    lake.append("notes", rows(1))
+    with pytest.raises(fm.Conflict) as caught:
+        lake.undrop("events", if_version=dropped - 1)
+    facts = caught.value.facts
+    assert (facts["table"], facts["expected"], facts["actual"]) == ("events", dropped - 1, dropped)
+    assert "events" not in {head.table for head in lake.heads()}
+    with pytest.raises(fm.NotFound):
+        lake.undrop("events", if_version=99)
+    assert lake.undrop("events", if_version=dropped).outcome == "committed"
+    # It was back meanwhile: it is dropped again, but not as it was.
+    again = lake.drop_table("events").version
+    with pytest.raises(fm.Conflict):
+        lake.undrop("events", if_version=dropped)
+    lake.undrop("events", if_version=again)
+    assert ids(lake, "events") == [1, 2]
+
+
+@pytest.mark.parametrize("step", ["begun", "sealed", "built"])
+def test_an_undrop_whose_table_was_back_meanwhile_is_refused(lake: fm.Lake, other: fm.Lake, step: str) -> None:
+    dropped = lake.drop_table("events").version
+
+    def meddle() -> None:
+        other.undrop("events")
+        other.append("events", rows(8))
+        other.drop_table("events")
+
+    with pytest.raises(fm.Conflict), at(f"undrop.{step}", meddle):
+        lake.undrop("events", if_version=dropped)
+    assert "events" not in {head.table for head in lake.heads()}
+    lake.undrop("events", if_version=dropped + 3)
+    assert ids(lake, "events") == [1, 2, 8]
+
+
+# ── a merge of branches ──
+
+
+def on_dev(lake: fm.Lake) -> int:
+    """A branch that changed both tables; returns the version."""
+    lake.branches.create("dev")
+    lake.merge("people", rows(7), branch="dev")
+    return lake.append("events", rows(7), branch="dev").version
+
+
+def test_a_merge_expects_both_branches_to_be_as_they_were(lake: fm.Lake) -> None:
+    version = on_dev(lake)
+    lake.append("notes", rows(1))  # a table that the merge does nothing about
+    lake.append("events", rows(8))
+    with pytest.raises(fm.Conflict) as caught:
+        lake.branches.merge("dev", if_version=version)
+    facts = caught.value.facts
+    assert (facts["table"], facts["expected"], facts["actual"]) == ("events", version, version + 2)
+    assert "branch" not in facts
+    version = lake.merge("people", rows(9), branch="dev").version
+    for dry_run in (True, False):
+        with pytest.raises(fm.Conflict) as caught:
+            lake.branches.merge("dev", if_version=version - 1, dry_run=dry_run)
+        facts = caught.value.facts
+        assert (facts["table"], facts["branch"], facts["actual"]) == ("people", "dev", version)
+    assert lake.branches.merge("dev", if_version=version, dry_run=True).outcome == "planned"
+    assert lake.branches.merge("dev", if_version=version).outcome == "merged"
+    assert (ids(lake, "people"), ids(lake, "events")) == ([1, 2, 7, 9], [1, 2, 7, 8])
+    assert lake.branches.merge("dev", if_version=0).outcome == "up_to_date"
+    with pytest.raises(fm.NotFound):
+        lake.branches.merge("dev", if_version=99)
+
+
+def test_a_merge_that_only_settles_counts_too(lake: fm.Lake) -> None:
+    lake.branches.create("dev")
+    lake.overwrite("events", rows(7), branch="dev")
+    seen = lake.append("events", rows(8)).version
+    assert lake.branches.merge("dev", if_version=seen, on_conflict="return").outcome == "conflict"
+    lake.append("events", rows(9))
+    with pytest.raises(fm.Conflict) as caught:
+        lake.branches.merge("dev", prefer="ours", if_version=seen, on_conflict="return")
+    assert caught.value.facts["actual"] == seen + 1
+    assert lake.branches.merge("dev", prefer="ours", if_version=seen + 1).outcome == "merged"
+
+
+def test_a_table_that_a_merge_brings_need_not_exist_on_the_other_side(lake: fm.Lake) -> None:
+    lake.branches.create("dev")
+    lake.create_table("more", PEOPLE, branch="dev")
+    version = lake.append("more", rows(1), branch="dev").version
+    with pytest.raises(fm.Conflict):
+        lake.branches.merge("dev", if_version=version - 1)
+    assert lake.branches.merge("dev", if_version=version).outcome == "merged"
+    assert ids(lake, "more") == [1]
+
+
+@pytest.mark.parametrize("side", ["main", "dev"])
+@pytest.mark.parametrize("step", ["begun", "staged", "sealed", "built"])
+def test_a_merge_finds_out_whenever_a_side_moves(lake: fm.Lake, other: fm.Lake, step: str, side: str) -> None:
+    version = on_dev(lake)
+    with (
+        pytest.raises(fm.Conflict) as caught,
+        at(f"branch_merge.{step}", lambda: other.append("events", rows(50), branch=side)),
+    ):
+        lake.branches.merge("dev", if_version=version)
+    assert (caught.value.facts["expected"], caught.value.facts["actual"]) == (version, version + 1)
+    assert [commit.actor for commit in lake.history(limit=1)] == ["other"]
+    assert lake.branches.merge("dev", if_version=version + 1).outcome == "merged"
+
+
+# ── rows of other systems, and streams ──
+
+
+def test_received_rows_expect_it_and_their_identity_comes_first(lake: fm.Lake, other: fm.Lake) -> None:
+    assert lake.receive("people", rows(7), key="k", if_version=4).outcome == "committed"
+    assert lake.receive("people", rows(7), key="k", if_version=4).outcome == "already_committed"
+    sender = Sender("lab", 0, 0, 5, 0, 1)
+    with pytest.raises(fm.Conflict) as caught:
+        lake.receive("people", rows(8), sender=sender, if_version=4)
+    assert (caught.value.facts["expected"], caught.value.facts["actual"]) == (4, 5)
+    with pytest.raises(fm.Conflict), at("merge.sealed", lambda: other.append("people", rows(9))):
+        lake.receive("people", rows(8), sender=sender, if_version=5)
+    # The mark of a sender whose rows were refused has not moved.
+    assert lake.receive("people", rows(8), sender=sender, if_version=6).outcome == "committed"
+    assert lake.receive("people", rows(8), sender=sender, if_version=0).outcome == "already_committed"
+    assert ids(lake, "people") == [1, 2, 7, 8, 9]
+
+
+def test_a_stream_expects_the_table_as_its_last_batch_left_it(lake: fm.Lake, other: fm.Lake) -> None:
+    writer = lake.stream_writer("events", query="q", if_version=4)
+    batches: Any = [rows(10), rows(11), rows(12), rows(13)]
+    writer(batches[0], 0)
+    writer(batches[1], 1)
+    writer(batches[1], 1)
+    assert writer.last is not None
+    assert (writer.last.outcome, writer.last.version) == ("already_committed", 6)
+    other.append("events", rows(50))
+    with pytest.raises(fm.Conflict) as caught:
+        writer(batches[2], 2)
+    assert (caught.value.facts["expected"], caught.value.facts["actual"]) == (6, 7)
+    # A batch that Spark replays after the restart lets nothing through: others may have written since.
+    again = lake.stream_writer("events", query="q", if_version=5)
+    again(batches[1], 1)
+    with pytest.raises(fm.Conflict):
+        again(batches[2], 2)
+    again = lake.stream_writer("events", query="q", if_version=7)
+    again(batches[2], 2)
+    again(batches[3], 3)
+    assert ids(lake, "events") == [1, 2, 10, 11, 12, 13, 50]
+    with pytest.raises(fm.Invalid):
+        lake.stream_writer("events", query="q", if_version=-1)
+    with pytest.raises(fm.NotFound):
+        lake.stream_writer("events", query="q", if_version=99)(batches[3], 4)
 
 
 # ── others who publish it ──
