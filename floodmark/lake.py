@@ -233,7 +233,7 @@ class Lake:
                 expected=expect,
                 advice="The file or the lake has changed: create the plan again and check it.",
             )
-        intent = self._intent("apply", actor, message or f"apply {plan.origin}", if_version=if_version)
+        intent = self._intent("apply", actor, message or f"apply {plan.origin}", None, plan.branch, if_version)
         return apply_plan(
             self.engine,
             intent,
@@ -244,21 +244,28 @@ class Lake:
             on_plan=told,
         )
 
-    def plan_drop(self, table: str) -> Plan:
+    def plan_drop(self, table: str, *, branch: str = MAIN) -> Plan:
         """The plan of drop_table; its one step is refused if something needs the table. Changes nothing."""
-        self.catalog.history.head(table)
-        return self.plan({table: {"drop": True}})
+        from floodmark.schema.file import WantedTable
+
+        return self._plan_one(WantedTable(table, drop=True), branch)
 
     def drop_table(
-        self, table: str, *, actor: str | None = None, message: str = "", if_version: int | None = None
+        self,
+        table: str,
+        *,
+        branch: str = MAIN,
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
     ) -> Commit:
-        """Drop a table from main. Older versions keep it, and `undrop` restores it, until they expire.
+        """Drop a table. Older versions keep it until they expire; till then `undrop` restores one that main had.
 
-        Refused while a sink follows it, a backfill works on it, a branch has it, or a table refers to it.
+        Refused while a sink follows it, a backfill works on it, another branch has it, or a table refers to it.
         """
         from floodmark.schema.file import WantedTable
 
-        intent = self._intent("apply", actor, message or f"drop {table}", if_version=if_version)
+        intent = self._intent("apply", actor, message or f"drop {table}", None, branch, if_version)
         return self._reshape(intent, WantedTable(table, drop=True), loses_data=True)
 
     def rename_table(
@@ -271,10 +278,11 @@ class Lake:
         message: str = "",
         if_version: int | None = None,
     ) -> Commit:
-        """Give a table of main another name. It keeps its id, rows, sequences, marks, batch ids and references.
+        """Give a table another name. It keeps its id, rows, sequences, marks, batch ids and references.
 
         Older versions have it under its old name. Refused if the new name is taken, also in other case, and while a
-        sink follows it, a backfill works on it or has loaded a history into it, or a branch has it.
+        sink follows it, a backfill works on it or has loaded a history into it, or another branch has it: a table has
+        one name in the lake.
         """
         from floodmark.schema.file import WantedTable
         from floodmark.write.shape import check_name
@@ -300,7 +308,7 @@ class Lake:
         message: str = "",
         if_version: int | None = None,
     ) -> Commit:
-        """Add a column to a table of main; `type` is Spark's, like "decimal(10,2)". Existing rows are null in it.
+        """Add a column to a table; `type` is Spark's, like "decimal(10,2)". Existing rows are null in it.
 
         With a `default` existing rows get it too, in this version, or with `fill_later` by a backfill; so do rows that
         do not bring the column.
@@ -325,9 +333,9 @@ class Lake:
         message: str = "",
         if_version: int | None = None,
     ) -> Commit:
-        """Give a column of a table of main another name; no file is rewritten, and older versions have the old one.
+        """Give a column another name; no file is rewritten, and older versions have the old one.
 
-        Refused while an expression, a sink or a backfill uses the old name.
+        Refused while an expression, a sink of the branch or a backfill uses the old name.
         """
         from floodmark.schema.file import ColumnChange, WantedTable
 
@@ -345,20 +353,24 @@ class Lake:
         message: str = "",
         if_version: int | None = None,
     ) -> Commit:
-        """Drop a column, with its values, from a table of main. Only older versions keep it, until they expire.
+        """Drop a column, with its values, from a table. Only older versions keep it, until they expire.
 
         Refused for a column of the key, of the layout, of a reference or of retention, and while an expression, a sink
-        or a backfill uses it.
+        of the branch or a backfill uses it.
         """
         intent = self._intent("apply", actor, message or f"drop {table}.{column}", None, branch, if_version)
         return self._reshape(intent, _without(table, column), loses_data=True)
 
-    def plan_drop_column(self, table: str, column: str) -> Plan:
+    def plan_drop_column(self, table: str, column: str, *, branch: str = MAIN) -> Plan:
         """The plan of drop_column; its one step is refused if something needs the column. Changes nothing."""
+        return self._plan_one(_without(table, column), branch)
+
+    def _plan_one(self, wanted: WantedTable, branch: str) -> Plan:
+        """The plan of one change of one table, which exists."""
         from floodmark.schema.plan import GIVEN, make_plan
 
-        self.catalog.history.head(table)
-        return make_plan(self.catalog, [_without(table, column)], GIVEN)
+        self.catalog.history.head(wanted.name, branch)
+        return make_plan(self.catalog, [wanted], GIVEN, branch)
 
     def _reshape(
         self, intent: Intent, wanted: WantedTable, *, loses_data: bool = False, fill_later: bool = False
@@ -367,20 +379,13 @@ class Lake:
         from floodmark.schema.apply import apply_plan
         from floodmark.schema.plan import GIVEN, make_plan
 
-        if intent.branch != MAIN:
-            raise Invalid(
-                "tables and columns are renamed, added and dropped on main only",
-                table=wanted.name,
-                branch=intent.branch,
-                advice="Merge the branch first. On a branch, new columns come with rows: append(…, evolve=True).",
-            )
         self.engine.get_ready()
-        self.catalog.history.head(wanted.name)
+        first = self._plan_one(wanted, intent.branch)
 
-        def plan() -> Plan:
-            return make_plan(self.catalog, [wanted], GIVEN)
+        def again() -> Plan:
+            return make_plan(self.catalog, [wanted], GIVEN, intent.branch)
 
-        return apply_plan(self.engine, intent, plan(), again=plan, fill_later=fill_later, allow_destructive=loses_data)
+        return apply_plan(self.engine, intent, first, again=again, fill_later=fill_later, allow_destructive=loses_data)
 
     def undrop(
         self,

@@ -25,6 +25,7 @@ from floodmark.branches.plan import (
     BY_KEY,
     CONFLICT,
     KEEP,
+    NEEDED,
     NOTHING,
     OURS,
     OVERWRITE_ALL,
@@ -61,6 +62,7 @@ from floodmark.commit.live_files import live_files
 from floodmark.commit.metadata import new_snapshot_id
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, check_riders, publish
 from floodmark.commit.seal import TAKE, Edit
+from floodmark.commit.shape_riders import PolicyRider
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.failpoints import hit
@@ -68,6 +70,7 @@ from floodmark.model import Head
 from floodmark.rows.rewriting.three_way import row_schema
 from floodmark.rows.schema import user_fields
 from floodmark.write.change import Change
+from floodmark.write.current import CurrentTables, needed, used_by_name
 from floodmark.write.options import WriteOptions
 from floodmark.write.prune import key_fields
 from floodmark.write.refusals import Offends
@@ -259,6 +262,7 @@ class _Stage:
         self._conflicts = Conflicts(request.limit)
         # By table id, how conflicts of whole tables are settled.
         self.settled: dict[str, str] = {}
+        self._current: CurrentTables | None = None
 
     def run(self) -> tuple[list[TableDiff], Conflicts]:
         """What each table gets; the staged files are useless once a conflict is found."""
@@ -284,6 +288,8 @@ class _Stage:
             plan = self._fitting(files, facts.target, plan)
             if plan.kind == KEEP:
                 return None
+        if plan.theirs_shape:
+            self._look_for_users(facts.target, schema)
         table = self._planned_on(facts.target)
         if table is not None and plan.theirs_shape:
             table.reshape(schema, facts.source.spec_id)
@@ -328,6 +334,37 @@ class _Stage:
         key = [column.name for column in key_fields(own)]
         for rows, base in written_values(self._catalog.storage, writer, wrote, common, lost):
             self._conflicts.add_column(plan.table, ", ".join(lost), key, rows, base, ours=ours)
+
+    def _look_for_users(self, target: Head, schema: Schema) -> None:
+        """Columns that go, or get other names, and what uses them on the target: a conflict, whatever is preferred.
+
+        A rider checks in the publish that nothing began to use one meanwhile. Main's retention follows a rename.
+        """
+        names = {column.field_id: column.name for column in user_fields(schema)}
+        own = user_fields(schema_at(self._catalog, target))
+        moved = [column for column in own if names.get(column.field_id) != column.name]
+        if not moved:
+            return
+        self._current = self._current or CurrentTables(self._catalog)
+        table = self._current.read(target)
+        # Those that the table will still have.
+        fills = fills_of(table.metadata.properties, schema)
+        for column in moved:
+            if column.field_id in names:
+                problem = used_by_name(table, column, fills)
+            else:
+                problem = needed(table, column, fills=fills)
+            if problem is not None:
+                reason, way = problem
+                self._conflicts.add(RowConflict(target.table, NEEDED, about=f"{column.name}: {reason}. {way}"))
+        if self._change is None or self._conflicts.total:
+            return
+        self._change.ride(table.names_rider())
+        policy = table.policy
+        renamed = {column.name: names[column.field_id] for column in moved if column.field_id in names}
+        if policy.column in renamed:
+            was = (policy.retention, policy.column)
+            self._change.ride(PolicyRider(target.table_id, policy.retention, renamed[policy.column], was))
 
     def _fitting(self, files: SideFiles, target: Head, plan: TableMerge) -> TableMerge:
         """The plan, if the target's own files fit into the source's shape. Else it is a conflict, or that side wins."""

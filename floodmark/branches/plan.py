@@ -24,8 +24,9 @@ REPLACE, OVERWRITE_ALL, RESHAPE, KEEP, CONFLICT = "replace", "overwrite", "resha
 # Reasons of conflicts that concern a table as a whole, and of those of rows.
 DROPPED, SCHEMA, KEY, OVERWRITTEN, BATCH = "dropped", "schema", "key", "overwritten", "batch"
 CHANGED, DELETED = "changed", "deleted"
-# One side dropped a column that the other wrote into; rows refer to keys that would not exist.
-COLUMN, REFERENCE = "column", "reference"
+# One side dropped a column that the other wrote into; rows refer to keys that would not exist; a column goes, or gets
+# another name, that something on the target uses by its name.
+COLUMN, REFERENCE, NEEDED = "column", "reference", "needed"
 
 
 class Counts(Protocol):

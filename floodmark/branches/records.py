@@ -23,7 +23,8 @@ class RowConflict:
     and the three rows, None where there is none. Of a whole table (no key): `schema`, `key`, `overwritten`, `batch`
     or `dropped`. `column`: one side dropped a column (`about`) into which the other wrote this row's value.
     `reference`: `key` holds a value that rows would refer to and that no row would have any more; `about` is the other
-    table of the reference.
+    table of the reference. `needed`: a column would go, or get another name, that something on our side uses: `about`
+    says what, and what to do.
     """
 
     table: str

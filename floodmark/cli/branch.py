@@ -162,6 +162,8 @@ def _advice(merged: Merged, into: str | None, prefer: str | None) -> Iterator[st
     elif "column" in reasons:
         yield "A column that one side dropped has new values on the other."
         yield "--prefer with the side that dropped it discards these values; or drop or copy the column on both sides."
+    elif "needed" in reasons:
+        yield f"A column that is dropped or renamed is in use on {merged.target}; --prefer cannot resolve this."
     elif "key" in reasons:
         yield "A table has a key on one side only; --prefer cannot resolve this."
     elif "dropped" in reasons and prefer is None:

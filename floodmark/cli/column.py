@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from floodmark.cli.context import IfVersion
+from floodmark.cli.context import IfVersion, OnBranch
 from floodmark.cli.schema import show_plan
 from floodmark.errors import Invalid
+from floodmark.model import MAIN
 
 app = typer.Typer(help="Add, rename and drop columns.", no_args_is_help=True)
 
@@ -34,6 +35,7 @@ def add(
     fill_later: Annotated[
         bool, typer.Option("--fill-later", help="Do not fill existing rows with the default.")
     ] = False,
+    branch: OnBranch = MAIN,
     if_version: IfVersion = None,
     message: Message = "",
 ) -> None:
@@ -48,6 +50,7 @@ def add(
             required=required,
             comment=comment,
             fill_later=fill_later,
+            branch=branch,
             message=message,
             if_version=if_version,
         )
@@ -73,12 +76,13 @@ def rename(
     table: Table,
     column: Annotated[str, typer.Argument(help="The column.")],
     new_name: Annotated[str, typer.Argument(help="Its new name.")],
+    branch: OnBranch = MAIN,
     if_version: IfVersion = None,
     message: Message = "",
 ) -> None:
     """Rename a column; no file is rewritten."""
     with context.obj.open(read_only=False) as lake:
-        commit = lake.rename_column(table, column, new_name, message=message, if_version=if_version)
+        commit = lake.rename_column(table, column, new_name, branch=branch, message=message, if_version=if_version)
     text = f"{table}.{column} renamed to {new_name}, version {commit.version}"
     context.obj.output.result(commit.as_dict(), text=text)
 
@@ -89,15 +93,16 @@ def drop(
     table: Table,
     column: Annotated[str, typer.Argument(help="The column.")],
     apply: Annotated[bool, typer.Option("--apply", help="Apply the change (default: only show it).")] = False,
+    branch: OnBranch = MAIN,
     if_version: IfVersion = None,
     message: Message = "",
 ) -> None:
     """Drop a column, with its values. Only older versions keep them."""
     if not apply:
         with context.obj.open() as lake:
-            plan = lake.plan_drop_column(table, column)
+            plan = lake.plan_drop_column(table, column, branch=branch)
         show_plan(context.obj.output, plan)
         return
     with context.obj.open(read_only=False) as lake:
-        commit = lake.drop_column(table, column, message=message, if_version=if_version)
+        commit = lake.drop_column(table, column, branch=branch, message=message, if_version=if_version)
     context.obj.output.result(commit.as_dict(), text=f"{table}.{column} dropped, version {commit.version}")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from floodmark.cli.context import IfVersion
+from floodmark.cli.context import IfVersion, OnBranch
 from floodmark.errors import Invalid
 from floodmark.json_form import JsonObject
+from floodmark.model import MAIN
 
 if TYPE_CHECKING:
     from floodmark.cli.context import CommandContext
@@ -141,6 +142,7 @@ def drop(
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="The table.")],
     apply: Annotated[bool, typer.Option("--apply", help="Apply the change (default: only show it).")] = False,
+    branch: OnBranch = MAIN,
     if_version: IfVersion = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
 ) -> None:
@@ -148,11 +150,11 @@ def drop(
     output = context.obj.output
     if not apply:
         with context.obj.open() as lake:
-            plan = lake.plan_drop(table)
+            plan = lake.plan_drop(table, branch=branch)
         show_plan(output, plan)
         return
     with context.obj.open(read_only=False) as lake:
-        commit = lake.drop_table(table, message=message, if_version=if_version)
+        commit = lake.drop_table(table, branch=branch, message=message, if_version=if_version)
     output.result(commit.as_dict(), text=f"{table} dropped, version {commit.version}")
 
 
@@ -184,13 +186,14 @@ def rename(
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="The table.")],
     new_name: Annotated[str, typer.Argument(help="Its new name.")],
+    branch: OnBranch = MAIN,
     if_version: IfVersion = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
 ) -> None:
     """Rename a table. Older versions have it under its old name."""
     output = context.obj.output
     with context.obj.open(read_only=False) as lake:
-        commit = lake.rename_table(table, new_name, message=message, if_version=if_version)
+        commit = lake.rename_table(table, new_name, branch=branch, message=message, if_version=if_version)
     output.result(commit.as_dict(), text=f"{table} renamed to {new_name}, version {commit.version}")
-    if table in context.obj.settings.tables:
+    if branch == MAIN and table in context.obj.settings.tables:
         output.note(f"Rename [tables.{table}] in the settings too: `floodmark apply` would create the table again.")

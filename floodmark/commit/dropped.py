@@ -21,6 +21,7 @@ from sqlalchemy import Connection, and_, delete, exists, func, insert, literal, 
 from floodmark.catalog import tables
 from floodmark.catalog.history import LIVE, compared_snapshots, tables_at_in, to_head
 from floodmark.catalog.lineage import Lineages
+from floodmark.catalog.riders import own_scope
 from floodmark.commit.table_states import CONDEMNED_MS, HeldVersions, by_lineage, place_of
 from floodmark.errors import BelowRetention, Conflict, Invalid, NotFound
 from floodmark.model import MAIN, CurrentTable, Head
@@ -282,10 +283,11 @@ def unpark_batches(tx: Connection, table_id: str, table: str) -> None:
         tx.execute(update(row).where(row.c.scope == _parked(table_id, scope)).values(scope=scope))
 
 
-def rename_batches(tx: Connection, table: str, new_name: str) -> None:
+def rename_batches(tx: Connection, table: str, new_name: str, branch: str) -> None:
     """The batches of a table that gets another name are known under that one."""
     row = tables.sources
-    for old, new in zip(_scopes(table), _scopes(new_name), strict=True):
+    for kind in _SCOPES:
+        old, new = (own_scope(tx, f"{kind}:{name}", branch) for name in (table, new_name))
         known = select(row.c.id).where(row.c.scope == new)
         # A transaction may have been named for a table that did not exist.
         tx.execute(delete(row).where(row.c.scope == old, row.c.id.in_(known)))

@@ -56,22 +56,25 @@ class NamesRider:
     """Columns go, or get other names: all users of the table's column names are as the plan saw them.
 
     `was` is its retention, as (retention, column); `sinks` are those that follow it, each with a digest of its
-    settings. No unfinished job works on it. A plan without one of these would not have been made.
+    settings. No unfinished job works on it. A plan without one of these would not have been made. Retention and jobs
+    are of main: on another branch they do not count.
     """
 
     table_id: str
     table: str
     was: tuple[str | None, str | None]
     sinks: tuple[tuple[str, str], ...]
+    branch: str = MAIN
 
     def check(self, tx: Connection) -> None:
-        _check_policy(tx, self.table_id, self.was)
+        if self.branch == MAIN:
+            _check_policy(tx, self.table_id, self.was)
         sink, followed = tables.sinks, tables.sink_tables
         query = select(sink.c.name, sink.c.settings).join(followed, followed.c.sink == sink.c.id)
         rows = tx.execute(query.where(followed.c.table_id == self.table_id))
         if sorted((row.name, settings_digest(row.settings)) for row in rows) != sorted(self.sinks):
             raise PlanAgain(self.table, "a sink that follows the table was added, removed or changed meanwhile")
-        if any(self.table in json.loads(job.table_names) for job in tx.execute(_at_work())):
+        if self.branch == MAIN and any(self.table in json.loads(job.table_names) for job in tx.execute(_at_work())):
             raise PlanAgain(self.table, "a job began to work on the table meanwhile")
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
@@ -84,13 +87,19 @@ class NamesRider:
             "table": self.table,
             "was": list(self.was),
             "sinks": [list(one) for one in self.sinks],
+            "branch": self.branch,
         }
 
     @classmethod
     def sealed(
-        cls, table_id: str, table: str, was: Sequence[str | None], sinks: Sequence[tuple[str, str]]
+        cls,
+        table_id: str,
+        table: str,
+        was: Sequence[str | None],
+        sinks: Sequence[tuple[str, str]],
+        branch: str = MAIN,
     ) -> NamesRider:
-        return cls(table_id, table, _policy(was), tuple((name, digest) for name, digest in sinks))
+        return cls(table_id, table, _policy(was), tuple((name, digest) for name, digest in sinks), branch)
 
 
 def _policy(was: Sequence[str | None]) -> tuple[str | None, str | None]:
@@ -160,7 +169,7 @@ class RenameRider:
         _refuse("a history was loaded into the table", self.table, "renamed", jobs=histories, advice=advice)
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
-        rename_batches(tx, self.table, self.new_name)
+        rename_batches(tx, self.table, self.new_name, self.branch)
         for row in (tables.spools, tables.spool_quarantine):
             tx.execute(update(row).where(row.c.table_id == self.table_id).values(table_name=self.new_name))
 

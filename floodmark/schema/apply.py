@@ -25,11 +25,11 @@ from floodmark.commit.metadata import new_metadata, new_snapshot_id, schema_of
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, check_expected, publish, unchanged
 from floodmark.commit.references import Reference, reference_property, referrer_property
 from floodmark.commit.seal import DROP, RENAME, Edit
-from floodmark.commit.shape_riders import DropRider, NamesRider, PolicyRider, RenameRider
+from floodmark.commit.shape_riders import DropRider, PolicyRider, RenameRider
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
-from floodmark.model import Commit, FileRecord, Head
+from floodmark.model import MAIN, Commit, FileRecord, Head
 from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.staging.stage import StageTarget
@@ -168,7 +168,7 @@ class _Apply(PublishPlan):
         parents = {link.parent for table in self.wanted.tables for link in table.links}
         for table in self.wanted.tables:
             matters = table.policy is not None or table.moves_names or table.name in parents
-            if matters and table.current is not None:
+            if matters and table.current is not None and self.wanted.branch == MAIN:
                 planned_policy, policy = (
                     table.current.policy,
                     self._catalog.maintenance.policy(table.current.head.table_id),
@@ -207,7 +207,7 @@ class _Apply(PublishPlan):
     def _the_same_again(self) -> Plan:
         """A plan that an operator agreed to, on the current state; stale if it would differ now."""
         wanted = [table.wanted for table in self.wanted.tables if table.wanted is not None]
-        plan = make_plan(self._catalog, wanted, self.wanted.origin)
+        plan = make_plan(self._catalog, wanted, self.wanted.origin, self.wanted.branch)
         if plan.refused:
             first = plan.refused[0]
             self._is_stale(first.table, "all steps can be done", f"{first.text}: {first.reason}")
@@ -417,15 +417,14 @@ def _make_riders(plan: Plan, heads: Mapping[str, Head], made: Mapping[str, _NewT
             head = heads[table.name]
             riders.append(RenameRider(head.table_id, table.name, table.rename_to, head.branch))
             continue
-        was: tuple[str | None, str | None] = (None, None)
-        if table.current is not None:
-            was = (table.current.policy.retention, table.current.policy.column)
         if table.policy is not None:
+            was: tuple[str | None, str | None] = (None, None)
+            if table.current is not None:
+                was = (table.current.policy.retention, table.current.policy.column)
             table_id = made[table.name].table_id if table.name in made else heads[table.name].table_id
             riders.append(PolicyRider(table_id, table.policy.retention, table.policy.column, was))
         if table.moves_names and table.current is not None:
-            sinks = tuple(sorted(table.current.dependents.settings.items()))
-            riders.append(NamesRider(heads[table.name].table_id, table.name, was, sinks))
+            riders.append(table.current.names_rider())
     return tuple(riders)
 
 

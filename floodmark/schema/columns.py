@@ -12,10 +12,10 @@ from itertools import count
 
 from pyiceberg.types import NestedField
 
-from floodmark.commit.fills import Fill, fill_property, unbound_property
+from floodmark.commit.fills import Fill, fill_property
 from floodmark.errors import Invalid
 from floodmark.rows.schema import fresh_field, nearest, user_fields
-from floodmark.rows.sql.expression import may_name, parse_plain
+from floodmark.rows.sql.expression import parse_plain
 from floodmark.schema.column_types import Unfit, fitted_type, type_text
 from floodmark.schema.file import WantedColumn, WantedTable
 from floodmark.schema.step import (
@@ -33,7 +33,7 @@ from floodmark.schema.step import (
     Step,
     refused,
 )
-from floodmark.schema.table_plan import Current
+from floodmark.write.current import Current, Problem, names_column, needed, used_by_name
 
 
 @dataclass
@@ -169,7 +169,7 @@ def _keep(
 def _renamed(wanted: WantedTable, current: Current, have: NestedField, want: WantedColumn, found: ColumnsDiff) -> str:
     """The column's name after the plan: the new one, unless the rename is refused."""
     text = f"rename {have.name} to {want.name}; files keep the old name, and reading them takes longer"
-    problem = _name_taken(current, want.name, have.field_id) or _named_elsewhere(current, have)
+    problem = _name_taken(current, want.name, have.field_id) or used_by_name(current, have)
     if problem is not None:
         found.steps.append(refused(wanted.name, RENAME_COLUMN, want.name, text, *problem))
         return have.name
@@ -251,47 +251,20 @@ def _drop(
             f"it may be one of the new columns ({names}) under its old name",
             f"Write renamed_from = {have.name!r} there, or dropped = [{have.name!r}] in the table.",
         )
-    problem = problem or _needed(wanted, current, have)
+    problem = problem or needed(
+        current,
+        have,
+        respecified=wanted.partition is not None,
+        resorted=wanted.sort is not None,
+        kept_otherwise=wanted.retention is not None,
+        unreferred=wanted.references is not None,
+    )
     if problem is not None:
         found.fields.append(have)
         found.steps.append(refused(table, DROP_COLUMN, have.name, text, *problem))
         return
-    if any(fill.field_id == have.field_id for fill in current.fills):
-        found.properties.update([unbound_property(have.field_id)])
+    # What filled it stays in the table's properties, which are those of all branches: another one may have the column.
     found.steps.append(Step(table, DROP_COLUMN, have.name, DESTRUCTIVE, text))
-
-
-Problem = tuple[str, str]
-
-
-def _needed(wanted: WantedTable, current: Current, have: NestedField) -> Problem | None:
-    """Why the column cannot be dropped, and what to do about it."""
-    if have.field_id in current.schema.identifier_field_ids:
-        return "it is part of the key", "A table keeps its key; make a new table."
-    specs = current.metadata.specs()
-    used = set(current.dependents.live_specs) | ({current.head.spec_id} if wanted.partition is None else set())
-    if any(part.source_id == have.field_id for spec_id in used if spec_id in specs for part in specs[spec_id].fields):
-        return "the table's files are partitioned by it", "Change the partition, then write the files again."
-    if wanted.sort is None and any(part.source_id == have.field_id for part in current.sort.fields):
-        return "the table is sorted by it", "Give another `sort`, or sort = []."
-    if wanted.retention is None and current.policy.column == have.name:
-        return "the table's retention goes by it", 'Give another retention_column, or retention = "none".'
-    if wanted.references is None and any(one.field_id == have.field_id for one in current.references):
-        return "it refers to another table", "Take it out of `references`."
-    return _named_elsewhere(current, have)
-
-
-def _named_elsewhere(current: Current, have: NestedField) -> Problem | None:
-    """What uses the column by its name: expressions, sinks and jobs."""
-    for fill in current.fills:
-        if fill.field_id != have.field_id and names_column(fill.expression, have, current):
-            return f"{fill.column} is filled by an expression over it", f"Unbind {fill.column} first."
-    for sink, words in current.dependents.sinks.items():
-        if have.name.lower() in words:
-            return f"the sink {sink} names it", f"Change the settings of the sink {sink} first."
-    for job in current.dependents.jobs:
-        return f"the backfill {job} has not ended", "Let it end, or cancel it."
-    return None
 
 
 def _name_taken(current: Current, name: str, field_id: int | None) -> Problem | None:
@@ -304,11 +277,6 @@ def _name_taken(current: Current, name: str, field_id: int | None) -> Problem | 
             if part.name.lower() == name.lower() and part.source_id != field_id:
                 return f"the table has a partition of this name: {part.name}", "Choose another name."
     return None
-
-
-def names_column(expression: str, column: NestedField, current: Current) -> bool:
-    """Whether an expression may use this column."""
-    return may_name(expression, column.name, current.schema)
 
 
 def _is_literal(expression: str, current: Current) -> bool:

@@ -21,7 +21,7 @@ from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.fills import Fill, fill_property
 from floodmark.errors import Invalid
 from floodmark.maintenance.policy import check_policy, read_rule
-from floodmark.model import SEQ_COLUMN
+from floodmark.model import MAIN, SEQ_COLUMN
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.primitives import KEY_ADVICE, can_identify
 from floodmark.schema.column_types import type_text
@@ -42,7 +42,8 @@ from floodmark.schema.step import (
     Step,
     refused,
 )
-from floodmark.schema.table_plan import Current, TablePlan
+from floodmark.schema.table_plan import TablePlan
+from floodmark.write.current import Current, Problem
 
 Part = TypeVar("Part", PartitionSpec, SortOrder)
 
@@ -113,16 +114,19 @@ def _columns_text(wanted: WantedTable) -> str:
 def _dropped(wanted: WantedTable, current: Current | None) -> TablePlan:
     if current is None:
         return TablePlan(wanted.name, wanted, None)
-    text = f"drop {wanted.name} ({current.head.rows} rows); `undrop` brings it back until older versions expire"
+    back = "`undrop` brings it back until older versions expire"
+    if current.head.branch != MAIN:
+        back = f"older versions of {current.head.branch} keep it until they expire"
+    text = f"drop {wanted.name} ({current.head.rows} rows); {back}"
     dependents = current.dependents
     problem = None
-    if dependents.sinks:
-        names = sorted(dependents.sinks)
+    if dependents.settings:
+        names = sorted(dependents.settings)
         problem = (f"sinks follow it: {', '.join(names)}", _without_sinks(names))
     elif dependents.jobs:
         problem = (f"backfills have not ended: {', '.join(dependents.jobs)}", "Let them end, or cancel them.")
     elif dependents.branches:
-        problem = (f"branches have it: {', '.join(dependents.branches)}", "Merge or delete the branches first.")
+        problem = _others_have_it(current)
     if problem is not None:
         step = refused(wanted.name, DROP_TABLE, None, text, *problem)
         return TablePlan(wanted.name, wanted, current, (step,))
@@ -133,13 +137,13 @@ def _dropped(wanted: WantedTable, current: Current | None) -> TablePlan:
 def _renamed(wanted: WantedTable, current: Current | None, taken: str | None) -> TablePlan:
     new = str(wanted.rename_to)
     text = f"rename {wanted.name} to {new}; older versions have it under its old name"
-    problem: tuple[str, str] | None = None
+    problem: Problem | None = None
     if current is None:
         problem = ("there is no such table", "`floodmark tables` lists them.")
     elif taken is not None and taken != wanted.name:
         problem = (f"a table {taken} exists, and names must differ by more than case", "Choose another name.")
-    elif current.dependents.sinks:
-        names = sorted(current.dependents.sinks)
+    elif current.dependents.settings:
+        names = sorted(current.dependents.settings)
         reason = f"sinks follow it, and what they sent has the old name: {', '.join(names)}"
         problem = (reason, _without_sinks(names))
     elif current.dependents.jobs:
@@ -148,12 +152,20 @@ def _renamed(wanted: WantedTable, current: Current | None, taken: str | None) ->
         reason = f"histories recorded its chunks by its name: {', '.join(current.dependents.histories)}"
         problem = (reason, "Load the history into a new table instead.")
     elif current.dependents.branches:
-        reason = f"branches have it: {', '.join(current.dependents.branches)}"
-        problem = (reason, "Merge or delete the branches first.")
+        problem = _others_have_it(current)
     if problem is not None:
         return TablePlan(wanted.name, wanted, current, (refused(wanted.name, RENAME_TABLE, None, text, *problem),))
     step = Step(wanted.name, RENAME_TABLE, None, SAFE, text)
     return TablePlan(wanted.name, wanted, current, (step,), rename_to=new)
+
+
+def _others_have_it(current: Current) -> Problem:
+    """A table has one name and one pointer in the lake, whatever branches have it (docs/decisions/0044)."""
+    branches = current.dependents.branches
+    if MAIN not in branches:
+        return f"branches have it: {', '.join(branches)}", "Merge or delete the branches first."
+    way = "A table has one name in the lake: do it on main, when no other branch has the table."
+    return f"other branches have it: {', '.join(branches)}", way
 
 
 def _without_sinks(names: Sequence[str]) -> str:
@@ -253,7 +265,7 @@ def _diff_key(draft: _Draft) -> None:
 
 def _key_problem(
     wanted: WantedTable, fields: Sequence[NestedField], current: Current, have: set[str]
-) -> tuple[str, str] | None:
+) -> Problem | None:
     if have:
         return f"a table keeps its key ({', '.join(sorted(have))})", "Make a new table with the other key and load it."
     by_name = {field.name: field for field in fields}

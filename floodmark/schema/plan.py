@@ -8,33 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy import select
-
-from floodmark.catalog import tables
-from floodmark.catalog.history import to_head
-from floodmark.catalog.maintenance_state import Policy
-from floodmark.catalog.sink_state import Sink
 from floodmark.commit.catalog import READS_MAX, Catalog
-from floodmark.commit.fills import Fill, absent_fields
-from floodmark.commit.live_files import live_files
 from floodmark.commit.metadata import schema_of
 from floodmark.commit.references import references_of, referrers_of
-from floodmark.commit.shape_riders import histories_of, settings_digest
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.json_form import Json
 from floodmark.model import MAIN, Head
 from floodmark.schema.diff import diff
 from floodmark.schema.file import WantedTable
 from floodmark.schema.step import DESTRUCTIVE, REFUSED, Step
-from floodmark.schema.table_plan import Current, Dependents, TablePlan
+from floodmark.schema.table_plan import TablePlan
+from floodmark.write.current import Current, CurrentTables
 
 # The origin of tables that no file declares.
 GIVEN = "the tables given"
-_WORD = re.compile(r"\w+")
 
 # Of one table: name, table id, snapshot, schema id, spec id. Without an id the table does not exist.
 Seen = tuple[str, str | None, int | None, int, int]
@@ -52,10 +42,12 @@ class Plan:
     heads: tuple[Seen, ...]
     steps: tuple[Step, ...]
     tables: tuple[TablePlan, ...] = field(repr=False)
+    branch: str = MAIN
 
     @property
     def id(self) -> str:
-        return _digest([[step.as_dict() for step in self.steps], self.heads, self.contents])
+        on = [] if self.branch == MAIN else [self.branch]
+        return _digest([[step.as_dict() for step in self.steps], self.heads, self.contents, *on])
 
     @property
     def file(self) -> str | None:
@@ -92,28 +84,30 @@ class Plan:
         return {
             "outcome": self.outcome,
             "plan": self.id,
+            "branch": self.branch,
             "version": self.version,
             "origin": self.origin,
             "steps": [step.as_dict() for step in self.steps],
         }
 
 
-def make_plan(catalog: Catalog, wanted: Sequence[WantedTable], origin: str) -> Plan:
-    """The plan for main as it is now."""
+def make_plan(catalog: Catalog, wanted: Sequence[WantedTable], origin: str, branch: str = MAIN) -> Plan:
+    """The plan for a branch as it is now."""
     for _ in range(READS_MAX):
-        version = catalog.history.resolve()
-        heads = {head.table: head for head in catalog.history.heads()}
+        version = catalog.history.resolve(branch=branch)
+        heads = {head.table: head for head in catalog.history.heads(branch)}
         try:
             current = _current(catalog, wanted, heads)
         except (Corrupt, NotFound, FileNotFoundError):
             # A file of a table may be missing because the table moved and was swept meanwhile: then it is read again.
-            if {head.table: head for head in catalog.history.heads()} == heads:
+            if {head.table: head for head in catalog.history.heads(branch)} == heads:
                 raise
             continue
         plans = diff(wanted, current)
         names = sorted({*current, *(table.name for table in wanted)})
         steps = tuple(step for plan in plans for step in plan.steps)
-        return Plan(origin, version, tuple(seen(name, heads.get(name)) for name in names), steps, plans)
+        states = tuple(seen(name, heads.get(name)) for name in names)
+        return Plan(origin, version, states, steps, plans, branch)
     raise Conflict("the tables kept changing while they were read", advice="Run it again.")
 
 
@@ -144,78 +138,11 @@ def _current(catalog: Catalog, wanted: Sequence[WantedTable], heads: Mapping[str
         others |= {one.parent_id for one in references_of(metadata.properties, schema, head.table_id)}
     chosen = {head.table: head for head in (*first, *(by_id[one] for one in others if one in by_id))}
     defaults = {table.name: _with_default(table) for table in wanted}
-    reads = _CatalogReads(catalog)
-    return {name: reads.current(head, defaults.get(name, set())) for name, head in sorted(chosen.items())}
+    reads = CurrentTables(catalog)
+    return {name: reads.read(head, defaults.get(name, ())) for name, head in sorted(chosen.items())}
 
 
 def _with_default(table: WantedTable) -> set[str]:
     """The columns that are to have a default, under every name that they may have today."""
     columns = [column for column in table.columns if column.default is not None]
     return {name for column in columns for name in (column.name, column.renamed_from) if name is not None}
-
-
-class _CatalogReads:
-    """What is read from the catalog once for all tables."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._sinks = catalog.sinks.all()
-        self._jobs = [job for job in catalog.jobs.all() if not job.is_over]
-        self._policies = catalog.maintenance.policies()
-
-    def current(self, head: Head, defaults: set[str]) -> Current:
-        catalog = self._catalog
-        # Not the head's own: another branch may have added columns to the table since, whose ids are taken.
-        metadata = catalog.files.metadata(catalog.history.newest_metadata(head.table_id))
-        states = self._states(head)
-        specs = {
-            manifest.partition_spec_id
-            for state in states
-            for manifest in catalog.files.manifests(state.manifest_list)
-            if manifest.has_added_files() or manifest.has_existing_files()
-        }
-        sinks = [sink for sink in self._sinks if self._follows(sink, head)]
-        dependents = Dependents(
-            {sink.name: _words(sink.settings) for sink in sinks},
-            tuple(job.name for job in self._jobs if head.table in job.table_names),
-            self._histories(head),
-            tuple(sorted(state.branch for state in states if state.branch != MAIN)),
-            frozenset(specs),
-            self._lacking(head, defaults),
-            {sink.name: settings_digest(sink.settings) for sink in sinks},
-        )
-        return Current(head, metadata, self._policies.get(head.table_id, Policy()), dependents)
-
-    def _histories(self, head: Head) -> tuple[str, ...]:
-        with self._catalog.database.read() as tx:
-            return tuple(histories_of(tx, head.table_id))
-
-    def _follows(self, sink: Sink, head: Head) -> bool:
-        return any(one.table_id == head.table_id for one in sink.tables)
-
-    def _states(self, head: Head) -> list[Head]:
-        """The table on every branch that has its own state of it."""
-        query = select(tables.heads).where(tables.heads.c.table_id == head.table_id)
-        with self._catalog.database.read() as tx:
-            others = [to_head(row, row.branch) for row in tx.execute(query)]
-        return [head, *(other for other in others if other.branch != head.branch)]
-
-    def _lacking(self, head: Head, defaults: set[str]) -> frozenset[int]:
-        """Of the columns that are to have a default, those that some live file does not hold."""
-        schema = schema_of(self._catalog.files.metadata(head.metadata_location), head)
-        columns = [Fill(one.field_id, one.name, "") for one in schema.fields if one.name in defaults]
-        if not columns:
-            return frozenset()
-        files = live_files(self._catalog.files, head, schema)
-        return frozenset(field_id for file in files for field_id in absent_fields(file, columns, schema))
-
-
-def _words(settings: str) -> frozenset[str]:
-    """Words in a sink's settings that may be column names: its columns, and the words of its condition."""
-    try:
-        values = json.loads(settings)
-    except ValueError as error:
-        raise Corrupt("the settings of a sink cannot be read", cause=error) from error
-    named = {str(column).lower() for column in values.get("columns") or ()}
-    texts = (values.get("where") or "", *(values.get("partition") or ()))
-    return frozenset(named | {word.lower() for text in texts for word in _WORD.findall(str(text))})

@@ -14,7 +14,8 @@ from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.references import Reference, no_reference, reference_property, referrer_property, referrers_of
 from floodmark.schema.column_types import type_text
 from floodmark.schema.step import ADD_REFERENCE, DROP_REFERENCE, DROP_TABLE, REFUSED, SAFE, SET_RETENTION, Step, refused
-from floodmark.schema.table_plan import Current, Link, TablePlan
+from floodmark.schema.table_plan import Link, TablePlan
+from floodmark.write.current import Current
 
 
 def diff_references(plans: Sequence[TablePlan], current: Mapping[str, Current]) -> tuple[TablePlan, ...]:

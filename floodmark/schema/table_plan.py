@@ -1,82 +1,22 @@
-"""One table as it is, and as a plan wants it: the records between reading, planning and applying."""
+"""One table as a plan wants it: the records between reading, planning and applying."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.typedef import IcebergBaseModel
 
 from floodmark.catalog.maintenance_state import Policy
-from floodmark.commit.fills import Fill, fills_of
-from floodmark.commit.metadata import schema_of
-from floodmark.commit.references import Reference, references_of
+from floodmark.commit.fills import Fill
 from floodmark.json_form import Json
-from floodmark.model import Head
 from floodmark.schema.file import WantedTable
 from floodmark.schema.step import DROP_COLUMN, RENAME_COLUMN, Step
+from floodmark.write.current import Current
 from floodmark.write.shape import TableShape
-
-
-@dataclass(frozen=True)
-class Dependents:
-    """What else depends on a table as it is.
-
-    sinks: by name, the words of their settings that may be columns, in lower case. histories: those that loaded rows
-    into it. live_specs: the partition specs of
-    live files, on any branch. lacking: of the requested columns, those that some live file does not hold. settings: by
-    sink, a digest of its settings.
-    """
-
-    sinks: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    jobs: tuple[str, ...] = ()
-    histories: tuple[str, ...] = ()
-    branches: tuple[str, ...] = ()
-    live_specs: frozenset[int] = frozenset()
-    lacking: frozenset[int] = frozenset()
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Current:
-    """A table as it is now."""
-
-    head: Head
-    metadata: TableMetadata
-    policy: Policy = field(default_factory=Policy)
-    dependents: Dependents = field(default_factory=Dependents)
-
-    @cached_property
-    def schema(self) -> Schema:
-        return schema_of(self.metadata, self.head)
-
-    @cached_property
-    def spec(self) -> PartitionSpec:
-        return self.metadata.specs()[self.head.spec_id]
-
-    @cached_property
-    def sort(self) -> SortOrder:
-        return next(
-            (one for one in self.metadata.sort_orders if one.order_id == self.metadata.default_sort_order_id),
-            SortOrder(order_id=0),
-        )
-
-    @cached_property
-    def fills(self) -> tuple[Fill, ...]:
-        return fills_of(self.metadata.properties, self.schema)
-
-    @cached_property
-    def references(self) -> tuple[Reference, ...]:
-        return references_of(self.metadata.properties, self.schema, self.head.table_id)
-
-    @property
-    def next_schema_id(self) -> int:
-        return max(known.schema_id for known in self.metadata.schemas) + 1
 
 
 @dataclass(frozen=True)

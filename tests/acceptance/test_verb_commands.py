@@ -218,3 +218,34 @@ def test_so_do_an_undrop_and_a_merge_of_branches(made: Path) -> None:
         assert (facts["expected"], facts["actual"]) == (str(early), str(early + 1))
         done = command(made, *arguments, "--if-version", str(early + 1))
         assert (done.code, done.version) == (0, before + 1)
+
+
+def test_columns_of_a_branch_reach_main_with_a_merge(made: Path) -> None:
+    assert command(made, "branch", "create", "dev").code == 0
+    on_dev = ("--branch", "dev")
+    assert command(made, "column", "add", "notes", "level", "int", "--default", "7", *on_dev).version == 10
+    assert command(made, "column", "rename", "notes", "name", "title", *on_dev).version == 11
+    planned = command(made, "column", "drop", "notes", "title", *on_dev, "--json")
+    assert (planned.data["branch"], planned.data["outcome"], planned.version) == ("dev", "planned", 11)
+    assert command(made, "column", "drop", "notes", "title").code == 2  # main has no such column
+    refused = command(made, "rename", "notes", "remarks", *on_dev)
+    assert refused.code == 2
+    assert "main" in refused.stderr
+    refused = command(made, "drop", "notes", *on_dev)
+    assert (refused.code, refused.version) == (2, 11)
+    assert "other branches have it" in refused.stderr
+    with fm.open(made / "lake") as lake:
+        assert lake.schema("notes").column_names == ["id", "name", "_seq"]
+        lake.sinks.add("out", "files", tables=["notes"], path=str(made / "out"), columns=["name"])
+    conflict = command(made, "branch", "merge", "dev")
+    assert conflict.code == 3
+    assert "the sink out names it" in conflict.stdout
+    assert "--prefer cannot resolve this" in conflict.stderr
+    assert command(made, "sink", "remove", "out", "--apply").code == 0
+    assert command(made, "branch", "merge", "dev").code == 0
+    with fm.open(made / "lake") as lake:
+        assert lake.read_arrow("notes").read_all().to_pylist()[0] == {"id": 1, "title": "twice", "level": 7}
+        lake.create_table("drafts", "id long", branch="dev")
+    renamed = command(made, "rename", "drafts", "plans", *on_dev)
+    assert renamed.stdout == "drafts renamed to plans, version 14\n"
+    assert command(made, "drop", "plans", *on_dev, "--apply").version == 15

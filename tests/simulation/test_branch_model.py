@@ -1,8 +1,9 @@
 """Random work on main and up to three branches against a model: dicts of what every branch and every version must hold.
 
-Writes of every kind, branches made from heads and from old versions, merged both ways, deleted; compaction, and expiry
-with a sweep that deletes at once whatever it may: a file that somebody still needs is missed in the next step. The
-model knows nothing of files or sequences; it merges dicts. A failing seed is printed; put it into SEEDS to keep it.
+Writes of every kind, columns that get other names, branches made from heads and from old versions, merged both ways,
+deleted; compaction, and expiry with a sweep that deletes at once whatever it may: a file that somebody still needs is
+missed in the next step. The model knows nothing of files or sequences; it merges dicts. A failing seed is printed; put
+it into SEEDS to keep it.
 """
 
 from __future__ import annotations
@@ -31,18 +32,25 @@ KEYS = 12
 KEYED, PLAIN = "people", "events"
 MERGE_POINTS = [point for point, kind in FAILPOINTS.items() if kind == "branch_merge"]
 
+NAMES = ("name", "title", "label")
+
 Row = tuple[int, str]
 
 
 @dataclass
 class State:
-    """The rows of both tables."""
+    """The rows of both tables, and the shape of each: a number that every rename gives anew, and the column's name."""
 
     keyed: dict[int, str] = field(default_factory=dict)
     plain: Counter[Row] = field(default_factory=Counter)
+    shapes: dict[str, tuple[int, str]] = field(default_factory=lambda: {KEYED: (0, "name"), PLAIN: (0, "name")})
 
     def copy(self) -> State:
-        return State(dict(self.keyed), Counter(self.plain))
+        return State(dict(self.keyed), Counter(self.plain), dict(self.shapes))
+
+    def name(self, table: str) -> str:
+        """What the column of values is called."""
+        return self.shapes[table][1]
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class Model:
         self.place = place
         self.kills = kills
         self.made = 0
+        self.renames = 0
         self.next_id = 0
         self.main = Branch(0, "main", None, State(), 0)
         self.branches = {"main": self.main}
@@ -115,7 +124,7 @@ class Model:
     def step(self) -> None:
         kinds = [
             *("upsert", "upsert", "upsert", "delete_keys", "delete_keys", "insert"),
-            *("append", "append", "append", "delete_plain", "overwrite", "rollback"),
+            *("append", "append", "append", "delete_plain", "overwrite", "rollback", "rename"),
             *("create", "create", "delete_branch", "merge", "merge", "merge", "merge", "merge"),
             *("compact", "sweep", "sweep", "reopen", "ship"),
         ]
@@ -143,7 +152,7 @@ class Model:
         rows = {key: self.random.choice("abc") for key in self.random.sample(range(KEYS), self.random.randint(1, 3))}
         state = branch.state.copy()
         state.keyed.update(rows)
-        commit = self.lake.merge(KEYED, _dicts(rows.items()), branch=branch.name)
+        commit = self.lake.merge(KEYED, _dicts(rows.items(), state.name(KEYED)), branch=branch.name)
         self.wrote(branch, commit, state, branch.state)
 
     def step_insert(self) -> None:
@@ -151,10 +160,10 @@ class Model:
         state = branch.state.copy()
         if key in state.keyed:
             with pytest.raises(fm.Invalid):
-                self.lake.append(KEYED, _dicts([(key, "x")]), branch=branch.name)
+                self.lake.append(KEYED, _dicts([(key, "x")], state.name(KEYED)), branch=branch.name)
             return
         state.keyed[key] = "a"
-        commit = self.lake.append(KEYED, _dicts([(key, "a")]), branch=branch.name)
+        commit = self.lake.append(KEYED, _dicts([(key, "a")], state.name(KEYED)), branch=branch.name)
         self.wrote(branch, commit, state, branch.state)
 
     def step_delete_keys(self) -> None:
@@ -175,7 +184,7 @@ class Model:
         branch, rows = self.some(), self.new_rows()
         state = branch.state.copy()
         state.plain += rows
-        commit = self.lake.append(PLAIN, _dicts(rows.elements()), branch=branch.name)
+        commit = self.lake.append(PLAIN, _dicts(rows.elements(), state.name(PLAIN)), branch=branch.name)
         self.wrote(branch, commit, state, branch.state)
 
     def step_delete_plain(self) -> None:
@@ -185,7 +194,8 @@ class Model:
         state.plain = Counter(
             {row: count for row, count in state.plain.items() if not (row[1] == value and row[0] > floor)}
         )
-        commit = self.lake.delete(PLAIN, f"name = '{value}' and id > {floor}", branch=branch.name)
+        where = f"{state.name(PLAIN)} = '{value}' and id > {floor}"
+        commit = self.lake.delete(PLAIN, where, branch=branch.name)
         self.wrote(branch, commit, state, branch.state)
 
     def step_overwrite(self) -> None:
@@ -194,7 +204,17 @@ class Model:
         branch, rows = self.some(), self.new_rows()
         state = branch.state.copy()
         state.plain = Counter(rows)
-        commit = self.lake.overwrite(PLAIN, _dicts(rows.elements()), branch=branch.name)
+        commit = self.lake.overwrite(PLAIN, _dicts(rows.elements(), state.name(PLAIN)), branch=branch.name)
+        self.wrote(branch, commit, state, branch.state)
+
+    def step_rename(self) -> None:
+        """The column of values gets another name on one branch; the others keep theirs until a merge."""
+        branch, table = self.some(), self.random.choice([KEYED, PLAIN])
+        state, old = branch.state.copy(), branch.state.name(table)
+        new = self.random.choice([name for name in NAMES if name != old])
+        self.renames += 1
+        state.shapes[table] = (self.renames, new)
+        commit = self.lake.rename_column(table, old, new, branch=branch.name)
         self.wrote(branch, commit, state, branch.state)
 
     def step_rollback(self) -> None:
@@ -302,7 +322,7 @@ class Model:
     def check_news(self, branch: Branch, mark: int, came: Counter[Row]) -> None:
         """Who follows the rows without a key gets those that a merge brought, and none that are not there."""
         rows = self.lake.changes(PLAIN, mark, branch=branch.name).arrow().read_all().to_pylist()
-        news = Counter((row["id"], row["name"]) for row in rows)
+        news = Counter((row["id"], _value(row)) for row in rows)
         assert not came - news, "rows came in below a mark"
         assert not news - branch.state.plain, "rows were told that are not there"
 
@@ -357,8 +377,9 @@ class Model:
             if table not in tables:
                 assert not expected
                 continue
-            rows = self.lake.read_arrow(table, **where).read_all().to_pylist()
-            assert Counter((row["id"], row["name"]) for row in rows) == expected, (table, where)
+            found = self.lake.read_arrow(table, **where).read_all()
+            assert found.column_names == ["id", state.name(table)], (table, where)
+            assert Counter((row["id"], _value(row)) for row in found.to_pylist()) == expected, (table, where)
 
     def check_replicas(self) -> None:
         """Who only asks what is new has what the branch has: nothing came in below a mark, nothing is told falsely."""
@@ -392,9 +413,19 @@ def expect(source: Branch, target: Branch, child: Branch, prefer: str | None) ->
     state, conflicts = target.state.copy(), set()
     own = own_changes(source, target, since, KEYED)
     plain = expect_plain(source, target, child, since, known)
-    if not own and plain == "nothing":
+    takes = {table: takes_shape(source, target, child, table, prefer) for table in (KEYED, PLAIN)}
+    if not _moves(source, target, child, since, PLAIN):
+        takes[PLAIN] = False
+    elif takes[PLAIN] is None:
+        plain = "nothing"
+    if not own and plain == "nothing" and takes[PLAIN] is False:
         return Expected("up_to_date", state, set())
-    if own:
+    for table, moves in ((KEYED, own), (PLAIN, True)):
+        if moves and takes[table] is None:
+            conflicts.add((table, None))
+        elif moves and takes[table]:
+            state.shapes[table] = source.state.shapes[table]
+    if own and takes[KEYED] is not None:
         for key in range(KEYS):
             ours, theirs, base = (side.keyed.get(key) for side in (target.state, source.state, child.common))
             if theirs in (base, ours):
@@ -420,6 +451,22 @@ def expect(source: Branch, target: Branch, child: Branch, prefer: str | None) ->
     return Expected("conflict" if conflicts else "merged", state, conflicts, settled)
 
 
+def takes_shape(source: Branch, target: Branch, child: Branch, table: str, prefer: str | None) -> bool | None:
+    """Whether the target's columns become the source's; None if both changed theirs, and no side is preferred."""
+    ours, theirs, common = (side.shapes[table] for side in (target.state, source.state, child.common))
+    if ours == theirs or theirs == common:
+        return False
+    if ours == common:
+        return True
+    return None if prefer is None else prefer == "theirs"
+
+
+def _moves(source: Branch, target: Branch, child: Branch, since: int, table: str) -> bool:
+    """Whether the source has anything of a table for the target, be it a choice that was made there."""
+    kept, replaced = (child.settled.get((source.number, choice), 0) for choice in ("kept", "replaced"))
+    return bool(own_changes(source, target, since, table)) or kept > max(since, replaced)
+
+
 def own_changes(branch: Branch, other: Branch, since: int, table: str) -> list[Done]:
     """What a branch did by itself to a table after a version."""
     return [one for one in branch.log if one.version > since and one.merged != other.number and table in one.counts]
@@ -434,7 +481,7 @@ def expect_plain(source: Branch, target: Branch, child: Branch, since: int, know
     if kept > max(since, replaced):
         # The source is what was chosen against the target, which does not know it yet.
         return "conflict" if ours else "travels"
-    if not theirs:
+    if not any(any(one.counts[PLAIN]) for one in theirs):
         return "nothing"
     if _only_added(theirs):
         return "append" if _only_added(ours) else "conflict"
@@ -455,11 +502,17 @@ def _put(rows: dict[int, str], key: int, value: str | None) -> None:
 
 def _apply(rows: dict[int, str], changes: list[dict[str, Any]]) -> None:
     for row in changes:
-        _put(rows, row["id"], None if row["_change"] == "delete" else row["name"])
+        _put(rows, row["id"], None if row["_change"] == "delete" else _value(row))
 
 
-def _dicts(rows: Any) -> list[dict[str, Any]]:
-    return [{"id": number, "name": name} for number, name in rows]
+def _dicts(rows: Any, column: str) -> list[dict[str, Any]]:
+    return [{"id": number, column: value} for number, value in rows]
+
+
+def _value(row: dict[str, Any]) -> str:
+    """What a row has, whatever the column was called when it was read."""
+    (name,) = set(row) & set(NAMES)
+    return str(row[name])
 
 
 def run_model(place: Place, seed: int, steps: int, *, kills: bool = False) -> Counter[str]:
