@@ -365,8 +365,9 @@ class Publisher:
             # Crash here: the seals of others were read, nothing was written for them.
             hit("turn.joined")
         group: list[Publishing] = [own]
-        # One barrier for the directories of all files of this attempt.
-        with self._storage.batch():
+        # One barrier for all files of this attempt: nothing reads them before it ends. An error ends the operation or
+        # its plan, so no later attempt counts on a file that was dropped.
+        with self._storage.together():
             own.attempt = own.builder.build(chain)
             chain.add(own.attempt)
             end = time.monotonic() + GROUP_S_MAX

@@ -6,6 +6,7 @@ that only reads state must not pay for it.
 """
 
 from floodmark.storage.counters import Counters
+from floodmark.storage.held import Held
 from floodmark.storage.local import TEMPORARY_PREFIX
 from floodmark.storage.location import join, local_path, root_location
 from floodmark.storage.store import Entry, Storage
@@ -15,6 +16,7 @@ __all__ = [
     "TEMPORARY_PREFIX",
     "Counters",
     "Entry",
+    "Held",
     "OutputStream",
     "RangeReader",
     "Storage",

@@ -16,12 +16,14 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from floodmark.clock import new_id
 from floodmark.errors import Invalid, Unavailable
 from floodmark.storage.counters import Counters
 from floodmark.storage.failures import local_failure, not_found
+from floodmark.storage.held import at_once
 from floodmark.storage.streams import Opened
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -49,11 +51,11 @@ class LocalFiles:
         self._thread = threading.local()
 
     def put(self, path: str, data: bytes) -> None:
-        self._write(path, data).finish()
+        self.prepare(path, data).finish()
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         # Checking first saves a loser the writing; the link decides.
-        return False if self._settle_existing(path) else self._write(path, data).claim()
+        return False if self._settle_existing(path) else self.prepare(path, data).claim()
 
     def upload(self, path: str) -> LocalUpload:
         if os.path.basename(path).startswith(TEMPORARY_PREFIX) or not os.path.basename(path):
@@ -156,17 +158,25 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
+        with self.collected() as folders:
+            yield
+        # Only after a clean end: the end of a failed batch was not acknowledged as durable. A batch inside another is
+        # durable at its own end: what it wrote may be acknowledged before the outer one ends.
+        self.sync_folders(folders)
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[set[str]]:
+        """The folders that must be synced for what this thread does inside."""
         outer = self._pending()
         folders: set[str] = set()
         self._thread.folders = folders
         try:
-            yield
+            yield folders
         finally:
             self._thread.folders = outer
-        # Only after a clean end: the end of a failed batch was not acknowledged as durable. A batch inside another is
-        # durable at its own end: what it wrote may be acknowledged before the outer one ends.
-        for folder in sorted(folders):
-            self._sync_folder(folder)
+
+    def sync_folders(self, folders: Iterable[str]) -> None:
+        at_once([partial(self._sync_folder, folder) for folder in sorted(folders)])
 
     def make_folder(self, folder: str) -> None:
         """Make a folder durable, and the names that it holds now."""
@@ -180,10 +190,10 @@ class LocalFiles:
         if pending is not None:
             pending |= folders
             return
-        for folder in sorted(folders):
-            self._sync_folder(folder)
+        self.sync_folders(folders)
 
-    def _write(self, path: str, data: bytes) -> LocalUpload:
+    def prepare(self, path: str, data: bytes) -> LocalUpload:
+        """A whole file that has no name yet."""
         upload = self.upload(path)
         upload.write(memoryview(data))
         return upload

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,10 @@ class Objects:
                 else:
                     return True
         raise Unavailable("cannot claim a name that comes and goes", location=self._at(key), advice="Try again.")
+
+    def prepare(self, key: str, data: bytes) -> PreparedObject:
+        """A whole object that has no name yet."""
+        return PreparedObject(self, key, data)
 
     def upload(self, key: str) -> ObjectUpload:
         return ObjectUpload(self, key)
@@ -249,6 +254,24 @@ class Objects:
 
     def _failing(self, doing: str, key: str) -> contextlib.AbstractContextManager[None]:
         return _failing(doing, self._at(key))
+
+
+@dataclass(frozen=True)
+class PreparedObject:
+    """A small object in memory, which takes one PUT."""
+
+    objects: Objects
+    key: str
+    data: bytes
+
+    def finish(self) -> None:
+        self.objects.put(self.key, self.data)
+
+    def claim(self) -> bool:
+        return self.objects.put_if_absent(self.key, self.data)
+
+    def abandon(self) -> None:
+        """Nothing was written."""
 
 
 class ObjectUpload:

@@ -13,14 +13,16 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from floodmark.errors import Corrupt, Invalid, NotFound
 from floodmark.storage.counters import Counters
+from floodmark.storage.held import Held, HeldFile, at_once
 from floodmark.storage.local import LocalFiles
 from floodmark.storage.location import join, split
 from floodmark.storage.objects import Objects, open_objects
 from floodmark.storage.options import checked
-from floodmark.storage.streams import Opened, OutputStream, Range, RangeReader
+from floodmark.storage.streams import Claim, Opened, OutputStream, Range, RangeReader
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Storage:
         self._local = LocalFiles(self.counters)
         self._buckets: dict[tuple[str, str], Objects] = {}
         self._lock = threading.Lock()
+        # `held` while this thread holds what it writes.
+        self._thread = threading.local()
 
     @property
     def options(self) -> dict[str, str]:
@@ -56,20 +60,35 @@ class Storage:
         """Write a file whole, replacing an existing one."""
         files, key = self._find(location)
         self.counters.count("put")
-        files.put(key, data)
+        if (held := self._held()) is None:
+            files.put(key, data)
+        else:
+            upload = files.prepare(key, data)
+            self._hold(held, HeldFile(len(data), upload.finish, upload.abandon))
         self.counters.count("put", written=len(data), calls=0)
 
     def put_if_absent(self, location: str, data: bytes) -> bool:
-        """Write a file whole if the name is free. True: this call wrote it; False: the name exists."""
+        """Write a file whole if the name is free. True: this call wrote it; False: the name exists.
+
+        Inside `together` it is True; if the name exists at the end of that, the end raises FileExistsError.
+        """
         files, key = self._find(location)
         self.counters.count("put_if_absent")
-        won = files.put_if_absent(key, data)
+        if (held := self._held()) is None:
+            won = files.put_if_absent(key, data)
+        else:
+            won, upload = True, files.prepare(key, data)
+            self._hold(held, HeldFile(len(data), partial(_claim, upload, location), upload.abandon))
         self.counters.count("put_if_absent", written=len(data) if won else 0, calls=0)
         return won
 
     @contextmanager
-    def writer(self, location: str) -> Iterator[OutputStream]:
-        """Stream a file of any size. Its name appears, whole, when the block ends cleanly; after an error never."""
+    def writer(self, location: str, held: Held | None = None) -> Iterator[OutputStream]:
+        """Stream a file of any size. Its name appears, whole, when the block ends cleanly; after an error never.
+
+        With `held` it appears when that is ended.
+        """
+        held = self._held() if held is None else held
         files, key = self._find(location)
         self.counters.count("writer")
         upload = files.upload(key)
@@ -81,7 +100,10 @@ class Storage:
             upload.abandon()
             raise
         stream.close()
-        upload.finish()
+        if held is None:
+            upload.finish()
+        else:
+            self._hold(held, HeldFile(stream.tell(), upload.finish, upload.abandon))
 
     def read(self, location: str) -> bytes:
         files, key = self._find(location)
@@ -200,8 +222,50 @@ class Storage:
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Names made or removed by this thread inside become durable together at the clean end: one sync per folder."""
-        with self._local.batch():
-            yield
+        outer, self._thread.held = self._held(), None
+        try:
+            with self._local.batch():
+                yield
+        finally:
+            self._thread.held = outer
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Files that this thread writes inside appear at the clean end, all at once: one barrier, however many.
+
+        Until then they cannot be read. After an error none of them appears, except so many that they were too much to
+        hold. No code of a caller may run inside: what it writes would not be durable when it is told so.
+        """
+        outer, held = self._held(), Held()
+        self._thread.held = held
+        try:
+            with self._local.collected() as folders:
+                yield
+        except BaseException:
+            held.drop()
+            raise
+        finally:
+            self._thread.held = outer
+        held.add([], folders)
+        self.end(held)
+
+    def end(self, held: Held) -> None:
+        """Give held files their names, durable and all at once. After an error each of them is whole or absent."""
+        files, folders = held.take()
+        self._local.sync_folders(folders.union(*at_once([partial(self._end, file) for file in files])))
+
+    def _held(self) -> Held | None:
+        return getattr(self._thread, "held", None)
+
+    def _hold(self, held: Held, file: HeldFile) -> None:
+        held.add([file])
+        if held.is_full:
+            self.end(held)
+
+    def _end(self, file: HeldFile) -> set[str]:
+        with self._local.collected() as folders:
+            file.end()
+        return folders
 
     def _find(self, location: str) -> tuple[LocalFiles | Objects, str]:
         scheme, bucket, key = split(location)
@@ -211,3 +275,8 @@ class Storage:
             if (scheme, bucket) not in self._buckets:
                 self._buckets[scheme, bucket] = open_objects(scheme, bucket, self._options)
             return self._buckets[scheme, bucket], key
+
+
+def _claim(upload: Claim, location: str) -> None:
+    if not upload.claim():
+        raise FileExistsError(f"a file of this name exists: {location}")

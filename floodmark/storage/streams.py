@@ -35,6 +35,12 @@ class Upload(Protocol):
     def abandon(self) -> None: ...
 
 
+class Claim(Protocol):
+    """A whole file that has no name yet; False: its name is taken."""
+
+    def claim(self) -> bool: ...
+
+
 class OutputStream:
     """The output of an unfinished file; suitable for pyarrow's ParquetWriter."""
 

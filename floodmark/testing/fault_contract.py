@@ -52,6 +52,26 @@ class FaultContract:
         assert number == 5
         assert faulty.calls_seen == 4
 
+    @pytest.mark.parametrize("mode", ["before", "after", "torn", "disk_full"])
+    def test_every_call_of_files_written_together_can_fail(self, options: dict[str, str], root: str, mode: str) -> None:
+        for number in range(1, 100):
+            faulty = FaultyStorage(options, fail_at=number, mode=mode)
+            folder = join(root, f"{mode}-{number}")
+            if number > 5:
+                break
+            with pytest.raises(Unavailable), faulty.together():
+                self.write_three_ways(faulty, folder)
+            assert faulty.calls_seen == number
+            # The end: none of them, all, or half of them.
+            visible = {"after": ["claimed", "put", "streamed"], "torn": ["put"]}.get(mode, [])
+            assert names(Storage(options), folder) == (visible if number == 5 else [])
+            left = 1 if mode == "torn" and number < 5 and folder.startswith("file:") else 0
+            assert len(list(faulty.list(folder, temporary=True))) == left
+        with faulty.together():
+            self.write_three_ways(faulty, folder)
+        assert not faulty.fired
+        assert faulty.calls_seen == 5
+
     @pytest.mark.parametrize("mode", ["before", "after", "torn"])
     @pytest.mark.parametrize("verb", ["read", "read_range", "size", "exists", "list", "open_input", "delete", "batch"])
     def test_every_other_verb_can_fail(self, options: dict[str, str], root: str, mode: str, verb: str) -> None:

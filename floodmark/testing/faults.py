@@ -19,12 +19,13 @@ from floodmark.clock import new_id
 from floodmark.errors import FloodmarkError, Invalid, Unavailable
 from floodmark.storage import TEMPORARY_PREFIX, Entry, OutputStream, RangeReader, Storage, local_path
 from floodmark.storage.failures import local_failure
+from floodmark.storage.held import Held
 from floodmark.storage.objects import Objects
 
 T = TypeVar("T")
 
 MODES = ("before", "after", "torn", "disk_full")
-WRITES = frozenset({"put", "put_if_absent", "writer", "finish"})
+WRITES = frozenset({"put", "put_if_absent", "writer", "finish", "end"})
 VERBS = WRITES | {
     "read",
     "read_range",
@@ -36,6 +37,7 @@ VERBS = WRITES | {
     "delete_prefix",
     "list",
     "batch",
+    "end",
 }
 
 
@@ -43,8 +45,9 @@ class FaultyStorage(Storage):
     """A Storage whose call number `fail_at` raises Unavailable; `fired` is True once it did.
 
     `verbs` narrows which calls are counted. A stream is two calls: `writer` (opening and its first write) and `finish`.
-    The end of an outermost `batch` is one. Afterwards everything works, or, with `stay_broken`, no counted call does. A
-    copy in another process has no fault: N counts the calls of one process.
+    The end of an outermost `batch` is one, and each `end` of held files; torn, that ends half of them. Afterwards
+    everything works, or, with `stay_broken`, no counted call does. A copy in another process has no fault: N counts the
+    calls of one process.
     """
 
     def __init__(
@@ -85,11 +88,11 @@ class FaultyStorage(Storage):
         )
 
     @contextmanager
-    def writer(self, location: str) -> Iterator[OutputStream]:
+    def writer(self, location: str, held: Held | None = None) -> Iterator[OutputStream]:
         struck = self._strikes("writer")
         if struck and self.mode == "before":
             raise self._failure("writer", location)
-        with super().writer(location) as stream:
+        with super().writer(location, held) as stream:
             if struck and self.mode == "after":
                 raise self._failure("writer", location)
             if struck:
@@ -161,6 +164,19 @@ class FaultyStorage(Storage):
                 self._batches.open = False
         if struck:
             raise self._failure("batch", "")
+
+    def end(self, held: Held) -> None:
+        if not self._strikes("end"):
+            super().end(held)
+            return
+        files, folders = held.take()
+        ended = {"after": len(files), "torn": len(files) // 2}.get(self.mode, 0)
+        first = Held()
+        first.add(files[:ended], folders)
+        super().end(first)
+        for file in files[ended:]:
+            file.drop()
+        raise self._failure("end", "")
 
     def _strikes(self, verb: str) -> bool:
         with self._fault_lock:

@@ -19,7 +19,8 @@ import pytest
 
 from floodmark.clock import now_ms
 from floodmark.errors import Corrupt, Invalid, NotFound
-from floodmark.storage import Storage, join
+from floodmark.storage import Held, Storage, join
+from floodmark.storage.held import BYTES_MAX, FILES_MAX
 
 MEGABYTE = 1024 * 1024
 
@@ -419,3 +420,92 @@ class StorageContract:
             assert storage.read(join(root, "a")) == b"1"
             assert storage.read(join(root, "b")) == b"2"
         assert names(storage, root) == ["a", "b"]
+
+    def test_files_written_together_appear_at_the_end(self, storage: Storage, root: str) -> None:
+        location = join(root, "put")
+        storage.put(location, b"old")
+        with storage.together():
+            storage.put(location, b"new")
+            assert storage.put_if_absent(join(root, "claimed"), b"2")
+            with storage.writer(join(root, "streamed")) as stream:
+                stream.write(b"x" * 3 * MEGABYTE)
+            assert names(storage, root) == ["put"]
+            assert storage.read(location) == b"old"
+            with pytest.raises(NotFound):
+                storage.read(join(root, "claimed"))
+            with storage.together():
+                storage.put(join(root, "inner"), b"")
+            with storage.batch():
+                storage.put(join(root, "batch"), b"")
+                assert names(storage, root) == ["batch", "inner", "put"]
+        assert names(storage, root) == ["batch", "claimed", "inner", "put", "streamed"]
+        assert storage.read(location) == b"new"
+        assert storage.read(join(root, "claimed")) == b"2"
+        assert storage.read(join(root, "streamed")) == b"x" * 3 * MEGABYTE
+        assert list(storage.list(root, temporary=True)) == []
+
+    def test_after_an_error_no_file_written_together_appears(self, storage: Storage, root: str) -> None:
+        def fail() -> None:
+            with storage.together():
+                self.write_three_ways(storage, root)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert names(storage, root) == []
+        assert list(storage.list(root, temporary=True)) == []
+        self.write_three_ways(storage, root)
+        assert names(storage, root) == ["claimed", "put", "streamed"]
+
+    def write_three_ways(self, storage: Storage, root: str) -> None:
+        storage.put(join(root, "put"), b"1")
+        storage.put_if_absent(join(root, "claimed"), b"2")
+        with storage.writer(join(root, "streamed")) as stream:
+            stream.write(b"3")
+
+    def test_a_name_that_is_taken_is_not_replaced_by_files_written_together(self, storage: Storage, root: str) -> None:
+        storage.put(join(root, "b"), b"first")
+
+        def claim() -> None:
+            with storage.together():
+                for name in "abc":
+                    storage.put_if_absent(join(root, name), b"second")
+
+        with pytest.raises(FileExistsError, match="/b"):
+            claim()
+        assert [storage.read(join(root, name)) for name in "abc"] == [b"second", b"first", b"second"]
+        assert list(storage.list(root, temporary=True)) == []
+
+    def test_more_files_than_are_held_appear_earlier(self, storage: Storage, root: str) -> None:
+        with storage.together():
+            for number in range(FILES_MAX + 3):
+                storage.put(join(root, f"{number:03}"), b"%d" % number)
+            assert len(names(storage, root)) == FILES_MAX
+            storage.put(join(root, "big"), bytes(BYTES_MAX))
+            assert len(names(storage, root)) == FILES_MAX + 4
+            storage.put(join(root, "last"), b"")
+        assert len(names(storage, root)) == FILES_MAX + 5
+        assert storage.read(join(root, f"{FILES_MAX + 2:03}")) == b"%d" % (FILES_MAX + 2)
+
+    def test_several_threads_hold_files_for_one_end(self, storage: Storage, root: str) -> None:
+        held = Held()
+
+        def write(number: int) -> None:
+            with storage.writer(join(root, f"{number}"), held) as stream:
+                stream.write(b"x")
+                if number == 3:
+                    raise ZeroDivisionError
+
+        with ThreadPoolExecutor(4) as pool:
+            failed = [number for number, one in enumerate([pool.submit(write, n) for n in range(8)]) if one.exception()]
+        assert failed == [3]
+        assert names(storage, root) == []
+        storage.end(held)
+        assert names(storage, root) == [f"{number}" for number in range(8) if number != 3]
+        storage.end(held)
+        with storage.writer(join(root, "dropped"), held) as stream:
+            stream.write(b"x")
+        held.drop()
+        storage.end(held)
+        assert not storage.exists(join(root, "dropped"))
+        assert list(storage.list(root, temporary=True)) == []

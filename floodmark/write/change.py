@@ -31,7 +31,7 @@ from floodmark.rows.staging.bundle import Bundle
 from floodmark.rows.staging.incoming import by_columns, by_lacking, check_whole, last_of
 from floodmark.rows.staging.stage import StageTarget, incoming_schema, stage_dataframe, stage_in_process
 from floodmark.runs import WriteCallback
-from floodmark.storage import Storage, join
+from floodmark.storage import Held, Storage, join
 from floodmark.write.options import DEFAULT, WriteOptions
 from floodmark.write.references import ReferenceChecks
 from floodmark.write.shape import TableShape
@@ -76,6 +76,8 @@ class Change(PublishPlan):
         self._references = ReferenceChecks(self._look_at, self._catalog.files, self._catalog.storage)
         self._staged: dict[str, list[FileRecord]] = {}
         self._leftovers = False
+        # Staged files that nothing reads before the plan: one barrier for those of all tables.
+        self._held = Held()
         # A transaction may be filled by several threads.
         self._lock = threading.RLock()
         self._work: Publication
@@ -103,6 +105,7 @@ class Change(PublishPlan):
 
     def undo(self, error: BaseException) -> Commit:
         """Abandon the change and raise `error`; return the commit if it turns out to be true already."""
+        self._held.drop()
         return self._work.undo(self, error)
 
     @property
@@ -125,8 +128,13 @@ class Change(PublishPlan):
         self._runner = Runner(self._catalog.storage, self._engine.sessions, work.operation.id)
         others = tables_at_head(self._catalog, self._engine.sessions, self._intent.branch)
         self._means = Means(self._catalog.files, self._catalog.storage, self._runner, others)
-        if self._fill is not None:
+        if self._fill is None:
+            return
+        try:
             self._fill(self)
+        except BaseException:
+            self._held.drop()
+            raise
 
     def write(self, verb: str, table: str, data: IncomingRows | None = None, options: WriteOptions = DEFAULT) -> int:
         """Stage rows for a table and what they replace; returns how many rows came. Nothing refers to the files yet."""
@@ -140,6 +148,8 @@ class Change(PublishPlan):
                 elif verb not in (DELETE, RETAIN, UPDATE):
                     step = self._stage(change, step, data)
                 with self._lock:
+                    if not _waits(change, step):
+                        self._end_held()
                     change.take(step)
                     self._staged.setdefault(table, []).extend(step.incoming)
         except BaseException:
@@ -156,6 +166,7 @@ class Change(PublishPlan):
 
     def staged(self, table: str) -> tuple[FileRecord, ...]:
         """The files of the incoming rows of a table, as they were staged."""
+        self._end_held()
         return tuple(self._staged.get(table, ()))
 
     def identify(self, rider: Rider) -> None:
@@ -185,7 +196,8 @@ class Change(PublishPlan):
             fills = () if schema is None else change.fills
         records: list[FileRecord] = []
         for rows, missing in by_lacking(data, fills, target):
-            staged = self._stage_rows(target.without(tuple(fill.field_id for fill in missing)), rows)
+            part = target.without(tuple(fill.field_id for fill in missing))
+            staged = self._stage_rows(part, rows, waits=not missing and _waits(change, step))
             if missing and staged and schema is not None:
                 self._leftovers = True
                 staged = list(change.staged_again(staged, schema, target, missing))
@@ -216,14 +228,19 @@ class Change(PublishPlan):
         incoming_files = tuple(record for part in parts for record in part.records)
         return replace(step, incoming=incoming_files, parts=tuple(parts))
 
-    def _stage_rows(self, target: StageTarget, data: IncomingRows) -> list[FileRecord]:
+    def _stage_rows(self, target: StageTarget, data: IncomingRows, *, waits: bool = False) -> list[FileRecord]:
+        """`waits`: files of rows in memory are held, and durable when the change is planned."""
         if isinstance(data, Bundle):
             self._runner.used_spark = True
             return data.stage(target, self.operation.id)
         if hasattr(data, "mapInArrow"):  # a Spark DataFrame, classic or Connect
             self._runner.used_spark = True
             return stage_dataframe(target, data, self.operation.id)
-        return stage_in_process(target, data, self._catalog.storage)
+        return stage_in_process(target, data, self._catalog.storage, self._held if waits else None)
+
+    def _end_held(self) -> None:
+        """Make all staged files durable: what follows may read them, or seals them."""
+        self._catalog.storage.end(self._held)
 
     def table(self, table: str) -> TableChange:
         """The working state of a table; planned on its head when it is first touched."""
@@ -289,6 +306,7 @@ class Change(PublishPlan):
 
     def check(self) -> None:
         """Refuse now what a publish would be refused for, as far as it depends on the rows of other tables."""
+        self._end_held()
         self._references.check(self._tables)
 
     def plan(self) -> Planned:
@@ -338,6 +356,11 @@ class Change(PublishPlan):
     @property
     def leftovers(self) -> bool:
         return self._leftovers or any(change.leftovers for change in self._tables.values())
+
+
+def _waits(change: TableChange, step: WriteStep) -> bool:
+    """Whether nothing reads the step's rows before the change is planned."""
+    return step.verb == APPEND and not change.key and not step.options.evolve
 
 
 def _named(tables: Iterable[TableChange]) -> list[tuple[str, str]]:

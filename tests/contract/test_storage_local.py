@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,47 @@ class TestLocal:
                 storage.put(join(root, "a/y"), b"x")
             assert storage.counters.difference(before).calls["fsync_dir"] == 2
         assert storage.counters.difference(before).calls["fsync_dir"] == 2
+
+    def test_files_written_together_are_synced_at_the_end_and_each_folder_once(
+        self, storage: Storage, root: str
+    ) -> None:
+        storage.put(join(root, "table/first"), b"")
+        before = storage.counters.snapshot()
+        with storage.together():
+            for number in range(10):
+                storage.put(join(root, f"table/new/{number}"), b"x")
+            assert "fsync_file" not in storage.counters.difference(before).calls
+        spent = storage.counters.difference(before)
+        assert (spent.calls["fsync_file"], spent.calls["fsync_dir"]) == (10, 2)
+
+    def test_a_file_written_with_others_is_durable_before_its_name_appears(
+        self, storage: Storage, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps: list[tuple[str, int]] = []
+        real = {name: getattr(os, name) for name in ("fsync", "replace", "link")}
+
+        def fsync(fd: int) -> None:
+            real["fsync"](fd)
+            steps.append(("fsync", os.fstat(fd).st_ino))
+
+        def named(name: str, source: str, target: str) -> None:
+            real[name](source, target)
+            steps.append(("named", os.stat(target).st_ino))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        for name in ("replace", "link"):
+            monkeypatch.setattr(os, name, partial(named, name))
+        with storage.together():
+            for number in range(20):
+                storage.put(join(root, f"table/put-{number}"), b"x")
+                storage.put_if_absent(join(root, f"table/claimed-{number}"), b"x")
+        files = [inode for step, inode in steps if step == "named"]
+        assert len(files) == 40
+        folders = {os.stat(local_path(one) or "").st_ino for one in (root, join(root, "table"))}
+        for inode in files:
+            place = steps.index(("named", inode))
+            assert steps.index(("fsync", inode)) < place
+            assert folders <= {other for step, other in steps[place:] if step == "fsync"}
 
     def test_what_a_crashed_write_left_is_listed_only_on_request(self, storage: Storage, root: str) -> None:
         storage.put(join(root, "table/data/x"), b"x")

@@ -262,9 +262,9 @@ def test_memory_does_not_grow_with_the_group() -> None:
             seen.append(pa.total_allocated_bytes() - start)
             return super().open_input(location, size_bytes)
 
-        def writer(self, location: str) -> Any:
+        def writer(self, location: str, held: Any = None) -> Any:
             seen.append(pa.total_allocated_bytes() - start)
-            return super().writer(location)
+            return super().writer(location, held)
 
     lake.storage = shared(Watched, lake.storage)
     # Small files: there is a look at the memory again and again.
@@ -395,7 +395,9 @@ def test_what_does_not_read_back_as_it_was_is_corrupt_and_deleted(damage: Callab
     assert lake.new_files() == []
 
 
-def test_an_interruption_leaves_nothing_either() -> None:
+def test_an_interruption_leaves_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Files have their names as soon as they are written.
+    monkeypatch.setattr("floodmark.storage.held.FILES_MAX", 1)
     lake = simple()
     sources = tuple(lake.fresh(at, large(1000 * at)) for at in (1, 2, 3))
     there = []

@@ -92,9 +92,9 @@ def test_many_partitions_stay_within_the_open_files_bound(monkeypatch: pytest.Mo
     rows = [{"id": i, "k": i * 7 % 40} for i in range(2000)]
 
     class Watching(Storage):
-        def writer(self, location: str) -> Any:
+        def writer(self, location: str, held: Any = None) -> Any:
             nonlocal most
-            inner = super().writer(location)
+            inner = super().writer(location, held)
 
             class Watched:
                 def __enter__(self) -> Any:

@@ -69,8 +69,8 @@ class Runner:
                 return Result(looked)
             sources = [source for source, found in zip(sources, looked, strict=True) if found.matched]
         try:
-            # One barrier for the directories of all files.
-            with self._storage.batch():
+            # One barrier for all files.
+            with self._storage.together():
                 files = [rewriter.rewrite(source) for source in sources]
                 completed = rewriter.complete()
                 deletions = rewriter.finish()

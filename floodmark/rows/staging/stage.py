@@ -10,7 +10,7 @@ job's tasks are stopped by their tag. A crash leaves files that recovery deletes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeGuard
@@ -35,7 +35,7 @@ from floodmark.rows.staging.statistics import leaves
 from floodmark.rows.staging.writer import DataWriter
 from floodmark.rows.tasks import collect_tagged
 from floodmark.rows.translate import struct_from_spark
-from floodmark.storage import Storage, join
+from floodmark.storage import Held, OutputStream, Storage, join
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -166,36 +166,54 @@ def stage_batches(
     *,
     storage: Storage | None = None,
     in_task: bool = False,
+    held: Held | None = None,
 ) -> Staged:
-    """Write the batches as data files of the target; every file is durable when this returns."""
+    """Write the batches as data files of the target. When this returns, all of them are durable, or in `held`."""
     storage = storage or Storage(target.storage_options)
     shape = target.shape()
     problems = Misfits()
     names = (f"{task_name}-{number:05d}.parquet" for number in range(1_000_000))
+    # One barrier for all files.
+    own = Held()
     writer = DataWriter(
-        storage,
+        _HeldFiles(storage, own),
         shape,
         Splitter(parse_spec(target.spec_json), shape),
         target.options(shape),
         leaves(target.schema_json, target.settled),
         lambda: join(target.folder, next(names)),
-        # Crash here, in a task: a whole file that no record names.
+        # Crash here, in a task: a file that no record names.
         (lambda: failpoints.hit("task.file_written")) if in_task else (lambda: None),
     )
     try:
-        with storage.batch():
-            for batch in _conformed(target, batches, problems):
-                if problems:
-                    writer.abandon()
-                elif batch is not None:
-                    writer.write(batch)
-            records = [] if problems else writer.finish()
+        for batch in _conformed(target, batches, problems):
+            if problems:
+                writer.abandon()
+            elif batch is not None:
+                writer.write(batch)
+        records = [] if problems else writer.finish()
     except BaseException:
         writer.abandon()
+        own.drop()
         raise
+    if held is not None:
+        held.add(*own.take())
+    if held is None or held.is_full:
+        storage.end(held or own)
     if not problems and sum(record.rows for record in records) != writer.rows:
         raise Corrupt("the staged files do not have the rows that were written", rows=writer.rows, folder=target.folder)
     return Staged(tuple(records), problems.all(), writer.rows)
+
+
+@dataclass(frozen=True)
+class _HeldFiles:
+    """A store for a writer: its files wait in `held`."""
+
+    storage: Storage
+    held: Held
+
+    def writer(self, location: str) -> AbstractContextManager[OutputStream]:
+        return self.storage.writer(location, self.held)
 
 
 def _conformed(
@@ -209,12 +227,14 @@ def _conformed(
             yield conformer.conform(batch, problems)
 
 
-def stage_in_process(target: StageTarget, data: RowsLike, storage: Storage) -> list[FileRecord]:
+def stage_in_process(
+    target: StageTarget, data: RowsLike, storage: Storage, held: Held | None = None
+) -> list[FileRecord]:
     """Stage an Arrow table, batch or reader, a pandas DataFrame or a list of dicts, without Spark."""
     schema, batches = in_memory_batches(data, target.shape())
     # An input without rows is still checked: an error about a wrong column must not wait for the first row.
     target.conformer(schema).problems.raise_invalid()
-    staged = stage_batches(target, _cut(batches), clock.new_id(), storage=storage)
+    staged = stage_batches(target, _cut(batches), clock.new_id(), storage=storage, held=held)
     Misfits(staged.problems).raise_invalid()
     return list(staged.records)
 

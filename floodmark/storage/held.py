@@ -1,0 +1,70 @@
+"""Files that are written and have no names yet: they get their names together, all at once.
+
+Making a file durable mostly waits for the disk, and so does a PUT for its server. So an operation of many small files
+writes all of them, then ends all of them at the same time (`Storage.end`): it waits a few times, however many they are.
+A held file cannot be read, and its name does not appear before its bytes are durable (I3). Crash: temporary names.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+# Bounds of what is held: open files, and bytes in memory where the store is not a disk (I14).
+FILES_MAX = 64
+BYTES_MAX = 64 * 1024 * 1024
+AT_ONCE_MAX = 8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class HeldFile:
+    """`end` makes it durable and visible under its name, `drop` discards it."""
+
+    size_bytes: int
+    end: Callable[[], None]
+    drop: Callable[[], None]
+
+
+class Held:
+    """Held files of one operation, and local folders to be synced with them. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._files: list[HeldFile] = []
+        self._folders: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def is_full(self) -> bool:
+        with self._lock:
+            return len(self._files) >= FILES_MAX or sum(file.size_bytes for file in self._files) >= BYTES_MAX
+
+    def add(self, files: Iterable[HeldFile], folders: Collection[str] = ()) -> None:
+        with self._lock:
+            self._files += files
+            self._folders |= set(folders)
+
+    def take(self) -> tuple[list[HeldFile], set[str]]:
+        """All that is held; nothing is any more."""
+        with self._lock:
+            taken = self._files, self._folders
+            self._files, self._folders = [], set()
+        return taken
+
+    def drop(self) -> None:
+        files, _ = self.take()
+        for file in files:
+            file.drop()
+
+
+def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make calls that mostly wait, some at a time. All are made; then the first error in their order is raised."""
+    if len(calls) < 2:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(len(calls), AT_ONCE_MAX), thread_name_prefix="floodmark-storage") as pool:
+        made = [pool.submit(call) for call in calls]
+    return [one.result() for one in made]
