@@ -199,7 +199,11 @@ class VersionRider:
 
 @dataclass(frozen=True)
 class AuditRider:
-    """Recovery's report, in the transaction of the state change: exactly one per operation (I16). Never sealed."""
+    """Recovery's report, in the transaction of the state change: exactly one per operation (I16). Never sealed.
+
+    Its time is after the newest one's, so that times order the reports: also of one millisecond, or of a clock that
+    went back.
+    """
 
     kind: str
     found: str
@@ -210,6 +214,7 @@ class AuditRider:
         return
 
     def apply(self, tx: Connection, operation: str, version: int | None, now_ms: int) -> None:
+        newest_ms = tx.execute(select(func.max(tables.audit.c.at_ms))).scalar()
         tx.execute(
             insert(tables.audit).values(
                 operation=operation,
@@ -218,7 +223,7 @@ class AuditRider:
                 outcome=self.outcome,
                 detail=self.detail,
                 version=version,
-                at_ms=now_ms,
+                at_ms=now_ms if newest_ms is None else max(now_ms, newest_ms + 1),
             )
         )
 

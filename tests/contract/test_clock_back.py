@@ -15,6 +15,7 @@ import pytest
 from pyiceberg.table.metadata import TableMetadata
 
 import floodmark as fm
+from floodmark.catalog.riders import AuditRider
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place, rows
 from tests.contract.test_iceberg_sink import Elsewhere
@@ -77,3 +78,17 @@ def test_times_at_an_iceberg_destination_never_fall(lake: fm.Lake, tmp_path: Pat
         check_times(there.table("events").metadata)
     assert there.table("events").metadata.last_updated_ms > ahead
     assert [row["id"] for row in there.rows("events")] == [1, 2, 3, 4]
+
+
+def test_what_recovery_reported_is_in_the_order_in_which_it_happened(place: Place) -> None:
+    """Two reports of one millisecond, and one of a clock that went back."""
+    with place.open(create=True) as lake:
+        for number, now_ms in enumerate((2_000, 2_000, 1_000, 3_000)):
+            with lake.catalog.database.write() as tx:
+                AuditRider("job", "running", "resumed", str(number)).apply(tx, f"run {9 - number}", None, now_ms)
+        assert [(row.detail, row.at_ms) for row in reversed(lake.audit())] == [
+            ("0", 2_000),
+            ("1", 2_001),
+            ("2", 2_002),
+            ("3", 3_000),
+        ]
