@@ -15,7 +15,7 @@ from typing import Any
 from typer.main import get_command
 
 from floodmark import errors
-from floodmark.cli.main import app
+from floodmark.cli.main import READER_LEFT, app
 from floodmark.failpoints import VARIABLE as FAILPOINT_VARIABLE
 from floodmark.settings.settings import (
     CATALOG_VARIABLE,
@@ -119,6 +119,7 @@ def _section(title: str, help_text: str) -> str:
 def _exit_codes() -> str:
     rows = [(0, "", "Done; also when there was nothing to do."), (1, "", "Failed: a check, or something unexpected.")]
     rows += [(kind.exit_code, f"`{kind.__name__}`", (kind.__doc__ or "").splitlines()[0]) for kind in error_kinds()]
+    rows += [(READER_LEFT, "", "The program that reads the output has closed it, as `head` does. Not an error.")]
     rows.sort(key=lambda row: row[0])
     table = [f"| {code} | {kind} | {text} |" for code, kind, text in rows]
     return "\n".join(["## Exit codes and kinds of error", "", "| code | kind | means |", "|---|---|---|", *table, ""])

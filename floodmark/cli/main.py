@@ -1,17 +1,21 @@
 """`floodmark [--lake PATH] [--json] COMMAND`: the entry, the exit codes, and errors as words.
 
-Exit codes: 0 done (also "nothing to do"), 1 failed, 2 wrong usage or input, 3 conflict, 4 unavailable, 5 refused.
+Exit codes: 0 done (also "nothing to do"), 1 failed, 2 wrong usage or input, 3 conflict, 4 unavailable, 5 refused. If
+the program that reads stdout closes it, as `head` does, the command ends without a word and with 141, as a shell
+reports for programs that SIGPIPE has ended. The signal itself stays ignored: a closed connection must end no command.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer._completion_shared import get_completion_script
@@ -37,6 +41,27 @@ from floodmark.cli import (
 from floodmark.cli.context import CommandContext
 from floodmark.cli.output import Output
 from floodmark.errors import FloodmarkError, cause_text, read_on_the_command_line
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# 128 and the number of SIGPIPE.
+READER_LEFT = 141
+
+
+class ReaderLeft(Exception):
+    """The program that reads stdout has closed it."""
+
+
+class _Stdout(io.FileIO):
+    """Tells stdout's broken pipe from all others. Typer and Rich would end the process with 1 at a BrokenPipeError."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError as error:
+            raise ReaderLeft from error
+
 
 app = typer.Typer(
     name="floodmark",
@@ -99,8 +124,17 @@ def options(
 def main(arguments: list[str] | None = None) -> None:
     _open_streams()
     _hear_interrupts()
-    with read_on_the_command_line():
-        _run(_globals_first(sys.argv[1:] if arguments is None else arguments))
+    _watch_stdout()
+    try:
+        with read_on_the_command_line():
+            _run(_globals_first(sys.argv[1:] if arguments is None else arguments))
+    except SystemExit as ended:
+        # Of a command that failed, the code says more.
+        if not _flushed() and not ended.code:
+            sys.exit(READER_LEFT)
+        raise
+    if not _flushed():
+        sys.exit(READER_LEFT)
 
 
 def _run(given: list[str]) -> None:
@@ -113,14 +147,14 @@ def _run(given: list[str]) -> None:
     try:
         app(given, standalone_mode=True)
     except FloodmarkError as error:
-        output.error(error)
+        with suppress(ReaderLeft):
+            output.error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("floodmark: stopped\n")
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    except ReaderLeft:
+        sys.exit(READER_LEFT)
     except Exception as error:
         # The edge: a person gets a sentence, and the trace only if they ask for it.
         if os.environ.get("FLOODMARK_LOG", "").lower() == "debug":
@@ -145,6 +179,31 @@ def _open_streams() -> None:
             while (opened := os.open(os.devnull, os.O_RDWR)) < number:
                 pass
             setattr(sys, name, os.fdopen(opened, "r" if number == 0 else "w"))
+
+
+def _watch_stdout() -> None:
+    """From here on a write to a closed stdout is ReaderLeft."""
+    before = sys.stdout
+    if before is sys.__stdout__ and isinstance(before, io.TextIOWrapper):
+        before.flush()
+        raw = _Stdout(before.fileno(), "w", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw, 1 if before.write_through else io.DEFAULT_BUFFER_SIZE),
+            encoding=before.encoding,
+            errors=before.errors,
+            line_buffering=before.line_buffering,
+            write_through=before.write_through,
+        )
+
+
+def _flushed() -> bool:
+    """Write what waits in stdout. Where it is closed, Python would try again at its exit, and warn: let it succeed."""
+    try:
+        sys.stdout.flush()
+    except ReaderLeft:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def _globals_first(arguments: list[str]) -> list[str]:

@@ -104,11 +104,10 @@ class Output:
         return [max(len(column), width) for column, width in zip(shown, needed, strict=True)]
 
     def error(self, error: FloodmarkError) -> None:
-        if isinstance(error, Cut):
-            error = error.failure  # the JSON object has it already
-        elif self.as_json:
+        shown = error.failure if isinstance(error, Cut) else error
+        sys.stderr.write(f"floodmark: {shown.kind}: {shown}\n")
+        if self.as_json and shown is error:  # of one that was cut, the JSON object has it already
             sys.stdout.write(json.dumps({"error": error.as_dict()}) + "\n")
-        sys.stderr.write(f"floodmark: {error.kind}: {error}\n")
 
     def note(self, text: str) -> None:
         """Something worth knowing that is not the result."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 from floodmark.cli.output import Output, size_text
 from floodmark.runs import WriteCallback
+
+# A line that says more often how many rows there are is not read, and takes time.
+_ROWS_SHOWN = 1000
 
 
 @contextmanager
@@ -41,6 +45,38 @@ def rows_progress(output: Output) -> Iterator[Callable[[int], None] | None]:
     """A line with the rows written so far. None without a terminal."""
     with _line(output, "writing") as update:
         yield None if update is None else lambda rows: update(f"writing: {rows:,} rows")
+
+
+Row = TypeVar("Row")
+
+
+class AnswerProgress:
+    """A line with how long a query runs, and how many rows came. `rows` are passed on one by one, `stop` ends the line.
+
+    Where the rows go to a terminal, the line ends before the first of them: they may be the same terminal.
+    """
+
+    def __init__(self, update: Callable[[str], None] | None, stop: Callable[[], None]) -> None:
+        self._update, self.stop = update, stop
+
+    def rows(self, rows: Iterable[Row], count: Callable[[Row], int] = lambda row: 1) -> Iterator[Row]:
+        came = shown = 0
+        for row in rows:
+            if not came and sys.stdout.isatty():
+                self.stop()
+            came += count(row)
+            if self._update is not None and came >= shown + _ROWS_SHOWN:
+                self._update(f"query: {came:,} rows")
+                shown = came
+            yield row
+        self.stop()
+
+
+@contextmanager
+def answer_progress() -> Iterator[AnswerProgress]:
+    """Of a query whose rows are shown; also with --json, as stderr gets it. Without a terminal it shows nothing."""
+    with ExitStack() as stack:
+        yield AnswerProgress(stack.enter_context(_line(Output(), "query")), stack.close)
 
 
 @contextmanager

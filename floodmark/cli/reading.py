@@ -19,7 +19,7 @@ import typer
 
 from floodmark.cli.context import OnBranch
 from floodmark.cli.output import Output
-from floodmark.cli.progress import rows_progress
+from floodmark.cli.progress import AnswerProgress, answer_progress, rows_progress
 from floodmark.errors import Invalid, NotFound
 from floodmark.json_form import Json
 from floodmark.model import MAIN
@@ -64,11 +64,13 @@ def query(
         _check_shown(file_format)
     with context.obj.open() as lake:
         target = None if output is None else _Target.of(lake, output, file_format, overwrite)
-        frame = lake.sql(text, version=version, at=at, branch=branch)
-        if target is not None:
-            target.write(context.obj.output, lake, arrow_rows(frame, limit), {}, "rows")
-        else:
-            _show_query(context.obj.output, frame, file_format, limit)
+        with answer_progress() as progress:
+            frame = lake.sql(text, version=version, at=at, branch=branch)
+            if target is not None:
+                progress.stop()
+                target.write(context.obj.output, lake, arrow_rows(frame, limit), {}, "rows")
+            else:
+                _show_query(context.obj.output, frame, file_format, limit, progress)
 
 
 def _query_text(query: str | None, file: str | None) -> str:
@@ -86,18 +88,24 @@ def _query_text(query: str | None, file: str | None) -> str:
         raise Invalid("the query cannot be read", path=source, cause=str(error)) from error
 
 
-def _show_query(output: Output, frame: DataFrame, file_format: str | None, limit: int | None) -> None:
+def _show_query(
+    output: Output, frame: DataFrame, file_format: str | None, limit: int | None, progress: AnswerProgress
+) -> None:
     from floodmark.rows.json.text_files import write_text
 
     if file_format in ("jsonl", "csv"):
-        write_text(sys.stdout.buffer, arrow_rows(frame, limit), file_format)
+        reader = arrow_rows(frame, limit)
+        write_text(sys.stdout.buffer, reader.schema, progress.rows(reader, len), file_format)
         return
     output = output if file_format is None else Output(as_json=file_format == "json")
     most = limit
     if limit is None and not output.as_json and sys.stdout.isatty():
         most = SHOWN_ROWS
-    rows = (row.asDict(recursive=True) for row in stream(frame, None if most is None else most + 1))
-    if output.stream(rows, frame.columns, name="rows", empty="no rows", limit=most):
+    found = progress.rows(stream(frame, None if most is None else most + 1))
+    rows = (row.asDict(recursive=True) for row in found)
+    more = output.stream(rows, frame.columns, name="rows", empty="no rows", limit=most)
+    progress.stop()
+    if more:
         output.note(f"(more than {most} rows; --limit shows more, --json all of them)")
 
 
@@ -180,7 +188,8 @@ def _show_scan(
     _check_shown(file_format)
     shown = file_format or ("json" if output.as_json else "table")
     if shown in ("jsonl", "csv"):
-        write_text(sys.stdout.buffer, rows(limit).to_batches(), shown)
+        scan = rows(limit)
+        write_text(sys.stdout.buffer, scan.schema, scan.to_batches(), shown)
         return
     output = Output(as_json=shown == "json")
     most = limit

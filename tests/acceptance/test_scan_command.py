@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import floodmark as fm
+from tests.acceptance.test_sink_commands import on_a_terminal
 
 ROWS = [{"id": number, "name": None if number == 3 else f"name, {number}", "x": number / 4} for number in range(250)]
 # A command in a process of its own, in which importing Spark is an error.
@@ -115,3 +116,35 @@ def test_wrong_input_is_named_and_writes_nothing(folder: Path, arguments: list[s
     there = sorted(folder.rglob("*"))
     assert text in run(folder, *arguments, code=2)[1]
     assert sorted(folder.rglob("*")) == there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("scan", "events"), 141),
+        (("scan", "events", "--json"), 141),
+        (("scan", "events", "--format", "csv"), 141),
+        (("changes", "events", "--limit", "1000", "--json"), 141),
+        (("tables",), 141),
+        (("scan", "nothing", "--json"), 2),
+    ],
+    ids=str,
+)
+def test_a_reader_that_has_enough_ends_the_command_without_a_word(
+    folder: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    command = [sys.executable, "-c", WITHOUT_SPARK, "--lake", str(folder / "lake"), *arguments]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        said = child.stderr.read()
+    assert child.returncode == code, said
+    assert (said == "") is (code == 141)
+
+
+def test_a_query_shows_on_a_terminal_that_it_runs_and_mixes_nothing_into_its_rows(folder: Path) -> None:
+    out, screen = on_a_terminal(folder, "query", "select id from events where id < 3 order by id", "--format", "csv")
+    assert out.split() == ["id", "0", "1", "2"]
+    assert "query" in screen
+    assert "query" not in out

@@ -58,13 +58,13 @@ def write_file(
     """Write all rows of the reader; returns how many."""
     _check_held(reader.schema, file_format)
     with storage.writer(location) as stream:
-        return _write(stream, reader, file_format, progress)
+        return _write(stream, reader.schema, reader, file_format, progress)
 
 
-def write_text(stream: BinaryIO, reader: pa.RecordBatchReader, file_format: str) -> int:
+def write_text(stream: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch], file_format: str) -> int:
     """Write all rows as JSON lines or CSV to an open stream; returns how many."""
-    _check_held(reader.schema, file_format)
-    return _write(stream, reader, file_format, None)
+    _check_held(schema, file_format)
+    return _write(stream, schema, batches, file_format, None)
 
 
 def _check_held(schema: pa.Schema, file_format: str) -> None:
@@ -74,11 +74,17 @@ def _check_held(schema: pa.Schema, file_format: str) -> None:
             raise Invalid(f"{file_format} cannot hold this column", column=field.name, type=field.type, advice=advice)
 
 
-def _write(stream: Sink, reader: pa.RecordBatchReader, file_format: str, progress: Callable[[int], None] | None) -> int:
+def _write(
+    stream: Sink,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    file_format: str,
+    progress: Callable[[int], None] | None,
+) -> int:
     writers = {"jsonl": _jsonl, "csv": _csv, "parquet": _parquet, "arrow": _arrow}
     rows = 0
-    with writers[file_format](stream, reader.schema) as write:
-        for batch in reader:
+    with writers[file_format](stream, schema) as write:
+        for batch in batches:
             write(batch)
             rows += len(batch)
             if progress is not None:
