@@ -178,6 +178,7 @@ def opened(frame: DataFrame) -> int:
     return len(frame.inputFiles())
 
 
+THIRD = "(select * from events where day = '2026-01-03')"
 OPENED = [
     ("select id from events", 60, 60),
     ("select id from events where day = '2026-01-03'", 3, 3),
@@ -191,9 +192,10 @@ OPENED = [
     ("select w.word from words w left join events e on e.word = w.word where e.day is null", 61, 1),
     ("select count(*) from events where day = '2027-01-01'", 0, 1),
     ("select id from events where upper(word) = 'A'", 60, 60),
-    ("select id from events join words using (word) where word = 'aa'", 1, 0),
-    ("select id from events left join words using (word) where word = 'aa'", 1, 0),
-    ("select id from events e join (select * from events where day = '2026-01-03') f using (id) where id < 50", 20, 1),
+    (f"select id from events e join {THIRD} f using (id) where id < 50", 20, 1),
+    (f"select id from events e left join {THIRD} f using (id) where id < 5", 7, 5),
+    (f"select id from {THIRD} e right join events f using (id) where id < 5", 7, 5),
+    (f"select id from events e full join {THIRD} f using (id) where id < 5", 60, 5),
     ("select id from events where id = 5; ", 1, 1),
 ]
 
