@@ -31,7 +31,8 @@ from floodmark.commit.seal import RemovedFile
 from floodmark.errors import NotFound
 from floodmark.model import CurrentTable, FileRecord, Head
 from floodmark.rows.arrays import Mask
-from floodmark.rows.checksum import Hashes, RowChecksum, row_hashes
+from floodmark.rows.checksum import RowChecksum, row_hashes
+from floodmark.rows.mixing import Hashes
 from floodmark.rows.project import held_fields
 from floodmark.rows.reading.arrow_reader import arrow_batches, arrow_read_schema
 from floodmark.rows.reading.references import held_values, missing_values

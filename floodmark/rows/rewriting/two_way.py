@@ -32,7 +32,8 @@ from floodmark.commit.live_files import LiveFile
 from floodmark.errors import Corrupt, Invalid
 from floodmark.model import SEQ_COLUMN
 from floodmark.rows.arrays import Mask, Numbers
-from floodmark.rows.checksum import Hashes, row_hashes
+from floodmark.rows.checksum import row_hashes
+from floodmark.rows.mixing import Hashes
 from floodmark.rows.reading.arrow_reader import read_rows
 from floodmark.rows.rewriting.merge_sort import sorted_batches
 from floodmark.rows.schema import arrow_type, user_fields
