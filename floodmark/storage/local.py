@@ -90,8 +90,8 @@ class LocalFiles:
             finally:
                 os.close(fd)
 
-    def reader(self, path: str, size_bytes: int | None = None) -> Opened:
-        """One open file: it stays readable while it is open, also once deleted. A known size saves nothing here."""
+    def reader(self, path: str, size_bytes: int | None = None, tail_bytes: int | None = None) -> Opened:
+        """One open file: it stays readable while it is open, also once deleted. Known sizes save nothing here."""
         with _failing("read", path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:

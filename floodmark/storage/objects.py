@@ -60,8 +60,10 @@ def open_objects(scheme: str, bucket: str, options: Mapping[str, str]) -> Object
         return Objects(S3Store(bucket, **s3_arguments(options)), root)
 
 
-def _tail_bytes(size_bytes: int) -> int:
-    return min(max(TAIL_BYTES_MIN, size_bytes // _TAIL_SHARE), _TAIL_BYTES_MAX)
+def _tail_bytes(size_bytes: int | None) -> int:
+    return (
+        TAIL_BYTES_MIN if size_bytes is None else min(max(TAIL_BYTES_MIN, size_bytes // _TAIL_SHARE), _TAIL_BYTES_MAX)
+    )
 
 
 @contextlib.contextmanager
@@ -136,9 +138,9 @@ class Objects:
                     raise
                 return b""
 
-    def reader(self, key: str, size_bytes: int | None = None) -> Opened:
+    def reader(self, key: str, size_bytes: int | None = None, tail_bytes: int | None = None) -> Opened:
         """One object: opening it is one request, which brings its size and its end, where Parquet's footer is."""
-        found, tail = self._end(key, size_bytes)
+        found, tail = self._end(key, size_bytes, tail_bytes or _tail_bytes(size_bytes))
         return Opened(
             found,
             lambda offset, length: self.read_range(key, offset, length),
@@ -147,15 +149,13 @@ class Objects:
             tail,
         )
 
-    def _end(self, key: str, size_bytes: int | None) -> tuple[int, bytes]:
+    def _end(self, key: str, size_bytes: int | None, tail_bytes: int) -> tuple[int, bytes]:
         """The object's size and its last bytes. With a known size by a plain range: not every store knows suffixes."""
         import obstore
         from obstore.exceptions import BaseError
 
-        start = 0 if size_bytes is None else max(0, size_bytes - _tail_bytes(size_bytes))
-        wanted: tuple[int, int] | SuffixRange = (
-            {"suffix": TAIL_BYTES_MIN} if size_bytes is None else (start, size_bytes)
-        )
+        start = 0 if size_bytes is None else max(0, size_bytes - tail_bytes)
+        wanted: tuple[int, int] | SuffixRange = {"suffix": tail_bytes} if size_bytes is None else (start, size_bytes)
         if size_bytes == 0:
             return self.size(key), b""
         with self._failing("read", key):

@@ -122,14 +122,15 @@ class Storage:
         self.counters.count("read_range", read=len(data), calls=0)
         return data
 
-    def open_input(self, location: str, size_bytes: int | None = None) -> RangeReader:
+    def open_input(self, location: str, size_bytes: int | None = None, *, tail_bytes: int | None = None) -> RangeReader:
         """A seekable reader with bounded memory, for Parquet readers; close it.
 
-        With the size that a manifest records, a file of another size is `Corrupt`: it was cut or replaced.
+        With the size that a manifest records, a file of another size is `Corrupt`: it was cut or replaced. Where a read
+        is a round trip, so many bytes of its end come with opening it, by default as many as a Parquet footer may have.
         """
         files, key = self._find(location)
         self.counters.count("open_input")
-        opened = files.reader(key, size_bytes)
+        opened = files.reader(key, size_bytes, tail_bytes)
         self.counters.count("open_input", read=len(opened.tail), calls=0)
         if size_bytes is not None and opened.size_bytes != size_bytes:
             opened.release()

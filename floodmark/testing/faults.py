@@ -115,10 +115,10 @@ class FaultyStorage(Storage):
             "read_range", location, lambda: super(FaultyStorage, self).read_range(location, offset, length)
         )
 
-    def open_input(self, location: str, size_bytes: int | None = None) -> RangeReader:
+    def open_input(self, location: str, size_bytes: int | None = None, *, tail_bytes: int | None = None) -> RangeReader:
         if self._strikes("open_input"):
             raise self._failure("open_input", location)
-        reader = super().open_input(location, size_bytes)
+        reader = super().open_input(location, size_bytes, tail_bytes=tail_bytes)
         fetch, fetch_many = reader.fetch, reader.fetch_many
 
         def faulty(offset: int, length: int) -> bytes:

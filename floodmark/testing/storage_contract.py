@@ -322,6 +322,23 @@ class StorageContract:
                 reader.seek(0)
                 assert reader.read() == data
 
+    @pytest.mark.parametrize("size_bytes", [0, 100, 70_000, 3 * MEGABYTE])
+    def test_as_much_of_the_end_as_the_caller_says_comes_with_opening(
+        self, storage: Storage, root: str, size_bytes: int
+    ) -> None:
+        data = os.urandom(size_bytes)
+        storage.put(join(root, "x"), data)
+        for known in (None, size_bytes):
+            for tail_bytes in (1, 1000, 2 * MEGABYTE, 5 * MEGABYTE):
+                with storage.open_input(join(root, "x"), known, tail_bytes=tail_bytes) as reader:
+                    before = storage.counters.snapshot()
+                    reader.seek(max(0, size_bytes - tail_bytes))
+                    assert reader.read(tail_bytes) == data[-tail_bytes:]
+                    if reader.is_remote:
+                        assert storage.counters.difference(before).total == 0
+                    reader.seek(0)
+                    assert reader.read() == data
+
     def test_a_file_of_another_size_than_the_known_one_is_corrupt(self, storage: Storage, root: str) -> None:
         location = join(root, "x")
         for size_bytes in (0, 1, 1000, 200_000):
