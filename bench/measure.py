@@ -110,10 +110,10 @@ def took(name: str, samples: Samples, *, unit: str = " ms", goal: Goal | None = 
     return Line(name, unit, median(values), min(values), max(values), len(values), goal, note, _rounded(values))
 
 
-def rate(name: str, samples: Samples, rows: int, note: str = "") -> Line:
+def rate(name: str, samples: Samples, rows: int, note: str = "", goal: Goal | None = None) -> Line:
     """Rows in a second, in thousands."""
     values = [rows / value / 1000 for value in samples.values]
-    return Line(name, " k rows/s", median(values), min(values), max(values), len(values), None, note, _rounded(values))
+    return Line(name, " k rows/s", median(values), min(values), max(values), len(values), goal, note, _rounded(values))
 
 
 def ratio(name: str, over: Samples, under: Samples, *, goal: Goal | None = None, note: str = "") -> Line:
