@@ -187,6 +187,8 @@ class Model:
         self.declared = 0
         # Of rows that were updated, by table and id: their names.
         self.names: dict[tuple[str, int], str] = {}
+        # The same at each version, but for those before the first update.
+        self.names_at: dict[int, dict[tuple[str, int], str]] = {}
         # Tables that were dropped, with what they held.
         self.dropped: dict[str, list[int]] = {}
         # Backfills that may not be at their end.
@@ -207,6 +209,11 @@ class Model:
         self.head += 1
         self.versions[self.head] = new
 
+    def rows_of(self, table: str, version: int) -> list[tuple[int, str]]:
+        """The rows of a table, each with the name that an update gave it."""
+        names = self.names_at.get(version, {})
+        return sorted((number, names.get((table, number), "")) for number in self.versions[version][table])
+
     # ── steps ──
 
     def step(self) -> None:
@@ -220,7 +227,9 @@ class Model:
                 *("update", "update", "rename", "expected"),
             ]
         )
+        before = self.head
         getattr(self, f"step_{kind}")()
+        self.names_at.update(dict.fromkeys(range(before + 1, self.head + 1), self.names))
 
     def content(self) -> tuple[Content, str | None, tuple[str, str] | None]:
         tables = sorted(self.versions[self.head])
@@ -329,7 +338,7 @@ class Model:
             assert again.outcome in ("committed", "nothing_to_do", "already_committed")
             assert lake.status()["version"] == self.head + 1, "one publish, whoever made it"
         self.happened({})
-        self.names[table, number] = name
+        self.names = {**self.names, (table, number): name}
 
     def step_rename(self) -> None:
         """A table gets another name, whole or killed somewhere; its batches, and all else of it, keep to it."""
@@ -564,12 +573,14 @@ class Model:
         with self.place.open() as lake:
             lake.rollback(table, to=to)
             assert lake.rollback(table, to=to).outcome == "nothing_to_do"
-            changed = sorted(self.versions[self.head][table]) != sorted(self.versions[to][table])
+            changed = self.rows_of(table, self.head) != self.rows_of(table, to)
             assert lake.status()["version"] == self.head + changed, "one publish, whoever made it"
         if changed:
             numbers = list(self.versions[to][table])
             self.happened({})
             self.versions[self.head][table] = numbers
+            others = {row: name for row, name in self.names.items() if row[0] != table}
+            self.names = others | {row: name for row, name in self.names_at.get(to, {}).items() if row[0] == table}
 
     def step_foreign(self) -> None:
         """Another writer appends past the door: refused, then taken in or put back, by a repair that may be killed."""
