@@ -109,6 +109,11 @@ class Turns:
             end_turns(tx, [operation])
         return all(took)
 
+    def is_anothers(self, tx: Connection, operation: str, table_ids: Collection[str]) -> bool:
+        """Whether another operation has the turn of one of these tables, and its lease has not ended."""
+        values = {"operation": operation, "tables": sorted(table_ids)}
+        return tx.execute(_ANOTHERS[self._database.dialect], values).first() is not None
+
     def is_next(self, operation: str, table_ids: Collection[str]) -> bool:
         """Whether `take_next` would take the turns now; reads only."""
         with self._database.read() as tx:
@@ -272,6 +277,14 @@ def refuse_join(tx: Connection, operations: Collection[str]) -> None:
 
 # Statements of every commit, made once.
 _OPERATIONS: BindParameter[str] = bindparam("operations", expanding=True)
+_ANOTHERS = {
+    dialect: select(tables.turns.c.operation).where(
+        tables.turns.c.operation != bindparam("operation"),
+        tables.turns.c.table_id.in_(bindparam("tables", expanding=True)),
+        tables.turns.c.until_ms > literal_column(now),
+    )
+    for dialect, now in NOW_MS.items()
+}
 _TURNS_OF_OTHERS = select(tables.turns.c.operation).where(
     tables.turns.c.operation != bindparam("operation"), tables.turns.c.until_ms > bindparam("now_ms")
 )

@@ -194,7 +194,8 @@ class Journal:
 
         An operation that was planned again is sealed again: the new record replaces the old one in one statement. One
         that only appends takes the turn of its tables in the same transaction, or waits for it from there on: then
-        another process may publish it. `leftovers`: its folders may hold files that the seal does not name.
+        another process may publish it. Any other waits if another operation has the turn: what it would build now, that
+        one's publish would make out of date. `leftovers`: its folders may hold files that the seal does not name.
         """
         text = seal.to_text()
         values: dict[str, str | None] = {"state": STAGED, "seal_hash": seal_hash(text), "seal": text}
@@ -209,11 +210,14 @@ class Journal:
         has_turn = waits = False
         with self._database.write() as tx:
             changed = tx.execute(_SEAL, {"operation": operation.id, **values}).rowcount
-            if changed and seal.is_plain:
-                has_turn = self.turns.take_if_free(tx, operation.id, seal.table_ids)
-                waits = not has_turn
+            if changed:
+                if seal.is_plain:
+                    has_turn = self.turns.take_if_free(tx, operation.id, seal.table_ids)
+                    waits = not has_turn
+                else:
+                    waits = self.turns.is_anothers(tx, operation.id, seal.table_ids)
                 if waits:
-                    joins = not sealed_apart
+                    joins = seal.is_plain and not sealed_apart
                     self.turns.wait_in_line(tx, operation.id, seal.table_ids, joins=joins, leftovers=leftovers)
         if changed == 0:
             raise fenced(operation.id)

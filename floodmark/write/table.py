@@ -570,7 +570,8 @@ class TableChange:
             return self._keys_again(step)
         if step.options.partial:
             return self._parts_shaped(step, anew=anew)
-        if step.schema is None:
+        # The usual case: the rows were staged for the very shape that the table has.
+        if step.schema is None or (step.schema is step.planned is self.schema and step.spec_id == self.spec_id):
             return step
         source = translated(step.schema, step.planned or step.schema, self.schema)
         self._evolve(self.evolved(arrow_schema(source)) if step.options.evolve else self.schema)

@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import delete, insert, select, update
 
 import floodmark as fm
+from floodmark import failpoints
 from floodmark.catalog import tables
-from floodmark.catalog.turns import WaitingOperation, waiting
+from floodmark.catalog.turns import WaitingOperation, end_turns, waiting
 from floodmark.commit.metadata import parse_metadata
 from floodmark.commit.publisher import GROUP_MAX
 from floodmark.testing.database_faults import DatabaseFaults
@@ -331,6 +332,49 @@ def test_a_delete_beside_appends_that_never_pause_is_published(lake: fm.Lake, ot
     expected = [1000 * (place + 1) + number for place in range(2) for number in range(counts[place])]
     assert ids(lake) == sorted(expected)
     rest(lake)
+
+
+def test_a_checked_edit_that_finds_the_turn_taken_waits_before_it_builds(lake: fm.Lake, others: Others) -> None:
+    """What it built now would be out of date once the one that has the turn is published."""
+    made = others(3)
+    lake.create_table("people", "id long not null, name string", key=["id"])
+    table_ids = sorted(lake.catalog.history.head(table).table_id for table in ("events", "people"))
+    turns, built = lake.catalog.journal.turns, []
+    turns.take("somebody else", table_ids)
+    lake.append("notes", rows(1))
+    behind = Behind(
+        lake,
+        [
+            lambda: made[0].append("people", rows(1)),
+            lambda: made[1].merge("people", rows(1, 2)),
+            lambda: made[2].overwrite("events", rows(3)),
+        ],
+    )
+
+    def observe(point: str) -> None:
+        if point.endswith(".built"):
+            built.append(point)
+
+    failpoints.observer = observe
+    try:
+        behind.begin()
+        assert built == []
+        assert [line["joins"] for line in lines_of(lake)] == [0, 0, 0]
+        with lake.catalog.database.write() as tx:
+            end_turns(tx, ["somebody else"])
+        assert [commit.outcome for commit in behind.wait()] == ["committed"] * 3
+    finally:
+        failpoints.observer = None
+    # The merge was planned on the empty table: planned again, it finds the row that came first.
+    assert built.count("append.built") == built.count("overwrite.built") == 1
+    assert ids(lake, "people") == [1, 2]
+    assert ids(lake) == [3]
+    rest(lake)
+
+
+def lines_of(lake: fm.Lake) -> list[Any]:
+    with lake.catalog.database.read() as tx:
+        return [row._mapping for row in tx.execute(select(tables.waiting))]
 
 
 def test_a_member_that_dies_is_published_or_undone_and_never_half(lake: fm.Lake, place: Place, others: Others) -> None:
