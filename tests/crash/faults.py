@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import floodmark as fm
@@ -25,11 +25,11 @@ class Trial(Protocol):
         ...
 
 
-def fail_storage(trial: Trial, mode: str) -> list[str]:
-    """The outcome of each round in which a call to storage failed."""
+def fail_storage(trial: Trial, mode: str, verbs: Collection[str] | None = None) -> list[str]:
+    """The outcome of each round in which a call to storage failed, one of these verbs or any."""
     storage = trial.lake.catalog.storage
     assert isinstance(storage, FaultyStorage)
-    storage.verbs = FaultyStorage(mode=mode).verbs
+    storage.verbs = FaultyStorage(mode=mode, verbs=verbs).verbs
 
     def lay(number: int) -> FaultyStorage:
         storage.fail_at, storage.mode, storage.calls_seen, storage.fired = number, mode, 0, False

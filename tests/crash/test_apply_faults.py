@@ -11,7 +11,7 @@ import floodmark as fm
 from floodmark.testing.faults import WRITES, FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
-from tests.crash.test_sink_faults import CommitFaults
+from tests.crash.faults import fail_commits, fail_storage
 
 # With every round a table has a column more; a new lake now and then keeps them few.
 ROUNDS_PER_LAKE = 10
@@ -32,86 +32,47 @@ def wanted(number: int) -> dict[str, Any]:
     }
 
 
-class Trial:
-    def __init__(self, place: Place) -> None:
-        self.lake = place.open(create=True, actor="test", storage=FaultyStorage())
+class Applies:
+    """Applies one file after the other; each may fail: then everything is as it was, or all of it has happened."""
+
+    def __init__(self, new_place: Callable[[str], Place]) -> None:
+        self._new_place = new_place
+        self._storage = FaultyStorage()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.lake = self._new_place("sqlite").open(create=True, actor="test", storage=self._storage)
         self.lake.apply(wanted(0), allow_destructive=True)
         self.lake.append("users", [{"id": 1, "name0": "one"}])
-        self.number = 0
+        self.number, self.before = 0, self.shape()
 
     def shape(self) -> dict[str, tuple[str, ...]]:
         return {head.table: tuple(self.lake.schema(head.table).column_names) for head in self.lake.heads()}
 
-    def run(self) -> str:
-        """One more apply, which may fail: then everything is as it was, or the catalog says that it has happened."""
-        before = self.shape()
-        file = wanted(self.number + 1)
-        try:
-            return self.lake.apply(file, allow_destructive=True).outcome
-        except fm.CommitUnknown as unknown:
-            return "unknown" if self.lake.resolve(unknown.operation) is None else "happened"
-        except fm.Unavailable:
-            assert self.shape() == before
-            return "raised"
+    def act(self) -> fm.Commit:
+        return self.lake.apply(wanted(self.number + 1), allow_destructive=True)
 
     def finish(self, outcome: str) -> None:
         """Without a fault the same file is applied, or has been."""
         self.number += 1
-        done = outcome in ("committed", "happened")
+        assert outcome != "raised" or self.shape() == self.before
         assert self.lake.apply(wanted(self.number), allow_destructive=True).outcome == (
-            "nothing_to_do" if done else "committed"
+            "nothing_to_do" if outcome == "committed" else "committed"
         )
         (row,) = self.lake.read_arrow("users").read_all().to_pylist()
         filled = {f"c{one}": one for one in range(1, self.number + 1)}
         assert row == {"id": 1, f"name{self.number}": "one", **filled}
         assert set(self.shape()) == {"users", f"new{self.number}"}
         check_lake(self.lake.catalog)
-
-
-def fail_in_turn(
-    new_trial: Callable[[], Trial], lay: Callable[[Trial, int], Any], lift: Callable[[Any], bool]
-) -> list[str]:
-    """Let the first call fail, then the next, until an apply ends before its fault; what became of each."""
-    outcomes: list[str] = []
-    trial, at = new_trial(), 1
-    while True:
-        if len(outcomes) % ROUNDS_PER_LAKE == ROUNDS_PER_LAKE - 1:
-            trial.lake.close()
-            trial = new_trial()
-        fault = lay(trial, at)
-        try:
-            outcome = trial.run()
-        finally:
-            fired = lift(fault)
-        trial.finish(outcome)
-        if not fired:
-            assert outcome == "committed"
-            trial.lake.close()
-            return outcomes
-        outcomes.append(outcome)
-        at += 1
-
-
-def lay_storage(mode: str) -> Callable[[Trial, int], FaultyStorage]:
-    def lay(trial: Trial, number: int) -> FaultyStorage:
-        storage = trial.lake.catalog.storage
-        assert isinstance(storage, FaultyStorage)
-        storage.fail_at, storage.mode, storage.verbs = number, mode, WRITES
-        storage.calls_seen, storage.fired = 0, False
-        return storage
-
-    return lay
-
-
-def lift_storage(storage: FaultyStorage) -> bool:
-    fired = storage.fired
-    storage.fail_at, storage.fired = None, False
-    return fired
+        self.before = self.shape()
+        if self.number == ROUNDS_PER_LAKE:
+            self.lake.close()
+            self._begin()
 
 
 @pytest.mark.parametrize("mode", ["before", "after", "torn"])
 def test_whichever_write_fails_an_error_means_undone(new_place: Callable[[str], Place], mode: str) -> None:
-    outcomes = fail_in_turn(lambda: Trial(new_place("sqlite")), lay_storage(mode), lift_storage)
+    outcomes = fail_storage(Applies(new_place), mode, WRITES)
     assert "raised" in outcomes
     assert len(outcomes) > 4, "hardly any write was counted"
 
@@ -120,12 +81,4 @@ def test_whichever_write_fails_an_error_means_undone(new_place: Callable[[str], 
 def test_whichever_commit_fails_or_its_reply_is_lost_it_is_all_or_nothing(
     new_place: Callable[[str], Place], mode: str
 ) -> None:
-    def lay(trial: Trial, number: int) -> CommitFaults:
-        return CommitFaults(trial.lake.catalog.database, fail_at=number, mode=mode)
-
-    def lift(fault: CommitFaults) -> bool:
-        fault.remove()
-        return fault.fired
-
-    outcomes = fail_in_turn(lambda: Trial(new_place("sqlite")), lay, lift)
-    assert len(outcomes) > 2, "hardly any COMMIT was counted"
+    assert len(fail_commits(Applies(new_place), mode)) > 2, "hardly any COMMIT was counted"
