@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame
     from floodmark.rows.reading.arrow_reader import RowsWanted
     from floodmark.rows.reading.selection import Selection
-    from floodmark.rows.sql.where import Where
+    from floodmark.rows.sql.where import Searched, Where
 
 # Positions of rows that one Spark job finds are in memory together.
 FOUND_ROWS_MAX = 4_000_000
@@ -277,14 +277,13 @@ class Scan:
         before = accumulate(file.rows for file in files)
         for _, some in groupby(zip(before, files, strict=True), lambda one: one[0] // FOUND_ROWS_MAX):
             chunk = [file for _, file in some]
-            options, arrow = self._catalog.storage.options, by_arrow(self._catalog, self._head)
-            paths = [file.path for file in chunk]
-            yield (
-                chunk,
-                collect_positions(
-                    self._sessions.get(), where, paths, self._schema, storage_options=options, arrow=arrow
-                ),
-            )
+            yield chunk, collect_positions(self._sessions.get(), where, self._searched(chunk))
+
+    def _searched(self, files: Sequence[LiveFile]) -> Searched:
+        from floodmark.rows.sql.where import Searched
+
+        arrow = by_arrow(self._catalog, self._head)
+        return Searched([file.path for file in files], self._schema, self._catalog.storage.options, arrow)
 
     def _count(self) -> int:
         from floodmark.rows.reading.arrow_reader import RowsWanted, read_wanted
@@ -294,11 +293,7 @@ class Scan:
         if where is None:
             return sum(file.rows for file in files)
         if not where.plain:
-            options, arrow = self._catalog.storage.options, by_arrow(self._catalog, self._head)
-            paths = [file.path for file in files]
-            found = count_positions(
-                self._sessions.get(), where, paths, self._schema, storage_options=options, arrow=arrow
-            )
+            found = count_positions(self._sessions.get(), where, self._searched(files))
             return sum(found.values())
         metadata = self._catalog.files.metadata(self._head.metadata_location)
         certain = [file for file in files if where.must_match(file, metadata)]

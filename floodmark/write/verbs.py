@@ -17,7 +17,7 @@ from floodmark.rows.reading.selection import select_files
 from floodmark.rows.rewriting.rewrite import BY_WHERE, InputFile, Rewrite
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.schema import check_columns
-from floodmark.rows.sql.where import Where, count_positions
+from floodmark.rows.sql.where import Searched, Where, count_positions
 from floodmark.rows.staging.duplicates import find_duplicates
 from floodmark.rows.staging.stage import StageTarget
 from floodmark.write.change import Change
@@ -103,10 +103,9 @@ def count_where(engine: Engine, head: Head, where: str) -> dict[str, Json]:
         result = runner.run(rewrite, [InputFile.of(file) for file in files.values()])
         counts = {file.path: file.matched for file in result.files if file.matched}
     else:
-        options, arrow = catalog.storage.options, True if has_renamed_columns(metadata) else None
-        counts = count_positions(
-            engine.sessions.get(), condition, list(files), schema, storage_options=options, arrow=arrow
-        )
+        arrow = True if has_renamed_columns(metadata) else None
+        searched = Searched(list(files), schema, catalog.storage.options, arrow)
+        counts = count_positions(engine.sessions.get(), condition, searched)
     return {
         "table": head.table,
         "where": where,

@@ -16,7 +16,7 @@ from floodmark.rows.reading.scan import scan
 from floodmark.rows.schema import table_schema
 from floodmark.rows.session import Sessions
 from floodmark.rows.staging.stage import StageTarget, stage_dataframe
-from floodmark.rows.sql.where import Where, check_where, spark_positions
+from floodmark.rows.sql.where import Searched, Where, check_where, spark_positions
 
 remote = SparkSession.builder.remote("local[2]").getOrCreate()
 spark = Sessions({}).get()
@@ -33,7 +33,7 @@ for arrow in (False, True):
 assert scan(spark, [], schema).count() == 0
 where = Where.parse("sqrt(id) > 31.5", schema)
 for arrow in (False, True):
-    found = spark_positions(spark, where, files, schema, storage_options={}, arrow=arrow)
+    found = spark_positions(spark, where, Searched(files, schema, arrow=arrow))
     rows = {(row.file, row.pos) for row in found.collect()}
     assert len(rows) == 7 and {file for file, _ in rows} <= set(files), rows
 for text in ("id in (select 1)", "nope + 1 = 1", "id > 1 y", "id", "id > 1) or (id > 1", "count(*) > 1"):

@@ -20,7 +20,7 @@ import pytest
 from floodmark.errors import Invalid
 from floodmark.rows.project import read_schema
 from floodmark.rows.schema import arrow_schema, spark_schema, table_schema, user_fields
-from floodmark.rows.sql.where import Where, check_where, count_positions, spark_positions
+from floodmark.rows.sql.where import Searched, Where, check_where, count_positions, spark_positions
 from tests.unit.test_where import PLAIN, SCHEMA, Staged, random_condition, random_rows
 from tests.unit.test_where_moments import COLUMNS, micros, rows_of, without_bounds
 
@@ -182,7 +182,7 @@ class Files:
 
     def positions(self, spark: SparkSession, text: str, arrow: bool | None) -> DataFrame:
         where = Where.parse(text, self.schema)
-        df = spark_positions(spark, where, list(self.rows), self.schema, storage_options={}, arrow=arrow)
+        df = spark_positions(spark, where, Searched(list(self.rows), self.schema, arrow=arrow))
         assert df.dtypes == [("file", "string"), ("pos", "bigint")]
         return df
 
@@ -255,13 +255,13 @@ def test_files_that_spark_cannot_tell_apart_by_name_are_found_too(spark: SparkSe
 
 def test_counts_are_by_file(spark: SparkSession, odd: Files) -> None:
     where = Where.parse("x > 4.5", odd.schema)
-    counts = count_positions(spark, where, list(odd.rows), odd.schema, storage_options={})
+    counts = count_positions(spark, where, Searched(list(odd.rows), odd.schema))
     assert [count for _, count in sorted(counts.items())] == [1, 5, 1]
     assert set(counts) == set(odd.rows)
 
 
 def test_no_files_have_no_positions(spark: SparkSession, odd: Files) -> None:
-    found = spark_positions(spark, Where.parse("x > 1", odd.schema), [], odd.schema, storage_options={})
+    found = spark_positions(spark, Where.parse("x > 1", odd.schema), Searched([], odd.schema))
     assert found.collect() == []
     assert found.dtypes == [("file", "string"), ("pos", "bigint")]
 
@@ -347,7 +347,7 @@ def test_what_is_no_condition_is_found_before_any_file_is_read(spark: SparkSessi
     for text in ("x", "x in (select 1.5d)"):
         where = Where.parse(text, schema)
         with pytest.raises(Invalid):
-            spark_positions(spark, where, [f"file://{tmp_path}/there-is-no-such-file"], schema, storage_options={})
+            spark_positions(spark, where, Searched([f"file://{tmp_path}/there-is-no-such-file"], schema))
 
 
 def test_columns_below_the_table_are_not_seen(spark: SparkSession, tmp_path: Path) -> None:

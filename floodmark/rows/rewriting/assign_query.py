@@ -23,7 +23,7 @@ from floodmark.rows.reading.scan import scan
 from floodmark.rows.rewriting.assign import Assigned, AssignPlan, Numbered, stage_values
 from floodmark.rows.rewriting.fill_query import failures
 from floodmark.rows.schema import spark_schema
-from floodmark.rows.sql.positions import check_where, has_star, has_subquery, mentioned, numbered_rows
+from floodmark.rows.sql.positions import Searched, check_where, has_star, has_subquery, mentioned, numbered_rows
 from floodmark.rows.staging.stage import batch_size, check_dataframe, task_name
 from floodmark.rows.tasks import collect_tagged
 from floodmark.storage import Storage, join
@@ -48,9 +48,8 @@ def assign_by_query(
     if not files:
         return Assigned()
     texts = [plan.where, *(one.expression for one in plan.assignments)]
-    rows, file, pos = numbered_rows(
-        spark, files, schema, mentioned(" ".join(texts), schema), storage_options=options, arrow=arrow
-    )
+    searched = Searched(files, schema, options, arrow)
+    rows, file, pos = numbered_rows(spark, searched, mentioned(" ".join(texts), schema))
     found = rows.where(plan.where).select(F.col(file).alias("file"), F.col(pos).alias("pos"), *values)
     target, names = plan.target, plan.names
 

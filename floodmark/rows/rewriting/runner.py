@@ -136,11 +136,11 @@ class Runner:
 
         For conditions that only Spark can evaluate. The positions stay in the operation's folder until it ends.
         """
-        from floodmark.rows.sql.where import spark_positions
+        from floodmark.rows.sql.where import Searched, spark_positions
 
         self.used_spark = True
         options = self._storage.options
-        matches = spark_positions(self._sessions.get(), where, files, schema, storage_options=options, arrow=arrow)
+        matches = spark_positions(self._sessions.get(), where, Searched(files, schema, options, arrow))
 
         def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return _store_positions(batches, folder, options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,52 +37,42 @@ _NOT_UNDERSTOOD = "Spark does not understand this condition"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def spark_positions(
-    spark: SparkSession,
-    where: Where,
-    files: Sequence[str],
-    schema: Schema,
-    *,
-    storage_options: Mapping[str, str] | None = None,
-    arrow: bool | None = None,
-) -> DataFrame:
-    """`file` and `pos` of all rows of these files that match. `arrow` forces or forbids Arrow tasks, if possible."""
-    check_where(spark, where, schema)
-    if not files:
+@dataclass(frozen=True)
+class Searched:
+    """The files of a table to look for rows in, and how. `arrow` forces or forbids Arrow tasks, if possible."""
+
+    files: Sequence[str]
+    schema: Schema
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    arrow: bool | None = None
+
+    def by_tasks(self, spark: SparkSession) -> bool:
+        """Whether Arrow tasks read the files, and count their rows."""
+        return by_tasks(spark, self.files, self.arrow) or not _have_distinct_names(self.files)
+
+
+def spark_positions(spark: SparkSession, where: Where, searched: Searched) -> DataFrame:
+    """`file` and `pos` of all rows that match."""
+    check_where(spark, where, searched.schema)
+    if not searched.files:
         return spark.range(0).selectExpr("cast(null as string) file", "id pos")
-    if by_tasks(spark, files, arrow) or not _have_distinct_names(files):
-        return _read_positions(spark, where, files, schema, dict(storage_options or {}))
-    return _scan_positions(spark, where, files, schema)
+    if searched.by_tasks(spark):
+        return _read_positions(spark, where, searched)
+    return _scan_positions(spark, where, searched)
 
 
-def count_positions(
-    spark: SparkSession,
-    where: Where,
-    files: Sequence[str],
-    schema: Schema,
-    *,
-    storage_options: Mapping[str, str] | None = None,
-    arrow: bool | None = None,
-) -> dict[str, int]:
+def count_positions(spark: SparkSession, where: Where, searched: Searched) -> dict[str, int]:
     """How many rows of each file match; files without any are left out."""
-    found = spark_positions(spark, where, files, schema, storage_options=storage_options, arrow=arrow)
+    found = spark_positions(spark, where, searched)
     with spark_job(spark, "Spark could not evaluate this condition", lake_files=True):
         return {row["file"]: row["count"] for row in found.groupBy("file").count().collect()}
 
 
-def collect_positions(
-    spark: SparkSession,
-    where: Where,
-    files: Sequence[str],
-    schema: Schema,
-    *,
-    storage_options: Mapping[str, str] | None = None,
-    arrow: bool | None = None,
-) -> dict[str, Numbers]:
+def collect_positions(spark: SparkSession, where: Where, searched: Searched) -> dict[str, Numbers]:
     """The ascending positions of the rows that match, by file; files without any are left out."""
     from pyspark.sql import functions as F
 
-    found = spark_positions(spark, where, files, schema, storage_options=storage_options, arrow=arrow)
+    found = spark_positions(spark, where, searched)
     by_file = found.groupBy("file").agg(F.sort_array(F.collect_list("pos")).alias("pos"))
     with spark_job(spark, "Spark could not evaluate this condition", lake_files=True):
         rows = by_file.toArrow()
@@ -163,11 +154,11 @@ def _matching(rows: DataFrame, text: str, file: Column, pos: Column) -> DataFram
     return answers.where("match").select("file", "pos")
 
 
-def _scan_positions(spark: SparkSession, where: Where, files: Sequence[str], schema: Schema) -> DataFrame:
-    rows = scan(spark, files, schema, arrow=False)
+def _scan_positions(spark: SparkSession, where: Where, searched: Searched) -> DataFrame:
+    rows = scan(spark, searched.files, searched.schema, arrow=False)
     known = rows.metadataColumn("_metadata")
     found = _matching(rows, where.text, known.getField("file_name"), known.getField("row_index"))
-    return _located(spark, found, files, "file", "location").select("file", "pos")
+    return _located(spark, found, searched.files, "file", "location").select("file", "pos")
 
 
 def _located(spark: SparkSession, rows: DataFrame, files: Sequence[str], file: str, location: str) -> DataFrame:
@@ -181,32 +172,22 @@ def _located(spark: SparkSession, rows: DataFrame, files: Sequence[str], file: s
     return found.withColumn(file, F.coalesce(F.col(location), lost.cast("string"))).drop(location)
 
 
-def _read_positions(
-    spark: SparkSession, where: Where, files: Sequence[str], schema: Schema, storage_options: dict[str, str]
-) -> DataFrame:
+def _read_positions(spark: SparkSession, where: Where, searched: Searched) -> DataFrame:
     from pyspark.sql import functions as F
 
-    fields, names = mentioned(where.text, schema), _added_names(schema)
-    rows = _read_numbered(spark, files, schema, fields, names, storage_options)
+    fields, names = mentioned(where.text, searched.schema), _added_names(searched.schema)
+    rows = _read_numbered(spark, searched, fields, names)
     return _matching(rows, where.text, F.col(names[0]), F.col(names[1]))
 
 
-def numbered_rows(
-    spark: SparkSession,
-    files: Sequence[str],
-    schema: Schema,
-    fields: Sequence[NestedField],
-    *,
-    storage_options: Mapping[str, str] | None = None,
-    arrow: bool | None = None,
-) -> tuple[DataFrame, str, str]:
-    """The rows of these files with these columns, each with its file and its position in it: the names of both."""
+def numbered_rows(spark: SparkSession, searched: Searched, fields: Sequence[NestedField]) -> tuple[DataFrame, str, str]:
+    """All rows with these columns, each with its file and its position in it: the names of both."""
     from pyspark.sql import functions as F
 
+    files, schema = searched.files, searched.schema
     file, pos = _added_names(schema)
-    if by_tasks(spark, files, arrow) or not _have_distinct_names(files):
-        rows = _read_numbered(spark, files, schema, fields, (file, pos), dict(storage_options or {}))
-        return rows, file, pos
+    if searched.by_tasks(spark):
+        return _read_numbered(spark, searched, fields, (file, pos)), file, pos
     rows = scan(spark, files, schema, arrow=False)
     known = rows.metadataColumn("_metadata")
     own = [F.col(quoted(field.name)) for field in fields]
@@ -219,18 +200,13 @@ def _added_names(schema: Schema) -> tuple[str, str]:
 
 
 def _read_numbered(
-    spark: SparkSession,
-    files: Sequence[str],
-    schema: Schema,
-    fields: Sequence[NestedField],
-    names: tuple[str, str],
-    storage_options: dict[str, str],
+    spark: SparkSession, searched: Searched, fields: Sequence[NestedField], names: tuple[str, str]
 ) -> DataFrame:
     from pyspark.sql import types as spark_types
 
     ids = [field.field_id for field in fields]
-    schema_json = schema.model_dump_json()
-    listed = list(files)
+    schema_json, storage_options = searched.schema.model_dump_json(), dict(searched.storage_options)
+    listed = list(searched.files)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _read_task(schema_json, ids, names, listed, storage_options, batches)

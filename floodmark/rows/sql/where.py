@@ -48,6 +48,7 @@ from floodmark.rows.sql.condition import (
 )
 from floodmark.rows.sql.groups import group_spans
 from floodmark.rows.sql.positions import (
+    Searched,
     check_where,
     collect_positions,
     count_positions,
@@ -55,7 +56,7 @@ from floodmark.rows.sql.positions import (
     spark_positions,
 )
 
-__all__ = ["Where", "check_where", "collect_positions", "count_positions", "mentioned", "spark_positions"]
+__all__ = ["Searched", "Where", "check_where", "collect_positions", "count_positions", "mentioned", "spark_positions"]
 
 _COMPARE: dict[type[ex.BoundPredicate], Callable[[pa.Array, pa.Scalar], pa.BooleanArray]] = {
     ex.BoundEqualTo: pc.equal,
