@@ -278,11 +278,11 @@ class Lake:
         message: str = "",
         if_version: int | None = None,
     ) -> Commit:
-        """Give a table another name. It keeps its id, rows, sequences, marks, batch ids and references.
+        """Give a table another name. It keeps its id, rows, sequences, marks, batch ids, references and sinks.
 
-        Older versions have it under its old name. Refused if the new name is taken, also in other case, and while a
-        sink follows it, a backfill works on it or has loaded a history into it, or another branch has it: a table has
-        one name in the lake.
+        Older versions have it under its old name, and sinks ship it under the one that it had when they were added.
+        Refused if the new name is taken, also in other case, and while a backfill works on it or has loaded a history
+        into it, or another branch has it: a table has one name in the lake.
         """
         from floodmark.schema.file import WantedTable
         from floodmark.write.shape import check_name

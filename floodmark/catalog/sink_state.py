@@ -23,6 +23,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    func,
     insert,
     literal_column,
     select,
@@ -72,7 +73,10 @@ CONSUMER = "sink:"
 
 @dataclass(frozen=True)
 class Followed:
-    """A table of a sink: where the sink is, and where the table is. None: that row does not exist."""
+    """A table of a sink: where the sink is, and where the table is. None: that row does not exist.
+
+    `table` is its name now; `shipped_as` the one that it had when the sink was added, which its destination knows.
+    """
 
     table: str
     table_id: str
@@ -91,7 +95,11 @@ class Followed:
     replays: int
     last_unit: str | None
     # Another writer moved the table: a reader of its changes gets an error that describes the drift.
-    drifted: bool = False
+    drifted: bool
+    shipped_as: str
+
+    def is_called(self, name: str) -> bool:
+        return name in (self.table, self.shipped_as)
 
     @property
     def current(self) -> bool:
@@ -134,11 +142,18 @@ class Sink:
         return CONSUMER + self.name
 
     def table(self, name: str) -> Followed:
-        for one in self.tables:
-            if one.table == name:
+        """The table that is called so, or that is shipped under this name since it was renamed."""
+        for one in sorted(self.tables, key=lambda one: one.table != name):
+            if one.is_called(name):
                 return one
         known = ",".join(one.table for one in self.tables)
         raise NotFound("the sink does not follow this table", sink=self.name, table=name, tables=known)
+
+    def of(self, table_id: str) -> Followed:
+        for one in self.tables:
+            if one.table_id == table_id:
+                return one
+        raise NotFound("the sink does not follow this table any more", sink=self.name, table_id=table_id)
 
 
 def _pointer_known() -> ScalarSelect[str]:
@@ -157,6 +172,8 @@ def _looking() -> Select[*tuple[Scalar, ...]]:
     """Everything about sinks and their tables in one query, a row per table."""
     sink, lake = tables.sinks, tables.lake
     followed, head, consumer = tables.sink_tables, tables.heads, tables.consumers
+    # Of a table that is gone: the one that has its name now.
+    namesake = tables.heads.alias("namesake")
     pointer = tables.iceberg_tables
     rows, retry = tables.units.alias("rows_unit"), tables.units.alias("retry_unit")
 
@@ -186,8 +203,9 @@ def _looking() -> Select[*tuple[Scalar, ...]]:
             *(column for column in followed.c if column.name != "sink"),
             consumer.c.mark,
             consumer.c.epoch,
-            head.c.table_id.label("head_id"),
-            head.c.sequence.label("head_sequence"),
+            func.coalesce(head.c.table_name, followed.c.table_name).label("name_now"),
+            func.coalesce(head.c.table_id, namesake.c.table_id).label("head_id"),
+            func.coalesce(head.c.sequence, namesake.c.sequence).label("head_sequence"),
             pointer.c.metadata_location.label("pointer"),
             _pointer_known().label("pointer_known"),
             rows.c.id.label("open_unit"),
@@ -197,7 +215,8 @@ def _looking() -> Select[*tuple[Scalar, ...]]:
         .join(follows, follows.c.sink == sink.c.id, isouter=True)
         .join(line, line.c.id == follows.c.line, isouter=True)
         .join(followed, followed.c.sink == sink.c.id, isouter=True)
-        .join(head, and_(head.c.branch == branch, head.c.table_name == followed.c.table_name), isouter=True)
+        .join(head, and_(head.c.branch == branch, head.c.table_id == followed.c.table_id), isouter=True)
+        .join(namesake, and_(namesake.c.branch == branch, namesake.c.table_name == followed.c.table_name), isouter=True)
         .join(pointer, named, isouter=True)
         .join(consumer, follower, isouter=True)
         .join(rows, is_open(rows, ROWS), isouter=True)
@@ -226,7 +245,7 @@ def to_sink(rows: Sequence[SqlRow]) -> Sink:
         row.lake,
         tuple(
             Followed(
-                one.table_name,
+                one.name_now,
                 one.table_id,
                 one.incarnation,
                 one.destination,
@@ -243,6 +262,7 @@ def to_sink(rows: Sequence[SqlRow]) -> Sink:
                 one.replays,
                 one.last_unit,
                 one.head_id is not None and one.pointer != one.pointer_known,
+                one.table_name,
             )
             for one in rows
             if one.table_name is not None

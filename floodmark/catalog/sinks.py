@@ -168,14 +168,15 @@ class Sinks:
             row = self._unheld(tx, name)
             now = self._database.now_ms(tx)
             followed, unit = tables.sink_tables, tables.units
-            mine = and_(followed.c.sink == row.id, followed.c.table_name == head.table)
-            state = tx.execute(select(followed).where(mine)).first()
+            state = _followed(tx, row.id, head)
             if state is None:
                 if head.table not in json.loads(row.table_names):
                     raise NotFound("the sink does not follow this table", sink=name, table=head.table)
                 _follow(tx, row.id, head.table, head.table_id, lake.incarnation)
-                state = tx.execute(select(followed).where(mine)).one()
+                state = _followed(tx, row.id, head)
+            assert state is not None
             old = state.table_id
+            mine = and_(followed.c.sink == row.id, followed.c.table_name == state.table_name)
             give_up_units(tx, and_(unit.c.sink == row.id, unit.c.table_id.in_((old, head.table_id))), now)
             consumer = tables.consumers
             consumers = and_(consumer.c.name == CONSUMER + name, consumer.c.table_id.in_((old, head.table_id)))
@@ -303,6 +304,15 @@ def _audit_resumed(tx: Connection, unit: str, sink: str, now_ms: int) -> None:
         AuditRider("unit", OPEN, "resumed", f"the run of sink {sink} died; the next one finishes it").apply(
             tx, unit, None, now_ms
         )
+
+
+def _followed(tx: Connection, sink: str, head: Head) -> SqlRow | None:
+    """A sink's row of the table, or of one that is gone and had its name."""
+    followed, there = tables.sink_tables, tables.heads
+    mine = select(followed).where(followed.c.sink == sink)
+    found = tx.execute(mine.where(followed.c.table_id == head.table_id)).first()
+    gone = followed.c.table_id.not_in(select(there.c.table_id))
+    return found or tx.execute(mine.where(followed.c.table_name == head.table, gone)).first()
 
 
 def _follow(tx: Connection, sink: str, table: str, table_id: str, incarnation: str) -> None:

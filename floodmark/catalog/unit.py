@@ -42,7 +42,8 @@ class Rules:
 class Unit:
     """The rows of one table with a sequence in (since, until], as they are at `version`, for one sink.
 
-    `id` distinguishes it from every other unit, also from one of a catalog that was rolled back.
+    `id` distinguishes it from every other unit, also from one of a catalog that was rolled back. `table` is the name
+    under which it is shipped, whatever the table is called by now: its destination continues under that one.
     """
 
     id: str

@@ -371,7 +371,7 @@ class Units:
             branch = tables.branches
             version = tx.execute(select(branch.c.head_version).where(branch.c.name == name)).scalar_one()
             unit = Unit(
-                self._new_id(tx, sink, followed), lake.incarnation, sink.name, sink.id, mark.epoch, followed.table,
+                self._new_id(tx, sink, followed), lake.incarnation, sink.name, sink.id, mark.epoch, followed.shipped_as,
                 followed.table_id, version, mark.mark, sequence, rules, key=key,
                 after=self._last(tx, sink, followed, ROWS, mark.epoch),
             )  # fmt: skip
@@ -462,20 +462,14 @@ class Units:
 
     def quarantined(self, sink: Sink, table: str | None = None, limit: int | None = None) -> list[RefusedRow]:
         """Oldest first."""
-        row, followed = tables.quarantine, tables.sink_tables
-        named = and_(followed.c.sink == row.c.sink, followed.c.table_id == row.c.table_id)
-        query = (
-            select(row, followed.c.table_name)
-            .join(followed, named, isouter=True)
-            .where(row.c.sink == sink.id)
-            .order_by(row.c.id)
-            .limit(limit)
-        )
-        query = query if table is None else query.where(followed.c.table_name == table)
+        row, names = tables.quarantine, {one.table_id: one.table for one in sink.tables}
+        query = select(row).where(row.c.sink == sink.id).order_by(row.c.id).limit(limit)
+        if table is not None:
+            query = query.where(row.c.table_id.in_([one.table_id for one in sink.tables if one.is_called(table)]))
         with self._database.read() as tx:
             return [
                 RefusedRow(
-                    one.id, one.table_name or "", one.table_id, one.unit, one.position, one.line, one.reason,
+                    one.id, names.get(one.table_id, ""), one.table_id, one.unit, one.position, one.line, one.reason,
                     one.tries, one.first_ms, one.last_ms, one.retry_unit,
                 )
                 for one in tx.execute(query)
@@ -521,11 +515,11 @@ class Units:
             lines = [(entry, line) for entry, line in lines if entry in there]
             if not lines:
                 return None
-            mine = and_(state.c.sink == sink.id, state.c.table_name == followed.table)
+            mine = and_(state.c.sink == sink.id, state.c.table_id == followed.table_id)
             number = tx.execute(select(state.c.retries).where(mine)).scalar_one()
             epoch = self._mark(tx, sink, followed).epoch
             unit = Unit(
-                self._new_id(tx, sink, followed), lake.incarnation, sink.name, sink.id, epoch, followed.table,
+                self._new_id(tx, sink, followed), lake.incarnation, sink.name, sink.id, epoch, followed.shipped_as,
                 followed.table_id, lake.version, number, number + 1, rules, RETRY, key,
                 self._last(tx, sink, followed, RETRY, epoch),
             )  # fmt: skip

@@ -86,7 +86,7 @@ def _check_only(context: typer.Context, declaration: Declaration, create: bool) 
     _check_store(context)
     try:
         with context.obj.open() as lake:
-            check_lake(declaration, {head.table for head in lake.heads()})
+            check_lake(declaration, {head.table for head in lake.heads()}, lake.catalog.sinks.all())
             _check_cluster(context, lake)
     except NotFound:
         if not create:

@@ -195,5 +195,9 @@ def rename(
     with context.obj.open(read_only=False) as lake:
         commit = lake.rename_table(table, new_name, branch=branch, message=message, if_version=if_version)
     output.result(commit.as_dict(), text=f"{table} renamed to {new_name}, version {commit.version}")
-    if branch == MAIN and table in context.obj.settings.tables:
+    settings = context.obj.settings
+    if branch == MAIN and table in settings.tables:
         output.note(f"Rename [tables.{table}] in the settings too: `floodmark apply` would create the table again.")
+    for sink, section in settings.sinks.items():
+        if table in (named := section.get("tables", ()), *(named if isinstance(named, list) else ())):
+            output.note(f"Rename it in [sinks.{sink}] of the settings too; the sink follows it in any case.")

@@ -198,7 +198,7 @@ def status_rows(about: SinkReport) -> list[dict[str, Json]]:
     """The tables of a sink, a line each."""
     return [
         {
-            "table": one.table,
+            "table": one.table if one.shipped_as is None else f"{one.table} (as {one.shipped_as})",
             "mark": place_text(one.mark),
             "head": one.head,
             "behind": one.lag_rows,

@@ -153,8 +153,9 @@ class DropRider:
 class RenameRider:
     """A table gets another name: nothing depends on the old one that cannot follow.
 
-    Sinks use the name at their destinations, histories for their chunks, other branches for the table itself, and a job
-    at work asks for it again. Batches, streams and spools follow the table here; marks are by its id.
+    Histories use the name for their chunks, other branches for the table itself, and a job at work asks for it again.
+    Batches, streams, spools and sinks follow the table here; marks and units are by its id. At its destinations a sink
+    goes on under the name that it began with (docs/decisions/0045).
     """
 
     table_id: str
@@ -163,7 +164,7 @@ class RenameRider:
     branch: str
 
     def check(self, tx: Connection) -> None:
-        followed_by(tx, self.table_id, self.table, self.branch, "renamed")
+        used_by(tx, self.table_id, self.table, self.branch, "renamed")
         histories = histories_of(tx, self.table_id)
         advice = "Its chunks are recorded by the table's name: load the history into a new table instead."
         _refuse("a history was loaded into the table", self.table, "renamed", jobs=histories, advice=advice)
@@ -172,6 +173,11 @@ class RenameRider:
         rename_batches(tx, self.table, self.new_name, self.branch)
         for row in (tables.spools, tables.spool_quarantine):
             tx.execute(update(row).where(row.c.table_id == self.table_id).values(table_name=self.new_name))
+        sink, followed = tables.sinks, tables.sink_tables
+        query = select(sink.c.id, sink.c.table_names).join(followed, followed.c.sink == sink.c.id)
+        for one in tx.execute(query.where(followed.c.table_id == self.table_id)).all():
+            names = [self.new_name if name == self.table else name for name in json.loads(one.table_names)]
+            tx.execute(update(sink).where(sink.c.id == one.id).values(table_names=json.dumps(names)))
 
     def as_dict(self) -> dict[str, Json]:
         return {"type": "rename", **asdict(self)}
@@ -215,8 +221,8 @@ def _at_work() -> Select[str, str, str]:
 
 
 def followed_by(tx: Connection, table_id: str, table: str, branch: str, done: str) -> None:
-    """Refuse that the table is `done` (dropped, renamed) while a sink, a job at work or another branch has it."""
-    sink, followed, head = tables.sinks, tables.sink_tables, tables.heads
+    """Refuse that the table is `done` (dropped) while a sink, a job at work or another branch has it."""
+    sink, followed = tables.sinks, tables.sink_tables
     sinks = tx.execute(
         select(sink.c.name)
         .join(followed, followed.c.sink == sink.c.id)
@@ -224,6 +230,12 @@ def followed_by(tx: Connection, table_id: str, table: str, branch: str, done: st
         .order_by(sink.c.name)
     ).scalars()
     _refuse("a sink follows the table", table, done, sinks=list(sinks), advice="Remove the sink first.")
+    used_by(tx, table_id, table, branch, done)
+
+
+def used_by(tx: Connection, table_id: str, table: str, branch: str, done: str) -> None:
+    """Refuse that the table is `done` (dropped, renamed) while a job at work or another branch has it."""
+    head = tables.heads
     jobs = [one.name for one in tx.execute(_at_work()) if _is_of(table_id, table, one.spec, one.table_names)]
     _refuse("a job works on the table", table, done, jobs=jobs, advice="Cancel it, or wait for it.")
     others = select(head.c.branch).where(head.c.table_id == table_id, head.c.branch != branch)

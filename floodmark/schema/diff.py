@@ -142,10 +142,6 @@ def _renamed(wanted: WantedTable, current: Current | None, taken: str | None) ->
         problem = ("there is no such table", "`floodmark tables` lists them.")
     elif taken is not None and taken != wanted.name:
         problem = (f"a table {taken} exists, and names must differ by more than case", "Choose another name.")
-    elif current.dependents.settings:
-        names = sorted(current.dependents.settings)
-        reason = f"sinks follow it, and what they sent has the old name: {', '.join(names)}"
-        problem = (reason, _without_sinks(names))
     elif current.dependents.jobs:
         problem = (f"backfills have not ended: {', '.join(current.dependents.jobs)}", "Let them end, or cancel them.")
     elif current.dependents.histories:
@@ -155,6 +151,8 @@ def _renamed(wanted: WantedTable, current: Current | None, taken: str | None) ->
         problem = _others_have_it(current)
     if problem is not None:
         return TablePlan(wanted.name, wanted, current, (refused(wanted.name, RENAME_TABLE, None, text, *problem),))
+    if current is not None and (sinks := sorted(current.dependents.settings)):
+        text += f"; at the destinations of {', '.join(sinks)} it keeps the name that it has there"
     step = Step(wanted.name, RENAME_TABLE, None, SAFE, text)
     return TablePlan(wanted.name, wanted, current, (step,), rename_to=new)
 

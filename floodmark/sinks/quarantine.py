@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from floodmark.catalog.sink_state import Followed
 from floodmark.catalog.units import RefusedRow
-from floodmark.errors import BelowRetention, Corrupt
+from floodmark.errors import BelowRetention, Conflict, Corrupt
 from floodmark.json_form import Json
 from floodmark.model import BEGINNING, SEQ_COLUMN
 from floodmark.reading import Reader, ReadMoment
@@ -54,12 +55,17 @@ class _Line:
 
 
 def current_lines(
-    reader: Reader, storage: Storage, table: str, settings: AnySettings, entries: Sequence[RefusedRow], branch: str
+    reader: Reader,
+    storage: Storage,
+    followed: Followed,
+    settings: AnySettings,
+    entries: Sequence[RefusedRow],
+    branch: str,
 ) -> Again:
     """The rows of a table's quarantine as they are now on a branch."""
     refused = {entry.id: _parsed(entry) for entry in entries}
     lowest = min((line.sequence for line in refused.values()), default=0)
-    shipment = _changes_since(reader, table, settings, lowest - 1, ReadMoment(branch=branch))
+    shipment = _changes_since(reader, followed, settings, lowest - 1, ReadMoment(branch=branch))
     if not shipment.key:
         sent = [(entry.id, entry.line) for entry in entries if UNENCODABLE not in refused[entry.id].values]
         return Again(sent, [], ())
@@ -81,11 +87,15 @@ def current_lines(
     return Again(send, replaced, shipment.key)
 
 
-def _changes_since(reader: Reader, table: str, settings: AnySettings, since: int, moment: ReadMoment) -> Shipment:
+def _changes_since(
+    reader: Reader, followed: Followed, settings: AnySettings, since: int, moment: ReadMoment
+) -> Shipment:
     try:
-        found = reader.changes(table, None if since <= BEGINNING else since, None, moment)
+        found = reader.changes(followed.table, None if since <= BEGINNING else since, None, moment)
     except BelowRetention:
-        found = reader.changes(table, None, None, moment)
+        found = reader.changes(followed.table, None, None, moment)
+    if found.table_id != followed.table_id:
+        raise Conflict("another table got this name a moment ago", table=followed.table, advice="Run it again.")
     return plan_shipment(found.plan, settings.columns, settings.where)
 
 

@@ -19,7 +19,17 @@ from floodmark.catalog.sink_state import Followed, Sink
 from floodmark.catalog.unit import RETRY, ROWS, SEALED, Part, Shipped, Unit, UnitLog, Watch
 from floodmark.catalog.units import RefusedRow, UnitLimit, choices
 from floodmark.engine import Engine
-from floodmark.errors import BelowRetention, Busy, Corrupt, FloodmarkError, Invalid, Unavailable, cause_text
+from floodmark.errors import (
+    BelowRetention,
+    Busy,
+    Conflict,
+    Corrupt,
+    FloodmarkError,
+    Invalid,
+    NotFound,
+    Unavailable,
+    cause_text,
+)
 from floodmark.failpoints import hit
 from floodmark.json_form import Json
 from floodmark.model import BEGINNING, MAIN
@@ -55,6 +65,8 @@ from floodmark.storage import Storage
 
 TEXT_FORMATS = frozenset({"ndjson", "jsonl"})
 RELEASES_MAX = 2
+# How often a table may get another name while it is looked at.
+RENAMES_MAX = 5
 # By table id: units that storage has and this catalog does not.
 Lost = Mapping[str, Corrupt]
 PARTS_SHOWN = 8
@@ -182,9 +194,7 @@ class SinkRunner:
                 # One endpoint serves all tables: a pause that it asked for one table applies to the others.
                 asked = next((table.error for table in done if table.error and _wait_ms(table.error)), None)
                 done.append(
-                    self._table(sink, one.table, run, watch, until_empty, lost)
-                    if asked is None
-                    else _left_alone(one, asked)
+                    self._table(sink, one, run, watch, until_empty, lost) if asked is None else _left_alone(one, asked)
                 )
             done += lost_tables(sink)
         except BaseException as error:
@@ -215,7 +225,7 @@ class SinkRunner:
             self._finish_open(sink, followed, run, watch, tally)
             # This run holds the sink: rows that are newer than these cannot overtake them.
             again = current_lines(
-                self._engine.reader, self._catalog.storage, table, settings, entries, sink.branch or MAIN
+                self._engine.reader, self._catalog.storage, followed, settings, entries, sink.branch or MAIN
             )
             tally.replaced = self._catalog.units.drop_quarantined(sink, again.replaced)
             rules, units = settings.rules(), self._catalog.units
@@ -225,12 +235,12 @@ class SinkRunner:
                 tally.unheard = None  # of the unit that was open: its rows are in this one
                 self._ship(unit, settings, run, watch, tally)
         except Stopped:
-            return self._stopped(sink.name, table, tally)
+            return self._stopped(sink.name, tally)
         except FloodmarkError as error:
             if isinstance(error, WrongSetting):
                 error.advise(sink.name)
-            return tally.done(outcome_of(error), self._mark(sink.name, table), error)
-        return tally.finished(self._mark(sink.name, table))
+            return tally.done(outcome_of(error), self._mark(sink.name, followed), error)
+        return tally.finished(self._mark(sink.name, followed))
 
     def set_aside(self, sink: Sink, table: str, first: int, last: int, reason: str, watch: RunWatch) -> int:
         """Set a part of the open unit aside by hand, in the same epoch; returns its rows. Busy if a run
@@ -300,12 +310,12 @@ class SinkRunner:
             raise Corrupt("a part of a unit has other bytes than were recorded", unit=unit.id, part=mine)
         return body.data
 
-    def _stopped(self, name: str, table: str, tally: _Tally) -> TableRun:
+    def _stopped(self, name: str, tally: _Tally) -> TableRun:
         try:
             paused = self._catalog.sinks.find(name).state == SINK_PAUSED
         except FloodmarkError:
             paused = False
-        return tally.done(PAUSED if paused else STOPPED, self._mark(name, table))
+        return tally.done(PAUSED if paused else STOPPED, self._mark(name, tally.followed))
 
     def _release(self, sink: Sink, run: str, error: Mapping[str, Json] | None, wait_ms: int | None = None) -> None:
         for _ in range(RELEASES_MAX):
@@ -318,26 +328,28 @@ class SinkRunner:
         # The lease of this run is not renewed any more: the next run takes the sink over.
         self._catalog.sinks.disown(run)
 
-    def _table(self, sink: Sink, table: str, run: str, watch: RunWatch, until_empty: bool, lost: Lost) -> TableRun:
+    def _table(
+        self, sink: Sink, followed: Followed, run: str, watch: RunWatch, until_empty: bool, lost: Lost
+    ) -> TableRun:
         """Ship one table of the run. Its failure does not stop the others."""
-        tally = _Tally(sink.table(table))
+        tally = _Tally(followed)
         try:
             watch.check()
-            check_followed(sink, sink.table(table))
-            _check_known(sink.table(table), lost)
+            check_followed(sink, followed)
+            _check_known(followed, lost)
             settings = settings_from_json(sink.kind, sink.settings)
-            self._finish_open(sink, sink.table(table), run, watch, tally)
-            while self._take_new(sink.name, table, settings, run, watch, tally) and until_empty:
+            self._finish_open(sink, followed, run, watch, tally)
+            while self._take_new(sink.name, followed.table_id, settings, run, watch, tally) and until_empty:
                 watch.check()
         except Stopped:
-            return self._stopped(sink.name, table, tally)
+            return self._stopped(sink.name, tally)
         except FloodmarkError as error:
             if isinstance(error, WrongSetting):
                 error.advise(sink.name)
             elif isinstance(error, Invalid) and tally.opened:
                 error.advice = f"{error.advice} {KEEPS_RULES}".strip()
-            return tally.done(outcome_of(error), self._mark(sink.name, table), error)
-        return tally.finished(self._mark(sink.name, table))
+            return tally.done(outcome_of(error), self._mark(sink.name, followed), error)
+        return tally.finished(self._mark(sink.name, followed))
 
     def _finish_open(self, sink: Sink, followed: Followed, run: str, watch: RunWatch, tally: _Tally) -> None:
         """Finish the unit that an earlier run left open, with the parts that it recorded."""
@@ -352,15 +364,18 @@ class SinkRunner:
                 tally.resumed += 1
                 self._ship(unit, settings, run, watch, tally)
 
-    def _take_new(self, name: str, table: str, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally) -> bool:
+    def _take_new(
+        self, name: str, table_id: str, settings: AnySettings, run: str, watch: RunWatch, tally: _Tally
+    ) -> bool:
         """Open and ship one unit of the new rows; False if no row is new."""
         sink = self._catalog.sinks.find(name)
-        followed = sink.table(table)
+        # By its id: it may have another name by now.
+        followed = sink.of(table_id)
         check_followed(sink, followed)
         if followed.current or self._passed_over(sink, followed):
             return False
         shipment = plan_shipment(self._new(sink, followed).plan, settings.columns, settings.where)
-        check_text(shipment, settings, table)
+        check_text(shipment, settings, followed.table)
         limit = UnitLimit(settings.unit_rows, settings.unit_bytes)
         unit = self._catalog.units.open(sink, followed, settings.rules(), shipment.key, run, limit)
         if unit is None:
@@ -407,9 +422,12 @@ class SinkRunner:
     def shipment(self, unit: Unit) -> Shipment:
         """The rows of a unit, from the version that it pinned."""
         since = None if unit.since == BEGINNING else unit.since
-        found = self._engine.reader.changes(unit.table, since, unit.until, ReadMoment(version=unit.version))
-        if found.table_id != unit.table_id:
-            raise Corrupt("the table of a unit is another one at its version", unit=unit.id, table=unit.table)
+        # Its name at that version, which need not be the one that it is shipped under.
+        heads = self._catalog.history.tables_at(unit.version).values()
+        name = next((head.table for head in heads if head.table_id == unit.table_id), None)
+        if name is None:
+            raise Corrupt("the table of a unit does not exist at its version", unit=unit.id, table=unit.table)
+        found = self._engine.reader.changes(name, since, unit.until, ReadMoment(version=unit.version))
         return plan_shipment(found.plan, unit.rules.columns, unit.rules.where)
 
     def plan(self, name: str) -> SinkRun:
@@ -438,11 +456,22 @@ class SinkRunner:
 
     def _new(self, sink: Sink, followed: Followed) -> Changes:
         mark, moment = followed.mark if followed.mark is not None else BEGINNING, ReadMoment(branch=sink.branch or MAIN)
-        try:
-            return self._engine.reader.changes(followed.table, None if mark == BEGINNING else mark, None, moment)
-        except BelowRetention as error:
-            error.advice = choices(sink.name, followed.table, mark=False)
-            raise
+        since = None if mark == BEGINNING else mark
+        for _ in range(RENAMES_MAX):
+            try:
+                found = self._engine.reader.changes(followed.table, since, None, moment)
+            except BelowRetention as error:
+                error.advice = choices(sink.name, followed.table, mark=False)
+                raise
+            except NotFound:
+                found = None
+            if found is not None and found.table_id == followed.table_id:
+                return found
+            # It has another name by now, and another table may have the one that it had a moment ago.
+            sink = self._catalog.sinks.find(sink.name)
+            followed = sink.of(followed.table_id)
+            check_followed(sink, followed)
+        raise Conflict("the table kept getting other names", sink=sink.name, table=followed.table, advice="Try again.")
 
     def _pass_over(self, sink: Sink, lost: Lost) -> Sink:
         """Move the marks of tables that have nothing new for any sink, for example after a compaction."""
@@ -469,10 +498,10 @@ class SinkRunner:
             self._catalog.witnesses.saw(sink, followed.table_id, followed.epoch, changes.until)
         return True
 
-    def _mark(self, name: str, table: str) -> int | None:
+    def _mark(self, name: str, followed: Followed) -> int | None:
         """The current mark; None if the catalog has none."""
         try:
-            return self._catalog.sinks.find(name).table(table).mark
+            return self._catalog.sinks.find(name).of(followed.table_id).mark
         except FloodmarkError:
             return None
 

@@ -121,12 +121,32 @@ class LakeSinks:
         heads = [self._catalog.history.head(table, branch) for table in names]
         for head in heads:
             self._check_rows(head, chosen)
+        self._check_names_there(name, chosen, heads)
         if start is None:
             self._check_new_place(name, chosen, heads)
         begin = BEGINNING_NAME if start is None else start
         marks = {head.table: _mark_at(begin, head, None) for head in heads}
         self._catalog.sinks.add(name, kind, chosen.to_json(), heads, marks, chosen.protected)
         return self.about(name)
+
+    def _check_names_there(self, name: str, settings: AnySettings, heads: Sequence[Head]) -> None:
+        """Refuse a name under which another sink ships another table there, which was renamed."""
+        place, by_name = place_of(settings), {head.table: head for head in heads}
+        for other in self._catalog.sinks.all():
+            if place_of(settings_from_json(other.kind, other.settings)) != place:
+                continue
+            for one in other.tables:
+                head = by_name.get(one.shipped_as)
+                if one.table != one.shipped_as and head is not None and head.table_id != one.table_id:
+                    raise Invalid(
+                        "another table is shipped there under this name",
+                        sink=name,
+                        table=head.table,
+                        other_sink=other.name,
+                        other_table=one.table,
+                        advice=f"{one.table} was renamed, and {other.name} goes on under its old name. "
+                        "Use another destination, or rename the new table.",
+                    )
 
     def _check_new_place(self, name: str, settings: AnySettings, heads: Sequence[Head]) -> None:
         """Refuse a destination to which a removed sink shipped rows of these tables: they would arrive twice."""
@@ -191,7 +211,7 @@ class LakeSinks:
         self._engine.get_ready()
         sink = self._catalog.sinks.find(name)
         settings = settings_from_json(sink.kind, sink.settings)
-        names = [*(followed.table for followed in sink.tables), *sink.lost] if table is None else [table]
+        names = self._names(sink, table)
         witnessed = self._catalog.witnesses.newest_epoch(sink)
         for one in names:
             head = self._head(sink, one)
@@ -204,10 +224,14 @@ class LakeSinks:
         """
         sink = self._catalog.sinks.find(name)
         known = {followed.table: followed for followed in sink.tables}
-        names = [*known, *sink.lost] if table is None else [table]
-        if table is not None and table not in sink.lost:
-            sink.table(table)
+        names = self._names(sink, table)
         return [self._replayed(self._head(sink, one), start, known.get(one)) for one in names]
+
+    def _names(self, sink: Sink, table: str | None) -> list[str]:
+        """The tables of a sink as they are called now, or this one of them."""
+        if table is None:
+            return [*(followed.table for followed in sink.tables), *sink.lost]
+        return [table] if table in sink.lost else [sink.table(table).table]
 
     def _replayed(self, head: Head, start: str | int, followed: Followed | None) -> TableReplay:
         mark = followed.mark if followed is not None and followed.table_id == head.table_id else None
@@ -258,7 +282,7 @@ class LakeSinks:
             check_followed(sink, followed)
             settings = settings_from_json(sink.kind, sink.settings)
             self._check_rows(self._head(sink, followed.table), settings)
-            found = check_destination(settings, self._catalog.storage, followed.table)
+            found = check_destination(settings, self._catalog.storage, followed.shipped_as)
         except FloodmarkError as error:
             if isinstance(error, WrongSetting):
                 error.advise(sink.name)
@@ -344,11 +368,11 @@ class LakeSinks:
         from floodmark.sinks.iceberg.maintain import IcebergMaintenance, Owner
 
         owner = Owner(sink.name, sink.id, followed.table_id)
-        maintenance = IcebergMaintenance(destination, followed.table, owner, self._engine.actor)
+        maintenance = IcebergMaintenance(destination, followed.shipped_as, owner, self._engine.actor)
         if verb == SINK_COMPACT:
             record = compact_destination(
                 destination,
-                followed.table,
+                followed.shipped_as,
                 files_min,
                 dry_run,
                 hopeless=self._could_not_improve(owner),

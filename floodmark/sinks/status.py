@@ -59,6 +59,8 @@ class SinkTable(Reported):
     # forced.
     rows_lost: int
     refused: StoredError | None
+    # The name that it has at the destination, if it was renamed since the sink was added.
+    shipped_as: str | None
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def _table(
         rows_doubtful=notes.get((followed.table_id, ROWS_DOUBTFUL), 0),
         rows_lost=notes.get((followed.table_id, ROWS_LOST), 0),
         refused=refused,
+        shipped_as=None if followed.shipped_as == followed.table else followed.shipped_as,
     )
 
 

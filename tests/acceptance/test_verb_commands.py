@@ -115,6 +115,25 @@ def test_a_table_gets_another_name(made: Path) -> None:
     assert command(made, "rename", "notes").code == 2
 
 
+def test_a_sink_follows_a_renamed_table(made: Path) -> None:
+    out = made / "out"
+    (made / "floodmark.toml").write_text(f'[sinks.out]\ntype = "files"\ntables = ["notes"]\npath = "{out}"\n')
+    assert command(made, "sink", "add", "out").code == 0
+    assert command(made, "sink", "run", "out").code == 0
+    done = command(made, "rename", "notes", "remarks")
+    assert (done.code, done.version) == (0, 10)
+    assert "[sinks.out]" in done.stderr
+    assert "remarks (as notes)" in command(made, "sink", "status", "out").stdout
+    (table,) = command(made, "sink", "status", "out", "--json").data["tables"]
+    assert (table["table"], table["shipped_as"]) == ("remarks", "notes")
+    replay = command(made, "sink", "replay", "out", "--from", "beginning", "--table", "notes", "--apply")
+    assert replay.code == 0
+    assert command(made, "sink", "run", "out").stdout.startswith("remarks: shipped 2 rows")
+    refused = command(made, "drop", "remarks")
+    assert refused.code == 2
+    assert "sinks follow it: out" in refused.stderr
+
+
 def test_a_declared_table_is_to_be_renamed_in_the_settings_too(made: Path) -> None:
     (made / "floodmark.toml").write_text('[tables.notes]\nschema = "id long not null, name string"\n')
     done = command(made, "rename", "notes", "remarks")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -307,13 +306,7 @@ def test_other_wrong_names_change_nothing(lake: fm.Lake, table: str, name: str, 
     assert lake.status()["version"] == version
 
 
-def test_what_cannot_follow_refuses_with_advice(lake: fm.Lake, tmp_path: Path) -> None:
-    lake.sinks.add("out", "files", tables="events", path=str(tmp_path / "out"))
-    with pytest.raises(fm.Invalid, match="sinks follow it") as caught:
-        lake.rename_table("events", "x")
-    assert "sink remove out" in caught.value.advice
-    lake.sinks.remove("out")
-
+def test_what_cannot_follow_refuses_with_advice(lake: fm.Lake) -> None:
     lake.branches.create("dev")
     with pytest.raises(fm.Invalid, match="branches have it: dev"):
         lake.rename_table("events", "x")
@@ -343,10 +336,6 @@ def test_a_history_keeps_the_name_of_its_table(lake: fm.Lake) -> None:
 # ── beside others ──
 
 
-def add_sink(lake: fm.Lake) -> None:
-    lake.sinks.add("out", "files", tables="events", path=f"{lake.location.removeprefix('file://')}-out")
-
-
 def take_name(lake: fm.Lake) -> None:
     lake.create_table("Happenings", EVENTS)
 
@@ -359,14 +348,13 @@ def begin_job(lake: fm.Lake) -> None:
 @pytest.mark.parametrize(
     ("meddle", "kind"),
     [
-        (add_sink, fm.FloodmarkError),
         (take_name, fm.Invalid),
         (begin_job, fm.FloodmarkError),
         (lambda lake: lake.branches.create("dev"), fm.FloodmarkError),
         (lambda lake: lake.drop_table("events"), fm.FloodmarkError),
         (lambda lake: lake.rename_table("events", "other"), fm.FloodmarkError),
     ],
-    ids=["sink", "name", "job", "branch", "drop", "rename"],
+    ids=["name", "job", "branch", "drop", "rename"],
 )
 def test_what_comes_meanwhile_and_cannot_follow_refuses_it_too(
     lake: fm.Lake, other: fm.Lake, point: str, meddle: Callable[[fm.Lake], Any], kind: type[fm.FloodmarkError]

@@ -85,12 +85,24 @@ def delete(numbers: Iterable[int]) -> Change:
     return Change("delete", PEOPLE, tuple((number, "") for number in numbers))
 
 
+def called(lake: fm.Lake, table: str) -> str:
+    """The table's name now; at the other end it has the one that it began with."""
+    return table if any(head.table == table for head in lake.heads()) else f"{table}_now"
+
+
+def rename(lake: fm.Lake, table: str) -> None:
+    """Give the table its other name."""
+    name = called(lake, table)
+    lake.rename_table(name, f"{table}_now" if name == table else table)
+
+
 def perform(lake: fm.Lake, change: Change) -> None:
+    name = called(lake, change.table)
     if change.verb == "delete":
-        lake.delete(change.table, f"id in ({', '.join(str(number) for number, _ in change.rows)})")
+        lake.delete(name, f"id in ({', '.join(str(number) for number, _ in change.rows)})")
         return
     rows = [{"id": number, "name": name, "at": moment(number)} for number, name in change.rows]
-    getattr(lake, change.verb)(change.table, rows)
+    getattr(lake, change.verb)(name, rows)
 
 
 def expected(changes: Iterable[Change]) -> Contents:
@@ -172,11 +184,13 @@ def make(lake: fm.Lake) -> None:
 
 
 def disturb(lake: fm.Lake, changes: Iterable[Change] = MEANWHILE) -> None:
-    """All that may happen between two tries: new rows, compaction, retention, expiry and sweep, at once."""
+    """All that may happen between two tries: other names, new rows, compaction, retention, expiry, sweep, at once."""
+    for table in (EVENTS, PEOPLE):
+        rename(lake, table)
     for change in changes:
         perform(lake, change)
     for table in (EVENTS, PEOPLE):
-        assert lake.maintain.compact(table, files_min=2).outcome in ("compacted", "nothing_to_do")
+        assert lake.maintain.compact(called(lake, table), files_min=2).outcome in ("compacted", "nothing_to_do")
     forget(lake)
 
 
@@ -253,7 +267,7 @@ class Writer:
     def step(self) -> None:
         dice = self._dice
         self._number += 1
-        verb = dice.choice(["append", "append", "merge", "merge", "delete", "compact", "forget"])
+        verb = dice.choice(["append", "append", "merge", "merge", "delete", "compact", "forget", "rename"])
         name = f"change {self._number % 5}"
         if verb == "append":
             # The same few rows again and again.
@@ -262,8 +276,10 @@ class Writer:
             self.write(merge(dice.sample(range(40), dice.randint(1, 8)), name))
         elif verb == "delete":
             self.write(delete(dice.sample([one for one in range(40) if one % 4], dice.randint(1, 4))))
+        elif verb == "rename":
+            rename(self._lake, dice.choice([EVENTS, PEOPLE]))
         elif verb == "compact":
-            done = self._lake.maintain.compact(dice.choice([EVENTS, PEOPLE]), files_min=3)
+            done = self._lake.maintain.compact(called(self._lake, dice.choice([EVENTS, PEOPLE])), files_min=3)
             assert done.outcome in ("compacted", "nothing_to_do", "below_threshold"), done.as_dict()
         elif self._number % 3 == 0:
             forget(self._lake)

@@ -14,7 +14,7 @@ import difflib
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ def check_file(settings: Settings) -> Declaration:
     return Declaration(text, tables, sinks, settings.sources)
 
 
-def check_lake(declaration: Declaration, tables: set[str]) -> None:
+def check_lake(declaration: Declaration, tables: set[str], sinks: Collection[Sink] = ()) -> None:
     """Check that every table that a source or a sink names exists or is declared."""
     declared = {table.name for table in declaration.tables if not table.drop}
     known = sorted(tables | declared)
@@ -88,8 +88,10 @@ def check_lake(declaration: Declaration, tables: set[str]) -> None:
             raise _no_table(f"sources.{name}.table", source.table, known, declaration.text)
     for name, sink in declaration.sinks.items():
         if sink.declared.line == MAIN:  # tables of other branches are unknown before the branches exist
+            # A sink goes on with a table that was renamed; that the file has its old name is a difference, no error.
+            followed = [one for there in sinks if there.name == name for one in there.tables]
             for table in sink.declared.tables:
-                if table not in known:
+                if table not in known and not any(one.is_called(table) for one in followed):
                     raise _no_table(f"sinks.{name}.tables", table, known, declaration.text)
 
 
@@ -123,9 +125,10 @@ def make_new(declaration: Declaration, settings: Settings, lake: Lake, *, create
     if create and (made := {name: entry for name, entry in new.items() if name in wanted}):
         with _placed(declaration.text, "tables"):
             lake.apply(made, message=f"tables of {declaration.text.file}")
-    check_lake(declaration, {head.table for head in lake.heads()})
+    sinks = lake.catalog.sinks.all()
+    check_lake(declaration, {head.table for head in lake.heads()}, sinks)
     differences = _table_differences(declaration, settings, lake)
-    known = {sink.name: sink for sink in lake.catalog.sinks.all()}
+    known = {sink.name: sink for sink in sinks}
     for name, sink in declaration.sinks.items():
         declared = sink.declared
         if name not in known:
@@ -140,7 +143,7 @@ def make_new(declaration: Declaration, settings: Settings, lake: Lake, *, create
                     **_values(declared.settings),
                 )
         elif found := _sink_differences(known[name], sink):
-            differences.append(_sink_text(name, declared, found, declaration.text.file))
+            differences.append(_sink_text(known[name], declared, found, declaration.text.file))
     return differences
 
 
@@ -210,11 +213,16 @@ def _by_key(settings: AnySettings) -> dict[str, Json]:
     return found
 
 
-def _sink_text(name: str, declared: SinkSection, found: list[_Difference], file: str) -> str:
+def _sink_text(known: Sink, declared: SinkSection, found: list[_Difference], file: str) -> str:
+    name, renamed = known.name, {one.shipped_as: one.table for one in known.tables if one.shipped_as != one.table}
     fixed = ("type", "tables", "branch", *PLACE[declared.kind])
     # `sink set` cannot remove a key that only the lake's sink has.
     stuck = [one for one in found if one.setting in fixed or ("." in one.setting and one.declared is None)]
-    if stuck:
+    now = [renamed.get(table, table) for table in declared.tables]
+    if renamed and [one.setting for one in found] == ["tables"] and sorted(set(now)) == found[0].there:
+        gone = "; ".join(f"{table} was renamed to {renamed[table]}" for table in declared.tables if table in renamed)
+        way = f"{gone}, and the sink follows it. Write tables = {json.dumps(now)} in the file"
+    elif stuck:
         remove = _command(f"sink remove {name} --apply", file)
         way = (
             f"{stuck[0].setting} of a sink cannot change. Use the same value in the file, or declare it under another "
