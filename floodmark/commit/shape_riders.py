@@ -155,7 +155,7 @@ class RenameRider:
 
     Histories use the name for their chunks, other branches for the table itself, and a job at work asks for it again.
     Batches, streams, spools and sinks follow the table here; marks and units are by its id. At its destinations a sink
-    goes on under the name that it began with (docs/decisions/0045).
+    goes on under the name that it began with (docs/decisions/0046).
     """
 
     table_id: str
