@@ -15,6 +15,7 @@ import pytest
 from pyarrow import types
 
 from floodmark.rows.checksum import RowChecksum
+from floodmark.rows.mixing import mix, mixed
 from tests.unit.test_compare import garbage, kinds, laid_out, plain, some_value
 
 
@@ -140,6 +141,12 @@ def test_other_types_that_files_may_bring_are_told_apart_too(kind: pa.DataType, 
     assert len(sums) == 4
     order = pa.array([2, 3, 0, 1])
     assert checksum(pa.table({"x": array.take(order)})) == checksum(pa.table({"x": array}))
+
+
+def test_one_number_is_mixed_as_many_are() -> None:
+    numbers = [0, 1, 2**63, 2**64 - 1, *(random.Random(n).getrandbits(64) for n in range(50))]
+    assert [mixed(number) for number in numbers] == mix(np.array(numbers, np.uint64)).tolist()
+    assert mixed(numbers[-1] + 2**64) == mixed(numbers[-1])
 
 
 # ── damage ──

@@ -168,6 +168,40 @@ def test_numbers_and_uuids_never_share_a_hash_and_neighbours_lie_apart() -> None
     assert pairs(hash_values([ids.cast(pa.binary(16)).cast(pa.uuid())], SECRET)) == pairs(found)
 
 
+def test_hashes_are_those_of_the_documented_format() -> None:
+    def key(purpose: str) -> int:
+        digest = blake2b(purpose.encode(), digest_size=8, key=bytes.fromhex(SECRET.text)).digest()
+        return int.from_bytes(digest, "little")
+
+    def mix(number: int) -> int:
+        number %= 2**64
+        number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+        return number ^ number >> 31
+
+    def siphash(words: list[int], purpose: str) -> tuple[int, int]:
+        text = b"".join((one % 2**64).to_bytes(8, "little") for one in words)
+        found = sip([text], (key(purpose), key(f"{purpose}, second word")))[0]
+        return int.from_bytes(bytes.fromhex(found[:16]), "little"), int.from_bytes(bytes.fromhex(found[16:]), "little")
+
+    assert hashes([-5], pa.int32()) == [(mix(-5 + key("numbers")), 0)]
+    assert hashes([-0.0, 1.0], pa.float32()) == [(mix(key("numbers")), 0), (mix((1023 << 52) + key("numbers")), 0)]
+    assert hashes([date(1970, 1, 3)], pa.date32()) == [(mix(2 + key("numbers")), 0)]
+    assert hashes([datetime(1970, 1, 1, 0, 0, 1)], pa.timestamp("s")) == [(mix(10**6 + key("numbers")), 0)]
+    assert hashes([True], pa.bool_()) == [(mix(1 + key("numbers")), 0)]
+    assert hashes([None], pa.int64()) == [(mix(key("null") + key("numbers")), 0)]
+    assert hashes([None], pa.string()) == [(mix(key("null") + key("numbers")), key("null"))]
+    low = mix(2 + key("numbers, second word"))
+    assert hashes([(2**64 + 2).to_bytes(16, "big")], pa.binary(16)) == [(mix((1 ^ low) + key("numbers")), low)]
+    number = int(Decimal("-1.5") * 10**38)
+    words = [(number >> shift) % 2**64 for shift in (0, 64, 128, 192)]
+    assert hashes([Decimal("-1.5")], pa.decimal128(5, 2)) == [siphash(words, "rows")]
+    (text,) = hashes(["abc"], pa.string())
+    both = hash_values([pa.array(["abc", None]), pa.array([7, 7])], SECRET)
+    assert pairs(both) == [siphash([*text, 7, 0], "rows"), siphash([0, 0, 7, 1], "rows")]
+    assert SECRET.check == f"{key('check'):016x}"
+
+
 # ── several columns ──
 
 

@@ -24,6 +24,7 @@ from floodmark.rows.index import segment as segment_module
 from floodmark.rows.index.build import build
 from floodmark.rows.index.entries import Entries, joined, make_entries, sort_entries
 from floodmark.rows.index.filter import make_filter, mask_of, may_hold, word_of
+from floodmark.rows.index.fingerprint import fingerprints
 from floodmark.rows.index.fold import fold
 from floodmark.rows.index.hashing import ENCODER, Encoder, Secret, hash_values, is_wide
 from floodmark.rows.index.probe import Candidates, probe, probe_section
@@ -41,6 +42,7 @@ from floodmark.rows.index.segment import (
     open_segment,
     write_segment,
 )
+from floodmark.rows.schema import table_schema, user_fields
 from floodmark.rows.translate import is_list
 from floodmark.storage import Storage
 from tests.unit.test_keys import Files
@@ -306,14 +308,45 @@ def test_the_same_entries_give_the_same_bytes_in_pieces_of_any_size() -> None:
     assert records[0].size_bytes == len(STORAGE.read(locations[0]))
 
 
+def test_what_version_1_and_encoder_1_write_never_changes() -> None:
+    """Segments outlive the code that wrote them: another digest needs another version, or another encoder's number."""
+    fields = user_fields(table_schema("id long, k string, d decimal(9,2), ts timestamp, x double, l array<int>"))
+    rows = 3000
+    table = pa.table(
+        {
+            "id": pa.array(range(rows)),
+            "k": pa.array([None if n % 50 == 7 else f"key {n % 997}" * (n % 90 // 3) for n in range(rows)]),
+            "d": pa.array(range(rows)).cast(pa.decimal128(38, 2)).cast(pa.decimal128(9, 2)),
+            "ts": pa.array(range(rows)).cast(pa.timestamp("us", "UTC")),
+            "x": pa.array([n / 8 for n in range(rows)]),
+            "l": pa.array(
+                [None if n % 9 == 4 else [n % 5, None, n][: n % 4] for n in range(rows)], pa.list_(pa.int32())
+            ),
+        }
+    )
+    made = fingerprints(table, fields, SECRET)
+    plans = []
+    for name, columns, own in (
+        ("key", ["k", "id"], made),
+        ("d", ["d"], None),
+        ("ts", ["ts"], None),
+        ("l", ["l"], None),
+    ):
+        chosen = [table[column] for column in columns]
+        entries = sort_entries(make_entries(chosen, SECRET, file=0, position=0, fingerprints=own))
+        form = IndexForm(name, SECRET, entries.low is not None, own is not None)
+        plans.append(SectionPlan(form, [CoveredFile("s3://lake/a", rows, 7)], [entries]))
+    assert write_segment(STORAGE, place(), plans).digest == "372d3151a3476753f7572ee5981f0e72"
+
+
 def test_a_row_takes_at_most_32_bytes_with_everything() -> None:
     values = pa.array([f"{n:045}" for n in range(50_000)])
-    for kind, fingerprints, files, most in (
+    for kind, marked, files, most in (
         (pa.string(), True, 300, 32),
         (pa.string(), False, 1, 24),
         (pa.int64(), False, 1, 16),
     ):
-        form = form_of(kind, fingerprints=fingerprints)
+        form = form_of(kind, fingerprints=marked)
         column = values if kind == pa.string() else values.cast(kind)
         each = len(column) // files
         made = plan(form, [column.slice(at * each, each) for at in range(files)], cut=each)
