@@ -16,7 +16,7 @@ from floodmark.rows.index.entries import Entries, joined, sort_entries
 from floodmark.rows.index.segment import CoveredFile, IndexForm, Section, SectionPlan
 
 # Entries of all sections that are in memory at once, about.
-WINDOW_ENTRIES = 512 * 1024
+WINDOW_ENTRIES = 256 * 1024
 _GONE = 2**32 - 1
 
 

@@ -24,8 +24,8 @@ from floodmark.rows.mixing import Hashes, places
 
 # So many blocks stay in the processor's cache while they are searched.
 _BLOCKS_AT_ONCE = 32
-# So many reads are under way at once: checksums take as long as the rest, and a read of object storage is a round trip.
-_AHEAD = 3
+# Where a read is a round trip, so many are under way at once. Locally threads cost more than they save.
+_AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ def _probe_one(number: int, section: Section, hashes: ValueHashes, fingerprints:
 
 
 def _read_ahead(section: Section, wanted: list[int], fingerprints: bool) -> Iterator[tuple[list[int], Entries]]:
-    """The entries of these blocks, some blocks at a time; the next ones are read while the caller looks at some."""
+    """The entries of these blocks, some blocks at a time; from object storage the next ones are on their way."""
     pieces = [wanted[start : start + _BLOCKS_AT_ONCE] for start in range(0, len(wanted), _BLOCKS_AT_ONCE)]
-    if len(pieces) <= _AHEAD:
+    if len(pieces) < 2 or not section.is_remote:
         yield from ((blocks, section.read(blocks, fingerprints=fingerprints)) for blocks in pieces)
         return
-    with ThreadPoolExecutor(_AHEAD) as pool:
+    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="floodmark-probe") as pool:
         reading = [pool.submit(section.read, blocks, fingerprints=fingerprints) for blocks in pieces[:_AHEAD]]
         for number, blocks in enumerate(pieces):
             entries = reading.pop(0).result()

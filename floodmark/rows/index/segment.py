@@ -431,6 +431,11 @@ class Section:
     def blocks(self) -> int:
         return len(self.firsts)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a read is a round trip."""
+        return self._reader.is_remote
+
     @cached_property
     def filter(self) -> Hashes:
         return np.frombuffer(self.words, np.uint64)
