@@ -104,7 +104,8 @@ def test_no_file_that_holds_an_incoming_key_is_left_out(
     assert may_hold_keys([], given, table.metadata, table.schema, 0) == []
 
 
-def test_bounds_decide_which_files_are_kept(tmp_path: Path) -> None:
+def test_bounds_decide_which_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "RANGES_MAX", 32)
     table = Staged(tmp_path, "a int not null, b string not null", key=["a", "b"])
     files = [
         table.live(one)

@@ -24,7 +24,7 @@ from floodmark.rows.sql.file_test import Mask, Span, file_spans, listed_span
 from floodmark.rows.sql.where import Where
 
 # With more ranges than this, files are compared with what is around them all.
-RANGES_MAX = 32
+RANGES_MAX = 500
 
 
 @dataclass(frozen=True)
