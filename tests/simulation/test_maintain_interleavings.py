@@ -242,7 +242,7 @@ class Between(FaultyStorage):
         super().__init__()
         self._left = act_at
         self._act = act
-        self._thread = threading.get_ident()
+        self._actor_thread = threading.get_ident()
         self._transactions = 0
         self.acted = False
 
@@ -254,7 +254,7 @@ class Between(FaultyStorage):
 
     def _step(self) -> None:
         # A heartbeat's calls are its own; inside a transaction others would only wait for its end.
-        if threading.get_ident() != self._thread or self._transactions:
+        if threading.get_ident() != self._actor_thread or self._transactions:
             return
         self._left -= 1
         if self._left == 0:
@@ -271,7 +271,7 @@ class Between(FaultyStorage):
         @contextmanager
         def watched() -> Iterator[Any]:
             self._step()
-            own = threading.get_ident() == self._thread
+            own = threading.get_ident() == self._actor_thread
             self._transactions += own
             try:
                 with transaction() as tx:
