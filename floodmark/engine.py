@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.recovery import Recovery
@@ -15,6 +16,10 @@ from floodmark.errors import Invalid
 from floodmark.reading import Reader
 from floodmark.rows.session import Sessions
 from floodmark.storage import Storage
+
+if TYPE_CHECKING:
+    from floodmark.index.covering import Coverings
+    from floodmark.index.writing import SegmentWriter
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,9 @@ class Engine:
     actor: str
     read_only: bool = False
 
+    def __post_init__(self) -> None:
+        self.catalog.segment_maker = lambda: self.segments
+
     @property
     def storage(self) -> Storage:
         return self.catalog.storage
@@ -33,6 +41,19 @@ class Engine:
     @cached_property
     def reader(self) -> Reader:
         return Reader(self.catalog, self.sessions)
+
+    @cached_property
+    def segments(self) -> SegmentWriter:
+        # Late: a lake that is only asked about needs no Arrow.
+        from floodmark.index.writing import SegmentWriter
+
+        return SegmentWriter(self.catalog, self.sessions)
+
+    @cached_property
+    def coverings(self) -> Coverings:
+        from floodmark.index.covering import Coverings
+
+        return Coverings(self.catalog)
 
     @cached_property
     def recovery(self) -> Recovery:

@@ -54,6 +54,8 @@ OTHER = {
     # A sealed operation whose tables' turn another one has (docs/protocol.md): it waits; asks again; has the turn; the
     # one that has it read the seals of those that wait.
     "turn": ("queued", "waiting", "taken", "joined"),
+    # Segments of the files that an operation will publish are written.
+    "index": ("written",),
     "branch": ("creating", "created", "deleting", "deleted"),  # before and after the COMMIT
     "expire": ("marked",),
     "give_up": ("marked",),

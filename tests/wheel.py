@@ -30,6 +30,7 @@ NEEDED = (
     "floodmark/catalog/migrations/script.py.mako",
     "floodmark/catalog/migrations/versions/f0010_lake.py",
     "floodmark/catalog/migrations/versions/f0011_waiting.py",
+    "floodmark/catalog/migrations/versions/f0012_indexes.py",
     "floodmark/serve/page/templates/",
     "floodmark/serve/page/static/",
     f"{INFO}licenses/LICENSE",

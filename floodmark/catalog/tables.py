@@ -8,14 +8,16 @@ the epoch by the database's clock.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, text
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text, UniqueConstraint, text
 
 # The format that this code reads and writes. A migration that changes the tables raises it.
-FORMAT = 11
+FORMAT = 12
 # The format of the first release. An older one is refused; those from here on are migrated.
 OLDEST_FORMAT = 10
 # The first format with fm_waiting and fm_led: read-only, an older lake is served as it is.
 TOGETHER_FORMAT = 11
+# The first format with fm_indexes and fm_segments: read-only, an older lake is served without indexes.
+INDEXES_FORMAT = 12
 
 CATALOG_NAME = "floodmark"
 NAMESPACE = "default"
@@ -291,6 +293,43 @@ waiting = Table(
     Column("joins", Integer, nullable=False),
     Column("asks", Integer, nullable=False),
     Column("leftovers", Integer, nullable=False),
+)
+
+# Indexes, by what they are on: a JSON list of field ids, and how (key, value). state: live, dropped. The row of a key
+# index that was dropped stays, so that writers do not make it again. `secret` is never shown. `changes` rises with
+# every change of its segments: readers keep what they know of them until then.
+indexes = Table(
+    "fm_indexes",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("table_id", String(36), nullable=False),
+    Column("field_ids", String(500), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("encoder", Integer, nullable=False),
+    Column("wide", Integer, nullable=False),
+    Column("secret", String(32), nullable=False),
+    Column("changes", BigInteger, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    UniqueConstraint("table_id", "kind", "field_ids", name="fm_indexes_on"),
+)
+
+# Files of indexes, a row for each index that has a section in it; until the file is deleted. `retired_ms`: others cover
+# its live files, or it has none. `broken`: it is damaged or gone, and covers nothing.
+segments = Table(
+    "fm_segments",
+    metadata,
+    Column("index_id", String(26), primary_key=True),
+    Column("location", String(1000), primary_key=True),
+    Column("table_id", String(36), nullable=False),
+    Column("operation", String(26), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("tail_bytes", BigInteger, nullable=False),
+    Column("digest", String(32), nullable=False),
+    Column("entries", BigInteger, nullable=False),
+    Column("files", BigInteger, nullable=False),
+    Column("broken", Integer, nullable=False),
+    Column("retired_ms", BigInteger),
 )
 
 # Sinks. `runner_process` and `runner_run` are the lease of the current run, if one exists.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sqlalchemy import func, select
 
@@ -15,6 +15,7 @@ from floodmark.catalog.chunks import Chunks
 from floodmark.catalog.daemon import DaemonHold
 from floodmark.catalog.database import Database, LakeRow, to_lake
 from floodmark.catalog.history import History
+from floodmark.catalog.indexes import Indexes
 from floodmark.catalog.jobs import Jobs
 from floodmark.catalog.leases import LEASE_MS, Heartbeat
 from floodmark.catalog.maintenance_state import MaintenanceState
@@ -30,11 +31,21 @@ from floodmark.model import MAIN, Head
 from floodmark.storage import Storage
 
 if TYPE_CHECKING:
+    from floodmark.catalog.riders import Rider
+    from floodmark.commit.journal import Operation
     from floodmark.commit.metadata import MetadataFiles
     from floodmark.commit.publisher import Publisher
+    from floodmark.commit.seal import Edit
 
 T = TypeVar("T")
 READS_MAX = 10
+
+
+class SegmentMaker(Protocol):
+    """What covers the data files of an operation by its indexes: a room above makes it."""
+
+    def riders(self, operation: Operation, edits: Iterable[Edit]) -> tuple[list[Rider], bool]:
+        """Segments for the files that these edits add, as riders; and whether Spark tasks made some."""
 
 
 class Catalog:
@@ -45,6 +56,9 @@ class Catalog:
         self.heartbeat = Heartbeat(database, lease_ms)
         self.journal = Journal(database, storage, self.heartbeat, location)
         self.history = History(database)
+        self.indexes = Indexes(database)
+        # Makes segments for the files that an operation publishes; a lake that is open has one.
+        self.segment_maker: Callable[[], SegmentMaker] | None = None
         self.expiry = Expiry(database)
         self.maintenance = MaintenanceState(database)
         self.sinks = Sinks(database, self.heartbeat)
@@ -66,7 +80,7 @@ class Catalog:
     def publisher(self) -> Publisher:
         from floodmark.commit.publisher import Publisher
 
-        return Publisher(self.database, self.journal, self.history, self.files, self.storage)
+        return Publisher(self.database, self.journal, self.history, self.indexes, self.files, self.storage)
 
     def at_head(self, table: str, read: Callable[[Head], T], branch: str = MAIN) -> T:
         """The result of `read` on the table's head, for a caller that holds no version yet.

@@ -28,6 +28,7 @@ from floodmark import log
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import History, publish_facts
+from floodmark.catalog.indexes import Indexes
 from floodmark.catalog.lineage import ENDED, Lineages
 from floodmark.catalog.pointers import TableMove, drop_table, insert_table, move_tables, rename_table, take_table
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider, PlanAgain, Rider
@@ -206,9 +207,16 @@ WAIT_S_MAX = 600.0
 
 class Publisher:
     def __init__(
-        self, database: Database, journal: Journal, history: History, files: MetadataFiles, storage: Storage
+        self,
+        database: Database,
+        journal: Journal,
+        history: History,
+        indexes: Indexes,
+        files: MetadataFiles,
+        storage: Storage,
     ) -> None:
         self._database = database
+        self._indexes = indexes
         self._journal = journal
         self._history = history
         self._files = files
@@ -622,7 +630,8 @@ class Publisher:
         """What a published operation's folders may hold: files of its commit, and of those that it published too."""
         versions = [version, *self._journal.versions_led_by(operation.id)]
         touched = [head for one in versions for head in self._history.touched(one)]
-        return self._files.own_files(touched) | {file.location for file in self._history.deletions_of(version)}
+        deletions = {file.location for file in self._history.deletions_of(version)}
+        return self._files.own_files(touched) | deletions | self._indexes.of_operation(operation.id)
 
     def clean(self, operation: Operation, commit: Commit, *, last: bool = False) -> int:
         """Best effort: delete the files in a published operation's own folders that its commit does not name.

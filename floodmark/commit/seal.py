@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from floodmark.catalog.chunks import ChunkRider, FillRider, PruneRider, RedoRider
+from floodmark.catalog.indexes import IndexRider
 from floodmark.catalog.jobs import EndRider
 from floodmark.catalog.merge_base import MergeRider
 from floodmark.catalog.riders import BatchRider, MarksRider, Rider, StreamRider, VersionRider
@@ -301,6 +302,7 @@ _RIDERS: Mapping[str, Callable[..., Rider]] = {
     "job_end": EndRider,
     "spool": SpoolRider.sealed,
     "spool_retry": RetryRider,
+    "index": IndexRider.sealed,
 }
 
 

@@ -371,7 +371,7 @@ def _folders(catalog: Catalog) -> list[str]:
 
 def _everything_named(catalog: Catalog, tables: Sequence[TableStates]) -> set[str]:
     """Every file that any state of any table names; dead states have a sweep of their own."""
-    named = catalog.history.all_deletions()
+    named = catalog.history.all_deletions() | catalog.indexes.all_locations()
     seen: set[str] = set()
     looked: set[str] = set()
     for table in tables:

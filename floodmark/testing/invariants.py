@@ -29,6 +29,7 @@ from floodmark.ingest.quarantine import leftovers, read_aside
 from floodmark.model import MAIN, SEQ_COLUMN, Value
 from floodmark.storage import join
 from floodmark.testing.catalog_rows import CatalogRows, HeadRow, StateRow
+from floodmark.testing.index_invariants import check_indexes
 from floodmark.testing.lineage_invariants import (
     check_heads,
     check_lineages,
@@ -83,7 +84,8 @@ def check_lake(catalog: Catalog, *, settled: bool = True) -> LakeFacts:
     _check_journal(rows, settled, broken)
     _check_rows(catalog, rows.heads, broken)
     _check_deletions(catalog, rows, broken)
-    files = _check_files(catalog, rows, swept, condemned, settled, broken)
+    segments = check_indexes(catalog, broken)
+    files = _check_files(catalog, rows, swept, condemned, settled, segments, broken)
     _check_spools(catalog, rows.version, broken)
     check_witnesses(catalog, broken)
     if broken:
@@ -279,13 +281,15 @@ def _check_files(
     swept: set[tuple[int, str]],
     condemned: set[tuple[int, str]],
     settled: bool,
+    segments: set[str],
     broken: list[str],
 ) -> set[str]:
     floors = {table_id: row.deletions_floor for table_id, row in rows.maintenance.items()}
     reachable = {row.location for row in rows.deletions if row.sequence > floors[row.table_id]}
-    reachable |= set(rows.pointers.values())
+    reachable |= set(rows.pointers.values()) | segments
     going = _going(catalog, [row for row in rows.states if row.id in condemned])
-    waiting = going | {row.location for row in rows.deletions} - reachable
+    # Segments that are damaged stay until maintenance has replaced them.
+    waiting = (going | {row.location for row in rows.deletions} | catalog.indexes.all_locations()) - reachable
     files = _reader(catalog)
     for row in rows.states:
         if row.id in swept or not row.metadata_location:

@@ -13,18 +13,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import NestedField
 
 from floodmark import log
 from floodmark.catalog.riders import PlanAgain, Rider
 from floodmark.commit.adopt import Adopted
 from floodmark.commit.intent import Intent
 from floodmark.commit.journal import Operation, all_files
+from floodmark.commit.live_files import LiveFile
 from floodmark.commit.metadata import new_metadata
 from floodmark.commit.publication import Planned, Publication, PublishPlan, Start, check_expected
 from floodmark.commit.seal import CREATE, Edit
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
+from floodmark.index.keys import files_holding_keys, key_index
 from floodmark.model import Commit, FileRecord, Head
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.staging.bundle import Bundle
@@ -127,7 +130,7 @@ class Change(PublishPlan):
         self._work = work
         self._runner = Runner(self._catalog.storage, self._engine.sessions, work.operation.id)
         others = tables_at_head(self._catalog, self._engine.sessions, self._intent.branch)
-        self._means = Means(self._catalog.files, self._catalog.storage, self._runner, others)
+        self._means = Means(self._catalog.files, self._catalog.storage, self._runner, others, self._holding_keys)
         if self._fill is None:
             return
         try:
@@ -237,6 +240,13 @@ class Change(PublishPlan):
             self._runner.used_spark = True
             return stage_dataframe(target, data, self.operation.id)
         return stage_in_process(target, data, self._catalog.storage, self._held if waits else None)
+
+    def _holding_keys(
+        self, table_id: str, files: Sequence[LiveFile], staged: Sequence[str], fields: Sequence[NestedField]
+    ) -> list[LiveFile]:
+        """Those of a table's files that may hold one of the keys in staged files, by the key's index if it has one."""
+        index = key_index(self._catalog.indexes, table_id, fields)
+        return files_holding_keys(self._engine.coverings, index, self._catalog.storage, files, staged, fields)
 
     def _end_held(self) -> None:
         """Make all staged files durable: what follows may read them, or seals them."""

@@ -25,6 +25,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import VoidTransform
+from pyiceberg.types import NestedField
 
 from floodmark import clock
 from floodmark.catalog.riders import PlanAgain, Rider
@@ -132,12 +133,16 @@ def tables_at_head(catalog: Catalog, sessions: Sessions, branch: str = MAIN) -> 
 
 @dataclass(frozen=True)
 class Means:
-    """What a change needs to work on a table. `tables` gives others of the lake, for expressions that fill columns."""
+    """What a change needs to work on a table. `tables` gives others of the lake, for expressions that fill columns.
+
+    `holding_keys` leaves out files of a table that certainly hold none of the keys in some staged files.
+    """
 
     files: MetadataFiles
     storage: Storage
     runner: Runner
     tables: Callable[[str], DataFrame]
+    holding_keys: Callable[[str, Sequence[LiveFile], Sequence[str], Sequence[NestedField]], list[LiveFile]]
 
 
 @dataclass
@@ -249,6 +254,7 @@ class TableChange:
         self.name = name
         self.metadata = metadata
         self.head = head
+        self._means = means
         self._files = means.files
         self._storage = means.storage
         self._runner = means.runner
@@ -908,7 +914,11 @@ class TableChange:
     # ── files of incoming rows ──
 
     def _may_hold(self, step: WriteStep, files: Sequence[LiveFile]) -> list[LiveFile]:
-        return may_hold_keys(files, step.incoming, self.metadata, self.schema, self.spec_id)
+        """Those of the files that may hold an incoming key: by bounds, then by the key's index."""
+        some = may_hold_keys(files, step.incoming, self.metadata, self.schema, self.spec_id)
+        if self.head is None or not some:
+            return some
+        return self._means.holding_keys(self.head.table_id, some, step.paths, key_fields(self.schema))
 
     def _without(self, records: Sequence[FileRecord], unchanged: dict[int, list[str]]) -> list[FileRecord]:
         """The incoming files without the rows that the table already has unchanged."""

@@ -1,7 +1,7 @@
-"""A section made from the data files that it covers: of an index that was declared later, or to compare with one.
+"""Sections made from the data files that they cover: for files that were just staged, and for older ones.
 
-Only the columns of the index are read, and for fingerprints all columns of the table. All entries are in memory
-at once, so the caller gives so many files as fit; `fold` joins what was made.
+The files are read once for all indexes: their columns only, and for fingerprints all columns of the table. All entries
+are in memory at once, so the caller gives so many files as fit; `fold` joins what was made.
 """
 
 from __future__ import annotations
@@ -26,24 +26,39 @@ def build(
     fields: Sequence[NestedField],
 ) -> SectionPlan:
     """The section of these files: `columns` are those of the index, in its order, `fields` all of the table."""
-    parts: list[Entries] = []
-    wanted = list(fields) if form.fingerprints else list(columns)
-    at = [[field.field_id for field in wanted].index(column.field_id) for column in columns]
+    return build_sections(storage, [(form, columns)], files, fields)[0]
+
+
+def build_sections(
+    storage: Storage,
+    indexes: Sequence[tuple[IndexForm, Sequence[NestedField]]],
+    files: Sequence[CoveredFile],
+    fields: Sequence[NestedField],
+) -> list[SectionPlan]:
+    """The sections of these files for several indexes of a table, each given with its columns, in their order."""
+    parts: list[list[Entries]] = [[] for _ in indexes]
+    every = any(form.fingerprints for form, _ in indexes)
+    columns = {column.field_id: column for _, some in indexes for column in some}
+    wanted = list(fields) if every else list(columns.values())
+    ids = [field.field_id for field in wanted]
     for number, file in enumerate(files):
         rows = 0
         for start, batch in read_numbered(storage, file.path, wanted, size_bytes=file.size_bytes):
-            marks = fingerprints(batch, wanted, form.secret) if form.fingerprints else None
-            parts.append(
-                make_entries(
-                    [batch.column(one) for one in at],
-                    form.secret,
-                    file=number,
-                    position=start,
-                    fingerprints=marks,
-                    encoder=form.encoder,
+            for (form, some), part in zip(indexes, parts, strict=True):
+                part.append(
+                    make_entries(
+                        [batch.column(ids.index(column.field_id)) for column in some],
+                        form.secret,
+                        file=number,
+                        position=start,
+                        fingerprints=fingerprints(batch, wanted, form.secret) if form.fingerprints else None,
+                        encoder=form.encoder,
+                    )
                 )
-            )
             rows += len(batch)
         if rows != file.rows:
             raise Corrupt("a data file does not have the rows in the catalog", file=file.path, rows=rows)
-    return SectionPlan(form, files, [sort_entries(joined(parts))] if parts else [])
+    return [
+        SectionPlan(form, files, [sort_entries(joined(part))] if part else [])
+        for (form, _), part in zip(indexes, parts, strict=True)
+    ]

@@ -89,6 +89,8 @@ class Encoder:
 
 
 ENCODER = Encoder(1)
+# Every way that this Floodmark knows, by its number.
+ENCODERS = {ENCODER.number: ENCODER}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from floodmark.rows.index.filter import filter_words, make_filter
 from floodmark.rows.index.hashing import ENCODER, Encoder, Secret
 from floodmark.rows.mixing import Hashes
 from floodmark.storage import OutputStream, RangeReader, Storage
+from floodmark.storage.streams import Opened
 
 VERSION = 1
 BLOCK_ENTRIES = 1024
@@ -318,6 +319,14 @@ def open_segment(
     return found
 
 
+def open_whole(location: str, data: bytes, size_bytes: int, digest: str | None = None) -> Segment | NotCovered:
+    """Open a small segment that was read whole: it holds no file open."""
+    if len(data) != size_bytes:
+        raise _damaged(location, "trailer", "the file does not have the size in the catalog")
+    opened = Opened(len(data), lambda offset, length: data[offset : offset + length], lambda: None)
+    return _open(RangeReader(location, opened, read_ahead_bytes=1), len(data), digest)
+
+
 def _open(reader: RangeReader, tail_bytes: int, digest: str | None) -> Segment | NotCovered:
     tail = _end_of(reader, max(TRAILER_BYTES, tail_bytes))
     if len(tail) < TRAILER_BYTES:
@@ -377,7 +386,9 @@ class Segment:
         files = tuple(CoveredFile(path, rows, size) for path, rows, size in header["files"])
         fences = np.frombuffer(self._part(form, "fences", *found.fences), _FENCE)
         words = self._part(form, "filter", *found.filter)
-        return Section(self._reader, form, files, header["entries"], fences, words.cast("Q"), found.blocks[0])
+        return Section(
+            self._reader, form, files, header["entries"], fences, words.cast("Q"), found.blocks[0], len(self._tail)
+        )
 
     def _part(self, form: IndexForm, name: str, offset: int, size: int, crc: int) -> memoryview:
         at = offset - (self._reader.size_bytes - len(self._tail))
@@ -411,6 +422,7 @@ class Section:
         fences: npt.NDArray[np.void],
         words: memoryview,
         start: int,
+        tail_bytes: int,
     ) -> None:
         self._reader = reader
         self._layout = _Layout.of(form, len(files))
@@ -423,6 +435,8 @@ class Section:
         # The filter's words, for one hash and for many.
         self.words = words
         self.location = reader.location
+        # What it keeps in memory.
+        self.tail_bytes = tail_bytes
 
     def __len__(self) -> int:
         return self.entries

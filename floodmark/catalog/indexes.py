@@ -1,0 +1,323 @@
+"""Indexes of the lake's tables, and the segments that cover data files, as the catalog records them.
+
+A segment is a hint about data files, which never change: a row too many costs time, a row too few makes lookups scan.
+So the rider that records segments never refuses a publish, and nothing here moves a table. A segment's row stays until
+its file is deleted; deleting files is the sweep's.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+
+from floodmark import clock
+from floodmark.catalog import tables
+from floodmark.catalog.database import Database, SqlRow
+from floodmark.json_form import Json
+
+KEY, VALUE = "key", "value"
+LIVE, DROPPED = "live", "dropped"
+SECRET_BYTES = 16
+
+
+@dataclass(frozen=True)
+class IndexRow:
+    """An index: what it is on, and the secret of its hashes. `changes` rises with every change of its segments."""
+
+    id: str
+    table_id: str
+    field_ids: tuple[int, ...]
+    kind: str
+    state: str
+    encoder: int
+    wide: bool
+    secret: str = field(repr=False)
+    changes: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.state == LIVE
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """A segment of one index. `retired_ms`: its live files are covered by others. `broken`: it covers nothing."""
+
+    index_id: str
+    location: str
+    table_id: str
+    operation: str
+    size_bytes: int
+    tail_bytes: int
+    digest: str
+    entries: int
+    files: int
+    broken: bool = False
+    retired_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class SealedSegment:
+    """A segment that a publish records, with the indexes that have a section in it."""
+
+    location: str
+    size_bytes: int
+    tail_bytes: int
+    digest: str
+    entries: int
+    files: int
+    indexes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class IndexRider:
+    """Segments become true with the data files that they cover. It refuses nothing: an index may be gone meanwhile."""
+
+    table_id: str
+    segments: tuple[SealedSegment, ...]
+
+    def check(self, tx: Connection) -> None:
+        """Nothing: a segment is only a hint."""
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        add_segments(tx, self.table_id, operation, self.segments, now_ms)
+
+    def as_dict(self) -> dict[str, Json]:
+        return {"type": "index", "table_id": self.table_id, "segments": [asdict(one) for one in self.segments]}
+
+    @classmethod
+    def sealed(cls, table_id: str, segments: Sequence[Mapping[str, Json]]) -> IndexRider:
+        return cls(table_id, tuple(_sealed_segment(one) for one in segments))
+
+
+def _sealed_segment(data: Mapping[str, Json]) -> SealedSegment:
+    values = {**data, "indexes": tuple(data["indexes"])}  # type: ignore[arg-type]
+    return SealedSegment(**values)  # type: ignore[arg-type]
+
+
+def add_segments(tx: Connection, table_id: str, operation: str, segments: Iterable[SealedSegment], now_ms: int) -> None:
+    """Record segments. Those of an index that does not exist any more are retired at once: a sweep deletes the file."""
+    wanted = sorted({index for one in segments for index in one.indexes})
+    live = set(tx.execute(_LIVE_OF, {"ids": wanted}).scalars())
+    rows = [
+        {
+            "index_id": index,
+            "location": one.location,
+            "table_id": table_id,
+            "operation": operation,
+            "size_bytes": one.size_bytes,
+            "tail_bytes": one.tail_bytes,
+            "digest": one.digest,
+            "entries": one.entries,
+            "files": one.files,
+            "broken": 0,
+            "retired_ms": None if index in live else now_ms,
+        }
+        for one in segments
+        for index in one.indexes
+    ]
+    if rows:
+        tx.execute(_ADD, rows)
+    note_changes(tx, live)
+
+
+def retire_segments(tx: Connection, index_id: str, locations: Collection[str], now_ms: int) -> None:
+    """Readers use them no more from here on, unless a state needs a file that only they cover."""
+    if locations:
+        tx.execute(_RETIRE, [{"index": index_id, "place": one, "retired_ms": now_ms} for one in sorted(locations)])
+        note_changes(tx, [index_id])
+
+
+def forget_segments(tx: Connection, locations: Collection[str]) -> None:
+    """Their files are deleted, for good."""
+    known = tx.execute(_INDEXES_OF, {"locations": sorted(locations)}).scalars().all()
+    tx.execute(_FORGET, [{"place": one} for one in sorted(locations)])
+    note_changes(tx, known)
+
+
+def note_changes(tx: Connection, indexes: Collection[str]) -> None:
+    if indexes:
+        tx.execute(_NOTE, {"ids": sorted(indexes)})
+
+
+class Indexes:
+    """What the catalog records of indexes and segments."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._has_tables: bool | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the catalog has their tables: read-only, a lake of an older format has none."""
+        if self._has_tables is None:
+            found = self._database.ask(_FORMAT)
+            self._has_tables = bool(found) and found[0].format >= tables.INDEXES_FORMAT
+        return self._has_tables
+
+    def of_table(self, table_id: str) -> list[IndexRow]:
+        """The indexes of a table, dropped key indexes too."""
+        return [to_index(row) for row in self._database.ask(_OF_TABLE, {"table_id": table_id})] if self.known else []
+
+    def of_tables(self, table_ids: Collection[str]) -> dict[str, list[IndexRow]]:
+        """The same of several tables, in one query."""
+        found: dict[str, list[IndexRow]] = defaultdict(list)
+        if table_ids and self.known:
+            for row in self._database.ask(_OF_TABLES, {"table_ids": sorted(table_ids)}):
+                found[row.table_id].append(to_index(row))
+        return found
+
+    def all(self) -> list[IndexRow]:
+        return [to_index(row) for row in self._database.ask(_ALL)] if self.known else []
+
+    def segments(self, table_id: str) -> list[SegmentRow]:
+        """Every segment of a table whose file exists, in the order in which they were made."""
+        found = self._database.ask(_SEGMENTS_OF_TABLE, {"table_id": table_id}) if self.known else []
+        return [to_segment(row) for row in found]
+
+    def usable_segments(self, index_id: str) -> list[SegmentRow]:
+        """The segments of an index that are not damaged; those in use first."""
+        rows = [to_segment(row) for row in self._database.ask(_SEGMENTS, {"index": index_id})]
+        return sorted(rows, key=lambda row: row.retired_ms is not None)
+
+    def all_locations(self) -> set[str]:
+        """The files of all segments."""
+        return {row.location for row in self._database.ask(_LOCATIONS)} if self.known else set()
+
+    def of_operation(self, operation: str) -> set[str]:
+        """The files of the segments that an operation published."""
+        found = self._database.ask(_OF_OPERATION, {"operation": operation}) if self.known else []
+        return {row.location for row in found}
+
+    def ensure_key(self, table_id: str, field_ids: Sequence[int], wide: bool, encoder: int) -> IndexRow:
+        """The table's key index on these fields; made if it does not exist. One that was dropped stays dropped.
+
+        A row that no commit follows costs nothing. Crash here: it is there, or not.
+        """
+        return self._ensure(table_id, KEY, field_ids, wide, encoder)
+
+    def create(self, table_id: str, kind: str, field_ids: Sequence[int], wide: bool, encoder: int) -> IndexRow:
+        """The index on these fields. A dropped one is made anew, with a secret of its own."""
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            row = tx.execute(_ONE, _on(table_id, kind, field_ids)).first()
+            if row is not None and row.state == DROPPED:
+                tx.execute(delete(tables.indexes).where(tables.indexes.c.id == row.id))
+        return self._ensure(table_id, kind, field_ids, wide, encoder)
+
+    def _ensure(self, table_id: str, kind: str, field_ids: Sequence[int], wide: bool, encoder: int) -> IndexRow:
+        on = _on(table_id, kind, field_ids)
+        with self._database.write() as tx:
+            # Under the lock: two writers of a new table must not make two.
+            self._database.lock_lake(tx)
+            row = tx.execute(_ONE, on).first()
+            if row is not None:
+                return to_index(row)
+            values = {
+                **on,
+                "id": clock.new_id(),
+                "state": LIVE,
+                "encoder": encoder,
+                "wide": int(wide),
+                "secret": secrets.token_hex(SECRET_BYTES),
+                "changes": 0,
+                "created_ms": self._database.now_ms(tx),
+            }
+            tx.execute(insert(tables.indexes).values(values))
+            return to_index(tx.execute(_ONE, on).one())
+
+    def drop(self, index: IndexRow) -> int:
+        """Retire all segments of an index, in one transaction with its end; returns how many. Sweeps delete the files.
+
+        The row of a key index stays, as dropped: writers would make it again.
+        """
+        table, segment = tables.indexes, tables.segments
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            now = self._database.now_ms(tx)
+            gone = tx.execute(
+                update(segment)
+                .where(segment.c.index_id == index.id, segment.c.retired_ms.is_(None))
+                .values(retired_ms=now)
+            ).rowcount
+            if index.kind == KEY:
+                note_changes(tx, [index.id])
+                tx.execute(update(table).where(table.c.id == index.id).values(state=DROPPED))
+            else:
+                tx.execute(delete(table).where(table.c.id == index.id))
+        return int(gone)
+
+    def mark_broken(self, location: str) -> bool:
+        """A segment is damaged or gone: it covers nothing from now on. False: it is not recorded any more."""
+        segment = tables.segments
+        with self._database.write() as tx:
+            indexes = tx.execute(_INDEXES_OF, {"locations": [location]}).scalars().all()
+            tx.execute(update(segment).where(segment.c.location == location).values(broken=1))
+            note_changes(tx, indexes)
+        return bool(indexes)
+
+    def is_recorded(self, location: str) -> bool:
+        return bool(self._database.ask(_INDEXES_OF, {"locations": [location]}))
+
+    def count(self, table_id: str) -> int:
+        """How many segments of the table are in use."""
+        rows = self._database.ask(_COUNT, {"table_id": table_id}) if self.known else []
+        return int(rows[0].segments) if rows else 0
+
+
+_INDEX, _SEGMENT = tables.indexes, tables.segments
+_FORMAT = select(tables.lake.c.format).where(tables.lake.c.id == 1)
+_ALL = select(_INDEX).order_by(_INDEX.c.id)
+_OF_TABLE = _ALL.where(_INDEX.c.table_id == bindparam("table_id"))
+_OF_TABLES = _ALL.where(_INDEX.c.table_id.in_(bindparam("table_ids", expanding=True)))
+_ONE = select(_INDEX).where(
+    _INDEX.c.table_id == bindparam("table_id"),
+    _INDEX.c.kind == bindparam("kind"),
+    _INDEX.c.field_ids == bindparam("field_ids"),
+)
+_LIVE_OF = select(_INDEX.c.id).where(_INDEX.c.id.in_(bindparam("ids", expanding=True)), _INDEX.c.state == LIVE)
+_NOTE = update(_INDEX).where(_INDEX.c.id.in_(bindparam("ids", expanding=True))).values(changes=_INDEX.c.changes + 1)
+_ADD = insert(_SEGMENT)
+_RETIRE = update(_SEGMENT).where(_SEGMENT.c.index_id == bindparam("index"), _SEGMENT.c.location == bindparam("place"))
+_FORGET = delete(_SEGMENT).where(_SEGMENT.c.location == bindparam("place"))
+_IN_ORDER = select(_SEGMENT).order_by(_SEGMENT.c.location)
+_SEGMENTS = _IN_ORDER.where(_SEGMENT.c.index_id == bindparam("index"), _SEGMENT.c.broken == 0)
+_SEGMENTS_OF_TABLE = _IN_ORDER.where(_SEGMENT.c.table_id == bindparam("table_id"))
+_LOCATIONS = select(_SEGMENT.c.location).distinct()
+_OF_OPERATION = _LOCATIONS.where(_SEGMENT.c.operation == bindparam("operation"))
+_INDEXES_OF = select(_SEGMENT.c.index_id).where(_SEGMENT.c.location.in_(bindparam("locations", expanding=True)))
+_COUNT = select(func.count().label("segments")).where(
+    _SEGMENT.c.table_id == bindparam("table_id"), _SEGMENT.c.retired_ms.is_(None)
+)
+
+
+def _on(table_id: str, kind: str, field_ids: Sequence[int]) -> dict[str, str]:
+    return {"table_id": table_id, "kind": kind, "field_ids": json.dumps(list(field_ids))}
+
+
+def to_index(row: SqlRow) -> IndexRow:
+    ids = tuple(int(one) for one in json.loads(row.field_ids))
+    return IndexRow(
+        row.id, row.table_id, ids, row.kind, row.state, row.encoder, bool(row.wide), row.secret, row.changes
+    )
+
+
+def to_segment(row: SqlRow) -> SegmentRow:
+    return SegmentRow(
+        row.index_id,
+        row.location,
+        row.table_id,
+        row.operation,
+        row.size_bytes,
+        row.tail_bytes,
+        row.digest,
+        row.entries,
+        row.files,
+        bool(row.broken),
+        row.retired_ms,
+    )
