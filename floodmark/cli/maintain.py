@@ -146,10 +146,17 @@ def retain(
 
 
 @app.command()
-def index(context: typer.Context, table: Table = None, dry_run: DryRun = False) -> None:
+def index(
+    context: typer.Context,
+    table: Table = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare all segments with the rows first; make wrong ones again.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
     """Cover files that no segment of an index covers, fold small segments, retire those that are not needed."""
     with _maintenance(context, dry_run) as maintenance, maintenance_progress(context.obj.output) as progress:
-        done = maintenance.index(table, dry_run=dry_run, progress=progress)
+        done = maintenance.index(table, verify=verify, dry_run=dry_run, progress=progress)
     _end(context, done, [sentence(record) for record in done.records])
 
 
@@ -408,6 +415,8 @@ def _indexed(record: Maintenance) -> str:
         if count
     ]
     text = f"{'would ' if planned else ''}{', '.join(parts)}"
+    if detail.get("damaged"):
+        text = f"{count_of(detail['damaged'], 'damaged segment')} found; {text}"
     return f"partial: {text}; {conflict}" if record.outcome == PARTIAL else text
 
 

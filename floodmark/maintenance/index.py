@@ -12,12 +12,12 @@ Segments are hints: nothing here can change an answer (I11). A retired segment s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyiceberg.schema import Schema
 
-from floodmark import clock
+from floodmark import clock, log
 from floodmark.catalog.indexes import KEY, FoldRider, IndexRider, IndexRow, SealedSegment, SegmentRow
 from floodmark.catalog.riders import Rider
 from floodmark.commit.catalog import READS_MAX, Catalog
@@ -29,6 +29,7 @@ from floodmark.engine import Engine
 from floodmark.errors import Conflict, Corrupt, NotFound
 from floodmark.failpoints import hit
 from floodmark.index.covering import form_of
+from floodmark.index.verification import problem_of
 from floodmark.index.writing import SUFFIX, columns_on, ensure_key, holds, write_segments
 from floodmark.json_form import Json
 from floodmark.maintenance.folds import next_fold
@@ -58,6 +59,8 @@ class Indexed:
     folded: int = 0
     retired: int = 0
     conflicts: int = 0
+    # Segments that a comparison with the rows found to be wrong.
+    damaged: int = 0
     # By index: files of which it can say nothing, since they lack a column of it.
     not_coverable: dict[str, int] = field(default_factory=dict)
 
@@ -175,8 +178,21 @@ class IndexPlan:
         }
 
 
-def plan_index(engine: Engine, table_id: str) -> IndexPlan | None:
-    """What to do for a table; None: no branch has it.
+def find_damaged(engine: Engine, table_id: str) -> dict[str, str]:
+    """Segments in use that do not say what the rows of their files say, and why."""
+    catalog, found = engine.catalog, dict[str, str]()
+    indexes = {one.id: one for one in catalog.indexes.of_table(table_id)}
+    for row in catalog.indexes.segments(table_id):
+        if row.retired_ms is None and not row.broken and row.location not in found:
+            problem = problem_of(catalog, indexes.get(row.index_id), row, deep=True)
+            if problem is not None:
+                log.get().warning("a segment of an index is wrong", file=row.location, cause=problem)
+                found[row.location] = problem
+    return found
+
+
+def plan_index(engine: Engine, table_id: str, *, without: Container[str] = ()) -> IndexPlan | None:
+    """What to do for a table; None: no branch has it. `without`: segments that count as damaged.
 
     Segments are read before heads and after them: one that comes in between is neither dead, nor are its files missing.
     """
@@ -188,7 +204,7 @@ def plan_index(engine: Engine, table_id: str) -> IndexPlan | None:
     plan = IndexPlan(live, tuple(indexes))
     missing: dict[str, list[IndexRow]] = {}
     for index, now in zip(indexes, _in_use(engine, indexes).values(), strict=True):
-        covered = {file.path for section in now.values() for file in section.files}
+        covered = {file.path for place, section in now.items() if place not in without for file in section.files}
         coverable = {path for path, one in live.files.items() if _can_cover(index, one)}
         if len(coverable) < len(live.files):
             plan.not_coverable[index.id] = len(live.files) - len(coverable)
@@ -202,8 +218,9 @@ def plan_index(engine: Engine, table_id: str) -> IndexPlan | None:
         ]
         rows = [row for row in engine.catalog.indexes.segments_of(index.id) if row.retired_ms is None]
         gone = set(plan.dead[index.id])
+        plan.broken[index.id] = [row.location for row in rows if row.broken or row.location in without]
+        gone |= set(plan.broken[index.id])
         plan.used[index.id] = [row for row in rows if row.location in now and row.location not in gone]
-        plan.broken[index.id] = [row.location for row in rows if row.broken]
     plan.batches = list(_batches(missing, live))
     return plan
 

@@ -111,16 +111,22 @@ class LakeMaintenance:
         )
 
     def index(
-        self, table: str | None = None, *, dry_run: bool = False, progress: MaintenanceCallback | None = None
+        self,
+        table: str | None = None,
+        *,
+        verify: bool = False,
+        dry_run: bool = False,
+        progress: MaintenanceCallback | None = None,
     ) -> MaintenanceRun:
         """Make segments for files that the tables' indexes do not cover, fold small ones, retire what is not needed.
 
-        Of every table that some branch has. It makes no version.
+        Of every table that some branch has. It makes no version. `verify`: compare every segment with the rows of its
+        files first, and make those again that differ.
         """
         found = {head.table_id: head for head in reversed(self._catalog.history.all_heads())}
         heads = sorted(found.values(), key=lambda head: head.table) if table is None else self._heads(table)
         report = for_maintenance(progress)
-        done = self._each(INDEX, heads, dry_run, lambda run: self._index(run, dry_run, report))
+        done = self._each(INDEX, heads, dry_run, lambda run: self._index(run, verify, dry_run, report))
         if table is not None or not self._catalog.indexes.gone():
             return done
         gone = self._each(INDEX, [None], dry_run, lambda run: self._remove_indexes(run, dry_run))
@@ -281,17 +287,20 @@ class LakeMaintenance:
             lambda head: retain(self._engine, intent, head, policy, now_ms=now_ms, force=force, report=report),
         )
 
-    def _index(self, run: VerbRun, dry_run: bool, report: Report | None) -> None:
-        from floodmark.maintenance.index import Indexed, maintain_index, plan_index
+    def _index(self, run: VerbRun, verify: bool, dry_run: bool, report: Report | None) -> None:
+        from floodmark.maintenance.index import Indexed, find_damaged, maintain_index, plan_index
 
         assert run.head is not None
         head = run.head
+        damaged = find_damaged(self._engine, head.table_id) if verify else {}
         if dry_run:
-            plan = plan_index(self._engine, head.table_id)
+            plan = plan_index(self._engine, head.table_id, without=damaged)
             if plan is not None:
                 run.outcome, run.detail = plan.outcome, plan.as_dict()
             return
-        done = Indexed()
+        done = Indexed(damaged=len(damaged))
+        for location in damaged:
+            self._catalog.indexes.mark_broken(location)
         try:
             maintain_index(self._engine, self._intent(INDEX, f"index {head.table}"), head.table_id, done, report)
         finally:

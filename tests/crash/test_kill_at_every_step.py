@@ -270,6 +270,7 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         *(name for name, kind in FAILPOINTS.items() if kind == "turn"),  # tests/crash/test_group_kills.py
         "abandon.fenced",
         "abandon.files_deleted",
+        *(name for name, kind in FAILPOINTS.items() if kind == "index"),  # tests/crash/test_index_kills.py
         "expire.marked",
         "give_up.marked",  # tests/crash/test_give_up_kills.py
         "backup.copied",
