@@ -49,6 +49,7 @@ def index_names(lake: fm.Lake, table: str = "people") -> None:
     schema = lake.catalog.files.metadata(head.metadata_location).schema()
     name = schema.find_field("name")
     lake.catalog.indexes.create(head.table_id, VALUE, (name.field_id,), is_wide_on([name]), ENCODER.number)
+    lake.maintain._engine.segments.forget(head.table_id)
 
 
 def prepare_many(place: Place) -> None:
