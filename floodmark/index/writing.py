@@ -136,24 +136,26 @@ class SegmentWriter:
         """Segments for the files that these edits add, as riders of their publish; and whether Spark tasks made any."""
         riders: list[Rider] = []
         used_spark = False
-        for edit in edits:
-            if edit.action not in (WRITE, CREATE) or not edit.added or not self._catalog.indexes.known:
-                continue
-            folder = operation.folder(edit.location, "data")
-            # Files that another operation published are covered by its segments, or by maintenance.
-            own = [file for file in edit.added if file.path.startswith(folder + "/")]
-            wanted = self._wanted(operation, edit) if own else None
-            if wanted is None:
-                continue
-            schema, indexes = wanted
-            made, tasks = write_segments(
-                self._catalog.storage, self._sessions, folder, schema, indexes, own, tag=f"floodmark-{operation.id}"
-            )
-            used_spark |= tasks
-            if made:
-                # Crash here: segments in the operation's own folder; recovery deletes them.
-                hit("index.written")
-                riders.append(IndexRider(edit.table_id, tuple(made)))
+        # One barrier for the segments of all tables.
+        with self._catalog.storage.together():
+            for edit in edits:
+                if edit.action not in (WRITE, CREATE) or not edit.added or not self._catalog.indexes.known:
+                    continue
+                folder = operation.folder(edit.location, "data")
+                # Files that another operation published are covered by its segments, or by maintenance.
+                own = [file for file in edit.added if file.path.startswith(folder + "/")]
+                wanted = self._wanted(operation, edit) if own else None
+                if wanted is None:
+                    continue
+                schema, indexes = wanted
+                made, tasks = write_segments(
+                    self._catalog.storage, self._sessions, folder, schema, indexes, own, tag=f"floodmark-{operation.id}"
+                )
+                used_spark |= tasks
+                riders += [IndexRider(edit.table_id, tuple(made))] if made else []
+        if riders:
+            # Crash here: segments in the operation's own folder; recovery deletes them.
+            hit("index.written")
         return riders, used_spark
 
     def _wanted(self, operation: Operation, edit: Edit) -> tuple[Schema, list[IndexRow]] | None:
