@@ -14,7 +14,14 @@ from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from floodmark.catalog import tables
 from floodmark.catalog.riders import PlanAgain, own_scope
-from floodmark.commit.dropped import check_chunks, last_state, park_batches, rename_batches, unpark_batches
+from floodmark.commit.dropped import (
+    check_chunks,
+    check_one_name,
+    last_state,
+    park_batches,
+    rename_batches,
+    unpark_batches,
+)
 from floodmark.errors import BelowRetention, Conflict
 from floodmark.json_form import Json
 from floodmark.model import BEGINNING, MAIN
@@ -192,7 +199,10 @@ def histories_of(tx: Connection, table_id: str) -> list[str]:
 
 @dataclass(frozen=True)
 class UndropRider:
-    """A table comes back as main had it last: it is still dropped, and the version that has it can still be read."""
+    """A table comes back as main had it last: it is still dropped, and the version that has it can still be read.
+
+    No branch from before the drop has given it another name.
+    """
 
     table_id: str
     table: str
@@ -205,6 +215,7 @@ class UndropRider:
             raise Conflict("the table was restored meanwhile", table=self.table)
         if found.held_version is None:
             raise BelowRetention("the versions that had this table have expired", table=self.table)
+        check_one_name(tx, self.table, self.table_id)
         check_chunks(tx, self.table, self.table_id)
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:

@@ -446,6 +446,57 @@ def test_a_table_comes_back_in_mains_columns_whatever_a_branch_did(lake: fm.Lake
     assert (columns(lake, "events"), columns(lake, "people")) == (["id", "title"], ["id"])
 
 
+@pytest.fixture
+def dropped(lake: fm.Lake) -> fm.Lake:
+    """Main has dropped events, and dev, from before, has it."""
+    lake.branches.delete("dev")
+    version = lake.status()["version"]
+    lake.drop_table("events")
+    lake.branches.create("dev", version=version)
+    return lake
+
+
+def test_a_table_comes_back_only_under_the_name_that_it_has_on_a_branch(dropped: fm.Lake) -> None:
+    dropped.rename_table("events", "plans", branch="dev")
+    dropped.append("plans", rows(3), branch="dev")
+    for again in (False, True):
+        with pytest.raises(fm.Invalid, match="another name on a branch") as caught:
+            dropped.undrop("events")
+        assert (caught.value.facts["branch"], caught.value.facts["name_now"]) == ("dev", "plans")
+        if not again:
+            dropped.create_table("events", EVENTS)
+            dropped.drop_table("events")
+            # That one is another table: it comes back.
+            dropped.undrop("events")
+            dropped.rename_table("events", "newer")
+    dropped.rename_table("plans", "events", branch="dev")
+    dropped.undrop("events")
+    dropped.append("events", rows(4))
+    dropped.append("events", rows(5), branch="dev")
+    assert (ids(dropped), ids_on(dropped, "events")) == ([1, 2, 4], [1, 2, 3, 5])
+    dropped.branches.merge("dev")
+    assert ids(dropped) == [1, 2, 3, 4, 5]
+
+
+def test_it_comes_back_once_the_branch_that_renamed_it_is_deleted(dropped: fm.Lake) -> None:
+    dropped.rename_table("events", "plans", branch="dev")
+    dropped.branches.delete("dev")
+    dropped.undrop("events")
+    dropped.append("events", rows(3))
+    assert ids(dropped) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("step", ["begun", "sealed", "built"])
+def test_a_branch_that_renames_it_during_the_undrop_is_seen(dropped: fm.Lake, other: fm.Lake, step: str) -> None:
+    with (
+        pytest.raises(fm.Invalid, match="another name on a branch"),
+        at(f"undrop.{step}", lambda: other.rename_table("events", "plans", branch="dev")),
+    ):
+        dropped.undrop("events")
+    assert "events" not in {head.table for head in dropped.heads()}
+    assert ids_on(dropped, "plans") == [1, 2]
+
+
 def test_a_sink_of_the_branch_ships_on_through_a_rename(lake: fm.Lake, place: Place) -> None:
     lake.sinks.add("out", "files", tables=["events"], path=f"{place.path}-out", branch="dev", start="head")
     lake.rename_column("events", "name", "title", branch="dev")
