@@ -131,8 +131,8 @@ def _check_policy(tx: Connection, table_id: str, was: tuple[str | None, str | No
 class DropRider:
     """A table is dropped: no consumer may follow it, no job may work on it, no other branch may have it.
 
-    A table that is created again must not find the old one's batches: those of main are parked, and its marks stay, for
-    as long as the table can come back (dropped.py). A branch's go with it.
+    A table that is created again must not find the old one's batches: those of main are parked, those of a branch go.
+    Its marks stay for as long as the table can come back (dropped.py), by its id: also main may have dropped it before.
     """
 
     table_id: str
@@ -147,8 +147,6 @@ class DropRider:
         if self.branch == MAIN:
             park_batches(tx, self.table_id, self.table, operation, version)
             return
-        for table in (tables.consumers, tables.senders):
-            tx.execute(delete(table).where(table.c.table_id == self.table_id))
         scopes = [own_scope(tx, f"{kind}:{self.table}", self.branch) for kind in ("table", "stream")]
         tx.execute(delete(tables.sources).where(tables.sources.c.scope.in_(scopes)))
 

@@ -10,6 +10,7 @@ import pytest
 import floodmark as fm
 from floodmark.commit.seal import rider_from_dict
 from floodmark.commit.shape_riders import NamesRider
+from floodmark.ingest.receive import Sender
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
@@ -476,6 +477,21 @@ def test_a_table_comes_back_only_under_the_name_that_it_has_on_a_branch(dropped:
     assert (ids(dropped), ids_on(dropped, "events")) == ([1, 2, 4], [1, 2, 3, 5])
     dropped.branches.merge("dev")
     assert ids(dropped) == [1, 2, 3, 4, 5]
+
+
+def test_main_has_its_marks_and_batches_after_a_branch_dropped_the_table_too(lake: fm.Lake) -> None:
+    lake.branches.delete("dev")
+    sender = Sender("lab", 0, 0, 5, 0, 2)
+    assert lake.receive("events", rows(3, 4), sender=sender).outcome == "committed"
+    version = lake.append("events", rows(5), batch="b").version
+    lake.append("events", rows(6))
+    lake.drop_table("events")
+    lake.branches.create("dev", version=version)
+    lake.drop_table("events", branch="dev")
+    lake.undrop("events")
+    assert lake.receive("events", rows(3, 4), sender=sender).outcome == "already_committed"
+    assert lake.append("events", rows(5), batch="b").outcome == "already_committed"
+    assert ids(lake) == [1, 2, 3, 4, 5, 6]
 
 
 def test_it_comes_back_once_the_branch_that_renamed_it_is_deleted(dropped: fm.Lake) -> None:
