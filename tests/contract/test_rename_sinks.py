@@ -15,6 +15,7 @@ from floodmark.catalog import tables
 from floodmark.serve.daemon.declaration import check_file, check_lake, make_new
 from floodmark.settings.settings import load_settings
 from floodmark.sinks.files.units import read_rows, read_units
+from floodmark.sinks.settings import parse_settings
 from floodmark.testing.invariants import check_lake as check_whole
 from tests.conftest import EVENTS, Place, at, ids, rows
 from tests.contract.test_lake_to_lake import Chain, content
@@ -180,6 +181,19 @@ def test_a_run_or_a_sink_that_comes_during_the_rename_follows_too(
     lake.append("happenings", rows(2))
     assert ship(lake) == [("happenings", "shipped", 1)]
     assert shipped(out) == [1, 2]
+
+
+def test_a_table_that_is_renamed_or_dropped_while_its_sink_is_added_is_refused(lake: fm.Lake, out: str) -> None:
+    settings = parse_settings("files", {"path": out}).to_json()
+    heads = [lake.catalog.history.head(table) for table in ("events", "people")]
+    lake.rename_table("events", "happenings")
+    lake.create_table("events", EVENTS)
+    lake.drop_table("people")
+    for table, head in zip(("events", "people"), heads, strict=True):
+        with pytest.raises(fm.Conflict, match="renamed or dropped meanwhile") as caught:
+            lake.catalog.sinks.add("out", "files", settings, [head], {}, True)
+        assert caught.value.facts["table"] == table
+    assert lake.sinks.status() == []
 
 
 def test_a_sink_of_a_branch_follows_its_table(lake: fm.Lake, out: str) -> None:
