@@ -109,6 +109,20 @@ def test_another_table_under_the_old_name_is_not_its(lake: fm.Lake, out: str) ->
     assert ship(lake) == [("happenings", "shipped", 2)]
 
 
+@pytest.mark.parametrize("moved", ["old", "new"])
+def test_nor_does_a_sink_move_to_where_another_table_has_its_name(lake: fm.Lake, moved: str) -> None:
+    url = "http://127.0.0.1:9/{place}/{{table}}".format
+    lake.sinks.add("old", "http", tables="events", url=url(place="old"))
+    lake.rename_table("events", "happenings")
+    lake.create_table("events", EVENTS)
+    lake.sinks.add("new", "http", tables=["people", "events"], url=url(place="new"))
+    (there,) = {"old", "new"} - {moved}
+    with pytest.raises(fm.Invalid, match="another table is shipped there") as caught:
+        lake.sinks.set(moved, url=url(place=there))
+    assert (caught.value.facts["table"], caught.value.facts["other_sink"]) == ("events", there)
+    lake.sinks.set(moved, url=url(place="elsewhere"))
+
+
 def test_two_tables_of_one_sink_swap_their_names(lake: fm.Lake, out: str) -> None:
     lake.create_table("notes", EVENTS)
     lake.sinks.add("out", "files", tables=["events", "notes"], path=out)
