@@ -426,7 +426,7 @@ class LakeSinks:
         if sink.state == PAUSED:
             return TableRun(followed.table, PAUSED_RUN)
         try:
-            return self._runner.retry(sink, followed.table, entries, watch)
+            return self._runner.retry(sink, followed.table_id, entries, watch)
         except Busy as error:
             return TableRun(followed.table, BUSY, error=error)
         except FloodmarkError as error:
@@ -447,7 +447,8 @@ class LakeSinks:
                 raise Invalid("name the table of the part", sink=name, open=known, advice="Use --table.")
             table = opened[0]
         text = f"set aside by hand: {reason}" if reason else "set aside by hand"
-        return self._runner.set_aside(sink, table, first, last, text, RunWatch(threading.Event()))
+        table_id = sink.table(table).table_id
+        return self._runner.set_aside(sink, table_id, first, last, text, RunWatch(threading.Event()))
 
     def drop(self, name: str, *, ids: Sequence[str] | None = None) -> int:
         """Drop refused rows for good: all, or those with these ids. Returns how many."""

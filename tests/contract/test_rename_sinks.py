@@ -17,6 +17,7 @@ from floodmark.settings.settings import load_settings
 from floodmark.sinks.files.units import read_rows, read_units
 from floodmark.sinks.settings import parse_settings
 from floodmark.testing.invariants import check_lake as check_whole
+from floodmark.testing.receiver import Receiver
 from tests.conftest import EVENTS, Place, at, ids, rows
 from tests.contract.test_lake_to_lake import Chain, content
 
@@ -135,6 +136,34 @@ def test_two_tables_of_one_sink_swap_their_names(lake: fm.Lake, out: str) -> Non
     assert lake.sinks.plan_replay("out", start="mark", table="events")[0]["rows"] == 0
     about = {one["table"]: one["shipped_as"] for one in lake.sinks.about("out")["tables"]}
     assert about == {"notes": "events", "events": "notes"}
+
+
+def swap(lake: fm.Lake, first: str, second: str) -> None:
+    for old, new in ((first, "x"), (second, first), ("x", second)):
+        lake.rename_table(old, new)
+
+
+def test_refused_rows_stay_those_of_their_table(lake: fm.Lake, other: fm.Lake) -> None:
+    lake.create_table("notes", EVENTS, key=["id"])
+    with Receiver() as receiver:
+        lake.sinks.add("web", "http", tables=["people", "notes"], url=receiver.url + "/{table}", backoff_s_max=0.01)
+        receiver.refuses = lambda row: True
+        lake.merge("people", [{"id": 1, "name": "of people"}])
+        lake.merge("notes", [{"id": 2, "name": "of notes"}])
+        assert [one.quarantined for one in lake.sinks.run("web").tables] == [1, 1]
+        swap(lake, "people", "notes")
+        for table, number in (("people", 2), ("notes", 1)):
+            found = lake.sinks.quarantine("web", table=table)
+            assert [(row["table"], json.loads(row["line"])["id"]) for row in found] == [(table, number)]
+        with pytest.raises(fm.NotFound):
+            lake.sinks.quarantine("web", table="events")
+        receiver.refuses = None
+        with at("unit.held", lambda: swap(other, "people", "notes")):
+            retried = lake.sinks.retry("web")
+        assert retried.error is None
+        assert [one.detail["replaced"] for one in retried.tables] == [0, 0]
+        assert sorted(row["name"] for row in receiver.rows) == ["of notes", "of people"]
+        assert lake.sinks.quarantine("web") == []
 
 
 POINTS = ["unit.opened", "unit.witnessed", "unit.sent", "unit.shipped", "unit.settled"]
