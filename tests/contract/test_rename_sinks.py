@@ -251,6 +251,18 @@ def test_a_sink_of_a_branch_follows_its_table(lake: fm.Lake, out: str) -> None:
     assert shipped(out, "drafts") == [1, 2]
 
 
+def test_a_deleted_branch_is_the_only_reason_that_its_sink_reports(lake: fm.Lake, out: str) -> None:
+    lake.branches.create("dev")
+    lake.create_table("drafts", EVENTS, branch="dev")
+    lake.sinks.add("out", "files", tables=["drafts"], path=out, branch="dev")
+    lake.rename_table("drafts", "plans", branch="dev")
+    lake.branches.delete("dev")
+    (done,) = lake.sinks.run("out").tables
+    assert isinstance(done.error, fm.NotFound)
+    assert "branch that the sink follows was deleted" in str(done.error)
+    assert lake.sinks.about("out")["lost"] == []
+
+
 def test_another_lake_goes_on_and_needs_no_rename(new_place: Callable[[str], Place]) -> None:
     with ExitStack() as stack:
         chain = Chain(new_place, stack, 2)
