@@ -163,14 +163,14 @@ class SinkRunner:
     def _with_lost(self, sink: Sink, run: SinkRun) -> SinkRun:
         """Report once which rows retention removed since the last run before the sink shipped them (I15)."""
         lost = self._catalog.sinks.take_lost(sink.id)
-        by_name = {one.table: lost[one.table_id] for one in sink.tables if one.table_id in lost}
-        if not by_name:
+        if not lost:
             return run
-        reported = (
-            replace(one, detail={**one.detail, "rows_lost": by_name[one.table]}) if one.table in by_name else one
-            for one in run.tables
-        )
-        return SinkRun(run.sink, tuple(reported))
+        # A run has the sink's tables in their order, whatever they are called by now.
+        reported = [
+            replace(done, detail={**done.detail, "rows_lost": lost[one.table_id]}) if one.table_id in lost else done
+            for one, done in zip(sink.tables, run.tables, strict=False)
+        ]
+        return SinkRun(run.sink, (*reported, *run.tables[len(reported) :]))
 
     def _run_held(self, sink: Sink, watch: RunWatch, until_empty: bool, lost: Lost) -> SinkRun:
         sink = self._pass_over(sink, lost)

@@ -296,6 +296,20 @@ def test_marks_hold_retention_and_expiry_back_after_it(lake: fm.Lake, out: str) 
     assert shipped(out) == [1, 2, 3]
 
 
+def test_rows_that_retention_removed_are_reported_by_the_run_that_meets_the_rename(
+    lake: fm.Lake, other: fm.Lake, out: str
+) -> None:
+    lake.append("events", rows(1, 2))
+    lake.append("events", rows(3))
+    lake.sinks.add("out", "files", tables=["events", "people"], path=out)
+    lake.maintain.set_policy("events", "1 rows")
+    assert lake.maintain.retain("events", force=True).outcome == "retained"
+    with at("unit.held", lambda: other.rename_table("events", "happenings")):
+        done = lake.sinks.run("out")
+    assert [(one.table, one.detail) for one in done.tables] == [("happenings", {"rows_lost": 2}), ("people", {})]
+    assert "rows_lost" not in lake.sinks.run("out").tables[0].detail
+
+
 # ── the settings file ──
 
 
