@@ -3,15 +3,22 @@
 Making a file durable mostly waits for the disk, and so does a PUT for its server. So an operation of many small files
 writes all of them, then ends all of them at the same time (`Storage.end`): it waits a few times, however many they are.
 A held file cannot be read, and its name does not appear before its bytes are durable (I3). Crash: temporary names.
+
+Interleaving that `ending` excludes: thread A ends the files of all threads, which takes a while. B ends too, finds that
+nothing is held, and reads a file that has no name yet. So B waits for A. And if A fails, files of B are lost: an error
+that A's caller may catch. So B, and whoever ends these files later, fails as well (I4).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
+
+from floodmark.errors import Unavailable
 
 # Bounds of what is held: open files, and bytes in memory where the store is not a disk (I14).
 FILES_MAX = 64
@@ -37,6 +44,8 @@ class Held:
         self._files: list[HeldFile] = []
         self._folders: set[str] = set()
         self._lock = threading.Lock()
+        self._one_ends = threading.Lock()
+        self._lost: BaseException | None = None
 
     @property
     def is_full(self) -> bool:
@@ -54,6 +63,20 @@ class Held:
             taken = self._files, self._folders
             self._files, self._folders = [], set()
         return taken
+
+    @contextmanager
+    def ending(self) -> Iterator[tuple[list[HeldFile], set[str]]]:
+        """All that is held, for one thread at a time to end it. After an error files are lost: later ends fail."""
+        with self._one_ends:
+            if self._lost is not None:
+                raise Unavailable(
+                    "files of this operation could not be written", cause=self._lost, advice="Run all of it again."
+                ) from self._lost
+            try:
+                yield self.take()
+            except BaseException as error:
+                self._lost = error
+                raise
 
     def drop(self) -> None:
         files, _ = self.take()
