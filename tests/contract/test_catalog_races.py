@@ -270,6 +270,14 @@ def test_a_caught_error_in_a_transaction_leaves_no_files(lake: fm.Lake) -> None:
     check_lake(lake.catalog)
 
 
+def test_the_last_progress_of_a_step_counts_its_files_with_all_their_bytes(lake: fm.Lake) -> None:
+    told: list[tuple[int, int]] = []
+    with lake.transaction("progress") as tx:
+        tx.append("events", rows(1), progress=lambda files, size_bytes: told.append((files, size_bytes)))
+        (counted,) = told[-1:]
+    assert counted == (1, lake.show("events")["bytes"])
+
+
 @pytest.mark.parametrize("mode", ["before", "after", "torn"])
 def test_a_transaction_that_lost_files_of_an_earlier_step_is_not_published(place: Place, mode: str) -> None:
     """The step that fails makes the files of all steps durable: the caller may catch its error, and nothing more."""
