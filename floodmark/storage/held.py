@@ -12,9 +12,10 @@ that A's caller may catch. So B, and whoever ends these files later, fails as we
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -85,9 +86,40 @@ class Held:
 
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make calls that mostly wait, some at a time. All are made; then the first error in their order is raised."""
-    if len(calls) < 2:
-        return [call() for call in calls]
-    with ThreadPoolExecutor(min(len(calls), AT_ONCE_MAX), thread_name_prefix="floodmark-storage") as pool:
-        made = [pool.submit(call) for call in calls]
+    """Make calls that mostly wait, some at a time. All are made; then the first error in their order is raised.
+
+    The caller's thread makes them too, so they are also made where no thread starts: at the interpreter's exit.
+    """
+    made: list[Future[T]] = [Future() for _ in calls]
+    waiting = deque(zip(calls, made, strict=True))
+
+    def work() -> None:
+        with suppress(IndexError):
+            while True:
+                _make(*waiting.popleft())
+
+    threads: list[threading.Thread] = []
+    with suppress(RuntimeError):
+        for _ in range(min(len(calls), AT_ONCE_MAX) - 1):
+            thread = threading.Thread(target=work, name="floodmark-storage")
+            thread.start()
+            threads.append(thread)
+    try:
+        work()
+        _join(threads)
+    finally:
+        # After an interrupt too: no file gets its name later than the caller goes on.
+        _join(threads)
     return [one.result() for one in made]
+
+
+def _make(call: Callable[[], T], made: Future[T]) -> None:
+    try:
+        made.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - the caller gets it
+        made.set_exception(error)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()
