@@ -369,8 +369,9 @@ class Change(PublishPlan):
 
 
 def _waits(change: TableChange, step: WriteStep) -> bool:
-    """Whether nothing reads the step's rows before the change is planned."""
-    return step.verb == APPEND and not change.key and not step.options.evolve
+    """Whether nothing reads the step's rows before the change is planned. Progress is read from the storage."""
+    options = step.options
+    return step.verb == APPEND and not change.key and not options.evolve and options.progress is None
 
 
 def _named(tables: Iterable[TableChange]) -> list[tuple[str, str]]:
