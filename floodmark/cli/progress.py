@@ -60,13 +60,13 @@ Row = TypeVar("Row")
 
 
 class AnswerProgress:
-    """A line with how long a query runs, and how many rows came. `rows` are passed on one by one, `stop` ends the line.
+    """A line with how long an answer takes, and how many rows came. `rows` are passed on one by one, `stop` ends it.
 
     Where the rows go to a terminal, the line ends before the first of them: they may be the same terminal.
     """
 
-    def __init__(self, update: Callable[[str], None] | None, stop: Callable[[], None]) -> None:
-        self._update, self.stop = update, stop
+    def __init__(self, what: str, update: Callable[[str], None] | None, stop: Callable[[], None]) -> None:
+        self._what, self._update, self.stop = what, update, stop
 
     def rows(self, rows: Iterable[Row], count: Callable[[Row], int] = lambda row: 1) -> Iterator[Row]:
         came = shown = 0
@@ -75,17 +75,17 @@ class AnswerProgress:
                 self.stop()
             came += count(row)
             if self._update is not None and came >= shown + _ROWS_SHOWN:
-                self._update(f"query: {came:,} rows")
+                self._update(f"{self._what}: {came:,} rows")
                 shown = came
             yield row
         self.stop()
 
 
 @contextmanager
-def answer_progress() -> Iterator[AnswerProgress]:
-    """Of a query whose rows are shown; also with --json, as stderr gets it. Without a terminal it shows nothing."""
+def answer_progress(what: str) -> Iterator[AnswerProgress]:
+    """Of rows that are shown; also with --json, as stderr gets it. Without a terminal it shows nothing."""
     with ExitStack() as stack:
-        yield AnswerProgress(stack.enter_context(_line(Output(), "query")), stack.close)
+        yield AnswerProgress(what, stack.enter_context(_line(Output(), what)), stack.close)
 
 
 @contextmanager
