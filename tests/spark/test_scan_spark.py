@@ -16,7 +16,10 @@ import floodmark as fm
 from floodmark.testing.s3 import S3Server, s3_stand_in
 from tests.conftest import Place
 from tests.counting import counting
+from tests.spark.test_changes_spark import jobs_of
+from tests.spark.test_pushdown_spark import settings
 
+LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 COLUMNS = "id long not null, day date, ts timestamp, amount decimal(10,2), x double, name string, tags array<string>"
 CONDITIONS = 3
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -155,6 +158,11 @@ def test_of_a_thousand_files_a_condition_on_the_partition_opens_ten(
         for number in range(10):
             lake.append("events", [{"id": number * 100 + part, "part": part, "v": number} for part in range(100)])
         assert len(lake.read("events").inputFiles()) == 1000
+        # A session of someone else, which would list more than 32 paths by a job.
+        with settings(spark, {LISTING: "32"}):
+            assert jobs_of(spark, "listing", lambda: lake.read("events", with_seq=True).schema) == []
+            assert jobs_of(spark, "listing", lambda: lake.sql("select v from events").schema) == []
+            assert spark.conf.get(LISTING) == "32"
         assert len(lake.read("events", where="part = 42").inputFiles()) == 10
         assert len(lake.read("events", where="part = 42 and upper(v) = '3'").inputFiles()) == 10
         assert len(lake.sql("select v from events where part = 42 and v > 2").inputFiles()) == 7
