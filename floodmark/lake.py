@@ -19,7 +19,7 @@ from floodmark.catalog.backup import backup as backup_catalog
 from floodmark.catalog.riders import Rider
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent, batch_rider, stream_rider
-from floodmark.commit.publication import unchanged
+from floodmark.commit.publication import check_riders, unchanged
 from floodmark.commit.recovery import resolve
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, FloodmarkError, Invalid
@@ -138,15 +138,22 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
     ) -> Commit:
-        """Create a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
+        """Create a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text.
+
+        With `if_version`: `Conflict` if the branch has had a table of this name since that version; with
+        `if_not_exists`, if it has changed one since.
+        """
         from floodmark.write.shape import plan_table
         from floodmark.write.verbs import create
 
         shape = plan_table(name, schema, key=key, partition=partition, sort=sort, properties=properties or {})
         self.engine.get_ready()
         existing = {head.table.lower(): head.table for head in self.heads(branch)}
+        intent = self._intent("create_table", actor, message or f"create {name}", None, branch, if_version)
         if name.lower() in existing:
+            check_riders(self.catalog, intent, intent.expecting((), free=[name]))
             if if_not_exists:
                 return unchanged(self.catalog, self._intent("create_table", None, "", branch=branch))
             raise Invalid(
@@ -154,7 +161,6 @@ class Lake:
                 table=existing[name.lower()],
                 advice="Use if_not_exists=True to keep it. Table names are not case-sensitive.",
             )
-        intent = self._intent("create_table", actor, message or f"create {name}", branch=branch)
         try:
             return create(self.engine, intent, shape)
         except Invalid:
@@ -165,17 +171,24 @@ class Lake:
             raise
 
     def adopt(
-        self, name: str, location: str, *, key: Sequence[str] = (), actor: str | None = None, message: str = ""
+        self,
+        name: str,
+        location: str,
+        *,
+        key: Sequence[str] = (),
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
     ) -> Commit:
         """Adopt an Iceberg table of another engine into the lake; no data file is rewritten or moved.
 
         `location` is its folder or, better, the metadata.json that its catalog points to. From then on only this lake
-        may write to it. `key` is checked to be unique by reading.
+        may write to it. `key` is checked to be unique by reading. `if_version`: as for `create_table`.
         """
         from floodmark.write.verbs import adopt
 
         self.engine.get_ready()
-        intent = self._intent("adopt", actor, message or f"adopt {location}")
+        intent = self._intent("adopt", actor, message or f"adopt {location}", if_version=if_version)
         return adopt(self.engine, intent, name, root_location(location), key)
 
     # ── their shape, as code ──

@@ -6,10 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from floodmark.cli.output import Output, size_text
 from floodmark.runs import WriteCallback
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 # A line that says more often how many rows there are is not read, and takes time.
 _ROWS_SHOWN = 1000
@@ -31,13 +34,19 @@ def _line(output: Output, text: str) -> Iterator[Callable[[str], None] | None]:
     if output.as_json or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with _bar(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as bar:
         task = bar.add_task(text, total=None)
         yield lambda shown: bar.update(task, description=shown)
+
+
+def _bar(*columns: ProgressColumn) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # By default Progress sends what is printed meanwhile to its own terminal, also rows that are meant for a file.
+    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
 
 
 @contextmanager
@@ -51,13 +60,13 @@ Row = TypeVar("Row")
 
 
 class AnswerProgress:
-    """A line with how long a query runs, and how many rows came. `rows` are passed on one by one, `stop` ends the line.
+    """A line with how long an answer takes, and how many rows came. `rows` are passed on one by one, `stop` ends it.
 
     Where the rows go to a terminal, the line ends before the first of them: they may be the same terminal.
     """
 
-    def __init__(self, update: Callable[[str], None] | None, stop: Callable[[], None]) -> None:
-        self._update, self.stop = update, stop
+    def __init__(self, what: str, update: Callable[[str], None] | None, stop: Callable[[], None]) -> None:
+        self._what, self._update, self.stop = what, update, stop
 
     def rows(self, rows: Iterable[Row], count: Callable[[Row], int] = lambda row: 1) -> Iterator[Row]:
         came = shown = 0
@@ -66,17 +75,17 @@ class AnswerProgress:
                 self.stop()
             came += count(row)
             if self._update is not None and came >= shown + _ROWS_SHOWN:
-                self._update(f"query: {came:,} rows")
+                self._update(f"{self._what}: {came:,} rows")
                 shown = came
             yield row
         self.stop()
 
 
 @contextmanager
-def answer_progress() -> Iterator[AnswerProgress]:
-    """Of a query whose rows are shown; also with --json, as stderr gets it. Without a terminal it shows nothing."""
+def answer_progress(what: str) -> Iterator[AnswerProgress]:
+    """Of rows that are shown; also with --json, as stderr gets it. Without a terminal it shows nothing."""
     with ExitStack() as stack:
-        yield AnswerProgress(stack.enter_context(_line(Output(), "query")), stack.close)
+        yield AnswerProgress(what, stack.enter_context(_line(Output(), what)), stack.close)
 
 
 @contextmanager
@@ -96,11 +105,9 @@ def units_progress(output: Output) -> Iterator[Callable[[str, int, int, int], No
     if output.as_json or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with _bar(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task("shipping", total=None)
 
         def show(table: str, rows: int, rows_max: int, size_bytes: int) -> None:
@@ -121,12 +128,11 @@ def job_progress(
     if output.as_json or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     said = TextColumn("{task.fields[said]}")
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), said, TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with _bar(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task(name, total=None, said="checking what is done")
         begun: list[tuple[float, int]] = []
 

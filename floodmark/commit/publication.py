@@ -90,7 +90,8 @@ class PublishPlan(ABC):
 
     def expected(self, intent: Intent, planned: Planned) -> Iterable[Rider]:
         """What holds of these tables if nothing came after the version that the caller expects."""
-        return intent.expecting(self.touched(planned))
+        created = [edit.table for edit in planned.edits if edit.action == CREATE]
+        return intent.expecting(self.touched(planned), free=created)
 
     def kept_changing(self) -> Conflict:
         """What the caller gets after plans_max lost plans."""
