@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 _ROWS_SHOWN = 1000
 
 
+def _is_shown(output: Output) -> bool:
+    """Whether a line can come and go on stderr: a terminal that cannot move its cursor would keep an empty one."""
+    return not output.as_json and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
 @contextmanager
 def staging_progress(output: Output) -> Iterator[WriteCallback | None]:
     """A line with the files and bytes staged so far. None without a terminal."""
@@ -31,7 +37,7 @@ def staging_progress(output: Output) -> Iterator[WriteCallback | None]:
 
 @contextmanager
 def _line(output: Output, text: str) -> Iterator[Callable[[str], None] | None]:
-    if output.as_json or not sys.stderr.isatty():
+    if not _is_shown(output):
         yield None
         return
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -102,7 +108,7 @@ def maintenance_progress(output: Output) -> Iterator[Callable[[str, str, int, in
 @contextmanager
 def units_progress(output: Output) -> Iterator[Callable[[str, int, int, int], None] | None]:
     """A bar of the rows of the unit that is being shipped. None without a terminal."""
-    if output.as_json or not sys.stderr.isatty():
+    if not _is_shown(output):
         yield None
         return
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -125,7 +131,7 @@ def job_progress(
 
     `follows`: the job has no end, so it is not shown as done when it has caught up.
     """
-    if output.as_json or not sys.stderr.isatty():
+    if not _is_shown(output):
         yield None
         return
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
