@@ -180,6 +180,10 @@ class Indexes:
         found = self._database.ask(_SEGMENTS_OF_TABLE, {"table_id": table_id}) if self.known else []
         return [to_segment(row) for row in found]
 
+    def tables(self) -> list[str]:
+        """The tables that have segments, also those that are dropped."""
+        return [row.table_id for row in self._database.ask(_TABLES)] if self.known else []
+
     def usable_segments(self, index_id: str) -> list[SegmentRow]:
         """The segments of an index that are not damaged; those in use first."""
         rows = [to_segment(row) for row in self._database.ask(_SEGMENTS, {"index": index_id})]
@@ -288,6 +292,7 @@ _FORGET = delete(_SEGMENT).where(_SEGMENT.c.location == bindparam("place"))
 _IN_ORDER = select(_SEGMENT).order_by(_SEGMENT.c.location)
 _SEGMENTS = _IN_ORDER.where(_SEGMENT.c.index_id == bindparam("index"), _SEGMENT.c.broken == 0)
 _SEGMENTS_OF_TABLE = _IN_ORDER.where(_SEGMENT.c.table_id == bindparam("table_id"))
+_TABLES = select(_SEGMENT.c.table_id).distinct().order_by(_SEGMENT.c.table_id)
 _LOCATIONS = select(_SEGMENT.c.location).distinct()
 _OF_OPERATION = _LOCATIONS.where(_SEGMENT.c.operation == bindparam("operation"))
 _INDEXES_OF = select(_SEGMENT.c.index_id).where(_SEGMENT.c.location.in_(bindparam("locations", expanding=True)))

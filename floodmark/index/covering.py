@@ -95,7 +95,7 @@ class _OpenSegments:
     def section(self, storage: Storage, row: SegmentRow, form: IndexForm) -> Section | NotCovered:
         key = (row.location, row.index_id)
         with self._lock:
-            found = self._kept.get(key) or self._files.get(key)
+            found = self._kept.get(key, self._files.get(key))
         if found is None:
             found = _open(storage, row, form)
             with self._lock:
@@ -178,7 +178,9 @@ class Coverings:
                 opened.update(one.location for one in covering.sections)
                 return work(covering)
             except (Corrupt, NotFound, FileNotFoundError) as error:
-                location = str(getattr(error, "facts", {}).get("file", ""))
+                # An object store reports at a read what a local file keeps from one that has it open: that it is gone.
+                facts = getattr(error, "facts", {})
+                location = str(facts.get("file") or facts.get("location", ""))
                 if location not in opened:
                     raise
                 index = self._give_up(index, location, error)
