@@ -105,7 +105,8 @@ class Commit:
     """One version of the lake and how it came to be. `outcome` never confuses new work with none:
 
     committed: this call made the version; already_committed: an earlier call with the same identity did;
-    nothing_to_do: no rows, so no new version (`version` is the head).
+    nothing_to_do: no rows, so no new version (`version` is the head). declared: an apply changed indexes and nothing
+    else, which makes no version.
     """
 
     version: int
