@@ -182,7 +182,9 @@ def show(
     output.rows(
         columns, ("name", "type", "required", "refers_to", "filled", "comment"), name="columns", empty="no columns"
     )
-    if found.indexes:
+    if found.indexes is None:
+        output.note("What the indexes cover is unknown: a file is missing, see `floodmark doctor`.")
+    elif found.indexes:
         output.rows(list(map(index_row, found.indexes)), INDEX_COLUMNS, name="indexes", empty="")
         show_advice(output, found.indexes)
     if found.consumers:

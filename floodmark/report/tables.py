@@ -15,7 +15,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.catalog import Catalog
 from floodmark.engine import Engine
-from floodmark.errors import Corrupt
+from floodmark.errors import Corrupt, NotFound
 from floodmark.index.records import IndexStatus
 from floodmark.json_form import Reported
 from floodmark.model import MAIN, Head
@@ -108,7 +108,8 @@ class TableDetails(Reported):
     orphan_bytes: int | None
     retention: str | None
     retention_column: str | None
-    indexes: tuple[IndexStatus, ...]
+    # None: what they cover is unknown, because a file that this version needs is gone.
+    indexes: tuple[IndexStatus, ...] | None
     consumers: tuple[ConsumerLine, ...]
     last_maintenance: Mapping[str, Outcome]
     due: tuple[str, ...]
@@ -267,10 +268,14 @@ def _columns(metadata: TableMetadata, schema: Schema, head: Head) -> tuple[Colum
     )
 
 
-def _indexes(engine: Engine, head: Head) -> tuple[IndexStatus, ...]:
+def _indexes(engine: Engine, head: Head) -> tuple[IndexStatus, ...] | None:
+    """The table's indexes and what they cover. None as above: `floodmark doctor` says which file it is."""
     from floodmark.index.status import index_status
 
-    return tuple(index_status(engine.catalog, engine.coverings, head))
+    try:
+        return tuple(index_status(engine.catalog, engine.coverings, head))
+    except (Corrupt, NotFound, FileNotFoundError):
+        return None
 
 
 def _orphans(catalog: Catalog, head: Head) -> tuple[int, int] | None:

@@ -258,6 +258,18 @@ def test_a_key_index_that_is_dropped_before_the_first_row_stays_dropped(shop: fm
     assert on(shop, "users") == [("users", ("id",), "dropped")]
 
 
+def test_where_a_file_is_gone_the_coverage_is_unknown_and_the_rest_is_shown(shop: fm.Lake, place: Place) -> None:
+    shop.append("events", [row(1)])
+    shop.indexes.create("events", on="customer")
+    listed = Path(str(shop.catalog.history.head("events").manifest_list).removeprefix("file://"))
+    kept = listed.read_bytes()
+    listed.unlink()
+    with place.open(read_only=True) as lake:
+        assert lake.show("events")["indexes"] is None
+        assert lake.show("events")["rows"] == 1
+    listed.write_bytes(kept)
+
+
 # ── read-only, older formats, backups, secrets ──
 
 
