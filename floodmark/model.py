@@ -19,6 +19,8 @@ Value: TypeAlias = "Scalar | Sequence[Value] | Mapping[str, Value]"
 Row: TypeAlias = Mapping[str, Value]
 
 MAIN = "main"
+# The outcome of an apply that changed indexes and nothing else.
+DECLARED = "declared"
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 # How many snapshots a table's metadata names besides the heads of branches.
 SNAPSHOTS_KEPT = 5

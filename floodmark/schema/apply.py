@@ -33,7 +33,7 @@ from floodmark.commit.shape_riders import DropRider, PolicyRider, RenameRider
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
-from floodmark.model import MAIN, Commit, FileRecord, Head
+from floodmark.model import DECLARED, MAIN, Commit, FileRecord, Head
 from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.staging.stage import StageTarget
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame
 
 KIND = "apply"
-# The outcome of a plan that changed indexes only.
-DECLARED = "declared"
 
 
 def apply_plan(
