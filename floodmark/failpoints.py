@@ -54,8 +54,8 @@ OTHER = {
     # A sealed operation whose tables' turn another one has (docs/protocol.md): it waits; asks again; has the turn; the
     # one that has it read the seals of those that wait.
     "turn": ("queued", "waiting", "taken", "joined"),
-    # Segments of the files that an operation will publish are written.
-    "index": ("written",),
+    # Segments of the files that an operation will publish are written; an index is declared, is dropped: after COMMIT.
+    "index": ("written", "declared", "dropped"),
     "branch": ("creating", "created", "deleting", "deleted"),  # before and after the COMMIT
     "expire": ("marked",),
     "give_up": ("marked",),

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame, SparkSession, StructType
     from floodmark.scan import Scan
     from floodmark.schema.file import WantedTable
+    from floodmark.schema.indexes import LakeIndexes
     from floodmark.schema.plan import Plan
     from floodmark.sinks.sinks import LakeSinks
     from floodmark.write.transaction import Transaction
@@ -73,6 +74,7 @@ class Lake:
     Go back    rollback, plan_rollback, diff (two versions)
     Read       scan (rows by a condition, for Arrow, pandas, Polars, DuckDB, Spark), read, read_arrow, sql, changes
     Ask        status, health, history, audit
+    Indexes    indexes.create, .drop, .list, .status
     Branches   branches.create, .merge, .diff, .list, .delete
     Sinks      sinks.add, .run, .status, .pause, .resume, .quarantine
     Backfills  backfill.history, .column, .list, .show, .cancel, .resume
@@ -805,7 +807,7 @@ class Lake:
 
     def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> TableFacts:
         """One table: its columns, layout, size and place. `keeping`: from when on maintenance is due."""
-        return TableFacts(as_json(table_details(self.catalog, self._head(table, branch), keeping or self.keeping)))
+        return TableFacts(as_json(table_details(self.engine, self._head(table, branch), keeping or self.keeping)))
 
     def contents(self, table: str, *, branch: str = MAIN, limit: int = 50) -> dict[str, Json]:
         """What a table is made of: its partitions and its largest files, so many of each, and how many there are."""
@@ -847,6 +849,15 @@ class Lake:
     def audit(self, limit: int = 1000) -> list[AuditRow]:
         """Everything that recovery and repairs did, newest first."""
         return self.catalog.history.audit(limit)
+
+    # ── indexes ──
+
+    @cached_property
+    def indexes(self) -> LakeIndexes:
+        """Declare, drop and list indexes, which say in which files and rows a value is."""
+        from floodmark.schema.indexes import LakeIndexes
+
+        return LakeIndexes(self.engine)
 
     # ── branches ──
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from floodmark.catalog.chunks import ChunkRider, FillRider, PruneRider, RedoRider
-from floodmark.catalog.indexes import IndexRider
+from floodmark.catalog.indexes import DeclareRider, IndexRider
 from floodmark.catalog.jobs import EndRider
 from floodmark.catalog.merge_base import MergeRider
 from floodmark.catalog.riders import BatchRider, MarksRider, Rider, StreamRider, VersionRider
@@ -303,6 +303,7 @@ _RIDERS: Mapping[str, Callable[..., Rider]] = {
     "spool": SpoolRider.sealed,
     "spool_retry": RetryRider,
     "index": IndexRider.sealed,
+    "declare": DeclareRider.sealed,
 }
 
 

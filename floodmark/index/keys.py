@@ -31,6 +31,14 @@ def key_index(indexes: Indexes, table_id: str, fields: Sequence[NestedField]) ->
     return None
 
 
+def column_index(indexes: Indexes, table_id: str, field: NestedField) -> IndexRow | None:
+    """An index on this column alone, of either kind, if it is in use and this Floodmark can read it."""
+    for index in indexes.of_table(table_id):
+        if index.field_ids == (field.field_id,) and index.is_live and form_of(index) is not None:
+            return index
+    return None
+
+
 def files_holding_keys(
     coverings: Coverings,
     index: IndexRow | None,

@@ -27,6 +27,7 @@ ASKED = (
         "would open",
         "Query",
         "Change some",
+        "Declare an index",
     ),
     *(
         "Delete",

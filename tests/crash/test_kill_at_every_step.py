@@ -279,6 +279,7 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         *(name for name in FAILPOINTS if name.startswith(("init.", "restore."))),
         "migrate.locked",  # tests/contract/test_catalog_lifecycle.py
         "migrate.migrated",
+        *(name for name, kind in FAILPOINTS.items() if kind == "index"),  # tests/crash/test_index_kills.py
         "task.file_written",  # tests/spark
     }
     assert covered == set(FAILPOINTS)
