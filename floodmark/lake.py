@@ -78,7 +78,7 @@ class Lake:
     Branches   branches.create, .merge, .diff, .list, .delete
     Sinks      sinks.add, .run, .status, .pause, .resume, .quarantine
     Backfills  backfill.history, .column, .list, .show, .cancel, .resume
-    Upkeep     maintain.run, .compact, .retain, .expire, .sweep; recover, repair, resolve, backup
+    Upkeep     maintain.run, .compact, .retain, .index, .expire, .sweep; recover, repair, resolve, backup
 
     Every write returns a Commit, and with `if_version` is published only if its tables are as they were at that
     version. Errors are kinds of FloodmarkError: each says what failed, the facts, and what to do.

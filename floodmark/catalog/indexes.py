@@ -13,11 +13,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, delete, func, insert, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, SqlRow
+from floodmark.errors import Conflict
 from floodmark.json_form import Json
 
 KEY, VALUE = "key", "value"
@@ -83,6 +84,17 @@ class SegmentTotals:
     files: int = 0
     broken: int = 0
     size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class IndexFigures:
+    """The segments in use of a live index: how many may be folded, are damaged, and the data files in the others."""
+
+    index_id: str
+    table_id: str
+    foldable: int
+    broken: int
+    files: int
 
 
 @dataclass(frozen=True)
@@ -160,6 +172,35 @@ class DeclareRider:
 def _sealed_wanted(data: Mapping[str, Json]) -> WantedIndex:
     values = {**data, "field_ids": tuple(data["field_ids"])}  # type: ignore[arg-type]
     return WantedIndex(**values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class FoldRider:
+    """Segments of an index are replaced by one that says the same. All of them must still be in use.
+
+    Interleaving that this excludes: 1. two folds read the same segments; 2. both publish: what they say is covered
+    twice, and each next fold of the two does the work again.
+    """
+
+    index_id: str
+    locations: tuple[str, ...]
+
+    def check(self, tx: Connection) -> None:
+        asked = {"index": self.index_id, "locations": list(self.locations)}
+        if tx.execute(_COUNT_USED, asked).scalar_one() != len(self.locations):
+            raise Conflict(
+                "segments of this index were replaced meanwhile", index=self.index_id, advice="Run it again."
+            )
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        retire_segments(tx, self.index_id, self.locations, now_ms)
+
+    def as_dict(self) -> dict[str, Json]:
+        return {"type": "fold", "index_id": self.index_id, "locations": list(self.locations)}
+
+    @classmethod
+    def sealed(cls, index_id: str, locations: Sequence[str]) -> FoldRider:
+        return cls(index_id, tuple(locations))
 
 
 def _sealed_segment(data: Mapping[str, Json]) -> SealedSegment:
@@ -304,6 +345,33 @@ class Indexes:
         rows = [to_segment(row) for row in self._database.ask(_SEGMENTS, {"index": index_id})]
         return sorted(rows, key=lambda row: row.retired_ms is not None)
 
+    def segments_of(self, index_id: str) -> list[SegmentRow]:
+        """Every segment of an index, in the order in which they were made; retired and damaged ones too."""
+        return [to_segment(row) for row in self._database.ask(_SEGMENTS_OF_INDEX, {"index": index_id})]
+
+    def retire(self, index_id: str, locations: Collection[str]) -> int:
+        """Retire those of these segments that are in use, without others in their place; returns how many."""
+        if not locations:
+            return 0
+        segment = tables.segments
+        mine = (segment.c.index_id == index_id) & segment.c.location.in_(sorted(locations))
+        with self._database.write() as tx:
+            now = self._database.now_ms(tx)
+            used = select(segment.c.location).where(mine, segment.c.retired_ms.is_(None))
+            found = tx.execute(used).scalars().all()
+            retire_segments(tx, index_id, found, now)
+        return len(found)
+
+    def figures(self, entries_max: int, files_max: int) -> list[IndexFigures]:
+        """Of every live index, in one query; of larger segments than this none is folded."""
+        if not self.known:
+            return []
+        rows = self._database.ask(_FIGURES, {"entries_max": entries_max, "files_max": files_max})
+        return [
+            IndexFigures(row.id, row.table_id, int(row.foldable or 0), int(row.broken or 0), int(row.files or 0))
+            for row in rows
+        ]
+
     def all_locations(self) -> set[str]:
         """The files of all segments."""
         return {row.location for row in self._database.ask(_LOCATIONS)} if self.known else set()
@@ -345,6 +413,49 @@ class Indexes:
         with self._database.write() as tx:
             self._database.lock_lake(tx)
             return drop_index(tx, table_id, wanted, self._database.now_ms(tx))
+
+    def gone(self) -> list[str]:
+        """The indexes of tables of which nothing is left: no head, and no state that could come back."""
+        if not self.known:
+            return []
+        with self._database.read() as tx:
+            return _gone(tx, self._database.now_ms(tx))
+
+    def remove(self, indexes: Collection[str]) -> None:
+        """Remove those of these indexes whose tables still do not exist. Their segments are left to a sweep."""
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            now = self._database.now_ms(tx)
+            segment, wanted = tables.segments, sorted(set(indexes) & set(_gone(tx, now)))
+            mine = segment.c.index_id.in_(wanted) & segment.c.retired_ms.is_(None)
+            tx.execute(update(segment).where(mine).values(retired_ms=now))
+            tx.execute(delete(tables.indexes).where(tables.indexes.c.id.in_(wanted)))
+
+    def retired(self, grace_ms: int) -> dict[str, list[SegmentRow]]:
+        """By table: the segments whose files a sweep may delete, since all indexes in them retired them so long ago."""
+        if not self.known:
+            return {}
+        with self._database.read() as tx:
+            over = self._database.now_ms(tx) - grace_ms
+            found: dict[str, list[SegmentRow]] = defaultdict(list)
+            for row in tx.execute(_RETIRED, {"over": over}):
+                found[row.table_id].append(to_segment(row))
+        return found
+
+    def without_table(self) -> dict[str, list[SegmentRow]]:
+        """By table: the segments of tables of which nothing is left."""
+        if not self.known:
+            return {}
+        found: dict[str, list[SegmentRow]] = defaultdict(list)
+        for row in self._database.ask(_WITHOUT_TABLE):
+            found[row.table_id].append(to_segment(row))
+        return found
+
+    def forget(self, locations: Collection[str]) -> None:
+        """These segments' files are deleted, durably."""
+        if locations:
+            with self._database.write() as tx:
+                forget_segments(tx, locations)
 
     def mark_broken(self, location: str) -> bool:
         """A segment is damaged or gone: it covers nothing from now on. False: it is not recorded any more."""
@@ -394,12 +505,83 @@ _ADD = insert(_SEGMENT)
 _RETIRE = update(_SEGMENT).where(_SEGMENT.c.index_id == bindparam("index"), _SEGMENT.c.location == bindparam("place"))
 _FORGET = delete(_SEGMENT).where(_SEGMENT.c.location == bindparam("place"))
 _IN_ORDER = select(_SEGMENT).order_by(_SEGMENT.c.location)
-_SEGMENTS = _IN_ORDER.where(_SEGMENT.c.index_id == bindparam("index"), _SEGMENT.c.broken == 0)
+_SEGMENTS_OF_INDEX = _IN_ORDER.where(_SEGMENT.c.index_id == bindparam("index"))
+_SEGMENTS = _SEGMENTS_OF_INDEX.where(_SEGMENT.c.broken == 0)
 _SEGMENTS_OF_TABLE = _IN_ORDER.where(_SEGMENT.c.table_id == bindparam("table_id"))
 _TABLES = select(_SEGMENT.c.table_id).distinct().order_by(_SEGMENT.c.table_id)
 _LOCATIONS = select(_SEGMENT.c.location).distinct()
 _OF_OPERATION = _LOCATIONS.where(_SEGMENT.c.operation == bindparam("operation"))
+_COUNT_USED = select(func.count()).where(
+    _SEGMENT.c.index_id == bindparam("index"),
+    _SEGMENT.c.location.in_(bindparam("locations", expanding=True)),
+    _SEGMENT.c.retired_ms.is_(None),
+    _SEGMENT.c.broken == 0,
+)
 _INDEXES_OF = select(_SEGMENT.c.index_id).where(_SEGMENT.c.location.in_(bindparam("locations", expanding=True)))
+_USED_TOO = _SEGMENT.alias("used")
+_RETIRED = _IN_ORDER.where(
+    _SEGMENT.c.retired_ms <= bindparam("over"),
+    # One file may have sections of several indexes.
+    ~select(_USED_TOO.c.location)
+    .where(
+        _USED_TOO.c.location == _SEGMENT.c.location,
+        _USED_TOO.c.retired_ms.is_(None) | (_USED_TOO.c.retired_ms > bindparam("over")),
+    )
+    .exists(),
+)
+_HEADS, _TOUCHED, _COMMIT, _EXPIRED = tables.heads, tables.commit_tables, tables.commits, tables.expired
+
+
+def _nothing_left(table_id: ColumnElement[str]) -> ColumnElement[bool]:
+    """No branch has the table, and the files of all its states are deleted."""
+    state = (
+        select(_TOUCHED.c.version)
+        .join(_COMMIT, _COMMIT.c.version == _TOUCHED.c.version)
+        .join(
+            _EXPIRED,
+            and_(_EXPIRED.c.version == _TOUCHED.c.version, _EXPIRED.c.table_id == _TOUCHED.c.table_id),
+            isouter=True,
+        )
+        .where(_TOUCHED.c.table_id == table_id, (_COMMIT.c.state == "live") | _EXPIRED.c.version.is_not(None))
+    )
+    return ~select(_HEADS.c.table_id).where(_HEADS.c.table_id == table_id).exists() & ~state.exists()
+
+
+_WITHOUT_TABLE = _IN_ORDER.where(_nothing_left(_SEGMENT.c.table_id))
+_GONE = (
+    select(_INDEX.c.id)
+    .where(
+        _nothing_left(_INDEX.c.table_id),
+        # An index may be made shortly before its table.
+        select(_TOUCHED.c.version).where(_TOUCHED.c.table_id == _INDEX.c.table_id).exists()
+        | (_INDEX.c.created_ms <= bindparam("before")),
+    )
+    .order_by(_INDEX.c.id)
+)
+# A table that was begun with an index and does not exist after so long never will.
+NEVER_MADE_MS = 24 * 3_600_000
+
+
+def _gone(tx: Connection, now_ms: int) -> list[str]:
+    return list(tx.execute(_GONE, {"before": now_ms - NEVER_MADE_MS}).scalars())
+
+
+_SMALL = (_SEGMENT.c.entries <= bindparam("entries_max")) & (_SEGMENT.c.files <= bindparam("files_max"))
+_FIGURES = (
+    select(
+        _INDEX.c.id,
+        _INDEX.c.table_id,
+        func.sum(case((_SMALL & (_SEGMENT.c.broken == 0), 1), else_=0)).label("foldable"),
+        func.sum(_SEGMENT.c.broken).label("broken"),
+        func.sum(_SEGMENT.c.files * (1 - _SEGMENT.c.broken)).label("files"),
+    )
+    .join_from(
+        _INDEX, _SEGMENT, and_(_SEGMENT.c.index_id == _INDEX.c.id, _SEGMENT.c.retired_ms.is_(None)), isouter=True
+    )
+    .where(_INDEX.c.state == LIVE)
+    .group_by(_INDEX.c.id, _INDEX.c.table_id)
+    .order_by(_INDEX.c.id)
+)
 _COUNT = select(func.count().label("segments")).where(
     _SEGMENT.c.table_id == bindparam("table_id"), _SEGMENT.c.retired_ms.is_(None)
 )

@@ -7,6 +7,9 @@
     publish    build, then one SQL transaction (publisher.py); a lost race builds again, unless the plan does not fit
     clean      files of lost attempts are deleted
 
+Segments of indexes alone are published in the same way, but make no version and move no head (decision 0047): they
+refuse no other commit, and no reader sees a change.
+
 A plan that does not fit the heads any more plans again from its staged files, or stages again in an operation of its
 own (`stages_again`). After lost plans it takes the tables' turn. Nothing is visible before the publish (I3), all of it
 is visible after (I2). An error at any step undoes the operation before the caller gets it, so a retry cannot meet a
@@ -64,6 +67,8 @@ class PublishPlan(ABC):
     stages_again = False
     # After lost plans other writers wait for it.
     takes_turn = True
+    # Without an identity: to publish it again changes nothing, so recovery may finish it.
+    repeatable = False
 
     def start(self) -> Start | None:
         """Check before anything is recorded; None: nothing to do. Called again before it is staged again."""
@@ -249,7 +254,8 @@ class Publication:
                 if not riders and not any(edit.changes_table for edit in edits):
                     return None
                 riders = (*riders, *self._segments(plan, edits), *plan.expected(self.intent, planned))
-                return self._publish(plan, Seal(edits, riders, repeatable=bool(batch)), planned.audit, plans)
+                seal = Seal(edits, riders, repeatable=bool(batch) or plan.repeatable)
+                return self._publish(plan, seal, planned.audit, plans)
             except PlanAgain as lost:
                 if plan.stages_again:
                     raise
@@ -347,9 +353,9 @@ class Publication:
         raise error
 
     def _published(self, found: Operation | None) -> Commit | None:
-        if found is None or found.state != PUBLISHED or found.version is None:
+        if found is None or found.state != PUBLISHED:
             return None
-        return self._catalog.history.commit(found.version)
+        return self._catalog.publisher.commit_of(found)
 
     def _delete_files(self, operation: Operation, plan: PublishPlan) -> None:
         """Best effort: recovery finds what cannot be deleted now.

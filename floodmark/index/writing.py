@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import ListType, NestedField, PrimitiveType
 
 from floodmark import clock
-from floodmark.catalog.indexes import KEY, IndexRider, IndexRow, SealedSegment
+from floodmark.catalog.indexes import KEY, Indexes, IndexRider, IndexRow, SealedSegment
 from floodmark.catalog.riders import Rider
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.journal import Operation
@@ -96,6 +96,15 @@ def is_wide_on(columns: Sequence[NestedField]) -> bool:
     return is_wide([one.type for one in read_schema(fields)])
 
 
+def ensure_key(indexes: Indexes, table_id: str, schema: Schema) -> IndexRow | None:
+    """The index on the key of this schema, made if it does not exist; None if the schema has no key."""
+    columns = key_columns(schema)
+    if not columns:
+        return None
+    on = tuple(column.field_id for column in columns)
+    return indexes.ensure_key(table_id, on, is_wide_on(columns), ENCODER.number)
+
+
 def columns_on(schema: Schema, field_ids: Sequence[int]) -> tuple[NestedField, ...] | None:
     """The columns of an index in this schema; None if it lacks one."""
     by_id = {field.field_id: field for field in schema.fields}
@@ -165,12 +174,11 @@ class SegmentWriter:
         """The table's schema and its indexes, if it has any."""
         known = self._known(edit.table_id)
         schema = self._schema(edit)
-        if schema.identifier_field_ids:
-            on = tuple(column.field_id for column in key_columns(schema))
-            if not any(one.kind == KEY and one.field_ids == on for one in known):
-                wide = is_wide_on(key_columns(schema))
-                known = [*known, self._catalog.indexes.ensure_key(edit.table_id, on, wide, ENCODER.number)]
-                self._indexes[edit.table_id] = (time.monotonic(), known)
+        on = tuple(column.field_id for column in key_columns(schema))
+        if on and not any(one.kind == KEY and one.field_ids == on for one in known):
+            made = ensure_key(self._catalog.indexes, edit.table_id, schema)
+            known = [*known, *([made] if made is not None else [])]
+            self._indexes[edit.table_id] = (time.monotonic(), known)
         live = [one for one in known if one.is_live]
         return (schema, live) if live else None
 

@@ -460,7 +460,7 @@ def test_versions_of_a_group_stay_until_the_folders_of_its_leader_are_clean(lake
         tx.execute(update(row).where(row.c.id == first.operation).values(cleaned=0))
     lake.catalog.expiry.expire(before_ms=2**60)
     lake.maintain.sweep(grace="0s")
-    assert lake.catalog.publisher.clean(lake.catalog.journal.find(first.operation), first) == 0  # type: ignore[arg-type]
+    assert lake.catalog.publisher.clean(lake.catalog.journal.find(first.operation), first.version) == 0  # type: ignore[arg-type]
     with lake.catalog.database.read() as tx:
         assert tx.execute(select(row.c.cleaned).where(row.c.id == first.operation)).scalar_one() != 0
     lake.maintain.sweep(grace="0s")

@@ -272,6 +272,7 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         *(name for name, kind in FAILPOINTS.items() if kind == "index"),
         "abandon.fenced",
         "abandon.files_deleted",
+        *(name for name, kind in FAILPOINTS.items() if kind == "index"),  # tests/crash/test_index_kills.py
         "expire.marked",
         "give_up.marked",  # tests/crash/test_give_up_kills.py
         "backup.copied",
