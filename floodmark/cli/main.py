@@ -27,6 +27,7 @@ from floodmark.cli import (
     column,
     demo,
     lifecycle,
+    lookup,
     maintain,
     reading,
     recovery,
@@ -76,7 +77,8 @@ app = typer.Typer(
 _COMMANDS = (
     lifecycle.init,
     *(state.status, state.doctor, state.tables, state.show, state.history),
-    *(reading.query, reading.scan, reading.head, reading.changes, reading.export, versions.diff),
+    *(reading.query, reading.scan, reading.head, lookup.get, lookup.lookup),
+    *(reading.changes, reading.export, versions.diff),
     schema.plan,
     *(writing.load, writing.update, writing.delete, versions.rollback),
     lifecycle.adopt,

@@ -6,6 +6,8 @@ of its values; one that is null has null.
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -33,6 +35,10 @@ from floodmark.rows.staging.dicts import values_to_array
 Key: TypeAlias = Value
 # Several: a list of such keys, or a table with the key's columns.
 Keys: TypeAlias = "Iterable[Key] | pa.Table | pa.RecordBatch"
+
+
+class Text(str):
+    """A value as text, as a command or a URL has it: it is read as the type of its column."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,7 @@ class Match:
         return [value_spans(column, field) for column, field in zip(self.values.columns, self.fields, strict=True)]
 
 
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 _NO: Mask = np.zeros(1, np.bool_)
 
 
@@ -179,7 +186,9 @@ def _match_rows(table: str, shape: Shape, keys: Sequence[Key]) -> Match:
     if any(value is None for row in rows for value in row.values()):
         raise Invalid("a value of a key is never null", table=table, key=", ".join(names))
     what = "a key does not fit the table"
-    arrays = [values_to_array([row[column.name] for row in rows], column, what) for column in shape.columns]
+    arrays = [
+        values_to_array([_read(row[column.name], column) for row in rows], column, what) for column in shape.columns
+    ]
     return Match(shape.fields, pa.table(arrays, names=names))
 
 
@@ -200,6 +209,25 @@ def _key_row(table: str, names: Sequence[str], key: Key) -> Row:
         advice = f"Give a tuple in this order, or a dict: {', '.join(names)}."
         raise _not_a_key(table, names, type(key).__name__, advice)
     return {names[0]: key}
+
+
+def _read(value: Value, column: Column) -> Value:
+    """A text as its column's type reads it. One that cannot be read stays text, which the column then refuses."""
+    if not isinstance(value, Text):
+        return value
+    kind, text = column.field.type, str(value)
+    try:
+        if types.is_integer(kind) and _WHOLE.fullmatch(text):
+            return int(text)
+        if types.is_floating(kind):
+            return float(text)
+        if types.is_boolean(kind):
+            return {"true": True, "false": False}.get(text.lower(), text)
+        if types.is_binary(kind):
+            return base64.b64decode(text, validate=True)
+    except ValueError:
+        pass
+    return text
 
 
 def _not_a_key(table: str, names: Sequence[str], given: str, advice: str) -> Invalid:
@@ -235,5 +263,5 @@ def match_values(column: Column, field: NestedField, given: Value) -> Match:
             type=kind,
             advice="Use a plain column, or a list of plain values; `floodmark scan --where` has conditions on others.",
         )
-    array = values_to_array(values, column, "a value does not fit the column")
+    array = values_to_array([_read(value, column) for value in values], column, "a value does not fit the column")
     return Match((field,), pa.table([array], names=[field.name]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -18,6 +19,7 @@ from floodmark.rows.index.hashing import ENCODER
 from floodmark.rows.reading.selection import select_files
 from floodmark.rows.session import is_spark_running
 from floodmark.storage import join
+from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 from tests.history_world import Numbers, history, run
 
@@ -324,3 +326,87 @@ def test_below_the_floor_of_a_history_a_key_is_not_found(lake: fm.Lake) -> None:
     run(lake, history(Numbers(tip=50), last=None, keep=20))
     assert lake.get("events", 35) == {"id": 35, "name": "row 35"}
     assert lake.get("events", 5) is None
+
+
+# ── against a dict ──
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_was_written_lookups_equal_a_scan(lake: fm.Lake, seed: int) -> None:
+    """Random writes, indexes of a part of the files, damage, compaction, changed columns, branches, old versions."""
+    chance = random.Random(seed)
+    lake.create_table("t", "k int, b string, c int, v float, tags array<int>", key=["k", "b"])
+    names = {"k": "k", "b": "b", "c": "c", "v": "v", "tags": "tags"}
+    known: list[tuple[int, str]] = []
+    branches = ["main"]
+
+    def row(number: int) -> Row:
+        tags = None if chance.random() < 0.2 else [chance.randrange(4) for _ in range(chance.randrange(3))]
+        c = None if chance.random() < 0.2 else chance.randrange(4)
+        values = {"k": number, "b": chance.choice("xy"), "c": c, "v": chance.choice([0.0, -0.0, 1.5]), "tags": tags}
+        return {names[name]: value for name, value in values.items()}
+
+    def rows() -> list[Row]:
+        return [row(number) for number in chance.sample(range(40), chance.randrange(1, 15))]
+
+    def step() -> str:
+        branch = chance.choice(branches)
+        act = chance.choice([*["merge"] * 3, "delete", "compact", "index", "break", "widen", "rename", "branch"])
+        if act == "merge":
+            lake.merge("t", rows(), branch=branch)
+        elif act == "delete":
+            lake.delete("t", f"{names['k']} in ({chance.randrange(40)}, {chance.randrange(40)})", branch=branch)
+        elif act == "compact":
+            lake.maintain.compact("t", files_min=2)
+        elif act == "index":
+            on = chance.choice([["c"], ["tags"], ["c", "b"], ["v"]])
+            index(lake, "t", *(names[one] for one in on), files=lambda at: chance.random() < 0.6)
+        elif act == "break":
+            uncover(lake, "t", lambda at: chance.random() < 0.4)
+        elif len(branches) == 1:
+            if act == "branch":
+                lake.branches.create("dev")
+                branches.append("dev")
+            elif act == "rename":
+                lake.rename_column("t", names["c"], names["c"] + "c")
+                names["c"] += "c"
+            elif act == "widen":
+                wide = f"k long, b string, {names['c']} long, v double, tags array<int>"
+                lake.apply({"t": {"schema": wide, "key": ["k", "b"]}})
+        return branch
+
+    past: list[tuple[int, str]] = []
+    for _ in range(14):
+        branch = step()
+        past.append((lake.catalog.history.resolve(branch=branch), branch))
+        for version, name in {past[-1], chance.choice(past)}:
+            scanned = lake.scan("t", version=version, branch=name).to_arrow().to_pylist()
+            check(lake, scanned, version, name, chance)
+            known = sorted({*known, *((one["k"], one["b"]) for one in scanned)})
+            by_key = {(one["k"], one["b"]): one for one in scanned}
+            for key in chance.sample(known, min(5, len(known))):
+                assert lake.get("t", key, version=version, branch=name) == by_key.get(key)
+            asked = [chance.choice(known) for _ in range(10)] if known else []
+            found = lake.get_many("t", asked, version=version, branch=name).to_pylist()
+            assert found == [by_key[key] for key in asked if key in by_key]
+    check_lake(lake.catalog)
+
+
+def check(lake: fm.Lake, scanned: list[Row], version: int, branch: str, chance: random.Random) -> None:
+    names = list(scanned[0]) if scanned else []
+    for name in names:
+        value = chance.choice(scanned)[name]
+        wanted: Any = value
+        if isinstance(value, list):
+            wanted = value[0] if value and value[0] is not None else 2
+            expected = [one for one in scanned if wanted in (one[name] or [])]
+        else:
+            expected = [one for one in scanned if one[name] == value]
+        found, after = [], None
+        while True:
+            page = lake.lookup("t", {name: wanted}, version=version, branch=branch, limit=3, after=after)
+            found += page.rows
+            after = page.next
+            if after is None:
+                break
+        assert found == sorted(expected, key=lambda one: (one["k"], one["b"])), (name, wanted)
