@@ -57,6 +57,12 @@ class Match:
 
     def __init__(self, fields: Sequence[NestedField], given: pa.Table) -> None:
         self.fields = tuple(fields)
+        if len(given) == 1:
+            # One key is the most frequent question: no distinct values to find.
+            own = [_comparable(column.combine_chunks()) for column in given.columns]
+            self._steps: tuple[_Step, ...] = tuple(_Step(values, _FIRST) for values in own)
+            self.asked, self.values = _FIRST, given
+            return
         steps: list[_Step] = []
         codes: Numbers = np.zeros(len(given), np.int64)
         for column in given.columns:
@@ -68,7 +74,7 @@ class Match:
         self._steps = tuple(steps)
         self.asked = codes
         _, first = np.unique(codes, return_index=True)
-        self.values: pa.Table = given if len(first) == len(given) and _ascends(codes) else given.take(pa.array(first))
+        self.values = given if len(first) == len(given) and _ascends(codes) else given.take(pa.array(first))
 
     def __len__(self) -> int:
         return len(self.values)
@@ -137,6 +143,7 @@ class Match:
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
+_FIRST: Numbers = np.zeros(1, np.int64)
 _NO: Mask = np.zeros(1, np.bool_)
 
 

@@ -6,19 +6,23 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import update
 
 import floodmark as fm
+from floodmark.catalog import tables
 from floodmark.catalog.indexes import VALUE, SealedSegment
-from floodmark.errors import Incomplete, Invalid, NotFound
+from floodmark.errors import BelowRetention, Corrupt, Incomplete, Invalid, NotFound
 from floodmark.index.writing import columns_on, is_wide_on, write_segments
-from floodmark.rows.index.hashing import ENCODER
+from floodmark.rows.index.hashing import ENCODER, ENCODERS, Encoder
 from floodmark.rows.reading.selection import select_files
 from floodmark.rows.session import is_spark_running
-from floodmark.storage import join
+from floodmark.scan import readable
+from floodmark.storage import join, local_path
 from floodmark.testing.invariants import check_lake
 from tests.conftest import Place
 from tests.history_world import Numbers, history, run
@@ -410,3 +414,123 @@ def check(lake: fm.Lake, scanned: list[Row], version: int, branch: str, chance: 
             if after is None:
                 break
         assert found == sorted(expected, key=lambda one: (one["k"], one["b"])), (name, wanted)
+
+
+# ── damage, collisions, expiry ──
+
+
+def test_hashes_that_many_values_share_cost_time_and_no_answer(lake: fm.Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODERS, 99, Encoder(99, bits=4))
+    lake.create_table("t", "k string, n long", key=["k"])
+    head = lake.catalog.history.head("t")
+    lake.catalog.indexes.ensure_key(head.table_id, [lake.schema("t").find_field("k").field_id], True, 99)
+    for start in range(0, 200, 50):
+        lake.append("t", [{"k": f"k{n}", "n": n} for n in range(start, start + 50)])
+    used = lake.get("t", "k7", explain=True)
+    assert used.candidates > 1
+    assert used.files_uncovered == 0
+    assert all(lake.get("t", f"k{n}") == {"k": f"k{n}", "n": n} for n in range(0, 200, 7))
+    assert lake.get("t", "k200") is None
+    asked = [f"k{n}" for n in range(250, -1, -3)]
+    assert lake.get_many("t", asked).column("k").to_pylist() == [key for key in asked if int(key[1:]) < 200]
+    assert [row["n"] for row in lake.lookup("t", k=["k9", "k10", "kx"])] == [10, 9]
+
+
+def _flip(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[10] ^= 1
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-30]), _flip],
+    ids=["gone", "cut", "flipped"],
+)
+def test_a_damaged_segment_makes_a_lookup_slower_and_not_wrong(lake: fm.Lake, damage: Callable[[Path], object]) -> None:
+    lake.create_table("t", "k string, n long", key=["k"])
+    # The segment of the first append stays unopened: it has no other one to ask.
+    lake.append("t", [{"k": f"k{n}", "n": n} for n in range(50)])
+    table_id = lake.catalog.history.head("t").table_id
+    (segment,) = lake.catalog.indexes.segments(table_id)
+    damage(Path(local_path(segment.location) or ""))
+    assert lake.get("t", "k7") == {"k": "k7", "n": 7}
+    assert lake.get_many("t", ["k8", "none", "k7"]).column("n").to_pylist() == [8, 7]
+    assert lake.get("t", "none") is None
+    assert lake.get("t", "k7", explain=True).files_uncovered == 1
+    assert [row.broken for row in lake.catalog.indexes.segments(table_id)] == [True]
+
+
+def test_a_file_that_cannot_be_read_is_an_error_and_never_not_found(lake: fm.Lake) -> None:
+    lake.create_table("t", "k long, n long", key=["k"])
+    old = lake.append("t", [{"k": 2 * n, "n": n} for n in range(50)]).version
+    path = lake.catalog.files.data_files(lake.catalog.history.head("t"))[0]
+    uncover(lake, "t")
+    lake.delete("t", "k >= 0")
+    file = Path(local_path(path) or "")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    for ask in (lambda: lake.get("t", 4, version=old), lambda: lake.get("t", 5, version=old)):
+        with pytest.raises(Corrupt):
+            ask()
+    assert lake.get("t", 1000, version=old) is None  # by its bounds, this file does not hold it
+    file.unlink()
+    with pytest.raises(Corrupt):
+        lake.lookup("t", n=4, version=old)
+    with lake.catalog.database.write() as tx:
+        tx.execute(update(tables.commits).where(tables.commits.c.version == old).values(state="expired"))
+    for late in (lambda: lake.get("t", 4, version=old), lambda: lake.get_many("t", [4], version=old)):
+        with pytest.raises(BelowRetention):
+            late()
+    assert lake.get("t", 4) is None
+
+
+def test_a_version_that_expires_while_it_is_read_is_below_retention(lake: fm.Lake) -> None:
+    lake.create_table("t", "k long, n long", key=["k"])
+    old = lake.append("t", [{"k": n, "n": n} for n in range(50)]).version
+    assert lake.get("t", 4, version=old) == {"k": 4, "n": 4}
+    head = lake.catalog.history.tables_at(old)["t"]
+    path = lake.catalog.files.data_files(head)[0]
+    lake.delete("t", "k >= 0")
+    # As a sweep leaves it for a reader that resolved its version before.
+    with lake.catalog.database.write() as tx:
+        tx.execute(update(tables.commits).where(tables.commits.c.version == old).values(state="expired"))
+    Path(local_path(path) or "").unlink()
+    with pytest.raises(BelowRetention), readable(lake.catalog, old):
+        lake.engine.lookups.get(head, old, 4, lambda head, version: None)
+
+
+def test_a_read_only_lake_finds_rows_and_writes_nothing(place: Place) -> None:
+    with place.open(create=True) as lake:
+        lake.create_table("t", "k long, n long", key=["k"])
+        lake.append("t", [{"k": n, "n": n} for n in range(50)])
+        for row in lake.catalog.indexes.segments(lake.catalog.history.head("t").table_id):
+            Path(local_path(row.location) or "").write_bytes(b"x")
+    with place.open(read_only=True) as lake:
+        assert lake.get("t", 4) == {"k": 4, "n": 4}
+        assert lake.get("t", 4, explain=True).files_uncovered == 1
+        assert lake.lookup("t", n=4).rows == [{"k": 4, "n": 4}]
+        assert not any(row.broken for row in lake.catalog.indexes.segments(lake.catalog.history.head("t").table_id))
+
+
+def test_only_what_may_hold_a_row_is_opened(lake: fm.Lake) -> None:
+    lake.create_table("t", "k long, n long", key=["k"], properties={"write.parquet.row-group-limit": "100"})
+    for start in range(0, 4000, 1000):
+        lake.append("t", [{"k": n, "n": n % 7} for n in range(start, start + 1000)])
+    counters = lake.catalog.storage.counters
+    lake.get("t", 1234)
+    before = counters.snapshot()
+    assert lake.get("t", 1500) == {"k": 1500, "n": 2}
+    assert counters.difference(before).calls["open_input"] == 1
+    used = lake.get("t", 2345, explain=True)
+    assert (used.files_opened, used.row_groups, used.candidates, used.files_scanned) == (1, 1, 1, 0)
+    before = counters.snapshot()
+    assert lake.get("t", -1) is None
+    assert "open_input" not in counters.difference(before).calls
+    uncover(lake, "t")
+    used = lake.get("t", 2345, explain=True)
+    # One group is read for the key, and once more for the row.
+    assert (used.files_uncovered, used.files_scanned, used.files_opened, used.row_groups) == (4, 1, 1, 2)
+    assert lake.get("t", -1, explain=True).files_opened == 0
+    page = lake.lookup("t", {"n": 3}, limit=2, explain=True)
+    assert page.files_scanned == 4
