@@ -112,6 +112,7 @@ def fetch_rows(
                 ):
                     first, last = np.searchsorted(wanted, [start, start + len(batch)])
                     if last > first:
+                        # A copy: a slice would keep the whole batch in memory.
                         rows = batch.take(pa.array(wanted[first:last] - start))
                         arrays = [
                             project(
@@ -134,6 +135,9 @@ def fetch_rows(
 def _runs(footer: _Footer, positions: Numbers) -> Iterator[tuple[list[int], Numbers]]:
     """Row groups that hold these positions and follow each other, of bounded size together; and the positions."""
     if not len(positions):
+        return
+    if len(positions) == 1:
+        yield [int(footer.ends.searchsorted(positions[0], "right"))], positions
         return
     held = footer.ends.searchsorted(positions, "right")
     groups = np.unique(held)

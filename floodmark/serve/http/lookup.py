@@ -13,7 +13,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from floodmark.errors import Invalid
+from floodmark.errors import Invalid, NotFound
 from floodmark.json_form import as_json
 from floodmark.lookups import FoundRows, Moment, find_keys, find_values, no_row
 from floodmark.model import MAIN
@@ -55,6 +55,8 @@ def add_lookup(app: FastAPI, service: Service) -> None:
     ) -> Response:
         """Rows by key (`key=7`, also several) or by values: `customer=7&kind=a&kind=b`. 404: no row with this key."""
         service.access.check(request, "read")
+        if not branch.isprintable():
+            raise NotFound("there is no such branch", branch=repr(branch)[:80])
         name, moment = known_form(table), Moment(version, branch=branch)
         values = _values(request, null or ())
         ask: Callable[[], FoundRows]
