@@ -28,6 +28,7 @@ from floodmark.cli import (
     demo,
     index,
     lifecycle,
+    lookup,
     maintain,
     reading,
     recovery,
@@ -77,7 +78,8 @@ app = typer.Typer(
 _COMMANDS = (
     lifecycle.init,
     *(state.status, state.doctor, state.tables, state.show, state.history),
-    *(reading.query, reading.scan, reading.head, reading.changes, reading.export, versions.diff),
+    *(reading.query, reading.scan, reading.head, lookup.get, lookup.lookup),
+    *(reading.changes, reading.export, versions.diff),
     schema.plan,
     *(writing.load, writing.update, writing.delete, versions.rollback),
     lifecycle.adopt,

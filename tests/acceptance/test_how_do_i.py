@@ -23,6 +23,7 @@ ASKED = (
         "Insert or update",
         "few rows",
         "rows and columns that I need",
+    "Find one row",
         "Count",
         "would open",
         "Query",
