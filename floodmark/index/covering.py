@@ -67,7 +67,7 @@ class Covering:
 
 
 @dataclass(frozen=True)
-class Found:
+class IndexHits:
     """Rows that may have one of the values: `values` says which one, `files` the place of its file among those asked.
 
     `uncovered` are the places of files that may hold more.
@@ -150,10 +150,10 @@ class Coverings:
         *,
         state: str | None = None,
         fingerprints: bool = False,
-    ) -> Found:
+    ) -> IndexHits:
         """Which rows of these data files may have one of these values. `state` names the files of a table's state."""
 
-        def look(covering: Covering) -> Found:
+        def look(covering: Covering) -> IndexHits:
             some = covering.sections
             candidates = probe(some, hashes, fingerprints=fingerprints)
             at = np.full(len(candidates), -1, np.int64)
@@ -163,7 +163,7 @@ class Coverings:
             live = at >= 0
             marks = None if candidates.fingerprints is None else candidates.fingerprints[live]
             positions: Numbers = candidates.positions[live].astype(np.int64)
-            return Found(candidates.values[live], at[live], positions, covering.uncovered, len(some), marks)
+            return IndexHits(candidates.values[live], at[live], positions, covering.uncovered, len(some), marks)
 
         return self.use(index, paths, look, state=state)
 

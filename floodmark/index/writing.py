@@ -57,7 +57,7 @@ class IndexOn:
 
 
 @dataclass(frozen=True)
-class FileGroup:
+class CoveredGroup:
     """Data files that one segment will cover."""
 
     files: tuple[CoveredFile, ...]
@@ -258,26 +258,26 @@ def _by_indexes(
             yield tuple(on[at] for at in held), some
 
 
-def _groups(files: Sequence[CoveredFile]) -> list[FileGroup]:
+def _groups(files: Sequence[CoveredFile]) -> list[CoveredGroup]:
     """The files in groups of bounded size, in their order; a file is never cut."""
-    groups: list[FileGroup] = []
+    groups: list[CoveredGroup] = []
     some: list[CoveredFile] = []
     for file in files:
         if some and (sum(one.rows for one in some) + file.rows > ROWS_PER_SEGMENT or len(some) >= FILES_PER_SEGMENT):
-            groups.append(FileGroup(tuple(some)))
+            groups.append(CoveredGroup(tuple(some)))
             some = []
         some.append(file)
-    return [*groups, FileGroup(tuple(some))] if some else groups
+    return [*groups, CoveredGroup(tuple(some))] if some else groups
 
 
-def _write_groups(plan: SegmentPlan, groups: Sequence[FileGroup]) -> list[SealedSegment]:
+def _write_groups(plan: SegmentPlan, groups: Sequence[CoveredGroup]) -> list[SealedSegment]:
     """In a task of Spark."""
     storage = Storage(plan.storage_options)
     with storage.batch():
         return [_write_group(storage, plan, one) for one in groups]
 
 
-def _write_group(storage: Storage, plan: SegmentPlan, group: FileGroup) -> SealedSegment:
+def _write_group(storage: Storage, plan: SegmentPlan, group: CoveredGroup) -> SealedSegment:
     sections = build_sections(storage, [(one.form, one.columns) for one in plan.indexes], group.files, plan.fields)
     # A name of its own for each attempt.
     record = write_segment(storage, join(plan.folder, f"{clock.new_id()}{SUFFIX}"), sections)

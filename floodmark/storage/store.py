@@ -22,7 +22,7 @@ from floodmark.storage.local import LocalFiles
 from floodmark.storage.location import join, split
 from floodmark.storage.objects import Objects, open_objects
 from floodmark.storage.options import checked
-from floodmark.storage.streams import Claim, Opened, OutputStream, Range, RangeReader
+from floodmark.storage.streams import Opened, OutputStream, Range, RangeReader, UnnamedFile
 
 
 @dataclass(frozen=True)
@@ -281,6 +281,6 @@ class Storage:
             return self._buckets[scheme, bucket], key
 
 
-def _claim(upload: Claim, location: str) -> None:
+def _claim(upload: UnnamedFile, location: str) -> None:
     if not upload.claim():
         raise FileExistsError(f"a file of this name exists: {location}")

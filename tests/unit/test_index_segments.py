@@ -34,10 +34,10 @@ from floodmark.rows.index.segment import (
     TRAILER_BYTES,
     CoveredFile,
     IndexForm,
+    IndexSegment,
     NotCovered,
     Section,
     SectionPlan,
-    Segment,
     SegmentRecord,
     open_segment,
     write_segment,
@@ -88,7 +88,7 @@ def plan(form: IndexForm, files: Sequence[pa.Array], first: int = 0, cut: int = 
     return SectionPlan(form, covered([len(values) for values in files], first), entries)
 
 
-def open_whole(record: SegmentRecord, storage: Storage = STORAGE) -> Segment:
+def open_whole(record: SegmentRecord, storage: Storage = STORAGE) -> IndexSegment:
     found = open_segment(
         storage,
         record.location,
@@ -96,7 +96,7 @@ def open_whole(record: SegmentRecord, storage: Storage = STORAGE) -> Segment:
         tail_bytes=record.tail_bytes,
         digest=record.digest,
     )
-    assert isinstance(found, Segment)
+    assert isinstance(found, IndexSegment)
     return found
 
 
@@ -560,7 +560,7 @@ def read_everything(storage: Storage, location: str, plans: Sequence[SectionPlan
     """All that a reader may ask of a segment."""
     answers: list[Any] = []
     opened = open_segment(storage, location, **known)
-    assert isinstance(opened, Segment)
+    assert isinstance(opened, IndexSegment)
     with opened:
         for made, asked in zip(plans, (pa.array([f"k{n}" for n in range(12)]), pa.array(range(12))), strict=True):
             section = opened.section(made.form)
@@ -623,7 +623,7 @@ def test_a_block_in_the_place_of_another_is_noticed() -> None:
     size = BLOCK_ENTRIES * 13
     STORAGE.put(location, data[size : 2 * size] + data[:size] + data[2 * size :])
     opened = open_segment(STORAGE, location)
-    assert isinstance(opened, Segment)
+    assert isinstance(opened, IndexSegment)
     section = opened.section(made.form)
     assert isinstance(section, Section)
     noticed = 0
@@ -644,7 +644,7 @@ def test_a_fold_of_a_damaged_section_writes_nothing() -> None:
     data = STORAGE.read(location)
     STORAGE.put(location, data[:20_000] + bytes([data[20_000] ^ 4]) + data[20_001:])
     opened = open_segment(STORAGE, location)
-    assert isinstance(opened, Segment)
+    assert isinstance(opened, IndexSegment)
     section = opened.section(made.form)
     assert isinstance(section, Section)
     with pytest.raises(Corrupt, match=location):
