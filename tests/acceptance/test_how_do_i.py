@@ -23,7 +23,7 @@ ASKED = (
         "Insert or update",
         "few rows",
         "rows and columns that I need",
-    "Find one row",
+        "Find one row",
         "Count",
         "would open",
         "Query",
